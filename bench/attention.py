@@ -30,7 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench.machine import machine
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from transformer import (
     MIXERS,
     AttentionConfig,

@@ -21,7 +21,7 @@ from train.config.registry import find_experiment
 from train.engine import JitEngine
 from train.experiment import Experiment
 from train.parallel.mesh import make_mesh
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from transformer.config import LayerLoop
 
 

@@ -34,6 +34,7 @@ from transformer import (
     MaskPattern,
     Precision,
 )
+from transformer.attention.base import MixerInputs
 from transformer.context import ModelContext
 from transformer.layers.stack import Stack
 
@@ -73,16 +74,14 @@ def gradient_norms(
     x = jax.random.normal(for_inputs, (rows, length, WIDTH))
     direction = jax.random.normal(for_result, (WIDTH,)) / WIDTH**0.5
     positions = jnp.arange(length)[None, :]
-    given: dict[str, Any] = dict(
-        positions=positions, mask=Mask(MaskPattern(causal=True), positions=positions)
-    )
-    params = meta.unbox(jax.jit(lambda key: stack.init(key, x, **given))(for_weights))
+    given = MixerInputs(positions, Mask(MaskPattern(causal=True), positions=positions))
+    params = meta.unbox(jax.jit(lambda key: stack.init(key, x, given))(for_weights))
     params = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * (row.scale if _is_recurrent(path) else 1.0), params
     )
 
     def last(x: jax.Array) -> jax.Array:
-        output: Any = stack.apply(params, x, **given)
+        output: Any = stack.apply(params, x, given)
         return jnp.sum(output.x[:, -1] @ direction)
 
     gradient = np.asarray(jax.jit(jax.grad(last))(x), np.float64)

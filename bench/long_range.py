@@ -27,11 +27,11 @@ from rich.table import Table
 
 from bench.machine import machine
 from configs import byte_text, listops
-from train.data.classification import ClassificationSplit
 from train.data.examples import ExampleCorpus
+from train.data.text_labels import ClassificationSplit
 from train.engine import JitEngine, make_engine
 from train.experiment import Experiment
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.classification import ClassificationTask
 
 Name = Literal["listops", "byte_text"]

@@ -22,6 +22,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from bench.jax_versions import jaxprs_in_params
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -37,7 +38,6 @@ from transformer import (
     Precision,
 )
 from transformer.attention.base import MixerInputs
-from transformer.compat import jaxprs_in_params
 from transformer.context import ModelContext
 from transformer.layers.block import Block
 

@@ -33,7 +33,7 @@ from train.data.corpus import TextCorpus
 from train.engine import JitEngine, make_engine
 from train.estimate.chips import CHIPS
 from train.experiment import Experiment, LossScaleConfig
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.language_model import LanguageModelTask
 from transformer.precision import POLICIES, DType, Precision
 

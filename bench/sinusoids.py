@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 from matplotlib import pyplot
 
-from transformer.layers.embedding import sinusoidal_embedding
+from transformer.layers.position_embedding import sinusoidal_embedding
 
 LENGTH, WIDTH = 128, 64
 

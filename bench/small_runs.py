@@ -16,7 +16,7 @@ from train.data.streams import HostBatch, TokenStream
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.optim.muon import Muon
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.language_model import LanguageModelTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 

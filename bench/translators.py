@@ -29,7 +29,8 @@ from train.data.example_configs import BitextDataConfig
 from train.engine import make_engine
 from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
-from train.runtime.hardware import local_hardware
+from train.optim.schedules import ScheduleConfig
+from train.runtime.local_hardware import local_hardware
 from train.tasks.translation import TranslationTask
 
 SYSTEMS = {
@@ -51,6 +52,7 @@ def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
         validation_path=str(folder / "raw" / "val"),
         test_path=str(folder / "raw" / "test_2016_flickr"),
     )
+    assert isinstance(experiment.schedule, ScheduleConfig)
     warmup = min(experiment.schedule.warmup_steps, steps // 5)
     schedule = dataclasses.replace(experiment.schedule, warmup_steps=warmup)
     return dataclasses.replace(experiment, data=data, schedule=schedule, steps=steps)

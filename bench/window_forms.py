@@ -10,11 +10,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from transformer import Mask, MaskPattern
+from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.reference import attend_reference
-from transformer.attention.score_spec import ScoreSpec
 
 Array = jax.Array
 

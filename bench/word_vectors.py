@@ -27,7 +27,7 @@ from rich.table import Table
 from configs.trec import EXPERIMENTS as TREC
 from train.engine import make_engine
 from train.experiment import Experiment
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.classification import ClassificationTask
 from transformer import BlockConfig, LSTMConfig, TransformerConfig
 from transformer.baselines.word_vectors import (

@@ -15,7 +15,7 @@ import dataclasses
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.tasks.config import MaskedLanguageModeling
 from transformer import (

@@ -17,7 +17,7 @@ from configs.listops import ARENA, SMALL, variant_experiments
 from train.data.config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Classification
 from transformer import TransformerConfig

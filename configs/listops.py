@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Classification
 from transformer import (

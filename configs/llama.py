@@ -11,7 +11,7 @@ from typing import Any
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,

@@ -18,7 +18,7 @@ import dataclasses
 
 from configs.multi30k import EXPERIMENTS as MULTI30K
 from train.experiment import Experiment
-from train.optim.adam import Adam
+from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
 from transformer.baselines.config import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig

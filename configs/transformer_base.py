@@ -12,7 +12,7 @@ import dataclasses
 from train.data.config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optim.adam import Adam
+from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Translation
 from transformer import (

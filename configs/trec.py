@@ -12,7 +12,7 @@ import dataclasses
 from train.data.config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.tasks.config import Classification
 from transformer import (

@@ -20,7 +20,7 @@ import dataclasses
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from transformer import (
     AttentionConfig,

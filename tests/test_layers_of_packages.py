@@ -28,7 +28,7 @@ def imports(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", MAY_NOT)
-def test_a_package_imports_nothing_above_it(package: str) -> None:
+def test_packages_import_nothing_above_them(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     found = {

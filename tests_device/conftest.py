@@ -28,7 +28,7 @@ import jax
 import pytest
 
 from tests_device.support import Meter
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from transformer import Hardware
 
 NO_ACCELERATOR = (

@@ -13,6 +13,7 @@ from tests_device.support import Meter, rows_for
 from train.config.registry import find_experiment
 from train.data.config import TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optim.schedules import ScheduleConfig
 from transformer import Hardware
 
 
@@ -63,6 +64,7 @@ def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
 def test_quickstart(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
     """The loss of the quickstart falls in its first steps."""
     quickstart = find_experiment("quickstart")
+    assert isinstance(quickstart.schedule, ScheduleConfig)
     data = dataclasses.replace(
         quickstart.text_data,
         max_bytes=400_000,

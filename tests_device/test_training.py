@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
+from bench.jax_versions import CPU_TRAINS_IN_BFLOAT16
 from tests_device.support import Meter, batch, engine_on, float32_tolerance, kernel_experiment
 from train.engine import Engine
 from train.experiment import Experiment, LossScaleConfig
+from train.optim.elementwise import Sgd
 from train.optim.schedules import ScheduleConfig
-from train.optim.sgd import Sgd
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
-from transformer.compat import CPU_TRAINS_IN_BFLOAT16
 
 STEPS = 20
 FALL = 0.3

@@ -1,4 +1,4 @@
-"""Entry point of `python -m train VERB ...` and of the console script.
+"""Entry point of `python -m train VERB ...` and of the console script `linen-transformer`.
 
 Set-up of the process happens here, before JAX is imported; everything else is `train.cli.main`.
 """
@@ -7,12 +7,15 @@ import io
 import sys
 
 from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
-from train.runtime.allocator import restart_with_huge_pages
-from train.runtime.standard_error import make_stderr_lenient
+from train.cli.own_packages import check_own_packages
+from train.runtime.startup import make_stderr_lenient, restart_with_huge_pages
 
-if __name__ == "__main__":
+
+def run() -> None:
+    """Run the command line and exit."""
     make_stderr_lenient()
-    # glibc reads the setting for huge pages only when a process starts (see the allocator module).
+    check_own_packages()
+    # glibc reads the setting for huge pages only when a process starts.
     # Verbs that run no model, and help, do not pay for a second start of Python.
     if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):
         restart_with_huge_pages()
@@ -20,3 +23,7 @@ if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     main()
+
+
+if __name__ == "__main__":
+    run()

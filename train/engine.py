@@ -1,12 +1,11 @@
-"""Engines: the training step compiled for a set of devices, and placement of its arrays.
+"""Engine: the training step compiled for a set of devices, and placement of its arrays.
 
-The loop, the tasks and the evaluator call the `Engine` interface. It has two implementations:
-`JitEngine` (any mesh; the default) and `PmapEngine` (one replica of the model on each device).
-Both initialize, evaluate and lay out arrays in the same way, with the functions at the end of this
-file; they differ in how the training step is compiled.
+The loop, the tasks and the evaluator call the `Engine` interface. `JitEngine` is the one for any
+mesh; `train/pmap_engine.py` has another, with one replica of the model on each device.
 
-Calls return before their programs have run. An engine limits how many of its programs are in flight
-(`train/runtime/dispatch_limit.py`), so callers need not wait for results.
+Calls return before their programs have run: while the devices compute one step, the host reads the
+next batch and dispatches the next step. Callers need not wait for results, since an engine limits
+how many of its programs are in flight (`train/runtime/dispatch_limit.py`).
 """
 
 import abc
@@ -19,15 +18,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.config.resolve import resolve_auto
+from train.debug_checks import train_step_class
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.optim.registry import make_step_optimizer
-from train.optim.schedules import make_schedule
 from train.parallel.activation_sharding import make_sharding_constraint
-from train.parallel.batches import shard_batch
 from train.parallel.checks import check_context_parallelism
 from train.parallel.mesh import make_mesh
-from train.parallel.sharding import replicated_sharding
+from train.parallel.sharding import replicated_sharding, shard_batch
 from train.parallel.state_sharding import (
     check_optimizer_placement,
     init_on_devices,
@@ -38,7 +36,6 @@ from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
 from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
 from transformer.models.base import Model
 
@@ -88,9 +85,13 @@ def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
       UsageError: the mesh or the model cannot be built.
     """
     mesh = make_mesh(experiment.mesh, jax.devices()[: hardware.count])
-    engine_class = PmapEngine if experiment.compile == "pmap" else JitEngine
     try:
-        return engine_class(experiment, mesh, hardware)
+        if experiment.compile == "pmap":
+            # Imported here, because it imports this file.
+            from train.pmap_engine import PmapEngine
+
+            return PmapEngine(experiment, mesh, hardware)
+        return JitEngine(experiment, mesh, hardware)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -99,21 +100,31 @@ class JitEngine(Engine):
     """Training step compiled by `jit`, with a NamedSharding for every array."""
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        # First of all: what these checks refuse would otherwise fail deep inside a trace.
         check_context_parallelism(experiment, mesh, hardware)
+        check_optimizer_placement(experiment.mesh, hardware)
         self.experiment, self.mesh = experiment, mesh
         self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
-        self._axes = self.model.logical_axes()
-        self.train_step = make_train_step(experiment, self.model, self._axes)
-        check_optimizer_placement(experiment.mesh, hardware)
+        # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
+        # and never changes, so one program serves the whole run.
+        axes = self.model.logical_axes()
+        self.train_step = make_train_step(experiment, self.model, axes)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
+        self._init = functools.partial(
+            init_state, experiment, self.model, self.train_step.optimizer
+        )
+        self._abstract_state = place_state(experiment, mesh, self._init, axes)
+        # The state is donated: XLA writes the new parameters and moments into the buffers of the
+        # old ones, and memory never holds both. Input shardings are those of the arguments.
         # Output shardings are given, not inferred: a state that the compiler laid out otherwise
-        # would make the second step compile again.
+        # would make the second step compile again, and could not reuse the donated buffers.
         self._step = jax.jit(
             named_train_step(self.train_step),
             donate_argnums=0,
-            out_shardings=(leaf_shardings(self.abstract_state()), replicated_sharding(mesh)),
+            out_shardings=(leaf_shardings(self._abstract_state), replicated_sharding(mesh)),
         )
-        self._evaluate = jit_evaluation(self.train_step)
+        # Parameters are not donated to an evaluation: the next step needs them.
+        self._evaluate = jax.jit(named_evaluation(self.train_step))
 
     def init(self) -> TrainState:
         return init_on_devices(self._init, self._abstract_state)
@@ -121,20 +132,16 @@ class JitEngine(Engine):
     def abstract_state(self) -> TrainState:
         return self._abstract_state
 
-    @functools.cached_property
-    def _init(self) -> Callable[[], TrainState]:
-        return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
-
-    @functools.cached_property
-    def _abstract_state(self) -> TrainState:
-        return place_state(self.experiment, self.mesh, self._init, self._axes)
-
     def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
-        return shard_host_rows(self.mesh, rows)
+        # Returns before the copy has ended: it overlaps with the step that is being computed.
+        return shard_batch(self.mesh, rows)
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # Dispatched, not run. Reading a metric here would make the devices wait for the host.
         state, metrics = self._step(state, batch)
-        self.dispatch_limit.add(metrics)  # The next step donates the state, but not the metrics.
+        # Metrics are what the limit waits for: the next step donates the state, and a donated
+        # array cannot be waited for.
+        self.dispatch_limit.add(metrics)
         return state, metrics
 
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
@@ -143,68 +150,6 @@ class JitEngine(Engine):
 
     def auto_choices(self) -> dict[str, str]:
         return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
-
-    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
-        losses = self._evaluate(params, batch)
-        self.dispatch_limit.add(losses)
-        return losses
-
-
-class PmapEngine(Engine):
-    """Training step compiled by `pmap`: replicated parameters, the batch split over the devices.
-
-    States, batches and evaluation are those of `JitEngine` over the same mesh, so that a checkpoint
-    of one engine is a checkpoint of the other. Only `step` splits the batch along a mapped axis.
-    """
-
-    AXIS_NAME = "devices"
-
-    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
-        self.experiment, self.mesh = experiment, mesh
-        self.model = make_task(experiment).make_model(hardware, make_sharding_constraint(mesh))
-        self._axes = self.model.logical_axes()
-        self.train_step = make_train_step(experiment, self.model, self._axes)
-        check_optimizer_placement(experiment.mesh, hardware)
-        self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
-        # Inside `pmap` a program sees one device: its model must not constrain shardings.
-        replica = make_task(experiment).make_model(hardware, unconstrained)
-        # `out_axes=None` returns one logical copy. All replicas have the same state after the
-        # step, since `TrainStep` sums gradients over the mapped axis.
-        self._step = jax.pmap(
-            named_train_step(make_train_step(experiment, replica, self._axes, self.AXIS_NAME)),
-            self.AXIS_NAME,
-            in_axes=(None, 0),
-            out_axes=None,
-            donate_argnums=0,
-        )
-        self._evaluate = jit_evaluation(self.train_step)
-
-    def init(self) -> TrainState:
-        return init_on_devices(self._init, self._abstract_state)
-
-    def abstract_state(self) -> TrainState:
-        return self._abstract_state
-
-    @functools.cached_property
-    def _init(self) -> Callable[[], TrainState]:
-        return functools.partial(init_state, self.experiment, self.model, self.train_step.optimizer)
-
-    @functools.cached_property
-    def _abstract_state(self) -> TrainState:
-        return place_state(self.experiment, self.mesh, self._init, self._axes)
-
-    def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
-        return shard_host_rows(self.mesh, rows)
-
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        num_devices = self.mesh.size
-        split = jax.tree.map(lambda x: x.reshape(num_devices, -1, *x.shape[1:]), batch)
-        state, metrics = self._step(state, split)
-        self.dispatch_limit.add(metrics)
-        return state, metrics
-
-    def auto_choices(self) -> dict[str, str]:
-        return resolve_auto(self.experiment, self.model.hardware)
 
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
         losses = self._evaluate(params, batch)
@@ -223,14 +168,12 @@ def make_train_step(
       logical_axes: Tree of `LogicalAxes` with the structure of the parameters.
       axis_name: The mapped axis to sum gradients over, if the step is compiled by `pmap`.
     """
-    return TrainStep(
+    return train_step_class(experiment)(
         loss_fn=make_task(experiment).make_loss_fn(model),
         optimizer=make_step_optimizer(
             experiment.optimizer, logical_axes, experiment.mesh.optimizer_placement
         ),
-        schedule=make_schedule(
-            experiment.schedule, steps=experiment.steps, width=experiment.model.d_model
-        ),
+        schedule=experiment.schedule.make(steps=experiment.steps, width=experiment.model.d_model),
         max_grad_norm=experiment.optimizer.max_grad_norm,
         grad_accum_steps=experiment.grad_accum_steps,
         loss_scale=experiment.loss_scale,
@@ -242,6 +185,7 @@ def make_train_step(
 
 def named_train_step(step: TrainStep) -> StepFunction:
     """Return the step as a function. Profiles and compiler logs show its name, `train_step`."""
+    # `TrainStep` is a dataclass, and its instances have no `__name__`.
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         return step(state, batch)
@@ -249,16 +193,10 @@ def named_train_step(step: TrainStep) -> StepFunction:
     return train_step
 
 
-def jit_evaluation(step: TrainStep) -> Callable[[Any, Batch], dict[str, Any]]:
-    """Return the compiled loss function, without dropout."""
+def named_evaluation(step: TrainStep) -> Callable[[Any, Batch], dict[str, Any]]:
+    """Return the loss without dropout as a function, `evaluate` in profiles."""
 
     def evaluate(params: Any, batch: Batch) -> dict[str, Any]:
         return step.loss_fn(params, batch, None)
 
-    return jax.jit(evaluate)
-
-
-def shard_host_rows(mesh: Mesh, rows: dict[str, np.ndarray]) -> Batch:
-    """Return the global batch. Every host has the same number of rows."""
-    host_rows = len(next(iter(rows.values())))
-    return shard_batch(mesh, rows, host_rows * jax.process_count())
+    return evaluate

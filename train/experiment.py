@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig
 from train.errors import UsageError
-from train.optim.adam import AdamW
-from train.optim.registry import OptimizerConfig
-from train.optim.schedules import ScheduleConfig
+from train.optim.base import Optimizer
+from train.optim.elementwise import AdamW
+from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.config import RecoveryConfig
 from train.tasks.config import LanguageModeling, TaskConfig
@@ -173,9 +173,9 @@ class Experiment:
     """Architecture, initialization and numerical precision."""
     data: DataConfig = TextDataConfig()
     """Training and evaluation data, and their tokenizer."""
-    optimizer: OptimizerConfig = AdamW()
+    optimizer: Optimizer = AdamW()
     """Update rule and its hyperparameters."""
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: LearningRateSchedule = ScheduleConfig()
     """Learning rate as a function of the step."""
     steps: int = 1000
     """Number of weight updates."""
@@ -208,6 +208,9 @@ class Experiment:
     """End of training when evaluations stop improving."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Response to loss spikes and to non-finite updates."""
+    debug_checks: bool = False
+    """Check the token ids of every batch and that weights, losses and gradients of every step are
+    finite; stop at the first that is not, with its name. Slower: the host waits for each step."""
 
     @property
     def uses_best_checkpoint(self) -> bool:
@@ -290,7 +293,7 @@ class Experiment:
     def _check_task(self) -> None:
         """Check that the data and the model suit the task."""
         task, accepted = type(self.task).__name__, self.task.data_configs
-        if type(self.data) not in accepted:
+        if not isinstance(self.data, accepted):
             names = " or a ".join(each.__name__ for each in accepted)
             raise UsageError(
                 f"task {task}: learns from a {names}, not a {type(self.data).__name__}; "

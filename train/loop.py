@@ -13,8 +13,6 @@ The loop is the only code that touches the clock, the disk and the screen during
 compiled step (`train/step.py`) is a pure function.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -32,6 +30,7 @@ from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
+from train.debug_checks import check_batch_tokens, check_finite
 from train.doctor.report import accelerator_warnings
 from train.engine import make_engine
 from train.errors import UserError
@@ -56,7 +55,7 @@ from train.run_folder.lock import RunLock, lock_run_folder
 from train.run_folder.run_config import write_run_files
 from train.run_folder.writing import set_aside_file
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import enable_compilation_cache, local_hardware
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
 from train.runtime.oom import check_minimum_memory, explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
@@ -66,6 +65,7 @@ from train.tasks.registry import make_task
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
+from train.warm_start import WarmStartReport, WarmStartSource, names_a_tokenizer, warm_state
 from transformer.hardware import Hardware
 
 
@@ -73,6 +73,9 @@ def fit(
     experiment: Experiment,
     workdir: str = "",
     *,
+    params: Any = None,
+    init_from: str = "",
+    init_only: str = "",
     quiet: bool = False,
     start_time: float | None = None,
 ) -> Run:
@@ -81,6 +84,12 @@ def fit(
     Args:
       experiment: What to train.
       workdir: Folder of the run, local or remote. `runs/<name>` if empty.
+      params: Weights to start with, as nested dicts of arrays, for example `run.params`: all of the
+        model or some. The others are initialized from the seed. Ignored when the run resumes.
+      init_from: Folder of a run to start with the weights of, as `train.load` reads them. Its
+        tokenizer is used too, unless the experiment names one (kind `file` or `byte`). Vocabulary
+        tables get the rows of the tokens that both have. Not read when the run resumes.
+      init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
       quiet: Print nothing.
       start_time: Start of the program, in seconds since the epoch; the time since then counts as
         start-up in the goodput report. Now if None.
@@ -101,7 +110,8 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet).run()
+        warm_start = WarmStartSource(params, init_from, init_only)
+        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
 
 
 class _Session(NamedTuple):
@@ -123,6 +133,7 @@ class _TrainingRun:
         timer: ActivityTimer,
         lock: RunLock | None,
         quiet: bool,
+        warm_start: WarmStartSource,
     ):
         self.folder, self.timer, self.lock, self.quiet = folder, timer, lock, quiet
         previous = read_previous_run(folder, hardware)
@@ -132,6 +143,11 @@ class _TrainingRun:
         # and the number of labels follow from the data.
         experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
         task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
+        # A resumed run has the weights in its checkpoints: their source may be gone.
+        self.warm_start = None if previous else warm_start.read(folder)
+        if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
+            tokenizer = self.warm_start.tokenizer
+        self.warm_start_report: WarmStartReport | None = None
         self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
         self.experiment = task.resolve_experiment(self.corpus)
         hardware = mark_broken_kernels(self.experiment, hardware)
@@ -224,6 +240,8 @@ class _TrainingRun:
                     self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
                 state, metrics = engine.step(state, batch)
+                if experiment.debug_checks:
+                    metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)
                 if step == start_step + 1:
                     # Wait for the first step, so that compile time is not counted as training.
@@ -255,6 +273,8 @@ class _TrainingRun:
     def load_batch(self, cursor: int) -> tuple[int, Batch]:
         """Return the number of tokens of a global batch, and the batch on the devices."""
         rows = self.batches.host_batch(cursor, jax.process_index(), jax.process_count())
+        if self.experiment.debug_checks:
+            check_batch_tokens(cursor, rows, self.experiment.model)
         return count_tokens(rows) * jax.process_count(), self.engine.put_batch(rows)
 
     def exit_preempted(self, step: int, stop_signal: str, session: _Session) -> NoReturn:
@@ -275,10 +295,21 @@ class _TrainingRun:
             checkpoints,
             self.recovery.history,
             abstract_state=self.engine.abstract_state(),
-            init=self.engine.init,
+            init=self.init_state,
         )
         self.evaluator.restore_best(start.best, checkpoints)
         return start
+
+    def init_state(self) -> TrainState:
+        """Return the state before the first step, with the weights of a warm start."""
+        state = self.engine.init()
+        if not self.is_new_run:  # rolled back to before the first checkpoint
+            self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(self.folder)
+        if self.warm_start is not None:
+            state, self.warm_start_report = warm_state(
+                state, self.warm_start, self.corpus.tokenizer
+            )
+        return state
 
     def write_run_files(self) -> None:
         """Write the files of the run's folder that describe the run."""
@@ -367,6 +398,13 @@ class _TrainingRun:
             f"{self.task.describe_training_data(self.corpus)}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )
+        if self.warm_start is not None and self.warm_start_report is not None:
+            report = self.warm_start_report
+            source = self.warm_start.source
+            only, fields = self.warm_start.only, report.as_dict()
+            reporter.log_event("warm start", source=source, only=only, **fields)
+            for line in report.lines(source):
+                reporter.print_message(line)
         for name, (old, new) in self.changed_fields.items():
             reporter.print_message(f"{name} is {new} from now on (was {old})")
         for note in (*self.corpus.notes, *self.task.untrained_parts):
@@ -382,7 +420,7 @@ class _TrainingRun:
         self.recovery.log_rollback(step, reporter)
 
 
-def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
+def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
     """Raise UserError for a sample prompt that the task cannot use, before training starts."""
     try:
         task.check_prompt(prompt, tokenizer)
@@ -394,6 +432,8 @@ def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer) -> None:
 def count_tokens(rows: HostBatch) -> int:
     """Return the number of tokens without padding. Translation counts both languages."""
     segments = [array for name, array in rows.items() if name.endswith("segments")]
+    if not segments:  # no padding; examples without tokens count as one each
+        return rows.get("tokens", rows["examples"]).size
     return sum(int(np.count_nonzero(each)) for each in segments)
 
 

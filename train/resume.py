@@ -5,8 +5,6 @@ run (`check_resumable`), `auto` settings stay what they were (`pin_previous_choi
 checkpoint of other data or settings is refused (`_restore_state`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from train.recovery.rollback_record import RollbackHistory
 from train.run import read_auto_choices, read_experiment
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
-from train.tasks.vocabulary import Labels, read_labels
+from train.tasks.vocabulary import Labels, read_labels, read_tokenizer
 from transformer.hardware import Hardware
 
 
@@ -32,7 +30,7 @@ class PreviousRun(NamedTuple):
     """A run that its folder holds already."""
 
     experiment: Experiment
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     labels: Labels
     auto_choices: dict[str, str]
     """Resolved `auto` settings. Empty if the run began on another kind of hardware."""
@@ -43,9 +41,10 @@ def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | No
     with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             return None
+    experiment = read_experiment(folder)
     return PreviousRun(
-        read_experiment(folder),
-        Tokenizer.load(folder.tokenizer),
+        experiment,
+        read_tokenizer(folder, experiment),
         read_labels(folder),
         read_auto_choices(folder, hardware),
     )

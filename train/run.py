@@ -1,7 +1,5 @@
 """A trained run as a value: `load` reads it from its folder, `sample` asks its model for text."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Sequence
@@ -11,6 +9,7 @@ from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, collect_provenance
 from train.config.io import experiment_from_dict
+from train.config.plugins import check_imports, import_installed_plugins
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
 from train.errors import UsageError, UserError
@@ -19,10 +18,10 @@ from train.experiment import Experiment, check_seed
 from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.backend_probes import mark_broken_kernels
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
-from train.tasks.vocabulary import Labels, check_vocab_size, read_labels
+from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
@@ -39,12 +38,12 @@ class Run:
     """Resolved settings: with the vocabulary size and the number of labels."""
     folder: RunFolder
     """Folder of the run."""
-    model: Model
+    model: "Model"
     """Module to apply: `run.model.apply({"params": run.params}, tokens)`."""
     params: Any
     """Weights for evaluation (newest, best, averaged or EMA, as the settings say)."""
-    tokenizer: Tokenizer
-    """Tokenizer of the data."""
+    tokenizer: Tokenizer | None
+    """Tokenizer of the data; None for data without text."""
     step: int
     """Step of the weights."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -54,11 +53,17 @@ class Run:
 
 
 def read_experiment(folder: RunFolder) -> Experiment:
-    """Return the saved experiment of a run. Raise UserError if its file is damaged."""
-    return experiment_from_dict(_read_section(folder, "experiment"), str(folder.config_json))
+    """Return the saved experiment of a run.
+
+    Raises UserError if its file is damaged, or if it needs a module that is not imported.
+    """
+    import_installed_plugins()
+    saved, source = _read_section(folder, "experiment"), str(folder.config_json)
+    check_imports(read_json(folder.config_json).get("imports"), source)
+    return experiment_from_dict(saved, source)
 
 
-def read_auto_choices(folder: RunFolder, hardware: Hardware) -> dict[str, str]:
+def read_auto_choices(folder: RunFolder, hardware: "Hardware") -> dict[str, str]:
     """Return what each `auto` setting was in a run. Empty if it ran on another kind of hardware."""
     saved = _read_section(folder, "hardware")
     if (saved.get("platform"), saved.get("kind")) != (hardware.platform, hardware.kind):
@@ -109,8 +114,9 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     hardware = local_hardware()
     saved = read_experiment(folder)
     experiment = for_local_devices(saved)
-    tokenizer, labels = Tokenizer.load(folder.tokenizer), read_labels(folder)
-    check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
+    tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
+    if tokenizer is not None:
+        check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 

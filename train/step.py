@@ -20,12 +20,11 @@ import jax.numpy as jnp
 import optax
 
 from train.experiment import LossScaleConfig
-from train.optim.base import tree_where
-from train.optim.schedules import Schedule
+from train.optim.conditional import tree_where
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import MONITORED_METRICS, detect_anomaly
 from train.state import TrainState
-from transformer.losses import Loss
+from transformer.losses import AUX_LOSS_PREFIX, Loss
 
 Batch = dict[str, jax.Array]
 """Arrays with leading axis B. `examples` [B] holds the number of each example in the run, `weights`
@@ -38,8 +37,6 @@ LossFn = Callable[[Any, Batch, jax.Array | None], dict[str, Loss]]
 """(params, batch, dropout_rngs [B]) -> sums with weights, by name. The step minimizes `loss` plus
 the model's own losses, whose names begin with `AUX_LOSS_PREFIX`. `dropout_rngs` is None in
 evaluation."""
-
-AUX_LOSS_PREFIX = "loss/"
 
 MIN_WEIGHT = 1e-9
 """Lower limit of divisors, for batches in which no target has weight."""
@@ -56,7 +53,8 @@ class TrainStep:
     loss_fn: LossFn
     optimizer: optax.GradientTransformationExtraArgs
     """From `make_step_optimizer`: its update takes `accept_update`."""
-    schedule: Schedule
+    schedule: optax.Schedule
+    """Number of the update, from 1 -> learning rate."""
     max_grad_norm: float = 1.0
     """Largest global norm of the gradients. 0: no clipping."""
     grad_accum_steps: int = 1
@@ -70,8 +68,10 @@ class TrainStep:
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Return the state after one update, and the metrics of the step."""
-        scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
+        loss_scale = None if state.loss_scale is None else state.loss_scale.scale
+        scale = jnp.float32(1) if loss_scale is None else loss_scale
         grads, losses = self.accumulate_gradients(state, batch, scale)
+        # Under `jit` the batch is one logical array, and XLA adds the sums over devices itself.
         if self.axis_name is not None:
             grads, losses = jax.lax.psum((grads, losses), self.axis_name)
         # `compute_gradients` multiplied the loss by scale / size. Undo it here and divide by the
@@ -84,22 +84,26 @@ class TrainStep:
         metrics.update(grad_norm=grad_norm, param_norm=global_norm(state.params))
 
         # The verdict is part of the compiled program: every step is checked, on all devices alike,
-        # and the host does not have to wait for it.
-        known_scale = None if state.loss_scale is None else state.loss_scale.scale
+        # and the host does not have to wait for it. Loss and parameter norm are of the state
+        # that the updates so far have led to, the gradient norm is of the update to come.
         monitored = jnp.stack([metrics[name] for name in MONITORED_METRICS])
         verdict = detect_anomaly(
-            state.anomaly_detector, monitored, padded_length(batch), known_scale, self.recovery
+            state.anomaly_detector, monitored, padded_length(batch), loss_scale, self.recovery
         )
-        learning_rate = self.schedule(state.step + 1)
+        # The schedule counts rejected updates too: a run with spikes ends at the same step.
+        learning_rate = scheduled_rate(self.schedule, state.step + 1)
         if state.anomaly_detector is not None:
             learning_rate = learning_rate * state.anomaly_detector.lr_factor
+        # Clipped after the verdict: a clipped norm would hide what the detector looks for.
         grads = self.clip_gradients(grads, grad_norm)
         new_state = self.apply_update(state, grads, learning_rate, verdict.accept_update)
         if state.loss_scale is not None:
-            loss_scale = state.loss_scale.update(jnp.isfinite(grad_norm), self.loss_scale)
-            new_state = new_state.replace(loss_scale=loss_scale)
+            # The verdict does not decide here: a finite spike is no reason for a smaller scale.
+            new_scale = state.loss_scale.update(jnp.isfinite(grad_norm), self.loss_scale)
+            new_state = new_state.replace(loss_scale=new_scale)
         skipped = 1 - verdict.accept_update.astype(jnp.float32)
         metrics.update(learning_rate=learning_rate, skipped=skipped, **verdict.metrics)
+        # Metrics stay on the devices. The loop reads them a step late, when they are known.
         return new_state.replace(anomaly_detector=verdict.detector), metrics
 
     def accumulate_gradients(
@@ -107,8 +111,7 @@ class TrainStep:
     ) -> tuple[Any, dict[str, Loss]]:
         """Return gradients and losses summed over the microbatches.
 
-        Gradients are float32, of the loss times `loss_scale` / (number of target weights): a
-        magnitude that float16 can represent in the backward pass.
+        Gradients are float32, of the loss times `loss_scale` / (number of target weights).
         """
         if self.grad_accum_steps == 1:
             return self.compute_gradients(state, batch, loss_scale)
@@ -118,6 +121,8 @@ class TrainStep:
         microbatches = jax.tree.map(
             lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
         )  # [A, B / A, ...]
+        # A scan needs the sum's shapes before its first iteration. `eval_shape` traces one
+        # microbatch without computing it.
         first = jax.tree.map(lambda x: x[0], microbatches)
         shapes = jax.eval_shape(self.compute_gradients, state, first, loss_scale)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -138,15 +143,19 @@ class TrainStep:
 
         def objective(params: Any) -> tuple[jax.Array, dict[str, Loss]]:
             losses = self.loss_fn(params, batch, example_rngs(state, batch))
+            # The loss is a sum: its cotangents grow with the batch and would overflow float16
+            # (65,504). Divided by a size that is static, they are those of a mean.
             return total_loss(losses) * (loss_scale / size), losses
 
         grads, losses = jax.grad(objective, has_aux=True)(state.params)
+        # Float32 before microbatches are added: 16-bit sums lose the small terms.
         return jax.tree.map(lambda g: g.astype(jnp.float32), grads), losses
 
     def clip_gradients(self, grads: Any, grad_norm: jax.Array) -> Any:
         """Scale gradients down to the largest global norm (Pascanu et al. 2013)."""
         if not self.max_grad_norm:
             return grads
+        # An infinite or NaN norm gives NaN gradients here; that update is rejected anyway.
         factor = jnp.minimum(1.0, self.max_grad_norm / jnp.maximum(grad_norm, 1e-9))
         return jax.tree.map(lambda g: g * factor, grads)
 
@@ -162,6 +171,7 @@ class TrainStep:
             grads, state.optimizer, state.params, accept_update=accept_update
         )
         updates = jax.tree.map(lambda d: -learning_rate * d, directions)
+        # Adds in float32 and rounds to the dtype of the parameters.
         params = optax.apply_updates(state.params, updates)
         ema = state.ema
         if ema is not None:
@@ -186,12 +196,19 @@ def example_rngs(state: TrainState, batch: Batch) -> jax.Array:  # [B]
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, batch["examples"])
 
 
+def scheduled_rate(schedule: optax.Schedule, update: jax.Array) -> jax.Array:  # float32
+    """Return the learning rate of an update. Rounding may take a decay to zero below zero."""
+    return jnp.maximum(jnp.asarray(schedule(update), jnp.float32), 0.0)
+
+
 def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> Any:
     """Return the exponential moving average of the parameters after one more update.
 
     The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
     ExponentialMovingAverage, so that the random initial weights soon lose their share.
     """
+    # EMA and new share are float32: with a decay of 0.9999, the share of one update is below the
+    # resolution of bfloat16, and the average would stand still.
     n = num_updates.astype(jnp.float32)
     new_share = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
     return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
@@ -199,6 +216,7 @@ def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> A
 
 def global_norm(params: Any) -> jax.Array:  # float32
     """Return the L2 norm of all parameters, computed in float32."""
+    # In 16 bits a sum of squares stops growing once a term is below half a unit of its last place.
     return optax.tree.norm(jax.tree.map(lambda p: p.astype(jnp.float32), params))
 
 

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer.attention.base import Abilities, Mixer, MixerOutput
+    from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput
     from transformer.attention.config import (
         AdditiveScore,
         AttentionConfig,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         RoutingAttentionConfig,
         TopKConfig,
     )
-    from transformer.attention.variants.kernel_configs import (
+    from transformer.attention.variants.linear_configs import (
         LinearAttentionConfig,
         LinformerConfig,
         PerformerConfig,
@@ -74,12 +74,13 @@ if TYPE_CHECKING:
     from transformer.models.language_model import LanguageModel
     from transformer.models.masked_lm import MaskedLanguageModel
     from transformer.precision import Precision
-    from transformer.registry import MIXERS
+    from transformer.registry import MIXERS, register_mixer
 
 _HOMES = {
     "attention.base": (
         "Abilities",
         "Mixer",
+        "MixerInputs",
         "MixerOutput",
     ),
     "attention.config": (
@@ -115,7 +116,7 @@ _HOMES = {
         "RoutingAttentionConfig",
         "TopKConfig",
     ),
-    "attention.variants.kernel_configs": (
+    "attention.variants.linear_configs": (
         "LinearAttentionConfig",
         "LinformerConfig",
         "PerformerConfig",
@@ -165,7 +166,10 @@ _HOMES = {
     "models.language_model": ("LanguageModel",),
     "models.masked_lm": ("MaskedLanguageModel",),
     "precision": ("Precision",),
-    "registry": ("MIXERS",),
+    "registry": (
+        "MIXERS",
+        "register_mixer",
+    ),
 }
 """The names of each module."""
 
@@ -208,6 +212,7 @@ __all__ = [
     "MaskedLanguageModel",
     "Mixer",
     "MixerConfig",
+    "MixerInputs",
     "MixerOutput",
     "MoEConfig",
     "Model",
@@ -235,6 +240,7 @@ __all__ = [
     "TransformerConfig",
     "YaRNScaling",
     "generate",
+    "register_mixer",
 ]
 
 

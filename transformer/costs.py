@@ -18,7 +18,8 @@ from transformer.attention.config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
-from transformer.layers.block import Memory, layer_constants
+from transformer.layers.block import layer_constants
+from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder

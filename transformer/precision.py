@@ -1,7 +1,5 @@
 """Mixed-precision policies: dtypes of parameters, matrix products and reductions."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, Literal, cast, get_args
 
@@ -28,7 +26,8 @@ class Precision:
     loss: DType = "float32"
     """Dtype of the log-sum-exp of logits and of the sum of losses."""
     cache: DType | Literal["compute"] = "compute"
-    """Storage dtype of key-value caches. `compute`: the dtype they are computed in."""
+    """Storage dtype of cached tokens: keys, values, inputs of convolutions. `compute`: the dtype
+    they are computed in. Recurrent states keep their own dtypes (`transformer.attention.cache`)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -40,7 +39,7 @@ class Precision:
                     f"give one of {', '.join(get_args(DType))}"
                 )
 
-    def resolve(self, hardware: Hardware) -> Precision:
+    def resolve(self, hardware: Hardware) -> "Precision":
         """Return the policy for this hardware: `auto` is replaced, others are returned unchanged.
 
         `auto` computes in float32 on a CPU, in bfloat16 on TPUs and GPUs, and in float16 on NVIDIA
@@ -52,7 +51,7 @@ class Precision:
 
     @property
     def cache_dtype(self) -> DType:
-        """Storage dtype of key-value caches."""
+        """Storage dtype of cached tokens."""
         return self.compute if self.cache == "compute" else self.cache
 
     @property
@@ -72,7 +71,7 @@ class Precision:
         return ",".join(f"{part}={dtype}" for part, dtype in parts.items())
 
     @staticmethod
-    def parse(text: str) -> Precision:
+    def parse(text: str) -> "Precision":
         """Return the policy of a name, or of parts such as `compute=bfloat16,softmax=bfloat16`.
 
         Raises:

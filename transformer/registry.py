@@ -1,12 +1,14 @@
-"""Registry of mixers by kind, each imported on first use.
+"""Registry of mixers by kind, each imported on first use, and registration of your own.
 
 The configurations of mixers are in modules that import no JAX. So a model's settings can be read,
 listed and checked without it, and `--help` is fast.
 """
 
+import dataclasses
 import importlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
 if TYPE_CHECKING:  # these import JAX
     from transformer.attention.base import Mixer
@@ -33,11 +35,11 @@ BUILTIN_MIXERS = {
         kind: BuiltinMixer(f"{_VARIANTS}.{module}", config_name, f"{_VARIANTS}.{config_module}")
         for kind, module, config_name, config_module in (
             ("bigbird", "bigbird", "BigBirdConfig", "sparse_configs"),
-            ("linear", "linear_attention", "LinearAttentionConfig", "kernel_configs"),
-            ("linformer", "linformer", "LinformerConfig", "kernel_configs"),
+            ("linear", "linear_attention", "LinearAttentionConfig", "linear_configs"),
+            ("linformer", "linformer", "LinformerConfig", "linear_configs"),
             ("longformer", "longformer", "LongformerConfig", "sparse_configs"),
-            ("performer", "performer", "PerformerConfig", "kernel_configs"),
-            ("primer", "primer", "PrimerConfig", "kernel_configs"),
+            ("performer", "performer", "PerformerConfig", "linear_configs"),
+            ("primer", "primer", "PrimerConfig", "linear_configs"),
             ("reformer", "reformer", "ReformerConfig", "clustered_configs"),
             ("routing", "routing_attention", "RoutingAttentionConfig", "clustered_configs"),
             ("sliding_window", "sliding_window", "SlidingWindowConfig", "sparse_configs"),
@@ -48,7 +50,7 @@ BUILTIN_MIXERS = {
     **{
         kind: BuiltinMixer(f"{_BASELINES}.{module}", config_name, f"{_BASELINES}.config")
         for kind, module, config_name in (
-            ("identity", "bag", "IdentityConfig"),
+            ("identity", "identity", "IdentityConfig"),
             ("convolution", "convolution", "ConvolutionConfig"),
             ("elman", "elman", "ElmanConfig"),
             ("lstm", "lstm", "LSTMConfig"),
@@ -116,7 +118,77 @@ class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
 
 
 MIXERS = MixerRegistry()
-"""All mixers by kind. Register your own with `MIXERS["mine"] = MyMixer`."""
+"""All mixers by kind. Register your own with `register_mixer`; `del MIXERS["mine"]` removes it."""
+
+MixerClass = TypeVar("MixerClass", bound="type[Mixer]")
+"""Type variable: a mixer class, which a decorator returns as it is."""
+
+
+def register_mixer(mixer: MixerClass) -> MixerClass:
+    """Register a mixer under the `kind` of its configuration. A class decorator.
+
+        @register_mixer
+        class Sharp(Mixer):
+            config: SharpConfig
+
+    Raises:
+      ValueError: The mixer has no configuration class, or its kind belongs to another mixer.
+    """
+    from transformer.attention.config import MixerConfig
+
+    config = get_type_hints(mixer).get("config")
+    if not isinstance(config, type) or not issubclass(config, MixerConfig):
+        raise ValueError(
+            f"mixer {mixer.__qualname__}: has no configuration class; annotate `config` with a "
+            "frozen dataclass derived from MixerConfig"
+        )
+    kind = getattr(config, "kind", None)
+    check_registration("mixer", kind, config)
+    check_kind_is_free("mixer", config.kind, mixer, MIXERS.get(config.kind))
+    MIXERS[config.kind] = mixer
+    return mixer
+
+
+def check_registration(part: str, kind: object, config: type) -> None:
+    """Raise ValueError if settings cannot be saved: no frozen dataclass, or no kind of its own.
+
+    Args:
+      part: Word for the part in messages: "mixer", "optimizer".
+      kind: Name to register, from the class attribute `kind` or the name of the class.
+      config: Class of the settings.
+    """
+    if not isinstance(kind, str) or not kind:
+        raise ValueError(
+            f'{part} {config.__qualname__}: has no kind; add `kind: ClassVar[str] = "mine"`'
+        )
+    if not dataclasses.is_dataclass(config) or "__dataclass_params__" not in vars(config):
+        raise ValueError(
+            f"{part} {kind}: {config.__qualname__} is no dataclass; add "
+            "@dataclasses.dataclass(frozen=True)"
+        )
+    if any(field.name == "kind" for field in dataclasses.fields(config)):
+        raise ValueError(
+            f"{part} {kind}: a setting cannot be called kind, which names the class; rename it, or "
+            "annotate kind as ClassVar[str]"
+        )
+
+
+def check_kind_is_free(part: str, kind: str, new: type, old: type | None) -> None:
+    """Raise ValueError if a kind belongs to another class.
+
+    A class of the same name from the same file replaces the old one: a notebook cell, or a config
+    file that was imported before, is executed again.
+    """
+    if old is not None and _origin(new) != _origin(old):
+        raise ValueError(
+            f"{part} {kind}: is the kind of {old.__module__}.{old.__qualname__}; choose another"
+        )
+
+
+def _origin(part: type) -> tuple[str, str]:
+    """Return the file, or else the module, and the name of a class."""
+    module = sys.modules.get(part.__module__)
+    return getattr(module, "__file__", None) or part.__module__, part.__qualname__
 
 
 class MixerConfigRegistry(Mapping[str, "type[MixerConfig]"]):

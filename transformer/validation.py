@@ -90,7 +90,7 @@ def check_number(name: str, value: float) -> None:
         limit = MAX_INTEGER_BY_FIELD.get(name.rpartition(".")[2], default)
         if abs(value) > limit:
             # Python refuses to print integers of more than 4300 digits.
-            shown = str(value) if abs(value) < 10**30 else "of so many digits"
+            shown = str(value) if abs(value) < 10**30 else "with more than 30 digits"
             raise ValueError(f"{name} {shown}: is too large; give at most {limit}")
     elif not math.isfinite(value):
         raise ValueError(f"{name} {value}: is not a finite number; give one")

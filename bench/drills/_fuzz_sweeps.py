@@ -23,7 +23,6 @@ from bench.drills._fuzz_numbers import Case, Use, numbers
 from train.cli.main import main as command
 from train.config.registry import find_experiment
 from train.data.bitext import prepare_bitext
-from train.data.classification import prepare_classification
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
 from train.data.example_configs import (
@@ -31,6 +30,7 @@ from train.data.example_configs import (
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
+from train.data.text_labels import prepare_classification
 from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError

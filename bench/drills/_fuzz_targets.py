@@ -17,7 +17,6 @@ from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.config.registry import find_experiment
 from train.data.bitext import prepare_bitext
-from train.data.classification import prepare_classification
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
 from train.data.example_configs import (
@@ -25,6 +24,7 @@ from train.data.example_configs import (
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
+from train.data.text_labels import prepare_classification
 from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer

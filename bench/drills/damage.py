@@ -31,7 +31,7 @@ from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from transformer import TransformerConfig
 
 OLDER, NEWER = 4, 8

@@ -12,8 +12,6 @@ error and with the same losses.
 A run that takes longer than `--limit` seconds counts as hung and is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Faults planted in a run: in its data, its gradients or its weights."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

@@ -27,8 +27,8 @@ from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.compile import compile_step
+from train.estimate.description_tables import format_bytes
 from train.estimate.footprint import Coefficients, apply_coefficients, footprint_terms
-from train.estimate.memory_tables import format_bytes
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from train.experiment import Experiment

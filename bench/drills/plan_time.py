@@ -22,8 +22,7 @@ from train.config.registry import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.compile import compile_step
-from train.estimate.local_chip import Clock
-from train.estimate.measure_step import time_step
+from train.estimate.local_measurements import Clock, time_step
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target, local_target

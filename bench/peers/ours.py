@@ -14,10 +14,10 @@ from bench.protocol import Work, serve
 from train.data.config import TextDataConfig
 from train.engine import make_engine
 from train.experiment import Experiment
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.runtime.allocator import restart_with_huge_pages
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
+from train.runtime.startup import restart_with_huge_pages
 from transformer.attention.config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig

@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
-from train.runtime.allocator import restart_with_huge_pages
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
+from train.runtime.startup import restart_with_huge_pages
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import attend
-from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.attend import ScoreSpec, attend
 
 
 def build(settings: dict[str, Any]) -> Work:

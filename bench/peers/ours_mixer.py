@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
-from train.runtime.allocator import restart_with_huge_pages
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
+from train.runtime.startup import restart_with_huge_pages
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
 from transformer.attention.base import MixerInputs, mixer_class
 from transformer.attention.config import MixerConfig

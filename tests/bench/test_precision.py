@@ -12,7 +12,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import make_engine
 from train.experiment import Experiment
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.language_model import LanguageModelTask
 from transformer.precision import POLICIES
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from train.config.io import classes_by_kind, kind_name
+from train.config.io import all_classes_by_kind, classes_by_kind, kind_name
 from train.config.registry import find_experiment, list_experiments
 from train.experiment import Experiment
 from transformer.precision import Precision
@@ -65,7 +65,7 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
 def config_classes(hint: Any = Experiment, found: dict[type, None] | None = None) -> list[type]:
     """Return every dataclass that an experiment may hold, in the order of their discovery."""
     found = {} if found is None else found
-    for each in (*classes_by_kind(hint).values(), hint, *get_args(hint)):
+    for each in (*all_classes_by_kind(hint).values(), hint, *get_args(hint)):
         if inspect.isabstract(each):  # an interface: it has no settings of its own
             continue
         if isinstance(each, type) and dataclasses.is_dataclass(each) and each not in found:

@@ -13,7 +13,7 @@ RENEW = "if the change is intended: python -m tests.configs.golden"
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_experiments_are_what_their_golden_file_says(name: str) -> None:
+def test_experiments_match_golden_files(name: str) -> None:
     assert GOLDEN[name] == (FOLDER / name).read_text(), RENEW
 
 
@@ -21,7 +21,7 @@ def test_every_golden_file_has_its_config() -> None:
     assert {file.name for file in FOLDER.iterdir()} == set(GOLDEN), RENEW
 
 
-def test_defaults_of_every_class_that_an_experiment_uses_are_recorded() -> None:
+def test_defaults_of_used_classes_are_recorded() -> None:
     def used(value: object) -> set[type]:
         if isinstance(value, tuple):
             return set().union(*map(used, value))
@@ -36,12 +36,12 @@ def test_defaults_of_every_class_that_an_experiment_uses_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("name", list_experiments())
-def test_an_experiment_is_read_back_as_it_was_saved(name: str) -> None:
+def test_experiment_round_trip(name: str) -> None:
     assert experiment_from_dict(experiment_to_dict(find_experiment(name)), name) == find_experiment(
         name
     )
 
 
-def test_runs_of_shipped_experiments_get_folders_of_their_own() -> None:
+def test_shipped_experiments_have_distinct_run_folders() -> None:
     folders = [find_experiment(name).name for name in list_experiments()]
     assert len(set(folders)) == len(folders)

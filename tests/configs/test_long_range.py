@@ -41,7 +41,7 @@ def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
     return dataclasses.replace(experiment, data=data, **changes)
 
 
-def test_every_variant_that_reads_both_ways_is_there() -> None:
+def test_every_bidirectional_variant_is_included() -> None:
     """Of attention: there are mixers without, and Primer is for language models."""
     assert set(VARIANTS) <= set(MIXERS)
     for file in (listops, byte_text):
@@ -54,7 +54,7 @@ def test_every_variant_that_reads_both_ways_is_there() -> None:
             assert [each.mixer.kind for each in between] == local
 
 
-def test_the_arena_s_size_of_listops() -> None:
+def test_listops_model_has_the_published_size() -> None:
     """6 layers of 512 with feed-forwards of 2,048, and 10 classes, over 17 words."""
     experiment = find_experiment("listops:arena_full")
     model = dataclasses.replace(experiment.model, vocab_size=17)
@@ -69,7 +69,7 @@ def test_the_arena_s_size_of_listops() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_arena_s_batches_fit(name: str) -> None:
+def test_models_accept_published_lengths(name: str) -> None:
     """Nothing is computed."""
     for file, words, classes in (("listops", 17, 10), ("byte_text", 257, 2)):
         experiment = find_experiment(f"{file}:arena_{name}")
@@ -82,7 +82,7 @@ def test_the_arena_s_batches_fit(name: str) -> None:
         assert output.logits.shape == (2, classes)
 
 
-def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
+def test_number_of_batch_shapes() -> None:
     for shapes in (1, 3):
         experiment = shrunk(listops.EXPERIMENTS["full"], batch_size=4)
         assert isinstance(experiment.data, ListOpsDataConfig)
@@ -98,7 +98,7 @@ def test_batches_have_as_many_shapes_as_are_asked_for() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("sliding_window")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_learns_from_padded_batches(name: str) -> None:
+def test_variant_learns_from_padded_batches(name: str) -> None:
     """Rows end in padding, and the last rows of a batch are empty."""
     experiment = shrunk(listops.EXPERIMENTS[name], batch_size=24)
     corpus = make_task(experiment).prepare_corpus()
@@ -126,7 +126,7 @@ def test_a_variant_learns_from_padded_batches(name: str) -> None:
 
 
 @pytest.mark.full
-def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
+def test_run_from_a_seed_only(tmp_path: Path) -> None:
     tiny = listops.ModelSize(
         num_layers=1, width=16, num_heads=2, sequence_length=48, keys_per_query=8, dropout=0.0
     )
@@ -147,7 +147,9 @@ def test_a_run_from_nothing_but_a_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_one_command_trains_a_variant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variant_trains_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = "--data.train-examples 320 --data.validation-examples 40 --data.test-examples 40"
     line = f"fit listops:longformer --workdir {tmp_path} --steps 25 --log-every 1 {sizes}"
     assert command(capsys, *line.split(), "--quiet").status == 0

@@ -46,16 +46,16 @@ def total(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_exact_totals(name: str) -> None:
+def test_parameter_totals_match_publications(name: str) -> None:
     assert total(name) == EXACT[name]
 
 
 @pytest.mark.parametrize("name", IN_MILLIONS)
-def test_gpt3_as_printed(name: str) -> None:
+def test_gpt3_table(name: str) -> None:
     assert round(total(name) / 1e6, 1) == IN_MILLIONS[name]
 
 
-def test_gpt3_xl_with_the_heads_of_its_width() -> None:
+def test_gpt3_xl_heads() -> None:
     model = find_experiment("gpt3:xl").model
     [block] = model.layer_pattern
     usual = dataclasses.replace(block, mixer=AttentionConfig(num_heads=16, head_dim=128))
@@ -63,7 +63,7 @@ def test_gpt3_xl_with_the_heads_of_its_width() -> None:
     assert round(count_parameters(LanguageModel(config)).total / 1e6, 1) == 1315.7
 
 
-def test_rivals_are_of_one_size() -> None:
+def test_compared_models_have_one_size() -> None:
     names = ("transformer", "gpt", "transformer_plus_plus", "primer")
     models = [find_experiment(f"versus:{name}").model for name in names]
     sized = [LanguageModel(dataclasses.replace(model, vocab_size=4096)) for model in models]

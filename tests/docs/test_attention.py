@@ -1,14 +1,20 @@
 """`docs/attention.md` agrees with what the mixers declare."""
 
 import dataclasses
+import json
 import re
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from tests.train.support import command, lines_of, losses, write_config
+from train.config import plugins
 from transformer import MIXERS
 from transformer.attention.config import Backend
+from transformer.testing.contract import check_mixer
 from transformer.testing.trial import default_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
@@ -28,13 +34,13 @@ def rows(heading: str) -> dict[str, dict[str, str]]:
 KINDS = rows("kind")
 
 
-def test_the_table_has_all_of_the_family_and_no_other() -> None:
+def test_table_lists_every_mixer() -> None:
     own = ("transformer.attention.full", "transformer.attention.variants")
     assert set(KINDS) == {name for name, each in MIXERS.items() if each.__module__.startswith(own)}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_abilities_are_those_declared(kind: str) -> None:
+def test_table_has_declared_abilities(kind: str) -> None:
     config, row = default_config(kind), KINDS[kind]
     abilities: Any = MIXERS[kind].abilities(config)
     said = {title.replace(" ", "_"): row[title] != "–" for title in COLUMNS}
@@ -45,7 +51,7 @@ def test_abilities_are_those_declared(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_cost_grows_as_it_says(kind: str) -> None:
+def test_table_has_measured_cost_growth(kind: str) -> None:
     """At twice the length, a token costs as many FLOPs or about twice as many."""
     config = default_config(kind)
     counts = [MIXERS[kind].score_flops(config, 64, length) for length in (2**14, 2**15)]
@@ -54,7 +60,7 @@ def test_cost_grows_as_it_says(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_file_is_where_the_mixer_is(kind: str) -> None:
+def test_table_has_the_file_of_each_mixer(kind: str) -> None:
     found = re.search(r"\((.*)\)", KINDS[kind]["file"])
     assert found is not None
     path = (PAGE.parent / found[1]).resolve()
@@ -73,12 +79,73 @@ def test_links_lead_somewhere() -> None:
         assert (PAGE.parent / target).exists(), target
 
 
-@pytest.mark.slow
-def test_the_example_is_a_mixer_that_passes() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    before = dict(MIXERS)
-    try:
-        exec(compile(example, PAGE.name, "exec"), {"__name__": "example"})
-        assert set(MIXERS) - set(before) == {"sharp"}
-    finally:
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Take the process back to before the example was imported."""
+
+    def forget() -> None:
         MIXERS.pop("sharp", None)
+        sys.modules.pop("experiment_sharp", None)
+        plugins._imported.clear()
+        plugins._file_of_module.clear()
+
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.mark.slow
+def test_example_mixer_passes_its_check(tmp_path: Path, forget: Callable[[], None]) -> None:
+    (tmp_path / "sharp.py").write_text(EXAMPLE)
+    plugins.import_modules([str(tmp_path / "sharp.py")], "--import")
+    check_mixer("sharp", d_model=16, length=17, lengths=(1, 17, 23))
+
+
+@pytest.mark.slow
+def test_example_mixer_is_used_from_the_command_line(
+    tmp_path: Path,
+    forget: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It trains, resumes, evaluates and samples."""
+    (tmp_path / "sharp.py").write_text(EXAMPLE)
+    config = write_config(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*line: str) -> str:
+        forget()  # as in a process of its own
+        found = command(capsys, *line, "--import", "sharp.py")
+        assert (found.status, found.error) == (0, "")
+        return found.output
+
+    mixer = "--model.layer-pattern.0.mixer"
+    fit = ("fit", config, "--quiet", f"{mixer}.kind", "sharp", f"{mixer}.num-heads", "4")
+    run(*fit, "--workdir", "broken", "--steps", "5")
+    run(*fit, "--workdir", "broken", "--steps", "8")
+    run(*fit, "--workdir", "whole", "--steps", "8")
+    assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
+    saved = json.loads((tmp_path / "whole" / "config.json").read_text())
+    [block] = saved["experiment"]["model"]["layer_pattern"]
+    assert block["mixer"] == {
+        "kind": "sharp",
+        "num_heads": 4,
+        "num_kv_heads": 0,
+        "head_dim": 0,
+        "bias": True,
+        "qk_norm": None,
+        "factor": 2.0,
+    }
+    assert saved["imports"] == [str(tmp_path / "sharp.py")]
+    metrics = json.loads(run("evaluate", "whole", "--json"))
+    assert metrics["loss"] == pytest.approx(lines_of(tmp_path / "whole/metrics.jsonl")[-1]["loss"])
+    sample = ("sample", "whole", "--prompt", "the", "--max-new-tokens", "5", "--temperature", "0")
+    [text] = json.loads(run(*sample, "--json"))["text"]
+    assert len(text) == 5
+    forget()
+    refused = command(capsys, *sample)
+    assert refused.error.endswith(f"add --import {tmp_path / 'sharp.py'} (in Python, import it)\n")

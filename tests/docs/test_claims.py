@@ -18,19 +18,19 @@ ROWS = {
 }
 
 
-def test_the_legend_explains_every_verdict() -> None:
+def test_legend_explains_every_verdict() -> None:
     legend = TEXT.partition("\n## ")[0]
     assert set(VERDICTS) <= set(re.findall(r"\*\*(\w+)\*\*", legend))
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_verdict_begins_with_a_word_of_the_legend(row: str) -> None:
+def test_verdicts_use_the_legend(row: str) -> None:
     _, verdict, *_ = ROWS[row]
     assert verdict.split(",")[0].split(";")[0].split()[0] in VERDICTS
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_what_only_describe_shows_is_called_computed(row: str) -> None:
+def test_estimates_are_called_computed(row: str) -> None:
     """`describe` runs nothing, so its rows are computed."""
     _, verdict, shown_by, *_ = ROWS[row]
     runs = re.search(r"tests/|bench\.|train fit|--ask-compiler", shown_by)
@@ -39,12 +39,12 @@ def test_what_only_describe_shows_is_called_computed(row: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`(tests/[\w/.]+)`", TEXT))))
-def test_tests_that_are_named_exist(path: str) -> None:
+def test_named_tests_exist(path: str) -> None:
     assert (ROOT / path).exists()
 
 
 @pytest.mark.parametrize("module", sorted(set(re.findall(r"python -m (bench[\w.]+)", TEXT))))
-def test_benchmarks_that_are_named_exist(module: str) -> None:
+def test_named_benchmarks_exist(module: str) -> None:
     assert importlib.util.find_spec(module) is not None
 
 

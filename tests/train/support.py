@@ -14,9 +14,8 @@ import pytest
 from train.cli.main import main
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.optim.loss_scale import LossScale
 from train.optim.schedules import ScheduleConfig
-from train.state import TrainState
+from train.state import LossScale, TrainState
 from transformer import (
     AttentionConfig,
     BlockConfig,

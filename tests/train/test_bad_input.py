@@ -86,7 +86,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     ],
     ids=["missing", "empty", "not UTF-8", "shorter than a window", "one character"],
 )
-def test_texts(
+def test_invalid_texts(
     capsys: Capture, whole: Whole, tmp_path: Path, text: bytes | None, words: tuple[str, ...]
 ) -> None:
     file = tmp_path / "given.txt"
@@ -98,12 +98,12 @@ def test_texts(
     assert list(workdir.iterdir()) == []
 
 
-def test_no_text_at_all(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_empty_text(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     found = fit(capsys, whole, tmp_path / "run", "--data.path", "")
     assert_refused(found, 2, "data.path: is empty; give a file")
 
 
-def test_a_text_that_is_gone(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_vanished_text(capsys: Capture, whole: Whole, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["experiment"]["data"]["path"] = "/no/such/text.txt"
     (copy / "config.json").write_text(json.dumps(config))
@@ -114,13 +114,13 @@ def test_a_text_that_is_gone(capsys: Capture, whole: Whole, copy: Path) -> None:
 # Tokenizers and vocabularies.
 
 
-def test_a_vocabulary_that_does_not_match(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_vocabulary_mismatch(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     found = fit(capsys, whole, tmp_path / "run", "--model.vocab-size", "99")
     words = ("data.tokenizer: has 2", "and the model 99; give", "or set model.vocab_size to 0")
     assert_refused(found, 1, *words)
 
 
-def test_a_run_whose_tokenizer_is_of_another(capsys: Capture, copy: Path) -> None:
+def test_tokenizer_of_another_run(capsys: Capture, copy: Path) -> None:
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["é"] = len(tokenizer["model"]["vocab"])
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -128,9 +128,7 @@ def test_a_run_whose_tokenizer_is_of_another(capsys: Capture, copy: Path) -> Non
     assert_refused(found, 1, "tokenizer.json: has 2", "give the tokenizer that the model was")
 
 
-def test_a_prompt_with_characters_that_the_tokenizer_lacks(
-    capsys: Capture, whole: Whole, tmp_path: Path
-) -> None:
+def test_prompt_with_unknown_characters(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     """On the way it is known before the first step."""
     found = command(capsys, "sample", str(whole.workdir), "--prompt", "the cät", "--json")
     assert_refused(found, 1, "has characters that the tokenizer lacks ('ä')")
@@ -143,7 +141,7 @@ def test_a_prompt_with_characters_that_the_tokenizer_lacks(
 # Runs and their folders.
 
 
-def test_a_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["experiment"]["model"]["d_model"] = 8
     (copy / "config.json").write_text(json.dumps(config))
@@ -164,9 +162,7 @@ def test_a_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path
         ('{"experiment": {"colour": "red"}}', "does not describe an experiment"),
     ],
 )
-def test_settings_that_are_damaged(
-    capsys: Capture, whole: Whole, copy: Path, text: str, words: str
-) -> None:
+def test_damaged_settings(capsys: Capture, whole: Whole, copy: Path, text: str, words: str) -> None:
     (copy / "config.json").write_text(text)
     before = contents(copy)
     for found in (command(capsys, "evaluate", str(copy)), fit(capsys, whole, copy)):
@@ -174,20 +170,20 @@ def test_settings_that_are_damaged(
     assert contents(copy) == before
 
 
-def test_folders_that_are_no_run(capsys: Capture, tmp_path: Path) -> None:
+def test_folders_that_are_not_runs(capsys: Capture, tmp_path: Path) -> None:
     for verb in ("evaluate", "sample"):
         found = command(capsys, verb, str(tmp_path))
         assert_refused(found, 1, "holds no run (no config.json); give the --workdir")
 
 
-def test_a_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
+def test_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     found = command(capsys, "evaluate", str(copy))
     assert_refused(found, 1, "checkpoints: holds no checkpoint yet; train with fit first")
 
 
 @pytest.mark.slow
-def test_a_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
     """The one before it serves; what was asked for by its step is refused."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
         if file.is_file():
@@ -202,7 +198,7 @@ def test_a_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None
     assert losses(copy) == losses(whole.workdir)
 
 
-def test_folders_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_unwritable_folders(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     assert_refused(fit(capsys, whole, file), 1, "is a file; give a folder")
@@ -212,7 +208,7 @@ def test_folders_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path:
     assert file.read_text() == "mine"
 
 
-def test_a_folder_without_permission(
+def test_folder_without_permission(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulated, since the superuser may write everywhere."""
@@ -242,7 +238,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
+def test_full_disk_at_a_checkpoint(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was saved before is whole, and once there is room the run goes on from it."""
@@ -271,7 +267,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_is_saved(
     assert_same_bits(*ends)
 
 
-def test_a_disk_that_is_full_for_a_line(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_full_disk_at_a_log_line(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     workdir.mkdir()
     size = 2**22
@@ -282,7 +278,7 @@ def test_a_disk_that_is_full_for_a_line(capsys: Capture, whole: Whole, tmp_path:
     assert_refused(found, 1, *words)
 
 
-def test_a_disk_that_is_full_when_a_run_goes_on(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_full_disk_at_a_resume(capsys: Capture, whole: Whole, copy: Path) -> None:
     """Its settings and its tokenizer are those that it had."""
     before = contents(copy)
     with no_file_beyond(100):
@@ -292,7 +288,7 @@ def test_a_disk_that_is_full_when_a_run_goes_on(capsys: Capture, whole: Whole, c
     assert Tokenizer.load(copy / "tokenizer.json").vocab_size > 10
 
 
-def test_a_cache_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_unwritable_cache(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     cache = str(tmp_path / "file" / "cache")
     found = fit(capsys, whole, tmp_path / "run", "--data.cache-dir", cache)
@@ -302,7 +298,7 @@ def test_a_cache_that_cannot_be_written(capsys: Capture, whole: Whole, tmp_path:
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_on_the_way(
+def test_oom_during_training(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoints before it are whole, and the run goes on from them."""
@@ -329,9 +325,7 @@ def test_memory_that_runs_out_on_the_way(
     assert losses(workdir) == losses(whole.workdir)
 
 
-def test_memory_that_runs_out_when_a_run_is_looked_at(
-    capsys: Capture, whole: Whole, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oom_at_evaluation(capsys: Capture, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
     def exhausted(self: JitEngine, params: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
 
@@ -354,7 +348,7 @@ def test_memory_that_runs_out_when_a_run_is_looked_at(
         ("--model.d-model 18", "num_heads 4: does not divide the width 18; give a divisor of it"),
     ],
 )
-def test_settings(
+def test_invalid_settings(
     capsys: Capture,
     whole: Whole,
     tmp_path: Path,
@@ -368,7 +362,7 @@ def test_settings(
 
 
 @pytest.mark.slow
-def test_an_error_in_the_report_does_not_hide_what_stopped_the_run(
+def test_reporter_error_does_not_hide_the_first_error(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Say the disk is full: what could not be saved matters more than a curve not drawn."""

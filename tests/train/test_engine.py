@@ -9,16 +9,17 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, JitEngine, PmapEngine, make_engine
+from train.engine import Engine, JitEngine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
-from train.optim.loss_scale import LossScale
 from train.optim.registry import OPTIMIZERS
 from train.parallel.checks import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.pmap_engine import PmapEngine
 from train.recovery.detector import DETECTOR_METRICS
-from train.state import TrainState
+from train.state import LossScale, TrainState
 from transformer import Hardware, Precision
+from transformer.attention.backends.choose import choose_backend
 
 VOCAB, STEPS = 30, 12
 
@@ -167,6 +168,18 @@ def test_step_and_evaluation_compile_once(folder: Path) -> None:
         engine.evaluate(state.params, rows)
     compiled: Any = (engine._step, engine._evaluate)
     assert [program._cache_size() for program in compiled] == [1, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_step_makes_no_other_choice_than_the_recorded_ones(folder: Path, count: int) -> None:
+    engine = make_engine(make_experiment(folder), Hardware(count=count))
+    choose_backend.cache_clear()
+    assert "reference" in engine.auto_choices()["model.layer_pattern.0.mixer.backend"]
+    recorded = choose_backend.cache_info()
+    jax.eval_shape(engine.train_step, engine.abstract_state(), random_rows(8, VOCAB))
+    asked = choose_backend.cache_info()
+    assert asked.hits > recorded.hits
+    assert asked.misses == recorded.misses == 1
 
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))

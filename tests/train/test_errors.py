@@ -27,7 +27,7 @@ def test_notebook_shows_one_line(kind: type[Exception]) -> None:
 
 @pytest.mark.slow
 def test_missing_platform_is_one_line() -> None:
-    program = "from train.runtime.hardware import local_hardware; local_hardware()"
+    program = "from train.runtime.local_hardware import local_hardware; local_hardware()"
     ran = subprocess.run(
         [sys.executable, "-c", program],
         env={"JAX_PLATFORMS": "rocm", "PYTHONPATH": "."},

@@ -28,7 +28,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _fuzz_targets
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_file_is_read_or_refused(
+def test_damaged_run_files(
     targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
 ) -> None:
     counts = fuzz(targets[name], tmp_path, CASES, seed=0)
@@ -53,22 +53,18 @@ def test_a_damaged_file_is_read_or_refused(
         "merges.txt",
     ],
 )
-def test_so_is_a_damaged_dataset(
+def test_damaged_datasets(
     targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
 ) -> None:
     assert fuzz(targets[name], tmp_path, CASES, seed=0)["cases"] >= CASES
 
 
 @pytest.mark.slow
-def test_so_are_arguments_that_nobody_would_give(
-    targets: dict[str, _fuzz_targets.Target], tmp_path: Path
-) -> None:
+def test_random_arguments(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
     assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
 
 
 @pytest.mark.full
-def test_so_are_models_that_nobody_would_train(
-    targets: dict[str, _fuzz_targets.Target], tmp_path: Path
-) -> None:
+def test_random_models(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
     counts = fuzz(targets["models"], tmp_path, CASES, seed=0)
     assert 0 < counts["refused"] < counts["cases"]

@@ -76,6 +76,7 @@ def test_resolved_experiment_is_saved(finished: Finished) -> None:
     """With the size of the vocabulary, and what auto chose."""
     resolved = finished.run.experiment
     tokenizer = Tokenizer.load(finished.workdir / "tokenizer.json")
+    assert finished.run.tokenizer is not None
     assert tokenizer.digest == finished.run.tokenizer.digest
     assert resolved.model.vocab_size == tokenizer.vocab_size
     model = dataclasses.replace(finished.experiment.model, vocab_size=tokenizer.vocab_size)
@@ -194,6 +195,7 @@ def test_returned_run(finished: Finished) -> None:
     last = lines_of(finished.workdir / "metrics.jsonl")[-1]
     assert last == {"step": STEPS, "split": "validation", **run.metrics}
     assert {type(value) for value in run.metrics.values()} == {float}
+    assert run.tokenizer is not None
     tokens = np.array([run.tokenizer.encode("the cat")])
     logits = jax.jit(lambda params: run.model.apply({"params": params}, tokens).logits)(run.params)
     assert logits.shape == (1, 7, 32)
@@ -202,6 +204,8 @@ def test_returned_run(finished: Finished) -> None:
 def test_load_equals_returned_run(finished: Finished) -> None:
     run = train.load(str(finished.workdir))
     assert run.step == STEPS
+    assert run.tokenizer is not None
+    assert finished.run.tokenizer is not None
     assert run.tokenizer.digest == finished.run.tokenizer.digest
     assert run.model.config == finished.run.model.config
     assert_same_bits(run.params, finished.run.params)
@@ -248,6 +252,8 @@ def test_is_due() -> None:
 
 
 def test_public_names() -> None:
-    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"}
+    parts = {"dataset", "optimizer", "schedule", "task"}
+    registering = {f"register_{part}" for part in parts}
+    assert set(train.__all__) == {"Experiment", "Run", "fit", "load"} | registering
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = train.nothing

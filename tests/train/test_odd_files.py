@@ -14,11 +14,11 @@ from tests.train.support import light_compiler as light_compiler
 from train.checkpoint import manifest
 from train.checkpoint.discovery import absolute_path
 from train.config.registry import find_experiment
-from train.data.cache import cache_folder
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.disk_cache import cache_folder
 from train.data.files import TextFile, expand_path
-from train.data.text import read_documents, read_lines
+from train.data.text_files import read_documents, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.estimate.expected_time import load_prices
@@ -65,7 +65,7 @@ READERS: dict[str, Read] = {
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("kind", ["fifo", "zeros", "folder", "loop"])
-def test_what_is_no_regular_file_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+def test_special_files_are_rejected(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
     match kind:
         case "fifo":
@@ -82,9 +82,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, name: str, kind: str
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name != "text.txt.gz"])
-def test_what_is_larger_than_its_kind_can_be_is_refused_before_it_is_read(
-    tmp_path: Path, name: str
-) -> None:
+def test_oversized_files_are_rejected_unread(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with path.open("wb") as file:
         file.truncate(2**30)  # takes no room on the disk
@@ -93,7 +91,7 @@ def test_what_is_larger_than_its_kind_can_be_is_refused_before_it_is_read(
     assert name in str(refused.value)
 
 
-def test_a_file_that_grows_is_read_no_further(tmp_path: Path) -> None:
+def test_growing_file_is_read_to_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"12345")
     assert read_bytes(path, 5) == b"12345"
@@ -104,7 +102,7 @@ def test_a_file_that_grows_is_read_no_further(tmp_path: Path) -> None:
         read_bytes(Path("/proc/self/status"), 1)
 
 
-def test_remote_files_are_read_and_bounded_too(bucket: str) -> None:
+def test_remote_files_are_bounded(bucket: str) -> None:
     path = expand_path(f"{bucket}/a.json")
     path.write_bytes(b"12345")
     assert read_bytes(path, 5) == b"12345"
@@ -113,7 +111,7 @@ def test_remote_files_are_read_and_bounded_too(bucket: str) -> None:
     assert list(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
 
 
-def test_a_line_of_a_log_is_bounded(tmp_path: Path) -> None:
+def test_log_lines_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"{}\n" + b"x" * MAX_LINE_BYTES + b"x\n")
     with pytest.raises(UserError, match=r"metrics.jsonl:2: is a line of more than 16 MiB"):
@@ -128,7 +126,7 @@ def test_a_line_of_a_log_is_bounded(tmp_path: Path) -> None:
     ]
 
 
-def test_zeros_are_no_text_but_a_text_may_have_some(tmp_path: Path) -> None:
+def test_text_of_zero_bytes_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("some words, in UTF-16, many of them".encode("utf-16-le") * 9)
     with pytest.raises(UserError, match=r"a.txt: is no text \(315 of its first 630 bytes are 0\)"):
@@ -138,7 +136,7 @@ def test_zeros_are_no_text_but_a_text_may_have_some(tmp_path: Path) -> None:
     assert text(path) == [("a.txt", "a text\0\n")]
 
 
-def test_a_checkpoint_with_a_fifo_in_it_is_damaged(tmp_path: Path) -> None:
+def test_checkpoint_with_fifo_is_damaged(tmp_path: Path) -> None:
     folder = absolute_path(tmp_path)
     (tmp_path / "a").write_bytes(b"")
     manifest.write_manifest(folder, manifest.hash_files(folder, ["a"]))
@@ -154,7 +152,7 @@ def test_a_checkpoint_with_a_fifo_in_it_is_damaged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leads_to", ["another's", "nothing", "/dev/full"])
-def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -> None:
+def test_appending_does_not_follow_links(tmp_path: Path, leads_to: str) -> None:
     outside, path = tmp_path / leads_to, tmp_path / "time.jsonl"
     if leads_to == "another's":
         outside.write_text("mine\n")
@@ -166,14 +164,14 @@ def test_nothing_is_appended_where_a_link_leads(tmp_path: Path, leads_to: str) -
     assert leads_to != "nothing" or not outside.exists()
 
 
-def test_a_fifo_is_not_appended_to(tmp_path: Path) -> None:
+def test_appending_to_fifo_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "time.jsonl")
     with pytest.raises(UserError, match=r"time.jsonl: is a FIFO and no regular file"):
         event_log.append_records(tmp_path / "time.jsonl", [{"a": 1}])
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "samples.txt", "spikes"])
-def test_a_run_does_not_begin_in_a_folder_with_links(tmp_path: Path, name: str) -> None:
+def test_run_folder_with_links_is_rejected(tmp_path: Path, name: str) -> None:
     """What it appends to, and what it removes, is its own."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
@@ -184,7 +182,7 @@ def test_a_run_does_not_begin_in_a_folder_with_links(tmp_path: Path, name: str) 
     assert RunFolder.create(tmp_path / "link").path == tmp_path / "link"
 
 
-def test_the_events_of_a_split_are_not_written_where_a_link_leads(tmp_path: Path) -> None:
+def test_tensorboard_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=r"train: is a link"):
@@ -196,7 +194,7 @@ def test_the_events_of_a_split_are_not_written_where_a_link_leads(tmp_path: Path
 
 
 @pytest.mark.parametrize("path", ["~nouser/x", "~nouser/x.py", "a\0b"])
-def test_paths_that_cannot_be(tmp_path: Path, path: str) -> None:
+def test_impossible_paths_are_errors(tmp_path: Path, path: str) -> None:
     readers: list[Callable[[str], object]] = [
         expand_path,
         cache_folder,
@@ -213,7 +211,7 @@ def test_paths_that_cannot_be(tmp_path: Path, path: str) -> None:
             read(path)
 
 
-def test_the_cache_is_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"data.cache_dir gs://b/c: is remote"):
         cache_folder("gs://b/c")
     for name in ("XDG_CACHE_HOME", "TRANSFORMER_CACHE"):
@@ -234,7 +232,7 @@ ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "t
 
 @pytest.mark.parametrize("name", ROLLBACK)
 @pytest.mark.parametrize("value", [None, True, "1", -1, 2**31, 1e400, float("nan"), [], {}])
-def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: object) -> None:
+def test_invalid_rollback_record(tmp_path: Path, name: str, value: object) -> None:
     path = tmp_path / "recovery.json"
     path.write_text(json.dumps({"rollbacks": [ROLLBACK], "cleared": True}))
     assert len(RollbackRecord.read(path).rollbacks) == 1
@@ -253,14 +251,14 @@ def test_a_rollback_that_no_run_has_written(tmp_path: Path, name: str, value: ob
         {"rollbacks": []},
     ],
 )
-def test_a_record_that_no_run_has_written(tmp_path: Path, plain: object) -> None:
+def test_invalid_metrics_record(tmp_path: Path, plain: object) -> None:
     (tmp_path / "recovery.json").write_text(json.dumps(plain))
     with pytest.raises(UserError, match=r"recovery.json: is no record of rollbacks"):
         RollbackRecord.read(tmp_path / "recovery.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 10**400, True, "1", None])
-def test_a_line_of_times_that_no_run_has_written(tmp_path: Path, value: object) -> None:
+def test_invalid_time_record(tmp_path: Path, value: object) -> None:
     """It is left out: summed up at the end of a run, it would spoil the run's last moment."""
     good = {"began": 1.0, "now": 9.0, "step": 2, "seconds": {"step": 4.0}}
     bad = [
@@ -275,7 +273,7 @@ def test_a_line_of_times_that_no_run_has_written(tmp_path: Path, value: object) 
     assert compute_goodput(read_times(path)).seconds["step"] == 4.0
 
 
-def test_a_step_of_a_metric_is_one_that_a_run_can_have(tmp_path: Path) -> None:
+def test_invalid_metric_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "split": "train"}\n{"step": 1' + "0" * 400 + ', "split": "train"}')
     with MetricsLog(RunFolder(tmp_path)) as log:
@@ -283,7 +281,7 @@ def test_a_step_of_a_metric_is_one_that_a_run_can_have(tmp_path: Path) -> None:
     assert event_log.read_records(path) == [{"step": 1, "split": "train"}]
 
 
-def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
+def test_samples_are_appended_to_existing_files(tmp_path: Path) -> None:
     (tmp_path / "samples.txt").write_bytes(b"\xff\n")
     with (tmp_path / "samples.txt").open("ab") as file:
         file.truncate(2**30)  # it is neither read nor copied
@@ -305,7 +303,7 @@ def test_samples_are_added_to_whatever_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "time.jsonl", "logbook.jsonl"])
-def test_a_run_is_refused_before_its_first_step(
+def test_run_is_rejected_before_its_first_step(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     workdir = tmp_path / "run"

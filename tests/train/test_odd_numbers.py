@@ -72,7 +72,7 @@ def changed(config: str, path: str, value: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("config", "path"), settings(int))
-def test_every_integer_has_an_end(config: str, path: str) -> None:
+def test_every_integer_has_a_limit(config: str, path: str) -> None:
     for value in (2**63 - 1, 2**63, 10**40, -(10**40)):
         last = path.rpartition(".")[2]
         if value == MAX_INTEGER_BY_FIELD.get(last):
@@ -82,13 +82,13 @@ def test_every_integer_has_an_end(config: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("config", "path"), settings(float))
-def test_every_float_is_finite_and_fits_float32(config: str, path: str) -> None:
+def test_every_float_fits_float32(config: str, path: str) -> None:
     for value in (math.inf, -math.inf, math.nan, 1e308):
         with pytest.raises(UserError, match=path.rpartition(".")[2]):
             experiment_from_dict(changed(config, path, value), "an experiment")
 
 
-def test_numbers_are_named_by_where_they_are() -> None:
+def test_errors_name_the_setting() -> None:
     experiment = find_experiment("quickstart")
     mixer = AttentionConfig()
     object.__setattr__(mixer, "soft_cap", math.inf)  # as a class that checks nothing would have it
@@ -110,7 +110,7 @@ def test_the_largest_numbers() -> None:
         check_number("a.num_heads", 65537)
     with pytest.raises(ValueError, match=r"^x -2147483648: is too large; give at most 2147483647$"):
         check_number("x", -(2**31))
-    with pytest.raises(ValueError, match=r"^x of so many digits: is too large"):
+    with pytest.raises(ValueError, match=r"^x with more than 30 digits: is too large"):
         check_number("x", 10**5000)
     with pytest.raises(ValueError, match=r"^rate inf: is not a finite number; give one$"):
         check_at_least("rate", math.inf, 0)
@@ -124,7 +124,7 @@ def test_the_largest_numbers() -> None:
         *((PlanArguments, "--tokens", value) for value in ("inf", "nan")),
     ],
 )
-def test_options_beside_the_settings_are_checked_too(kind: Any, flag: str, value: str) -> None:
+def test_verb_options_are_checked(kind: Any, flag: str, value: str) -> None:
     default = (
         PlanArguments(experiment=find_experiment("quickstart")) if kind is PlanArguments else None
     )
@@ -132,7 +132,7 @@ def test_options_beside_the_settings_are_checked_too(kind: Any, flag: str, value
         parse(kind, [flag, value], verb="verb", default=default)
 
 
-def test_a_batch_has_so_many_tokens_that_32_bits_count_them() -> None:
+def test_tokens_of_a_batch_fit_32_bits() -> None:
     experiment = find_experiment("quickstart")
     length = experiment.sequence_length
     dataclasses.replace(experiment, batch_size=(2**31 - 1) // length)
@@ -144,7 +144,7 @@ def test_a_batch_has_so_many_tokens_that_32_bits_count_them() -> None:
     dataclasses.replace(translation, data=most)
 
 
-def test_a_weight_that_no_memory_has() -> None:
+def test_weight_larger_than_any_memory() -> None:
     block = BlockConfig(feed_forward=FeedForwardConfig(d_ff=2**24))
     config = TransformerConfig(
         vocab_size=9, d_model=2**24, num_layers=9_999, layer_pattern=(block,)
@@ -161,7 +161,7 @@ def test_a_weight_that_no_memory_has() -> None:
         ({"batch_size": 2**26, "grad_accum_steps": 2**26}, "a batch's tokens"),
     ],
 )
-def test_what_no_memory_holds_is_refused_before_it_is_built(
+def test_oversized_models_are_rejected_before_building(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int], what: str
 ) -> None:
     monkeypatch.setattr(oom, "host_memory_bytes", lambda: 2**33)
@@ -181,7 +181,9 @@ def test_what_no_memory_holds_is_refused_before_it_is_built(
 
 
 @pytest.mark.slow
-def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+def test_fit_checks_memory_before_building(
+    capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
     given = ("--workdir", str(tmp_path / "run"), "--quiet", "--batch-size", str(2**26))
     found = command(capsys, "fit", write_config(tmp_path), *given)
     assert (found.status, found.output) == (1, "")
@@ -200,7 +202,7 @@ def test_fit_asks_before_it_builds(capsys: pytest.CaptureFixture[str], tmp_path:
         ("goodput --help", ">/dev/full"),
     ],
 )
-def test_an_output_that_is_full_or_closed(line: str, target: str) -> None:
+def test_full_or_closed_standard_output(line: str, target: str) -> None:
     ran = subprocess.run(
         ["/bin/sh", "-c", f'exec "$0" -m train {line} {target}', sys.executable],
         stderr=subprocess.PIPE,
@@ -216,7 +218,7 @@ def test_an_output_that_is_full_or_closed(line: str, target: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_seen_enough() -> None:
+def test_closed_pipe_is_no_error() -> None:
     line = [sys.executable, "-m", "train", "describe", "quickstart"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:
         assert ran.stdout is not None

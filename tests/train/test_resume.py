@@ -5,49 +5,42 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import train
-from tests.train.support import assert_close, assert_same_bits, lines_of, losses, tiny, write_text
+from tests.train.resumed_runs import (
+    STEPS,
+    CrashError,
+    OnStep,
+    Unbroken,
+    contents,
+    crash,
+    fit,
+    kill,
+    make_experiment,
+    state_at,
+)
+from tests.train.support import assert_close, assert_same_bits, lines_of, losses, write_text
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import JitEngine, make_engine
 from train.errors import UserError
-from train.experiment import CheckpointConfig, Experiment
-from train.optim.adam import AdamW
-from train.optim.lion import Lion
+from train.experiment import Experiment
+from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.tasks.registry import make_task
 from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, BlockConfig
-
-STEPS = 12
-
-OnStep = Callable[[int], None]
-
-
-class CrashError(Exception):
-    """Something that nobody foresaw."""
-
-
-def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    """With a rate that changes at each step, so that a wrong number would show."""
-    settings = {
-        "steps": STEPS,
-        "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),
-        "checkpoint": CheckpointConfig(every=4, keep_last=3),
-    }
-    return tiny(folder, **{**settings, **changes})
 
 
 @pytest.fixture
@@ -63,37 +56,6 @@ def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
         monkeypatch.setattr(Reporter, "log_training", train_and_call)
 
     return install
-
-
-def kill(number: signal.Signals, at: int) -> OnStep:
-    return lambda step: os.kill(os.getpid(), number) if step == at else None
-
-
-def crash(at: int) -> OnStep:
-    def raise_at(step: int) -> None:
-        if step == at:
-            raise CrashError
-
-    return raise_at
-
-
-def state_at(workdir: Path, step: int) -> TrainState:
-    """All that a run was at a step, whatever mesh it ran on."""
-    experiment = read_experiment(RunFolder.open_existing(workdir))
-    engine = make_engine(experiment, local_hardware())
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
-        state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
-    return state
-
-
-def fit(experiment: Experiment, workdir: Path) -> train.Run:
-    return train.fit(experiment, str(workdir), quiet=True)
-
-
-class Unbroken(NamedTuple):
-    folder: Path
-    workdir: Path
-    losses: dict[int, float]
 
 
 @pytest.fixture(scope="module")
@@ -256,11 +218,6 @@ def test_resume_with_more_steps(unbroken: Unbroken, tmp_path: Path) -> None:
     assert read_experiment(RunFolder.open_existing(workdir)).steps == STEPS + 2
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (each for each in folder.rglob("*") if each.is_file())
-    return {str(each.relative_to(folder)): each.read_bytes() for each in files}
-
-
 def narrower(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, d_model=8))
 
@@ -272,7 +229,7 @@ def with_heads(experiment: Experiment) -> Experiment:
 
 
 def with_bytes(experiment: Experiment) -> Experiment:
-    tokenizer = dataclasses.replace(experiment.data.tokenizer, kind="byte")
+    tokenizer = dataclasses.replace(experiment.text_data.tokenizer, kind="byte")
     data = dataclasses.replace(experiment.text_data, tokenizer=tokenizer)
     return dataclasses.replace(experiment, data=data)
 

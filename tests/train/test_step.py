@@ -10,15 +10,14 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.experiment import LossScaleConfig
-from train.optim.adam import AdamW
-from train.optim.base import apply_if_accepted
-from train.optim.loss_scale import LossScale
+from train.optim.conditional import apply_if_accepted
+from train.optim.elementwise import AdamW
 from train.optim.registry import make_step_optimizer
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import AnomalyDetector
-from train.state import TrainState
+from train.state import LossScale, TrainState
 from train.step import Batch, TrainStep, example_rngs, weighted_mean
-from transformer.layers.dropout import dropout
+from transformer.layers.basic import dropout
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.losses import Loss
 

@@ -25,7 +25,7 @@ from transformer import (
     NormConfig,
     TransformerConfig,
 )
-from transformer.layers.embedding import sinusoidal_embedding
+from transformer.layers.position_embedding import sinusoidal_embedding
 
 
 def marian_config(sizes: Sizes, *, tied: bool) -> TransformerConfig:

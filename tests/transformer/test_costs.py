@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bench.jax_versions import jaxprs_in_params
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -21,7 +22,6 @@ from transformer.attention.base import Mixer
 from transformer.attention.config import AdditiveScore, BilinearScore
 from transformer.attention.full import Attention
 from transformer.attention.position_config import RelativePositions
-from transformer.compat import jaxprs_in_params
 from transformer.costs import (
     attention_traffic,
     count_decode_step_flops,
@@ -45,7 +45,7 @@ UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
 
 
 @pytest.mark.parametrize("config", [TINY, UNTIED], ids=["tied", "untied"])
-def test_flops_of_a_token(config: TransformerConfig) -> None:
+def test_token_flops(config: TransformerConfig) -> None:
     flops = count_token_flops(LanguageModel(config), 23)
     assert flops.projections == 3 * 2 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7)
     assert flops.scores == 3 * 2 * 3 * (5 + 11) * 23
@@ -56,20 +56,20 @@ def test_flops_of_a_token(config: TransformerConfig) -> None:
     assert flops.total(causal=True) == 2688 + 3456 + 1092 + 238
 
 
-def test_feed_forward_is_57_percent_of_a_layer_512_wide_over_512_tokens() -> None:
+def test_feed_forward_fraction_of_flops() -> None:
     config = TransformerConfig(vocab_size=17, d_model=512, num_layers=1)
     flops = count_token_flops(LanguageModel(config), 512)
     assert flops.feed_forward_fraction() == pytest.approx(16 / (16 + 8 + 4))
 
 
-def test_of_experts_only_the_chosen_ones_are_counted() -> None:
+def test_only_active_experts_are_counted() -> None:
     mixture = MoEConfig(num_experts=5, num_experts_per_token=2, expert=FeedForwardConfig(d_ff=13))
     block = BlockConfig(mixer=MIXER, feed_forward=mixture)
     flops = count_token_flops(LanguageModel(dataclasses.replace(TINY, layer_pattern=(block,))), 23)
     assert flops.feed_forward == 3 * 2 * (2 * 2 * 7 * 13 + 7 * 5)  # and the router
 
 
-def test_a_mixer_without_a_formula_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixer_without_formula_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Attention, "score_flops", Mixer.score_flops)
     flops = count_token_flops(LanguageModel(TINY), 23)
     assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ("full",))
@@ -94,7 +94,7 @@ BILINEAR = scored(score=BilinearScore())
 RELATIVE = scored(position=RelativePositions(max_distance=2))
 
 
-def test_flops_of_scores_of_other_kinds() -> None:
+def test_score_flops_of_other_mixers() -> None:
     """W is a projection; so are those of the MLP, whose hidden layer of 29 meets a vector."""
     plain = count_token_flops(LanguageModel(TINY), 23)
     bilinear = count_token_flops(LanguageModel(BILINEAR), 23)
@@ -111,7 +111,7 @@ def test_flops_of_scores_of_other_kinds() -> None:
     [TINY, UNTIED, BILINEAR, RELATIVE],
     ids=["tied", "untied", "bilinear", "relative"],
 )
-def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfig) -> None:
+def test_flops_match_matmuls_of_the_program(config: TransformerConfig) -> None:
     model = LanguageModel(reference(config))
     tokens = jnp.zeros((2, 13), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
@@ -120,7 +120,7 @@ def test_flops_are_those_of_the_products_in_the_program(config: TransformerConfi
 
 
 @pytest.mark.slow
-def test_flops_of_a_step_are_those_of_the_products_in_its_program() -> None:
+def test_decode_step_flops_match_matmuls_of_the_program() -> None:
     """Of an encoder-decoder: with a cache of 13 tokens that has read a source of 13."""
     block = reference(BILINEAR).layer_pattern[0]
     config = dataclasses.replace(
@@ -139,12 +139,12 @@ def test_flops_of_a_step_are_those_of_the_products_in_its_program() -> None:
     assert products(program.jaxpr) == count_decode_step_flops(model, 13).total(causal=False)
 
 
-def test_a_step_of_a_language_model_is_all_of_it() -> None:
+def test_decode_step_of_a_language_model_uses_all_weights() -> None:
     model = LanguageModel(TINY)
     assert count_decode_step_flops(model, 13) == count_token_flops(model, 13)
 
 
-def test_decoding_reads_of_an_encoder_decoder_what_meets_the_token() -> None:
+def test_encoder_decoder_decode_step_reads_decoder_weights() -> None:
     """A decoder is a language model with other layers, and cross attention without keys, values."""
     block = dataclasses.replace(TINY.layer_pattern[0], cross_attention=MIXER)
     config = dataclasses.replace(
@@ -172,7 +172,7 @@ def products(jaxpr: Any) -> int:
     return total
 
 
-def test_flops_are_those_the_compiler_counts() -> None:
+def test_flops_match_the_compiler() -> None:
     """It counts norms, softmax and GELU as well: 1% more at this size."""
     block = BlockConfig(mixer=AttentionConfig(num_heads=2, backend="reference"))
     config = TransformerConfig(
@@ -192,7 +192,7 @@ def test_flops_are_those_the_compiler_counts() -> None:
     assert 1 < analysis["flops"] / counted < 1.03
 
 
-def test_decoding_reads_of_a_table_one_row() -> None:
+def test_decode_step_reads_one_embedding_row() -> None:
     positions, embedding = 18 * 7, 23 * 7
     assert decode_step_weight_bytes(LanguageModel(TINY)) == 4 * (2463 - positions)
     allocated = 2463 + 24 * 7
@@ -201,7 +201,7 @@ def test_decoding_reads_of_a_table_one_row() -> None:
     )
 
 
-def test_plain_attention_moves_the_scores_four_times() -> None:
+def test_attention_traffic_of_scores() -> None:
     traffic = attention_traffic(LanguageModel(TINY), 23)
     assert traffic.flash == 3 * 4 * (3 * 5 + 5 + 11 + 3 * 11)
     assert traffic.plain - traffic.flash == 3 * 4 * (4 * 3 * 23)

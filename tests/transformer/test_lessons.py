@@ -24,9 +24,8 @@ from transformer import (
     T5RelativeBias,
     TransformerConfig,
 )
-from transformer.attention.attend import attend
-from transformer.attention.score_spec import ScoreSpec
-from transformer.layers.embedding import sinusoidal_embedding
+from transformer.attention.attend import ScoreSpec, attend
+from transformer.layers.position_embedding import sinusoidal_embedding
 
 WEIGHTS = frozenset({"weights"})
 

@@ -44,12 +44,12 @@ def test_parameters_by_part() -> None:
     assert (counted.total, counted.padding, counted.allocated) == (2414, 49, 2463)
 
 
-def test_an_output_matrix_of_its_own_is_a_part() -> None:
+def test_untied_output_matrix_is_counted() -> None:
     counted = count_parameters(LanguageModel(UNTIED))
     assert (counted.by_part["output"], counted.total, counted.padding) == (119, 2414 + 119, 98)
 
 
-def test_places_of_a_pattern_may_differ() -> None:
+def test_layer_pattern_with_different_places() -> None:
     wide = BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(d_ff=29, bias=False))
     mixed = dataclasses.replace(
         TINY, layer_pattern=(*TINY.layer_pattern, wide)
@@ -58,7 +58,7 @@ def test_places_of_a_pattern_may_differ() -> None:
     assert parts["feed_forward"] == 2 * (2 * 7 * 13 + 13 + 7) + 2 * 7 * 29
 
 
-def test_a_token_meets_the_experts_that_it_is_sent_to() -> None:
+def test_active_parameters_of_experts() -> None:
     mixture = MoEConfig(num_experts=5, num_experts_per_token=2, expert=FeedForwardConfig(d_ff=13))
     block = BlockConfig(mixer=MIXER, feed_forward=mixture)
     counted = count_parameters(
@@ -117,12 +117,12 @@ def test_llama_has_the_published_size(words: int, kv_heads: int, hidden: int, to
     assert count_parameters(LanguageModel(config)).total == total
 
 
-def test_a_model_without_a_vocabulary_is_refused() -> None:
+def test_model_without_vocabulary_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"model\.vocab_size 0"):
         count_parameters(LanguageModel(TransformerConfig()))
 
 
-def test_cache_grows_by_keys_and_values() -> None:
+def test_cache_bytes() -> None:
     assert cache_bytes(LanguageModel(TINY), 19) == 19 * 3 * (5 + 11) * 4
     half = dataclasses.replace(TINY, precision=Precision.parse("bfloat16"))
     assert cache_bytes(LanguageModel(half), 19) == 19 * 3 * (5 + 11) * 2

@@ -16,8 +16,8 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.losses import ChunkedCrossEntropy
-from transformer.models.base import get_output_matrix
+from transformer.chunked_cross_entropy import ChunkedCrossEntropy
+from transformer.layers.embedding import get_output_matrix
 from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(
@@ -45,7 +45,7 @@ def test_named_policies(name: str, parameters: str, compute: str) -> None:
     assert policy.name == name
 
 
-def test_parts_are_read_and_written() -> None:
+def test_policy_text_round_trip() -> None:
     assert Precision.parse("compute=bfloat16,softmax=bfloat16") == CUSTOM
     assert (
         CUSTOM.name
@@ -76,7 +76,7 @@ def test_only_float16_needs_a_loss_scale(name: str, scaled: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_lowest_number_is_finite_and_makes_no_nan(dtype: str) -> None:
+def test_lowest_number_is_finite_and_makes_no_nan(dtype: str) -> None:
     scores = jnp.full((1, 3), finfo_min(dtype), dtype)
     assert bool(jnp.isfinite(scores).all())
     assert np.allclose(np.asarray(jax.nn.softmax(scores), np.float32), 1 / 3, atol=0.01)
@@ -94,7 +94,7 @@ def test_dtypes_of_parameters_outputs_gradients_and_loss(name: str) -> None:
         loss = ChunkedCrossEntropy(13, dtype=policy.loss)
         weights = jnp.ones(tokens.shape)
         matrix = get_output_matrix(params, model.config)
-        return loss(output.hidden, matrix, tokens, weights).total, output
+        return loss(output.hidden, matrix, tokens, weights), output
 
     (loss, output), gradients = jax.eval_shape(jax.value_and_grad(total, has_aux=True), params)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(policy.parameters)}
@@ -127,7 +127,7 @@ def exact(params: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "pure_bfloat16", "float16"])
-def test_sixteen_bits_compute_what_float32_computes(params: Any, exact: Any, name: str) -> None:
+def test_sixteen_bit_results_are_close_to_float32(params: Any, exact: Any, name: str) -> None:
     assert 0 < np.abs(hidden(params, name) - exact).max() < 0.05 * np.abs(exact).max()
 
 
@@ -143,14 +143,14 @@ def test_sixteen_bits_compute_what_float32_computes(params: Any, exact: Any, nam
         (Hardware("gpu", "unknown"), "bfloat16"),
     ],
 )
-def test_auto_is_decided_by_the_hardware(hardware: Hardware, dtype: str) -> None:
+def test_auto_depends_on_hardware(hardware: Hardware, dtype: str) -> None:
     found = Precision.parse("auto").resolve(hardware)
     assert found == Precision.parse(dtype)
     assert found.needs_loss_scale == (dtype == "float16")
     assert Precision.parse("pure_bfloat16").resolve(hardware) == Precision.parse("pure_bfloat16")
 
 
-def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
+def test_models_reject_auto() -> None:
     auto = Precision.parse("auto")
     assert auto.name == "auto"
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1, precision=auto))
@@ -160,7 +160,7 @@ def test_auto_has_a_name_and_is_refused_by_a_model() -> None:
         jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))
 
 
-def test_caches_store_the_dtype_of_the_computation_or_their_own() -> None:
+def test_cache_dtype() -> None:
     assert Precision.parse("bfloat16").cache_dtype == "bfloat16"
     narrow = Precision.parse("compute=float32,cache=bfloat16")
     assert narrow.cache_dtype == "bfloat16"

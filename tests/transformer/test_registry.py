@@ -12,7 +12,7 @@ from transformer.registry import BUILTIN_MIXERS, MIXERS, MixerConfigRegistry, Mi
 
 
 @pytest.mark.parametrize("kind", BUILTIN_MIXERS)
-def test_the_table_says_what_the_module_registers(kind: str) -> None:
+def test_table_matches_registered_mixers(kind: str) -> None:
     mixer = MIXERS[kind]
     assert mixer.__module__ == BUILTIN_MIXERS[kind].module
     config = MIXERS.config_class(kind)
@@ -22,14 +22,14 @@ def test_the_table_says_what_the_module_registers(kind: str) -> None:
     assert MixerRegistry().config_class(kind) is config
 
 
-def test_every_name_of_the_package_is_found() -> None:
+def test_every_public_name_is_found() -> None:
     for name in transformer.__all__:
         assert getattr(transformer, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = transformer.nothing
 
 
-def test_settings_are_named_without_importing_what_computes() -> None:
+def test_settings_load_without_implementations() -> None:
     program = (
         "import sys\n"
         "from transformer.registry import MixerConfigRegistry\n"
@@ -43,7 +43,7 @@ def test_settings_are_named_without_importing_what_computes() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_a_mixer_of_ones_own_is_added_and_removed() -> None:
+def test_own_mixer_is_added_and_removed() -> None:
     mixers, full = MixerRegistry(), MIXERS["full"]
     mixers["mine"] = full
     assert mixers["mine"] is full
@@ -56,7 +56,7 @@ def test_a_mixer_of_ones_own_is_added_and_removed() -> None:
         _ = mixers["mine"]
 
 
-def test_settings_follow_a_mixer_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_follow_a_replaced_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
     before = MixerConfigRegistry()["identity"]
     monkeypatch.setitem(MIXERS, "identity", MIXERS["convolution"])
     assert MixerConfigRegistry()["identity"] is MixerConfigRegistry()["convolution"]
@@ -64,7 +64,7 @@ def test_settings_follow_a_mixer_that_is_replaced(monkeypatch: pytest.MonkeyPatc
     assert MixerConfigRegistry()["identity"] is before
 
 
-def test_settings_are_where_the_table_says() -> None:
+def test_table_names_the_module_of_settings() -> None:
     for home in BUILTIN_MIXERS.values():
         found = getattr(importlib.import_module(home.config_module), home.config_name)
         assert found.__module__ == home.config_module

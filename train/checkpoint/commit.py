@@ -9,8 +9,6 @@ With several processes, each hashes its share of the files and writes a partial 
 merges the parts. Nothing here uses a device, so training continues meanwhile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

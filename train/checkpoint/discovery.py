@@ -4,8 +4,6 @@ All processes of a run get the same answer: process 0 looks, and broadcasts what
 network file system two processes may otherwise see different steps and restore different states.
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 import re

@@ -9,8 +9,6 @@ come from Orbax or name its temporary folders. `train.fit` and `train.load` inst
 constructing a `CheckpointManager` does not.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -53,10 +51,10 @@ class _UnraisableFilter:
     then calls `call_soon_threadsafe` on the closed loop, with no Python frame above it.
     """
 
-    def __init__(self, previous: Callable[[sys.UnraisableHookArgs], object]):
+    def __init__(self, previous: Callable[["sys.UnraisableHookArgs"], object]):
         self._previous = previous
 
-    def __call__(self, unraisable: sys.UnraisableHookArgs) -> None:
+    def __call__(self, unraisable: "sys.UnraisableHookArgs") -> None:
         trace = unraisable.exc_traceback
         outermost = trace.tb_frame.f_code if trace else None
         from_cpp = outermost is asyncio.BaseEventLoop.call_soon_threadsafe.__code__

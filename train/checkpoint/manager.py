@@ -1,7 +1,5 @@
 """Save, list, verify and restore the checkpoints of a run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from types import TracebackType

@@ -5,8 +5,6 @@ last and atomically, so that a save that is killed at any moment leaves no check
 restore compares the files with it, because Orbax and TensorStore do not detect a flipped bit.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ These are files of their own, beside the checkpoints. Weights of the right shape
 settings give wrong results without an error, so resume and `load` compare them with this record.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -25,7 +23,7 @@ PROVENANCE_KEY = "run"
 
 
 def collect_provenance(
-    experiment: Experiment, tokenizer: Tokenizer, labels: Labels
+    experiment: Experiment, tokenizer: Tokenizer | None, labels: Labels
 ) -> dict[str, Any]:
     """Return the record to save with each checkpoint, as JSON values.
 
@@ -34,7 +32,7 @@ def collect_provenance(
     """
     return {
         "settings": non_resumable_fields(experiment),
-        "tokenizer": tokenizer.digest,
+        "tokenizer": None if tokenizer is None else tokenizer.digest,
         "labels": _digest(labels),
         "python": platform.python_version(),
     }

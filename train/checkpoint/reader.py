@@ -3,8 +3,6 @@
 A checkpoint has three Orbax items: the arrays, their dtypes and shapes, and JSON metadata.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

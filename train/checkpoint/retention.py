@@ -1,7 +1,5 @@
 """Decide which checkpoints to keep, and delete or rename the others."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

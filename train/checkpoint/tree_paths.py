@@ -4,8 +4,6 @@ A checkpoint stores these names with each array's dtype and shape. They let an e
 which parameter differs, before any array is read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

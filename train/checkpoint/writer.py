@@ -12,8 +12,6 @@ A save has four stages, and a process may be killed in any of them. What it leav
 None of these is listed as a checkpoint, and the one before is deleted only in the last stage.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Collection, Iterator, Mapping

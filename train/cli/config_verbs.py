@@ -72,6 +72,10 @@ class FitArguments:
     experiment: Annotated[Experiment, tyro.conf.arg(name="")]
     workdir: str = ""
     """Folder of the run, local or remote; default: runs/NAME."""
+    init_from: str = ""
+    """Folder of a run to start with the weights and the tokenizer of. Not read on resume."""
+    init_only: str = ""
+    """With --init-from: tree paths of the weights to take, as layers or '*/mixer/*'."""
     quiet: bool = False
     """Print no progress."""
 
@@ -89,7 +93,14 @@ def run_fit(arguments: list[str]) -> int:
     experiment = _with_best_mesh(given) if mesh_auto else given.experiment
     with explain_lost_peers():
         quiet = given.quiet or json_wanted
-        run = fit(experiment, given.workdir, quiet=quiet, start_time=process_start_time())
+        run = fit(
+            experiment,
+            given.workdir,
+            init_from=given.init_from,
+            init_only=given.init_only,
+            quiet=quiet,
+            start_time=process_start_time(),
+        )
     if json_wanted:
         print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
     return 0
@@ -123,7 +134,7 @@ def run_describe(arguments: list[str]) -> int:
         "describe", arguments, lambda experiment: experiment, ASK_COMPILER_HELP
     )
     from train.estimate.description import describe
-    from train.runtime.hardware import enable_compilation_cache, local_hardware
+    from train.runtime.local_hardware import enable_compilation_cache, local_hardware
     from transformer.precision import AUTO_POLICY
 
     if with_compiler or experiment.model.precision == AUTO_POLICY:

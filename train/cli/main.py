@@ -4,8 +4,6 @@ A verb's module is imported when the verb runs. `--help` loads no JAX, not even 
 CONFIG: configs are plain dataclasses.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import itertools
@@ -14,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
+from train.cli.own_packages import program_name
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
 
@@ -50,6 +49,11 @@ VERBS = {
         "memory, time and cost on any hardware, and the best mesh",
         "config_verbs",
     ),
+    "scaling": Verb(
+        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
+        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "sweep_verbs",
+    ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
 """All verbs, in the order of the help text."""
@@ -57,6 +61,10 @@ VERBS = {
 
 MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
 """Verbs that run a model, for which Python may restart with huge pages."""
+
+
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "doctor"}
+"""Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 
 HELP_FLAGS = frozenset({"-h", "--help"})
@@ -101,6 +109,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
     if verb not in VERBS:
         raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+    modules = pop_imports(arguments) if verb in PLUGIN_VERBS else []
     # Before CONFIG or W, --help means the verb's usage; after it, tyro lists all settings.
     options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
     if not HELP_FLAGS.isdisjoint(options):
@@ -110,12 +119,34 @@ def dispatch(verb: str, arguments: list[str]) -> int:
 
     try:
         with exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext():
+            if verb in PLUGIN_VERBS:
+                from train.config.plugins import import_installed_plugins, import_modules
+
+                import_installed_plugins()
+                import_modules(modules, "--import")
             module = importlib.import_module(f"train.cli.{VERBS[verb].module}")
             status: int = getattr(module, f"run_{verb}")(arguments)
     except PreemptedError as stop:
         print(stop, file=sys.stderr)
         return PREEMPTED_EXIT_STATUS
     return status
+
+
+def pop_imports(arguments: list[str]) -> list[str]:
+    """Remove every `--import NAME` from the arguments, and return the names in order."""
+    names, left = [], iter(arguments[:])
+    arguments.clear()
+    for each in left:
+        name = each.removeprefix("--import=")
+        if each == "--import":
+            name = next(left, "")
+        elif name == each:
+            arguments.append(each)
+            continue
+        if not name or name.startswith("-"):
+            raise UsageError("--import: names no module; give mypackage.module or a .py file")
+        names.append(name)
+    return names
 
 
 def exit_process(status: int, error: BaseException) -> NoReturn:
@@ -156,7 +187,7 @@ def discard_output() -> None:
 def verb_usage(verb: str) -> str:
     """Return the text of `VERB --help`."""
     signature, summary, _ = VERBS[verb]
-    lines = [f"usage: python -m train {verb} {signature}".rstrip(), "", summary]
+    lines = [f"usage: {program_name()} {verb} {signature}".rstrip(), "", summary]
     if signature:
         name = signature.split()[0]
         lines.append(f"give {name} before --help to see its settings and their values")
@@ -167,15 +198,16 @@ def verb_usage(verb: str) -> str:
 def usage() -> str:
     """Return the text of `--help`."""
     width = max(len(verb) for verb in VERBS)
-    lines = ["usage: python -m train VERB ...", "", "verbs:"]
+    lines = [f"usage: {program_name()} VERB ...", "", "verbs:"]
     for verb, (signature, summary, _) in VERBS.items():
         lines.append(f"  {verb:<{width}}  {summary}")
-        lines.append(f"  {'':<{width}}    python -m train {verb} {signature}".rstrip())
+        lines.append(f"  {'':<{width}}    {program_name()} {verb} {signature}".rstrip())
     lines += [
         "",
         "CONFIG is a file in configs/, with one of its experiments if it holds several (gpt2,",
         "gpt2:medium), or the path of a .py file. W is the folder of a run.",
-        "python -m train VERB --help lists a verb's settings; --debug shows tracebacks;",
-        "--json prints one object on standard output.",
+        f"{program_name()} VERB --help lists a verb's settings; --debug shows tracebacks;",
+        "--json prints one object on standard output. --import mypackage.module (or file.py)",
+        "imports code of your own first. linen-transformer VERB ... is the installed command.",
     ]
     return "\n".join(lines)

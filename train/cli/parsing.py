@@ -4,8 +4,6 @@ A config part may be one of several classes (mixer, optimizer, task, ...). `--op
 selects another class before its settings are parsed; the new class starts from its own defaults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io
@@ -17,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from train.config.io import classes_by_kind
+from train.cli.own_packages import program_name
+from train.config.io import classes_by_kind, has_kind_field
 from train.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def parse(
         with contextlib.redirect_stderr(errors):
             found = tyro.cli(
                 arguments_type,
-                prog=f"python -m train {verb}",
+                prog=f"{program_name()} {verb}",
                 args=list(arguments),
                 registry=_registry(),
                 config=(tyro.conf.AvoidSubcommands,),
@@ -93,7 +92,7 @@ def flatten_error(box: str, verb: str) -> str:
     text = text.replace("Perhaps you meant:", "; perhaps you meant")
     text = text.replace("Argument helptext:", "; it is")
     text = re.sub(r"\s+", " ", text).replace(" ;", ";").strip()
-    return f"{text or box.strip()}; see python -m train {verb} --help"
+    return f"{text or box.strip()}; see {program_name()} {verb} --help"
 
 
 def _registry() -> ConstructorRegistry:
@@ -101,7 +100,7 @@ def _registry() -> ConstructorRegistry:
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def precision(info: Any) -> PrimitiveConstructorSpec[Precision] | None:
+    def precision(info: Any) -> "PrimitiveConstructorSpec[Precision] | None":
         if (
             "transformer.precision" not in sys.modules
         ):  # no field has this type, and JAX is not loaded
@@ -137,7 +136,7 @@ def pop_flag(arguments: list[str], flag: str) -> bool:
 def pop_positional(arguments: list[str], name: str, verb: str) -> str:
     """Remove and return the first argument. Raises UsageError if it is missing or an option."""
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"{verb}: {name} is missing; write python -m train {verb} {name} ...")
+        raise UsageError(f"{verb}: {name} is missing; write {program_name()} {verb} {name} ...")
     return arguments.pop(0)
 
 
@@ -207,7 +206,9 @@ def _with_kinds(
         if kind not in known:
             raise UsageError(f"{path}.kind {kind}: is unknown; give one of {', '.join(known)}")
         config = config if type(config) is known[kind] else known[kind]()
-        used.add(path)
+        # Where `kind` is also a setting of the class (a shipped schedule), tyro parses it.
+        if not has_kind_field(known[kind]):
+            used.add(path)
     changed = {}
     for name, value, inner in _config_parts(config):
         new, nested = _with_kinds(value, inner, f"{path}.{name}" if path else name, requested)

@@ -1,15 +1,16 @@
 """Experiments as plain data: saved with every run, read back, and compared on resume.
 
-A field may hold one of several classes: a position embedding, an optimizer, a task, a mixer (to
-which users add their own). In plain data such a value is a dict whose `kind` names the class. A
-saved run is data only: `kind` selects among known classes, and nothing in the file is executed.
+A field may hold one of several classes: a position embedding, an optimizer, a task, a mixer. In
+plain data such a value is a dict whose `kind` names the class. A saved run is data only: `kind`
+selects among known classes, and nothing in the file is executed. Users add classes of their own to
+mixers, tasks, datasets, optimizers and schedules (`OPEN_PARTS`).
 """
 
 import dataclasses
 import functools
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union, get_args, get_origin
 
 import cattrs
@@ -18,6 +19,9 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 from train.data.config import DataConfig
 from train.errors import UserError
 from train.experiment import Experiment
+from train.optim.base import Optimizer
+from train.optim.registry import OPTIMIZERS
+from train.optim.schedules import SCHEDULES, LearningRateSchedule
 from train.tasks.config import TaskConfig
 from train.tasks.registry import data_configs, task_configs
 from transformer.attention.config import MixerConfig
@@ -28,6 +32,7 @@ RESUMABLE_FIELDS = (
     "name",
     "steps",
     "log_every",
+    "debug_checks",
     "evaluation.",
     "sample.",
     "checkpoint.",
@@ -77,11 +82,16 @@ def _converter() -> cattrs.Converter:
         return {"kind": kind, **make_dict_unstructure_fn(type(value), converter)(value)}
 
     def from_dict(data: dict[str, Any], hint: Any) -> Any:
-        fields, known = dict(data), classes_by_kind(hint)
+        fields, known = dict(data), all_classes_by_kind(hint)
         kind = fields.pop("kind")
         if kind not in known:
-            raise UserError(f"kind {kind}: is not known; it may be {', '.join(known)}")
+            raise UserError(
+                f"kind {kind}: is not known; it may be {', '.join(known)}, or one of your own from "
+                "a module that --import names"
+            )
         config = known[kind]
+        if has_kind_field(config):  # a shipped schedule
+            fields["kind"] = kind
         structure: Any = make_dict_structure_fn(config, converter, _cattrs_forbid_extra_keys=True)
         return structure(fields, config)
 
@@ -95,7 +105,8 @@ def _converter() -> cattrs.Converter:
 
 
 def _has_kinds(hint: Any) -> bool:
-    return bool(classes_by_kind(hint))
+    # Not `classes_by_kind`: cattrs remembers the answer, and classes are registered later.
+    return bool(all_classes_by_kind(hint))
 
 
 def experiment_to_dict(experiment: Experiment) -> dict[str, Any]:
@@ -189,14 +200,29 @@ def classes_by_kind(hint: Any) -> Mapping[str, type]:
 
     Empty if the field has a single class. None in a union is not listed: it has no kind.
     """
+    known = all_classes_by_kind(hint)
+    if known is SCHEDULES and len(set(known.values())) == 1:
+        return {}  # `kind` is a setting like others until there is a schedule of another class
+    return known
+
+
+OPEN_PARTS: tuple[tuple[type, Callable[[], Mapping[str, type]]], ...] = (
+    (MixerConfig, MixerConfigRegistry),
+    (TaskConfig, task_configs),
+    (DataConfig, data_configs),
+    (Optimizer, lambda: OPTIMIZERS),
+    (LearningRateSchedule, lambda: SCHEDULES),
+)
+"""Parts to which users add classes of their own: the base class, and all classes by kind."""
+
+
+def all_classes_by_kind(hint: Any) -> Mapping[str, type]:
+    """Return `classes_by_kind`, and the kinds of the shipped schedules, which are one class."""
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     classes = [each for each in members if isinstance(each, type)]
-    if any(issubclass(each, MixerConfig) for each in classes):
-        return MixerConfigRegistry()
-    if any(issubclass(each, TaskConfig) for each in classes):
-        return task_configs()
-    if any(issubclass(each, DataConfig) for each in classes):
-        return data_configs()
+    for base, known in OPEN_PARTS:
+        if any(issubclass(each, base) for each in classes):
+            return known()
     configs = [each for each in classes if dataclasses.is_dataclass(each)]
     return {kind_name(each): each for each in configs} if len(configs) > 1 else {}
 
@@ -206,6 +232,10 @@ def kind_name(config: type) -> str:
 
     A class with a *field* called `kind` (a norm, say) goes by its own name.
     """
-    fields = {field.name for field in dataclasses.fields(config)}
-    kind = None if "kind" in fields else getattr(config, "kind", None)
+    kind = None if has_kind_field(config) else getattr(config, "kind", None)
     return kind or config.__name__
+
+
+def has_kind_field(config: type) -> bool:
+    """Return True if `kind` is a setting of the class."""
+    return any(field.name == "kind" for field in dataclasses.fields(config))

@@ -39,7 +39,9 @@ def resolve_auto(
             hardware=hardware,
             segments=experiment.has_segments,
             context_shards=context_shards,
-            mesh_known=experiment.compile == "jit",
+            # As the model will ask: its activations are constrained to a mesh by `jit` alone, and
+            # on one device not at all. `choose_backend` then answers the model from its cache.
+            mesh_known=experiment.compile == "jit" and hardware.count > 1,
         )
         if choice is not None:
             choices[backend_field(index)] = f"{choice.backend} ({choice.reason})"

@@ -1,7 +1,5 @@
 """Batches of windows of text, for training and evaluation, and prefetching of batches."""
 
-from __future__ import annotations
-
 import collections
 import concurrent.futures
 import dataclasses
@@ -144,7 +142,7 @@ def example_ids(
     return (examples % (1 << 32)).astype(np.uint32)
 
 
-def _shuffled(count: int, seed: int) -> grain.MapDataset:
+def _shuffled(count: int, seed: int) -> "grain.MapDataset":
     """Return the indices below ``count``, shuffled anew in each epoch, without end."""
     # With a jaxlib before 0.11 (Colab), importing grain logs a warning about profiling.
     logger = logging.getLogger("absl")
@@ -175,7 +173,7 @@ def make_text_evaluation_batches(
     document_masking: bool,
     stride: int | None = None,
     max_batches: int | None = None,
-) -> TextEvaluationBatches:
+) -> "TextEvaluationBatches":
     """Lay windows over a stream so that each target counts once.
 
     Args:

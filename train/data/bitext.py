@@ -1,7 +1,5 @@
 """Bitext: sentence pairs of two languages, for encoder-decoders."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -13,6 +11,7 @@ from train.data.buckets import RaggedArray
 from train.data.example_configs import BitextDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    check_text_pair,
     corpus_digest,
     read_splits,
     tokenizer_for_splits,
@@ -20,7 +19,7 @@ from train.data.examples import (
 )
 from train.data.files import find_file
 from train.data.streams import HostBatch
-from train.data.text import read_lines
+from train.data.text_files import read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
@@ -90,7 +89,11 @@ def prepare_bitext(
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
     """
-    splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
+    splits = read_splits(
+        config,
+        lambda setting, path: read_pairs(config, setting, path),
+        lambda location, pair: SentencePair(*check_text_pair(location, pair)),
+    )
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {

@@ -3,8 +3,6 @@
 Buckets limit the number of batch shapes, each of which is a program to compile, and the padding.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -20,7 +18,7 @@ class RaggedArray:
     """Offset of each sequence in values, then the total length."""
 
     @classmethod
-    def from_sequences(cls, sequences: Sequence[np.ndarray]) -> RaggedArray:
+    def from_sequences(cls, sequences: Sequence[np.ndarray]) -> "RaggedArray":
         """Concatenate sequences."""
         lengths = [len(sequence) for sequence in sequences]
         flat = np.concatenate([np.zeros(0, np.int32), *sequences]).astype(np.int32)

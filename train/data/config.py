@@ -5,7 +5,8 @@ Imports nothing heavy: the command line reads this module for `--help`.
 
 import abc
 import dataclasses
-from typing import ClassVar, Literal, get_args
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, get_args
 
 from train.errors import UsageError
 
@@ -96,14 +97,36 @@ class DataConfig(abc.ABC):
     is_text: ClassVar[bool] = False
 
     @property
-    @abc.abstractmethod
     def path(self) -> str:
-        """Path of the training data."""
+        """Path of the training data; empty for data that are generated."""
+        return ""
 
     @property
-    @abc.abstractmethod
-    def tokenizer(self) -> TokenizerConfig:
-        """Settings of the tokenizer."""
+    def tokenizer(self) -> TokenizerConfig | None:
+        """Settings of the tokenizer; None for data without text."""
+        return None
+
+    def read_split(self, split: str) -> Iterable[Any] | None:
+        """Return the examples of a split. For datasets of the user: shipped ones read files.
+
+        A dataset that overrides this derives from the data settings of its task, and reads no
+        `path`. Its examples are the same in every call. They are texts for `TextDataConfig`,
+        (text, label) for `ClassificationDataConfig`, (source, target) for `BitextDataConfig`, and
+        for `TokenLabelDataConfig` sentences, each a sequence of (word, tag).
+
+        Args:
+          split: "train", "validation" or "test".
+
+        Returns:
+          The examples; None if there is no such split. Without a validation split, training
+          examples are held out as the settings say.
+        """
+        return None
+
+    @property
+    def has_own_examples(self) -> bool:
+        """True for a dataset that yields its examples itself."""
+        return type(self).read_split is not DataConfig.read_split
 
     @property
     @abc.abstractmethod
@@ -129,6 +152,30 @@ class DataConfig(abc.ABC):
     def batch_size_multiple(self) -> int:
         """Number that the rows of a batch are a multiple of, where `batch_tokens` is not 0."""
         return 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDataConfig(DataConfig):
+    """Arrays that the task reads or generates itself: no text and no tokenizer."""
+
+    length_field = "length"
+
+    path: str = ""
+    """File or folder, for a task that reads one."""
+
+    length: int = 64
+    """Positions of an example, T."""
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, f"data.length: {self.length} is no length; give 1 or more")
+
+    @property
+    def longest_example(self) -> int:
+        return self.length
+
+    @property
+    def has_segments(self) -> bool:
+        return False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,26 +1,27 @@
 """Running text: find the files, split off held-out text, train the tokenizer, tokenize, cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
 import json
+import lzma
 import pathlib
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from train.data.cache import cache_folder, cache_key, get_or_create
 from train.data.config import TextDataConfig
+from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.data.files import TextFile, find_files
 from train.data.python_library import LIBRARY_PATH, library_documents, library_files
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
-from train.data.text import Document, read_documents, truncate_documents
+from train.data.text_files import Document, read_documents, truncate_documents
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.evaluation.compression import compressed_bits_per_byte
+
+SPLITS = ("train", "validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TextSource:
     @classmethod
     def find(
         cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
-    ) -> TextSource:
+    ) -> "TextSource":
         """Return the source of ``path``, the value of ``setting``. UserError: it has no files."""
         files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
         return cls(setting, path, files, text_field, max_bytes)
@@ -59,6 +60,47 @@ class TextSource:
         version = [*sys.version_info] if self.path == LIBRARY_PATH else []
         files = [file.fingerprint() for file in self.files]
         return [version, self.text_field, self.max_bytes, files]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTextSource:
+    """Documents of one split of a dataset of the user. Each pass generates them again."""
+
+    config: TextDataConfig
+    split: str
+    setting: str = "dataset"
+
+    @property
+    def path(self) -> str:
+        """Name of the split, for error messages."""
+        return f"{type(self.config).__name__}, split {self.split}"
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
+        is_empty = True
+        for document in truncate_documents(self._texts(), self.config.max_bytes):
+            is_empty = False
+            yield document
+        if is_empty:
+            raise UserError(f"{self.setting} {self.path}: has no text; yield some from read_split")
+
+    def _texts(self) -> Iterator[Document]:
+        for index, text in enumerate(self.config.read_split(self.split) or ()):
+            if not isinstance(text, str):
+                raise UserError(
+                    f"{self.setting} {self.path}, example {index}: is a {type(text).__name__}; "
+                    "yield strings"
+                )
+            if text:
+                yield Document(f"{self.split}/{index}", text)
+
+    def fingerprint(self) -> list[object]:
+        """Return a digest of all texts: there are no files whose times could tell."""
+        digest = hashlib.blake2b(digest_size=16)
+        for document in self.documents():
+            encoded = document.text.encode(errors="surrogatepass")
+            digest.update(f"{len(encoded)} ".encode() + encoded)
+        return [digest.hexdigest()]
 
 
 class Holdout(Protocol):
@@ -107,6 +149,13 @@ class TextSplits:
 
     def __init__(self, config: TextDataConfig):
         self._config = config
+        if config.has_own_examples:
+            own = [each for each in SPLITS if config.read_split(each) is not None]
+            self._sources: dict[str, TextSource | OwnTextSource] = {
+                split: OwnTextSource(config, split) for split in ["train", *own]
+            }
+            self.names = tuple(dict.fromkeys(["train", "validation", *own]))
+            return
         self._sources = {
             split: TextSource.find(
                 f"data.{setting}", path, text_field=config.text_field, max_bytes=config.max_bytes
@@ -182,7 +231,11 @@ def _hash(name: str) -> bytes:
 
 # Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 1
+
+
 _METADATA = "corpus.json"
+
+
 _TOKENIZER = "tokenizer.json"
 
 
@@ -301,3 +354,30 @@ def _is_complete(folder: pathlib.Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+_GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trailer
+
+
+def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
+    """Return the bits per byte that `gzip -9` and `xz -9` need for the texts as one file."""
+    compressors: dict[str, _Compressor] = {
+        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, _GZIP_CONTAINER),
+        "xz -9": lzma.LZMACompressor(preset=9),
+    }
+    sizes = dict.fromkeys(compressors, 0)
+    total = 0
+    for text in texts:
+        encoded = text.encode()
+        total += len(encoded)
+        for name, compressor in compressors.items():
+            sizes[name] += len(compressor.compress(encoded))
+    for name, compressor in compressors.items():
+        sizes[name] += len(compressor.flush())
+    return {name: 8 * size / total for name, size in sizes.items()}

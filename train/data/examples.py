@@ -1,20 +1,18 @@
 """Corpora of separate examples: splits, labels, and batches padded to the lengths of buckets."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
-from train.data.cache import cache_key
 from train.data.config import TokenizerConfig
+from train.data.disk_cache import cache_key
 from train.data.example_configs import ExampleDataConfig
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
@@ -57,19 +55,50 @@ class ExampleCorpus(Generic[Split]):
 
 
 def read_splits(
-    config: ExampleDataConfig, read: ReadExamples[Example]
+    config: ExampleDataConfig,
+    read: ReadExamples[Example],
+    convert: Callable[[str, Any], Example] | None = None,
 ) -> dict[str, Sequence[Example]]:
-    """Return the examples of every split. Validation may be held out of the training examples."""
+    """Return the examples of every split. Validation may be held out of the training examples.
 
-    def examples_of(setting: str, path: str) -> Sequence[Example]:
-        if examples := read(setting, path):
-            return examples
-        raise UserError(f"{setting} {path}: has no examples; give a file that has some")
+    Args:
+      config: Paths and splits.
+      read: Reads the examples of a path.
+      convert: Makes an example of its location, for error messages, and of what a dataset of the
+        user yields (`DataConfig.read_split`).
+    """
+    paths = {
+        "train": ("data.path", config.path),
+        "validation": ("data.validation_path", config.validation_path),
+        "test": ("data.test_path", config.test_path),
+    }
 
-    examples = examples_of("data.path", config.path)
-    if config.validation_path:
-        validation = examples_of("data.validation_path", config.validation_path)
-    else:
+    def examples_of(split: str) -> Sequence[Example] | None:
+        """Return the examples of a split; None if there is none."""
+        setting, path = paths[split]
+        if config.has_own_examples and convert is not None:
+            source, remedy = f"dataset {type(config).__name__}, split {split}", "yield some"
+            if (found := config.read_split(split)) is None:
+                return None
+            examples: Sequence[Example] = [
+                convert(f"{source}, example {index}", each) for index, each in enumerate(found)
+            ]
+        elif path or split == "train":
+            source, remedy = f"{setting} {path}", "give a file that has some"
+            examples = read(setting, path)
+        else:
+            return None
+        if not examples:
+            raise UserError(f"{source}: has no examples; {remedy}")
+        return examples
+
+    examples, validation, test = map(examples_of, paths)
+    if examples is None:
+        raise UserError(
+            f"dataset {type(config).__name__}: has no split train; return its examples from "
+            "read_split"
+        )
+    if validation is None:
         if len(examples) < 2:
             raise UserError(
                 f"data.path {config.path}: one example is too few to hold one out; give more, or "
@@ -81,9 +110,14 @@ def read_splits(
         validation = [example for n, example in enumerate(examples) if n in held_out]
         examples = [example for n, example in enumerate(examples) if n not in held_out]
     splits = {"train": examples, "validation": validation}
-    if config.test_path:
-        splits["test"] = examples_of("data.test_path", config.test_path)
-    return splits
+    return splits if test is None else {**splits, "test": test}
+
+
+def check_text_pair(location: str, pair: Any) -> tuple[str, str]:
+    """Return a pair of texts that a dataset of the user yields. Raises UserError for others."""
+    if isinstance(pair, tuple | list) and [type(each) for each in pair] == [str, str]:
+        return pair[0], pair[1]
+    raise UserError(f"{location}: is no pair of texts; yield tuples of two strings")
 
 
 def choose_held_out_examples(count: int, fraction: float, seed: int) -> frozenset[int]:

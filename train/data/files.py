@@ -1,7 +1,5 @@
 """File paths: expansion of `~`, variables, globs and folders, for local and remote paths."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib

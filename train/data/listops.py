@@ -7,19 +7,17 @@ node is an operator with probability 1/4 and a digit otherwise, and always a dig
 depth. Expressions that are too short or too long are rejected.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from train.data.classification import (
+from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
+from train.data.examples import ExampleCorpus, read_splits
+from train.data.text_labels import (
     ClassificationSplit,
     LabeledText,
     make_classification_corpus,
     read_labeled_texts,
 )
-from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
-from train.data.examples import ExampleCorpus, read_splits
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

@@ -1,7 +1,5 @@
 """Masking of tokens for masked language modeling (Devlin et al. 2019, section 3.1)."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 
 from train.data.files import TextFile
-from train.data.text import Document
+from train.data.text_files import Document
 from train.errors import UserError, as_user_error
 
 LIBRARY_PATH = "python:library"

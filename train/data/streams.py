@@ -3,8 +3,6 @@
 A stream is never read whole, and processes share its memory.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import pathlib
@@ -13,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from train.data.text import Document
+from train.data.text_files import Document
 from train.data.tokenizer import Tokenizer
 
 

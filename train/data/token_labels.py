@@ -1,12 +1,11 @@
 """Tagged words: CoNLL files, encoding, and batches for token classification."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from train.data.buckets import RaggedArray
 from train.data.example_configs import TokenLabelDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    check_text_pair,
     corpus_digest,
     label_indices,
     read_splits,
@@ -23,7 +23,7 @@ from train.data.examples import (
 )
 from train.data.files import TextFile, find_file
 from train.data.streams import HostBatch
-from train.data.text import line_location, read_lines
+from train.data.text_files import line_location, read_lines
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
@@ -53,6 +53,15 @@ class TaggedSentence(NamedTuple):
     def tag_locations(self) -> Iterator[tuple[str, str]]:
         """Yield each tag with its location for error messages."""
         return ((word.tag, line_location(self.file, word.line)) for word in self.words)
+
+
+def _make_sentence(location: str, words: Iterable[Any]) -> TaggedSentence:
+    """Return a sentence that a dataset of the user yields: words and their tags."""
+    pairs = [check_text_pair(location, word) for word in words]
+    if not pairs:
+        raise UserError(f"{location}: has no words; leave it out")
+    tagged = [TaggedWord(text, tag, index) for index, (text, tag) in enumerate(pairs)]
+    return TaggedSentence(tagged, TextFile(location, pathlib.Path(location)))
 
 
 def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> list[TaggedSentence]:
@@ -188,7 +197,9 @@ def prepare_token_labels(
       UserError: A file is missing, empty or not UTF-8, a line is malformed, or a tag is not among
         ``labels``.
     """
-    splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
+    splits = read_splits(
+        config, lambda setting, path: read_sentences(config, setting, path), _make_sentence
+    )
     training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
     names = tuple(labels or sorted({word.tag for sentence in training for word in sentence.words}))
     tokenizer = tokenizer or tokenizer_for_splits(

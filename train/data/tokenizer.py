@@ -1,20 +1,20 @@
-"""Tokenizers: text to token ids and back, for every kind."""
+"""Tokenizers: text to token ids and back, for every kind.
+
+Long texts are tokenized in chunks, cut only where the tokens do not change. Chunks are tokenized in
+parallel and in little memory: a text of 10 MB takes over 2 GB whole.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.text_chunks import (
-    can_be_chunked,
-    component_spec,
-    is_character_model,
-    split_into_chunks,
-)
 from train.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,8 +22,73 @@ if TYPE_CHECKING:
 
     from train.data.files import AnyPath
 
+CHUNK_CHARACTERS = 1 << 16
+
+
+# The word tokenizer replaces a newline by this, so that it is a word like the others.
+NEWLINE_REPLACEMENT = " <eos> "
+
+
+# A space or a newline after any other character. GPT-2's pattern, BERT's and a split on white
+# space all end a word there, whatever follows, and begin the next one without looking back.
+_BOUNDARY = re.compile(r"(?<=\S)[ \n]")
+
+
+def split_into_chunks(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
+    """Yield chunks of ``size`` characters or slightly more, which join to the text."""
+    start = 0
+    while boundary := _BOUNDARY.search(text, start + size):
+        yield text[start : boundary.start()]
+        start = boundary.start()
+    yield text[start:]
+
+
+def can_be_chunked(backend: tokenizers.Tokenizer) -> bool:
+    """Return True if the tokens of the chunks of any text are the tokens of the text."""
+    if not _keeps_boundaries(component_spec(backend.normalizer)):
+        return False
+    splitter = component_spec(backend.pre_tokenizer)
+    if not splitter:
+        return is_character_model(component_spec(backend.model))
+    if splitter["type"] == "ByteLevel":
+        return bool(splitter["use_regex"]) and not splitter["add_prefix_space"]
+    return splitter["type"] in ("BertPreTokenizer", "WhitespaceSplit")
+
+
+def is_character_model(model: dict[str, Any]) -> bool:
+    """Return True if a model gives each character its own token and drops unknown ones.
+
+    Args:
+      model: The model as `component_spec` returns it.
+    """
+    return (
+        model["type"] == "BPE"
+        and not model["merges"]
+        and not model["unk_token"]
+        and not model["byte_fallback"]
+    )
+
+
+def component_spec(component: Any) -> dict[str, Any]:
+    """Return a tokenizer's component as in its tokenizer.json; empty if it has none."""
+    return json.loads(component.__getstate__()) if component is not None else {}
+
+
+def _keeps_boundaries(normalizer: dict[str, Any]) -> bool:
+    match normalizer:
+        case {} if not normalizer:
+            return True
+        case {"type": "Sequence", "normalizers": steps}:
+            return all(_keeps_boundaries(step) for step in steps)
+        case {"type": "Replace", **rest}:
+            return rest == {"pattern": {"String": "\n"}, "content": NEWLINE_REPLACEMENT}
+        case _:
+            return normalizer["type"] in ("Lowercase", "BertNormalizer")
+
+
 # Name of the document separator in each family of tokenizers.
 _EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
+
 
 # Name of the mask token in each family. The first is added to a tokenizer that has none.
 _MASK_NAMES = ("[MASK]", "<mask>")
@@ -46,6 +111,7 @@ class Tokenizer:
       mask_token_id: Token that hides another one, or None; see `with_mask_token`.
       special_token_ids: Tokens that are no part of any text.
       vocab_size: One more than the largest token id.
+      vocabulary: Token ids by token.
       digest: Equal for equal tokenizers.
     """
 
@@ -54,7 +120,8 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        vocabulary = backend.get_vocab()
+        self.vocabulary: dict[str, int] = backend.get_vocab()
+        vocabulary = self.vocabulary
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eos_token_id = _end_of_text(vocabulary, origin)
         newline = backend.encode("\n", add_special_tokens=False).ids

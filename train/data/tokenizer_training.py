@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from train.data.config import TokenizerConfig
-from train.data.text_chunks import NEWLINE_REPLACEMENT, split_into_chunks
-from train.data.tokenizer import Tokenizer
+from train.data.tokenizer import NEWLINE_REPLACEMENT, Tokenizer, split_into_chunks
 from train.data.tokenizer_files import (
     BERT_SPECIAL_TOKENS,
     GPT2_END_OF_TEXT,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from train.runtime.host_memory import host_memory_bytes
+from train.runtime.local_hardware import host_memory_bytes
 
 Level = Literal["ok", "warning", "problem"]
 """Severity of a finding. A warning costs speed or comfort; a problem prevents training."""

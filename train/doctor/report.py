@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from train.doctor import accelerator, environment, trial, versions
+from train.doctor import accelerator, environment, versions
 from train.doctor.environment import Finding, Level, Machine, inspect_machine
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ def _devices(machine: Machine) -> Iterator[Finding]:
     platform = devices[0].platform
     yield accelerator.report_devices(devices)
     yield accelerator.check_accelerator(platform, machine, versions.installed_plugins())
-    yield trial.check_bfloat16()
-    yield trial.check_speed(platform)
+    yield accelerator.check_bfloat16()
+    yield accelerator.check_speed(platform)
     yield _compilation_cache()
 
 
@@ -99,7 +99,7 @@ def _compilation_cache() -> Finding:
     import jax
 
     try:
-        from train.runtime.hardware import enable_compilation_cache
+        from train.runtime.local_hardware import enable_compilation_cache
     except ImportError as error:
         remedy = "pip install -e . in the project's folder"
         return Finding("transformer", "problem", f"cannot be imported: {error}", remedy)

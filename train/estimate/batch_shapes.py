@@ -58,6 +58,8 @@ def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ..
     Data are read only for character vocabularies and for labels that the config does not count.
     """
     tokenizer, task = experiment.data.tokenizer, experiment.task
+    if tokenizer is None:
+        return experiment, ()
     needs_labels = task.predicts_labels and not task.num_labels
     if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
         return _resolve_from_data(experiment), ()

@@ -4,8 +4,6 @@ For example, jax 0.7.2 with libtpu 0.0.21.1 (as on Colab) ends with a segmentati
 program compiled for an absent TPU.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pathlib
@@ -44,8 +42,9 @@ def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledSte
     with tempfile.TemporaryDirectory(prefix="plan-") as name:
         request, answer = pathlib.Path(name, "request"), pathlib.Path(name, "answer")
         request.write_bytes(pickle.dumps((experiment, target)))
-        command = [sys.executable, "-m", __name__, str(request), str(answer)]
-        path = os.pathsep.join(filter(None, sys.path))
+        # -P: the current folder is not put in front, where a train.py would hide this package.
+        command = [sys.executable, "-P", "-m", __name__, str(request), str(answer)]
+        path = os.pathsep.join(each or str(pathlib.Path.cwd()) for each in sys.path)
         completed = subprocess.run(
             command,
             env={**os.environ, **SUBPROCESS_ENVIRONMENT, "PYTHONPATH": path},

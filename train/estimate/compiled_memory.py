@@ -5,7 +5,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from train.engine import JitEngine
-from train.estimate.memory import TrainingMemory
+from train.estimate.training_memory import TrainingMemory
 from train.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ def compile_for_memory(
     """
     from train.engine import JitEngine, make_engine
     from train.estimate.batch_shapes import sharded_batch_shapes
-    from train.parallel.batches import num_batch_shards
     from train.parallel.sharding import num_shards
     from train.runtime.oom import explain_oom, suggest_remedies
 
@@ -72,7 +71,7 @@ def compile_for_memory(
     batch: Any = sharded_batch_shapes(experiment, engine.mesh)
     with explain_oom(lambda: suggest_remedies(experiment)):
         stats: Any = engine.lower_step(state, batch).compile().memory_analysis()
-    shards = num_batch_shards(engine.mesh) * num_shards(engine.mesh, "length")
+    shards = num_shards(engine.mesh, "batch") * num_shards(engine.mesh, "length")
     # Activations grow with the microbatch; a part that does not grow is weights in another form.
     residual_activations, residual_weights = trace_residual_bytes(
         engine, batch, experiment.grad_accum_steps

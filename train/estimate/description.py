@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.errors import UsageError
 from train.estimate.decoding import LARGE_BATCH, DecodingCost, count_decoding_variants
-from train.estimate.memory import (
+from train.estimate.training_memory import (
     EightBitStateBytes,
     MemoryVariant,
     TrainingMemory,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from train.estimate.compiled_memory import CompiledMemory
     from train.experiment import Experiment
-    from train.optim.registry import OptimizerConfig
+    from train.optim.base import Optimizer
     from transformer.config import TransformerConfig
     from transformer.costs import AttentionTraffic, TokenFlops
     from transformer.hardware import Hardware
@@ -70,7 +70,7 @@ class Description:
 
     def print(self, console: "Console | None" = None) -> None:
         """Print tables to a console, by default standard output."""
-        from train.estimate.tables import print_description
+        from train.estimate.description_tables import print_description
 
         print_description(self, console)
 
@@ -127,7 +127,7 @@ def describe_model(
     *,
     batch_size: int,
     sequence_length: int,
-    optimizer: "OptimizerConfig | None" = None,
+    optimizer: "Optimizer | None" = None,
     grad_accum_steps: int = 1,
     segments: bool = False,
     ema: bool = False,
@@ -149,7 +149,7 @@ def describe_model(
       predicted_fraction: Fraction of tokens that have a prediction target; None: the model's own.
       notes: Notes to show with the description.
     """
-    from train.optim.adam import AdamW
+    from train.optim.elementwise import AdamW
     from transformer import costs, parameter_counts
 
     config, optimizer = model.config, optimizer or AdamW()

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities
+from transformer.chunked_cross_entropy import choose_num_chunks
 from transformer.config import RematPolicy
-from transformer.losses import choose_num_chunks
 
 
 class Coefficients(NamedTuple):

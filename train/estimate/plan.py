@@ -11,7 +11,7 @@ from train.estimate.candidate import Candidate, PlanOptions, mesh_sizes
 from train.estimate.compile import CompiledStep, compile_step
 from train.estimate.compile_process import compile_in_subprocess
 from train.estimate.expected_time import ExpectedStep, chip_price, expect_step, published_as_dict
-from train.estimate.measure_step import time_step
+from train.estimate.local_measurements import time_step
 from train.estimate.quantities import Quantities
 from train.estimate.remedies import PrecisionOption, best_by_precision
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from train.estimate.description_tables import format_bytes, format_count, new_table
 from train.estimate.hlo import total_collectives
-from train.estimate.memory_tables import format_bytes, format_count, new_table
 from train.estimate.plan import Plan
 from train.estimate.remedies import PrecisionOption
 

@@ -6,11 +6,15 @@ import math
 
 import jax.numpy as jnp
 
-from train.estimate.attention_backends import layer_backend
 from train.estimate.batch_shapes import max_batch_shape
-from train.estimate.residuals import Residuals, trace_residuals
-from train.estimate.state_bytes import StateBytes, StateShapes
 from train.estimate.target import Target
+from train.estimate.traced_memory import (
+    Residuals,
+    StateBytes,
+    StateShapes,
+    layer_backend,
+    trace_residuals,
+)
 from train.experiment import Experiment
 from train.optim.muon import Muon, muon_dimension_numbers
 from train.parallel.mesh import MeshConfig

@@ -10,9 +10,9 @@ from train.errors import UsageError, UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate, mesh_sizes
 from train.estimate.chips import Chip
+from train.estimate.description_tables import format_bytes
 from train.estimate.expected_time import expect_step
 from train.estimate.footprint import Footprint
-from train.estimate.memory_tables import format_bytes
 from train.estimate.quantities import Quantities
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target

@@ -15,8 +15,8 @@ from jax.experimental import topologies
 
 from train.errors import UsageError, UserError
 from train.estimate.chips import CHIPS, Chip
-from train.estimate.local_chip import Clock, local_chip
-from train.runtime.hardware import local_hardware
+from train.estimate.local_measurements import Clock, local_chip
+from train.runtime.local_hardware import local_hardware
 from train.runtime.xla_flags import guess_platform
 from transformer.hardware import Hardware
 

@@ -1,7 +1,5 @@
 """Track the best evaluation of a run, and stop the run when it gets no better."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any
@@ -25,7 +23,7 @@ class BestEvaluation:
     waited: int = 0
     """Number of evaluations since, none of them better."""
 
-    def after_evaluation(self, step: int, value: float, metric: Metric) -> BestEvaluation:
+    def after_evaluation(self, step: int, value: float, metric: Metric) -> "BestEvaluation":
         """Return the best evaluation after one more."""
         first = not self.step and math.isfinite(value)
         if first or metric.is_better(value, self.value):
@@ -41,7 +39,7 @@ class BestEvaluation:
         return dataclasses.asdict(self) if self.step else {"waited": self.waited}
 
     @classmethod
-    def from_json(cls, data: Any) -> BestEvaluation:
+    def from_json(cls, data: Any) -> "BestEvaluation":
         """Return the best evaluation that `to_json` has written (UserError: it is damaged)."""
         try:
             best = cls(**data)

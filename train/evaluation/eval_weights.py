@@ -5,8 +5,6 @@ lies closer to the minimum around which they move. If the run keeps an exponenti
 (EMA) of its weights, the EMA takes the place of a checkpoint's weights.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -44,7 +42,7 @@ def eval_params(state: TrainState) -> Any:
 
 def load_eval_weights(
     checkpoints: CheckpointManager,
-    engine: Engine,
+    engine: "Engine",
     experiment: Experiment,
     *,
     step: int | None = None,
@@ -81,7 +79,7 @@ def load_eval_weights(
 
 def _load(
     checkpoints: CheckpointManager,
-    engine: Engine,
+    engine: "Engine",
     experiment: Experiment,
     step: int | None,
     average: int | None,
@@ -144,7 +142,7 @@ def steps_to_average(steps: Sequence[int], newest: int, save_every: int, count: 
     return [*due[max(0, len(due) - count + 1) :], newest]
 
 
-def _restore_mean(checkpoints: CheckpointManager, engine: Engine, steps: list[int]) -> Any:
+def _restore_mean(checkpoints: CheckpointManager, engine: "Engine", steps: list[int]) -> Any:
     """Return the mean of the weights of several steps, summed in float32, in their own dtype."""
     shapes = engine.abstract_state()
     name = "params" if shapes.ema is None else "ema"

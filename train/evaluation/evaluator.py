@@ -1,7 +1,5 @@
 """Evaluate a run while it trains, at its end, and later from its folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from train.checkpoint.manager import CheckpointManager

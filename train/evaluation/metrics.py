@@ -1,7 +1,5 @@
 """Metrics of predictions: accuracy, BLEU, and F1 of labelled spans. Plain functions on values."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Sequence

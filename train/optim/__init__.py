@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules and the dynamic loss scale."""
+"""Optimizers and learning-rate schedules."""

@@ -1,4 +1,4 @@
-"""Interface of an optimizer, and the tree functions that optimizers share.
+"""Interface of an optimizer, and the functions of trees of axes that optimizers share.
 
 Optimizer classes are configurations, read before JAX is loaded: functions import it themselves.
 """
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transformer.validation import check_at_least, check_fraction
 
 if TYPE_CHECKING:
-    import jax
     import optax
 
 DECAY_RATE_FIELDS = ("beta1", "beta2", "momentum")
@@ -73,29 +72,3 @@ def pick_entry(tree: Any, axes: Any, index: int) -> Any:
     import jax
 
     return jax.tree.map(lambda _, each: each[index], axes, tree, is_leaf=is_axes)
-
-
-def apply_if_accepted(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
-
-    If it is False, the new state is the old one. The directions are those of an accepted update.
-    """
-    import optax
-
-    def update(
-        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
-    ) -> tuple[Any, Any]:
-        directions, new_state = optimizer.update(grads, state, params)
-        return directions, tree_where(accept_update, new_state, state)
-
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
-
-
-def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
-    """Return `jnp.where(condition, new, old)` for every leaf."""
-    import jax
-    import jax.numpy as jnp
-
-    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

@@ -5,8 +5,6 @@ to the root mean square of AdamW's (Liu et al. 2025, section 2.2), so that one l
 both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -51,7 +49,7 @@ class Muon(Optimizer):
         known = get_args(Preconditioning)
         check_choice("optimizer.preconditioning", self.preconditioning, known)
 
-    def make(self, axes: Any) -> optax.GradientTransformation:
+    def make(self, axes: Any) -> "optax.GradientTransformation":
         import jax
         import optax
         from optax import contrib
@@ -74,7 +72,7 @@ class Muon(Optimizer):
         return optax.chain(muon, optax.scale(-1.0))
 
 
-def muon_dimension_numbers(axes: LogicalAxes) -> contrib.MuonDimensionNumbers | None:
+def muon_dimension_numbers(axes: "LogicalAxes") -> "contrib.MuonDimensionNumbers | None":
     """Return the axes of a parameter's rows and columns. None: it is updated by Adam.
 
     Stack axes (layers, experts) are in neither, so that optax treats each layer as a matrix of its

@@ -1,46 +1,57 @@
-"""All optimizers by `kind`, and the optimizer of a training step.
+"""All optimizers by `kind`, registration of your own, and the optimizer of a training step.
 
 Optimizers treat parameters by their logical axes, never by `ndim`: weight decay acts on matrices
 only, and each layer of a stacked parameter is updated as if it were a parameter of its own.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from train.optim.adafactor import Adafactor
-from train.optim.adam import Adam, AdamW
 from train.optim.adamw_8bit import AdamW8bit
-from train.optim.base import apply_if_accepted
-from train.optim.lion import Lion
+from train.optim.base import Optimizer
+from train.optim.conditional import apply_if_accepted
+from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
-from train.optim.sgd import Sgd
+from transformer.registry import check_kind_is_free, check_registration
 
 if TYPE_CHECKING:
     import optax
 
-OptimizerConfig = Sgd | Adam | AdamW | AdamW8bit | Adafactor | Lion | Muon
-"""Any optimizer of this package."""
-
-OPTIMIZERS: dict[str, type[OptimizerConfig]] = {
+OPTIMIZERS: dict[str, type[Optimizer]] = {
     each.kind: each for each in (Sgd, Adam, AdamW, AdamW8bit, Adafactor, Lion, Muon)
 }
 """Optimizer classes by `kind`, the value of `--optimizer.kind`."""
 
+OptimizerClass = TypeVar("OptimizerClass", bound=type[Optimizer])
+"""Type variable: a class of settings, which a decorator returns as it is."""
+
+
+def register_optimizer(optimizer: OptimizerClass) -> OptimizerClass:
+    """Register an optimizer under its `kind`. A class decorator, above `dataclasses.dataclass`.
+
+    Raises:
+      ValueError: It cannot be saved, or its kind belongs to another optimizer.
+    """
+    kind = getattr(optimizer, "kind", None)
+    check_registration("optimizer", kind, optimizer)
+    check_kind_is_free("optimizer", str(kind), optimizer, OPTIMIZERS.get(str(kind)))
+    OPTIMIZERS[str(kind)] = optimizer
+    return optimizer
+
 
 def make_optimizer(
-    config: OptimizerConfig,
+    config: Optimizer,
     axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation":
     """Return the transformation of gradients into directions of descent."""
     return config.make(axes)
 
 
 def make_step_optimizer(
-    config: OptimizerConfig,
+    config: Optimizer,
     axes: Any,  # tree of `LogicalAxes` with the structure of the parameters
     placement: Literal["device", "host"] = "device",
-) -> optax.GradientTransformationExtraArgs:
+) -> "optax.GradientTransformationExtraArgs":
     """Return the optimizer of a training step. Its `update` takes `accept_update`.
 
     Args:

@@ -1,25 +1,45 @@
-"""Learning-rate schedules: functions from the number of the update (from 1) to a learning rate."""
+"""Learning-rate schedules: optax schedules of the number of the update, which begins at 1.
+
+`ScheduleConfig` holds the shipped shapes. A schedule of your own is a `LearningRateSchedule` with
+settings of its own, registered by `register_schedule`.
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
+from transformer.registry import check_kind_is_free, check_registration
 from transformer.validation import check_at_least
 
 if TYPE_CHECKING:
     import jax
+    import optax
 
-Schedule = Callable[["jax.Array"], "jax.Array"]
-"""Number of the update -> learning rate."""
+
+Shape = Literal["cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleConfig:
+class LearningRateSchedule(abc.ABC):
+    """Interface of the settings of a schedule. Those of your own have a `kind: ClassVar[str]`."""
+
+    @abc.abstractmethod
+    def make(self, *, steps: int, width: int) -> optax.Schedule:
+        """Return the learning rate of update n, for n = 1 to `steps`; traced under `jit`.
+
+        Args:
+          steps: Updates of the whole run.
+          width: Model width D.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig(LearningRateSchedule):
     """Linear warm-up from zero to the peak, followed by a decay."""
 
-    kind: Literal["cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant"] = "cosine"
+    kind: Shape = "cosine"
     """Shape after the warm-up. cosine, linear: decay until the last step. inverse_sqrt: decay with
     the inverse square root of the step (Vaswani et al. 2017, section 5.3). warmup_stable_decay:
     constant, then linear decay at the end. constant: no decay."""
@@ -49,8 +69,31 @@ class ScheduleConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"schedule.{name} {getattr(self, name)}: give a share in [0, 1]")
 
+    def make(self, *, steps: int, width: int) -> optax.Schedule:
+        return make_schedule(self, steps=steps, width=width)
 
-def inverse_sqrt_schedule(width: int, warmup_steps: int) -> Schedule:
+
+SCHEDULES: dict[str, type[LearningRateSchedule]] = dict.fromkeys(get_args(Shape), ScheduleConfig)
+"""Schedule classes by `kind`, the value of `--schedule.kind`."""
+
+ScheduleClass = TypeVar("ScheduleClass", bound=type[LearningRateSchedule])
+"""Type variable: a class of settings, which a decorator returns as it is."""
+
+
+def register_schedule(schedule: ScheduleClass) -> ScheduleClass:
+    """Register a schedule under its `kind`. A class decorator, above `dataclasses.dataclass`.
+
+    Raises:
+      ValueError: It cannot be saved, or its kind belongs to another schedule.
+    """
+    kind = getattr(schedule, "kind", None)
+    check_registration("schedule", kind, schedule)
+    check_kind_is_free("schedule", str(kind), schedule, SCHEDULES.get(str(kind)))
+    SCHEDULES[str(kind)] = schedule
+    return schedule
+
+
+def inverse_sqrt_schedule(width: int, warmup_steps: int) -> optax.Schedule:
     """Return D^-0.5 * min(n^-0.5, n * warmup_steps^-1.5) (Vaswani et al. 2017, equation 3)."""
     import jax.numpy as jnp
 
@@ -61,8 +104,10 @@ def inverse_sqrt_schedule(width: int, warmup_steps: int) -> Schedule:
     return learning_rate
 
 
-def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> Schedule:
-    """Return the learning rate of update n, for n = 1 to `steps`.
+def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> optax.Schedule:
+    """Return the learning rate of update n, for n = 1 to `steps`, of a shipped schedule.
+
+    Rounding may take the last rate of a decay to zero below it (see `train.step.scheduled_rate`).
 
     Args:
       config: Shape and peak.
@@ -90,14 +135,6 @@ def make_schedule(config: ScheduleConfig, *, steps: int, width: int) -> Schedule
     else:
         decay = optax.constant_schedule(peak)
     if not warmup:
-        return lambda n: _non_negative(decay(n))
+        return decay
     rise = optax.linear_schedule(0.0, peak, warmup)
-    joined = optax.join_schedules([rise, decay], [warmup])
-    return lambda n: _non_negative(joined(n))
-
-
-def _non_negative(learning_rate: jax.Array) -> jax.Array:
-    """Return the rate in float32. Rounding may take the last rate of a linear decay below 0."""
-    import jax.numpy as jnp
-
-    return jnp.maximum(jnp.asarray(learning_rate, jnp.float32), 0.0)
+    return optax.join_schedules([rise, decay], [warmup])

@@ -5,7 +5,6 @@ from jax.sharding import Mesh
 
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.parallel.batches import num_batch_shards
 from train.parallel.sharding import num_shards
 from transformer.attention.config import AttentionConfig
 from transformer.hardware import Hardware
@@ -15,7 +14,9 @@ from transformer.parameter_counts import LayerMixer
 def check_batch_divides(mesh: Mesh, experiment: Experiment) -> None:
     """Raise UsageError if training batches cannot be split over the devices of a mesh."""
     field, rows = experiment.row_multiple
-    shards, hosts = num_batch_shards(mesh), jax.process_count()
+    shards, hosts = num_shards(mesh, "batch"), jax.process_count()
+    # A host reads rows, not parts of rows: two hosts that shared one would both read all of it, and
+    # the global batch would have it twice.
     if shards % hosts:
         raise UsageError(
             f"mesh data x fsdp x expert {shards}: does not divide among {hosts} hosts, each of "
@@ -38,12 +39,14 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
     shards, model = num_shards(mesh, "length"), experiment.model
     if shards == 1:
         return
+    # Batches of several lengths would compile a program for each length, and few of these divide.
     if not experiment.data.is_text:
         raise UsageError(
             f"mesh.context {shards}: task {type(experiment.task).__name__} has sequences of "
             "several lengths; only windows of text can be split: set it to 1"
         )
     length = experiment.sequence_length
+    # Zigzag order: an early piece and a late one for each shard (`train/parallel/sharding.py`).
     if length % (2 * shards):
         raise UsageError(
             f"data.sequence_length {length}: does not divide into {2 * shards} pieces, two for "

@@ -9,8 +9,6 @@ interrupt it. So every process has a heartbeat thread (`train.parallel.heartbeat
 process when another one has gone.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import dataclasses
@@ -62,7 +60,7 @@ SHELL_SCRIPT = 'read said || echo "$0" >&2'
 
 # One process takes part in one run, and `exit_process` must find both from any thread.
 _heartbeats: Heartbeats | None = None
-_exit_message: ExitMessage | None = None
+_exit_message: "ExitMessage | None" = None
 
 
 class ExitMessage:
@@ -93,7 +91,8 @@ class ExitMessage:
             shell.stdin.close()
             shell.wait(timeout=1)
         except (OSError, subprocess.TimeoutExpired):
-            return  # the shell was killed
+            # Ctrl-C in a terminal reaches the shell too. Dead, it prints nothing: as wanted.
+            return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +117,7 @@ def find_coordinator(environment: Mapping[str, str]) -> Coordinator | None:
         if not 0 <= index < count:
             raise UserError(f"JAX_PROCESS_ID {index}: give one from 0 to {count - 1}")
         return Coordinator(address, count, index) if count > 1 else None
+    # Each of these says that there are several processes, and costs no look beyond this machine.
     # JAX detects the rest in these environments. It is not asked on other machines: its detection
     # may block for a long time, or connect to a metadata server.
     several = (
@@ -138,6 +138,7 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
     Raises:
       UserError: Not all processes have connected within `CONNECT_TIMEOUT_SECONDS`.
     """
+    # Several runs in one process (a notebook, the tests) connect once.
     coordinator = find_coordinator(environment)
     if coordinator is None or jax.distributed.is_initialized():
         return
@@ -158,6 +159,7 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
             "same command on every host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             "JAX_PROCESS_ID if need be"
         ) from error
+    # After the connection only: its store carries the heartbeats.
     _start_heartbeats()
 
 
@@ -175,6 +177,7 @@ def _start_heartbeats() -> None:
     )
     _heartbeats.start()
     atexit.register(_heartbeats.stop)
+    # JAX aborts the others when process 0 has gone. Process 0 itself is never aborted.
     if state.process_id:
         _exit_message = ExitMessage(KILLED_MESSAGE)
         atexit.register(_exit_message.cancel)
@@ -197,6 +200,7 @@ def _exit_on_uncaught(
     trace: TracebackType | None,
 ) -> NoReturn:
     """Print the traceback of an uncaught exception, and end all processes."""
+    # The traceback first: ending takes seconds, in which a supervisor may kill this process.
     previous(kind, error, trace)
     exit_process(1, f"{kind.__name__}: {error}")
 
@@ -209,6 +213,7 @@ def explain_lost_peers() -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, UserError) as error:
         if not is_lost_peer_error(error):
             raise
+        # Errors of gloo and gRPC have several lines of addresses and source files.
         text = " ".join(str(error).split())
         raise UserError(
             f"hosts: another process of the run has gone ({text[:160]}); {RESTART_REMEDY}"
@@ -221,6 +226,8 @@ def barrier(name: str, timeout_seconds: float = 1200) -> None:
     The barrier uses no devices, so any thread may call it.
     """
     if jax.process_count() > 1:
+        # `multihost_utils.sync_global_devices` runs a collective, which another thread's programs
+        # could meet in another order on another host. Orbax's barrier asks the key-value store.
         import orbax.checkpoint as ocp
 
         ocp.multihost.get_barrier_sync_fn()(key=name, timeout_ms=int(timeout_seconds * 1000))
@@ -243,7 +250,9 @@ def exit_process(status: int, reason: str = "") -> NoReturn:
       reason: Reported to the other processes, which then end too. Without it, they only
         learn to expect no more heartbeats.
     """
+    # In order (status 0) processes leave together, through JAX's own atexit handler.
     if status and "jax" in sys.modules and jax.distributed.is_initialized():
+        # `os._exit` below flushes nothing.
         sys.stdout.flush()
         sys.stderr.flush()
         if _heartbeats is not None:

@@ -80,6 +80,7 @@ class Heartbeats:
           wait_seconds: Longest time that process 0 waits for the others to read it. The store
             ends with process 0.
         """
+        # Before `stop`: the others must not read STOPPED, an end in order, without the reason.
         self._put(f"{ENDED_KEY}/{self._index}", f"has ended ({reason[:200]})")
         self.stop()
         # The other processes poll the store; their own STOPPED says that they have read it.
@@ -125,7 +126,8 @@ class Heartbeats:
             for key, (beat, seen_at) in self._last_seen.items()
             if beat != STOPPED and now - seen_at > self._timeout
         ]
-        # The others read this list, and end as well.
+        # The others read this list, and end as well. Those on it may be alive and cut off from the
+        # network: they end once the store has not answered them for as long.
         for key, description in lost:
             self._put(key, description)
         return lost
@@ -134,7 +136,7 @@ class Heartbeats:
         try:
             beats = self._store.key_value_dir_get(HEARTBEATS_KEY)
         except JaxRuntimeError:
-            return True
+            return True  # no store: nothing more to wait for
         return all(beat == STOPPED for _, beat in beats)
 
     def _put(self, key: str, value: str) -> None:

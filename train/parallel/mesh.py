@@ -3,8 +3,6 @@
 `MeshConfig` is part of the experiment and must be importable without JAX.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -16,6 +14,8 @@ if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh
 
+# Per step and device: `data` sends gradients once, `fsdp` all weights twice, `context` keys and
+# values in every layer, `tensor` activations four times in every layer, and waits for them.
 MESH_AXES = ("data", "fsdp", "expert", "context", "tensor")
 """Mesh axes from the slowest links to the fastest. Devices along the last axis communicate most and
 are placed closest to each other. Pipeline stages, which communicate least, would come first."""
@@ -47,6 +47,7 @@ class MeshConfig:
           UsageError: the sizes do not multiply to the number of devices.
         """
         names = [f.name for f in dataclasses.fields(self) if f.name in MESH_AXES]
+        # For messages, in the order of the fields: the order in which people give them.
         given = {name: getattr(self, name) for name in names}
         common = ("data", "fsdp", "tensor")
         shown = " x ".join(f"{n} {size}" for n, size in given.items() if n in common or size != 1)
@@ -65,7 +66,7 @@ class MeshConfig:
         return sizes
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: "Sequence[jax.Device] | None" = None) -> "Mesh":
     """Return the mesh over `devices`, by default all.
 
     On a TPU torus an axis runs along a dimension of the torus where it can. An axis of size 2 on a
@@ -77,6 +78,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
     devices = jax.devices() if devices is None else devices
     sizes = config.axis_sizes(len(devices))
+    # Not `jax.make_mesh`: of all TPUs it splits a dimension of the torus on v5e alone.
     arranged = mesh_utils.create_device_mesh(
         tuple(sizes.values()), devices, allow_split_physical_axes=True
     )

@@ -1,15 +1,22 @@
 """Placement of arrays: one table from logical axes to mesh axes, and the shardings that follow.
 
 Every weight and activation has logical axes ("embed", "mlp", "batch", ...). `LOGICAL_AXIS_RULES`
-maps each to the mesh axes that split it. From it follow the shardings of batches
-(`batches.py`), parameters and optimizer state (`state_sharding.py`), and activations
-(`activation_sharding.py`): no other file names a mesh axis to split an array.
+maps each to the mesh axes that split it. From it follow the shardings of batches (`shard_batch`),
+parameters and optimizer state (`state_sharding.py`), and activations (`activation_sharding.py`):
+no other file names a mesh axis to split an array.
+
+Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
+equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
+2 C - 1 - i (zigzag order; Grattafiori et al. 2024, section 3.3.2). The order of the tokens in
+memory does not affect results: a token's place is given by `positions` alone, and losses are sums.
 """
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from train.errors import UsageError
@@ -24,11 +31,61 @@ LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "embed": ("fsdp",),
     "experts": ("expert",),
 }
-"""Logical axis -> mesh axes that split it. Axes that are not listed are not split."""
+"""Logical axis -> mesh axes that split it. Axes that are not listed are not split.
+
+- Weights are split over `fsdp` along "embed", the one axis that nearly all matrices have. The batch
+  is split over it too: devices of one fsdp group compute different rows and gather the weights of a
+  layer when they reach it (Rajbhandari et al. 2020, ZeRO stage 3).
+- The batch is split over `expert` as well: otherwise all devices of an expert group would compute
+  the same attention.
+- "heads" and "mlp" are the outputs of one matrix and the inputs of the next. Split alike, a block
+  needs one all-reduce, after the second (Shoeybi et al. 2019, section 3)."""
 
 REPLICABLE_AXES = ("kv_heads",)
 """Axes that are replicated if they have fewer entries than shards. Key-value heads are shared by
 several query heads: each shard gets the key-value heads of its query heads."""
+
+HostBatch = dict[str, np.ndarray]
+"""One host's rows of a batch: arrays [B] of examples or [B, T] of tokens."""
+
+
+def shard_batch(mesh: Mesh, rows: HostBatch) -> dict[str, jax.Array]:
+    """Return the global batch of which this host has `rows`. All hosts have equally many.
+
+    Rows are split over the batch axes of the mesh, and the tokens of a row over its context axis.
+    """
+    rows = zigzag_reorder(rows, num_shards(mesh, "length"))
+
+    def place(array: np.ndarray) -> jax.Array:
+        # `examples` [B], or tokens [B, T, ...].
+        names = ("batch", "length")[: array.ndim] + (None,) * (array.ndim - 2)
+        sharding = logical_to_sharding(mesh, names)
+        # The global shape is given, not inferred: if the mesh did not split rows over hosts, JAX
+        # would take one host's rows for the whole batch without an error.
+        shape = (len(array) * jax.process_count(), *array.shape[1:])
+        return jax.make_array_from_process_local_data(sharding, array, shape)
+
+    return {name: place(array) for name, array in rows.items()}
+
+
+def zigzag_reorder(rows: HostBatch, context_shards: int) -> HostBatch:
+    """Return the rows with their tokens in zigzag order, for `context_shards` shards.
+
+    With 2 shards and pieces 0 1 2 3 of each row, the order is 0 3 | 1 2.
+    """
+    if context_shards == 1:
+        return rows
+    num_pieces = 2 * context_shards
+    order = [piece for shard in range(context_shards) for piece in (shard, num_pieces - 1 - shard)]
+
+    def reorder(array: np.ndarray) -> np.ndarray:
+        if array.ndim < 2:  # a number for each example has no tokens
+            return array
+        # On the host, before the transfer: on the devices it would be a collective in every step.
+        pieces = array.reshape(len(array), num_pieces, -1, *array.shape[2:])
+        return pieces[:, order].reshape(array.shape)
+
+    return {name: reorder(array) for name, array in rows.items()}
 
 
 def logical_to_sharding(
@@ -45,12 +102,14 @@ def logical_to_sharding(
       UsageError: a size is not divisible by the number of its shards.
     """
     # A mesh axis can split one dimension only: the first that asks for it.
+    # An attention output [batch, length, embed] has its batch split over `fsdp`, so "embed" is not.
     used: set[str] = set()
     spec: list[Any] = []
     for index, name in enumerate(names):
         axes = tuple(axis for axis in mesh_axes(mesh, name) if axis not in used)
         count = math.prod(mesh.shape[axis] for axis in axes)
         if shape and shape[index] % count:
+            # An axis that divides the shards evenly may be whole on each of them.
             if name not in REPLICABLE_AXES or count % shape[index]:
                 raise UsageError(_indivisible_message(mesh, name, shape[index], axes, count))
             axes = ()
@@ -73,6 +132,7 @@ def _indivisible_message(
 
 def mesh_axes(mesh: Mesh, name: str | None) -> tuple[str, ...]:
     """Return the mesh axes of more than one device that split a logical axis."""
+    # Axes of one device split nothing. Without them, a sharding and an error name what matters.
     return tuple(
         axis for axis in LOGICAL_AXIS_RULES.get(name or "", ()) if mesh.shape.get(axis, 1) > 1
     )

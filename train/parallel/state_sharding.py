@@ -22,6 +22,8 @@ def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) 
     Waits for the program, so that an out-of-memory error is raised here: with jax 0.12 on CPU, a
     later read of an array that did not fit would hang.
     """
+    # Output shardings reach the random number generators too: each device draws its own shard, and
+    # none holds a whole weight, which may be larger than its memory.
     return jax.block_until_ready(jax.jit(init, out_shardings=leaf_shardings(abstract_state))())
 
 
@@ -29,6 +31,8 @@ def place_state(
     experiment: Experiment, mesh: Mesh, init: Callable[[], TrainState], logical_axes: Any
 ) -> TrainState:
     """Return shapes and dtypes of the state that `init` makes, with the sharding of each array."""
+    # Shapes without values: the placement of a model that no device could hold is computed, and
+    # `plan` places models for machines that are not attached.
     shapes = jax.eval_shape(init)
     replicated = replicated_sharding(mesh)
     params = parameter_shardings(mesh, logical_axes, shapes.params)
@@ -36,6 +40,7 @@ def place_state(
     if experiment.mesh.optimizer_placement == "host":
         optimizer = host_memory_shardings(optimizer)
     ema = None if shapes.ema is None else params
+    # Counters, random key, loss scale and the detector's history: a few kilobytes, on all devices.
     everywhere = jax.tree.map(lambda _: replicated, shapes)
     shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
     return jax.tree.map(
@@ -65,6 +70,7 @@ def host_memory_shardings(shardings: Any) -> Any:
     Raises:
       UsageError: the devices are a described GPU topology, which lacks this memory in JAX.
     """
+    # Pinned: pages that the operating system cannot move. Devices copy them without the CPU's help.
     pinned = jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)
     if any(sharding.memory_kind is None for sharding in jax.tree.leaves(pinned)):
         raise UsageError(
@@ -100,6 +106,8 @@ def optimizer_state_shardings(
       shardings: Shardings of the parameters.
       default: Sharding of leaves that belong to no parameter (step counts, coefficients).
     """
+    # optax states are named tuples of a library that may nest them differently tomorrow. The names
+    # of parameters at the end of a path are the project's own.
     by_path = {
         _path_names(path): (leaf.shape, sharding)
         for (path, leaf), sharding in zip(
@@ -109,6 +117,7 @@ def optimizer_state_shardings(
 
     def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         names = _path_names(path)
+        # The longest suffix first: `layers/norm/scale` must not be taken for a parameter `scale`.
         suffixes = (names[start:] for start in range(len(names)))
         parameter = next((by_path[suffix] for suffix in suffixes if suffix in by_path), None)
         if parameter is None:
@@ -121,6 +130,8 @@ def optimizer_state_shardings(
 
 def _leading_axes(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
     """Return the sharding for another shape: axis by axis, where the number of shards divides."""
+    # Row means and scales of blocks drop trailing axes of the parameter, or shorten them. Leading
+    # axes keep their meaning. Were one taken for another, only the placement would be worse.
     spec = []
     for axes, size in zip(sharding.spec, shape, strict=False):
         names = (axes,) if isinstance(axes, str) else axes or ()

@@ -10,6 +10,7 @@ outliers. They are taken of logarithms, so that a threshold means a ratio at eve
 Shapes: W is the window size. The leading 3 is `MONITORED_METRICS`.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -21,7 +22,9 @@ from flax import struct
 from train.recovery.config import RecoveryConfig
 
 MAD_TO_STD = 1.4826
-"""Standard deviation of a normal distribution divided by its MAD."""
+"""Standard deviation of a normal distribution divided by its MAD. One outlier among 100 steps moves
+a mean and a standard deviation, and so hides the next one; up to half of the window may be outliers
+before a median and a MAD follow them."""
 
 MONITORED_METRICS = ("loss", "grad_norm", "param_norm")
 """Metrics of a step that the detector compares with the window."""
@@ -48,7 +51,9 @@ DETECTOR_METRICS = (
 class AnomalyDetector(struct.PyTreeNode):
     """Recent history of a run, part of the training state."""
 
-    log_history: jax.Array  # [3, W] float32, newest last; NaN: no step yet
+    # NaN marks a step that has not happened: shapes must be static, and a count of valid entries
+    # would need a mask in every statistic.
+    log_history: jax.Array  # [3, W] float32, newest last
     lengths: jax.Array  # [W] int32, T of the batches in the history
     lowest_median: jax.Array  # float32, lowest median log loss of a full window so far
     consecutive_anomalies: jax.Array  # int32, up to and including the last step
@@ -69,8 +74,7 @@ class AnomalyDetector(struct.PyTreeNode):
         When sentences are batched by length, the loss depends on the length. A batch is then
         compared with batches of its own length, once there are enough of them.
         """
-        # All shapes are static: missing steps are NaN and the medians skip them, so that one
-        # program serves the warm-up and the rest of the run.
+        # One program serves the warm-up and the rest of the run: medians skip missing steps.
         known = ~jnp.isnan(self.log_history[0])
         same_length = known & (self.lengths == length)
         level, spread = median(self.log_history), robust_std(self.log_history)
@@ -80,6 +84,7 @@ class AnomalyDetector(struct.PyTreeNode):
             lambda: (level, spread),
             lambda: self.median_and_std_of_length(same_length),
         )
+        # In logarithms the limit is a factor: exp(8 * 0.02) = 1.17 times the median loss, at least.
         reach = config.threshold * jnp.maximum(own_spread, MIN_LOG_STD)
         # Before that, the limits are infinite in effect and the median checks compare 0 with 0.
         enough = known.sum() >= config.warmup
@@ -126,6 +131,7 @@ class AnomalyDetector(struct.PyTreeNode):
     ) -> "AnomalyDetector":
         """Return the detector with a normal step at the end of its history."""
         # A loss of 0 is possible on a tiny data set, and has no logarithm.
+        # The window is shifted, not written at a rotating index: the trend needs its order.
         newest = jnp.log(jnp.maximum(values, EPSILON))
         history = jnp.concatenate([self.log_history[:, 1:], newest[:, None]], axis=1)
         lengths = jnp.concatenate([self.lengths[1:], jnp.full(1, length, jnp.int32)])
@@ -141,11 +147,8 @@ class AnomalyLimits(NamedTuple):
     lowest_median: jax.Array  # lowest median log loss so far, this window's included
 
 
-def median(
-    values: jax.Array,  # [..., W], NaN: missing
-) -> jax.Array:  # [...]
-    """Return the median of the values that are not missing."""
-    return jnp.nanmedian(values, axis=-1)
+median = functools.partial(jnp.nanmedian, axis=-1)
+"""Median over W of the values that are not missing (NaN): [..., W] -> [...]."""
 
 
 def robust_std(

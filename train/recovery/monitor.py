@@ -1,7 +1,5 @@
 """Read the detector's verdicts on the host, one step late so that training does not wait."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Which anomalies need one is decided by `monitor.py`. What is recorded here is ca
 `restore_or_init`, on the path of every resume (`rollback_record.py`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,6 @@ done already can be told from the record, from the names of the folders and from
 metadata, so the next process continues there, to the same bits.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from typing import Any
@@ -76,7 +74,7 @@ class RollbackRecord:
         wait_for_all_processes()
 
     @classmethod
-    def read(cls, path: AnyPath) -> RollbackRecord:
+    def read(cls, path: AnyPath) -> "RollbackRecord":
         """Read the record of a run (UserError: it is damaged). A missing file is an empty one."""
         with as_user_error(str(path)):
             try:

@@ -1,7 +1,5 @@
 """The folder of a run: the paths of its files, and checks before a run uses it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -46,7 +44,7 @@ class RunFolder:
     path: AnyPath
 
     @classmethod
-    def create(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+    def create(cls, workdir: str | os.PathLike[str]) -> "RunFolder":
         """Return the folder of a new or resumed run; create it if it does not exist.
 
         Raises:
@@ -61,7 +59,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open_existing(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+    def open_existing(cls, workdir: str | os.PathLike[str]) -> "RunFolder":
         """Return the folder of an existing run (UserError: it holds no run)."""
         folder = cls(_resolve_workdir(workdir))
         with as_user_error(str(folder.path)):

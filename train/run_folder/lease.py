@@ -5,8 +5,6 @@ by creating the next number exclusively. On every file system and object store o
 succeeds. The owner rewrites its file every few seconds, and removes it when it ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -52,7 +50,7 @@ class Lease:
     """Time at which the lease was taken (UTC, ISO 8601)."""
     renewals: int = 0
 
-    def renewed(self) -> Lease:
+    def renewed(self) -> "Lease":
         """Return the lease for the next renewal."""
         return dataclasses.replace(self, renewals=self.renewals + 1)
 
@@ -66,7 +64,7 @@ class Lease:
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Lease:
+    def from_bytes(cls, data: bytes) -> "Lease":
         """Parse a lease. A torn or damaged one becomes a lease with an unknown owner."""
         try:
             plain = json.loads(data.decode())

@@ -15,8 +15,6 @@ An owner that was suspended, or cut off from its storage, may wake up after it w
 therefore reads the lease before each save, and stops if the lease is no longer its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

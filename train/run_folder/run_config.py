@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 
 from train.config.io import experiment_to_dict, experiment_to_text
+from train.config.plugins import imports_of
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
@@ -20,7 +21,7 @@ from transformer.hardware import Hardware
 def write_run_files(
     folder: RunFolder,
     experiment: Experiment,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | None,
     labels: Labels,
     *,
     auto_choices: Mapping[str, str],
@@ -31,7 +32,7 @@ def write_run_files(
     Args:
       folder: Run folder, prepared by `RunFolder.create`.
       experiment: Resolved settings, including the vocabulary size.
-      tokenizer: Tokenizer that the model's embedding rows belong to.
+      tokenizer: Tokenizer that the model's embedding rows belong to; None for data without text.
       labels: Class or tag names by index. No file is written if there are none.
       auto_choices: Value and reason of every `auto` setting. A resumed run keeps them.
       hardware: Hardware on which `auto_choices` were made.
@@ -39,13 +40,16 @@ def write_run_files(
     Raises:
       UserError: A file cannot be written.
     """
-    record = {
+    record: dict[str, object] = {
         "experiment": experiment_to_dict(experiment),
         "chosen": dict(auto_choices),
         "hardware": dataclasses.asdict(hardware),
     }
+    if imports := imports_of(experiment):
+        record["imports"] = imports
     auto_lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in auto_choices.items())
-    write_atomically(folder.tokenizer, tokenizer.to_json())
+    if tokenizer is not None:
+        write_atomically(folder.tokenizer, tokenizer.to_json())
     if labels:
         write_atomically(folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
     write_atomically(folder.config_text, experiment_to_text(experiment) + auto_lines)

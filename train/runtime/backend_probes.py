@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from train.config.resolve import resolve_auto
 from train.experiment import Experiment
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.score_spec import ScoreSpec
 from transformer.hardware import Hardware
 
 

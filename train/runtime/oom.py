@@ -10,9 +10,9 @@ import jax
 
 from train.engine import Engine
 from train.errors import UserError
-from train.estimate.memory_tables import format_bytes
+from train.estimate.description_tables import format_bytes
 from train.experiment import Experiment
-from train.runtime.host_memory import host_memory_bytes
+from train.runtime.local_hardware import host_memory_bytes
 
 LARGER_DEVICES_REMEDY = "use devices with more memory, or more of them"
 """Remedy for a trained run that is only evaluated or sampled: its size is fixed."""

@@ -4,8 +4,6 @@ While a run trains, a stop signal asks it to finish its step, save a checkpoint 
 (`StopRequest`). Before and after training there is nothing to save (`exit_on_stop_signal`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -161,7 +159,7 @@ def reliable_keyboard_interrupt() -> Iterator[None]:
 
     previous_hook = sys.unraisablehook
 
-    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         # The lost interrupt is repeated, so that Python's message about it would be wrong.
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             previous_hook(unraisable)

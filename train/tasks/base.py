@@ -11,6 +11,8 @@ import jax
 import numpy as np
 
 from train.data.streams import HostBatch
+from train.errors import UserError
+from train.tasks.vocabulary import resolve_vocab_size
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -32,7 +34,9 @@ class Corpus(Protocol):
     """Data of a task, as `Task.prepare_corpus` returns them. Tasks add what they need."""
 
     @property
-    def tokenizer(self) -> Tokenizer: ...
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer of the texts; None for data without text."""
+        ...
 
     @property
     def digest(self) -> str:
@@ -98,7 +102,8 @@ class Task(abc.ABC):
     """A task: all that differs between runs that learn different things.
 
     Subclasses are constructed with the experiment alone and are registered, with their settings,
-    in `train.tasks.registry`.
+    in `train.tasks.registry`. Those whose data are arrays derive from `ArrayTask`
+    (`train.tasks.arrays`), which needs four methods.
 
     Attributes:
       experiment: The experiment, as requested or as `resolve_experiment` has completed it.
@@ -138,9 +143,9 @@ class Task(abc.ABC):
         """Strings to report beside the metrics, such as the signature of a BLEU score, by name."""
         return {}
 
-    @abc.abstractmethod
     def selection_metric(self, corpus: Any) -> Metric:
-        """Return the metric that compares the evaluations during training."""
+        """Return the metric that compares the evaluations during training: the lowest loss."""
+        return Metric("loss", lower_is_better=True)
 
     @abc.abstractmethod
     def prepare_corpus(
@@ -156,9 +161,14 @@ class Task(abc.ABC):
           UserError: The data are missing, empty or damaged.
         """
 
-    @abc.abstractmethod
     def resolve_experiment(self, corpus: Any) -> Experiment:
-        """Return the experiment with the sizes that the corpus decides (vocabulary, labels)."""
+        """Return the experiment with the sizes that the corpus decides (vocabulary, labels).
+
+        By default this is the size of the tokenizer's vocabulary.
+        """
+        if corpus.tokenizer is None:
+            return self.experiment
+        return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     @abc.abstractmethod
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> Model:
@@ -176,9 +186,9 @@ class Task(abc.ABC):
     def training_batches(self, corpus: Any) -> TrainingBatches:
         """Return the batches to train on. Raises UserError if there are too few data."""
 
-    @abc.abstractmethod
     def describe_training_data(self, corpus: Any) -> str:
         """Return the amount of training data as text: "12,345 tokens of text"."""
+        return f"data {type(self.experiment.data).__name__}"
 
     @abc.abstractmethod
     def evaluate(
@@ -197,11 +207,22 @@ class Task(abc.ABC):
           UserError: The data have no such split.
         """
 
-    @abc.abstractmethod
-    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        """Raise UserError for a prompt that the model cannot answer."""
+    def check_prompt(self, prompt: str, tokenizer: Any) -> None:
+        """Raise UserError for a prompt that the model cannot answer, before training starts."""
+        if tokenizer is not None:
+            tokenizer.encode(prompt)
 
-    @abc.abstractmethod
+    def predict(self, run: Run, prompt: str) -> str:
+        """Return the model's answer to one prompt.
+
+        Raises:
+          ValueError: The prompt cannot be read; the message says why.
+        """
+        raise UserError(
+            f"task {type(self.experiment.task).__name__}: answers no prompts; define "
+            "predict(run, prompt) in its class"
+        )
+
     def sample(
         self,
         run: Run,
@@ -209,7 +230,7 @@ class Task(abc.ABC):
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
-        """Return the model's answer to each prompt.
+        """Return the model's answer to each prompt, by default from `predict`.
 
         Args:
           run: The model, its weights and its tokenizer.
@@ -220,6 +241,13 @@ class Task(abc.ABC):
         Raises:
           UserError: The model cannot answer a prompt.
         """
+        try:
+            answers = [self.predict(run, prompt) for prompt in prompts]
+        except ValueError as error:
+            raise UserError(f"prompt: {error}; give one that the task can read") from error
+        if on_text is not None:
+            on_text("".join(answers))
+        return answers
 
 
 def token_batch_shapes(

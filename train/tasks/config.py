@@ -6,11 +6,10 @@ The command line reads this module for `--help`, so it stays cheap to import.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from train.data.config import DataConfig, TextDataConfig
+from train.data.config import ArrayDataConfig, DataConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -26,16 +25,17 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class TaskConfig(abc.ABC):
+class TaskConfig:
     """Interface of a task's settings: a frozen dataclass, saved under its class name.
 
     Attributes:
-      data_configs: The classes of `Experiment.data` that the task accepts.
+      data_configs: The classes of `Experiment.data` that the task accepts, with those derived from
+        them. By default the task reads or generates arrays itself.
       predicts_labels: The data decide the number of labels, unless `num_labels` gives it.
       reports_bits_per_byte: Evaluations report bits per byte, comparable with compressors.
     """
 
-    data_configs: ClassVar[tuple[type[DataConfig], ...]]
+    data_configs: ClassVar[tuple[type[DataConfig], ...]] = (ArrayDataConfig,)
     predicts_labels: ClassVar[bool] = False
     reports_bits_per_byte: ClassVar[bool] = False
 
@@ -44,9 +44,8 @@ class TaskConfig(abc.ABC):
         """Number of labels of a task that predicts labels; 0 if there are none or it is open."""
         return 0
 
-    @abc.abstractmethod
     def check(self, experiment: Experiment) -> None:
-        """Raise UsageError if the experiment's model does not fit the task."""
+        """Raise UsageError if the experiment's model does not fit the task. By default all do."""
 
 
 def check_no_encoder(task: TaskConfig, model: TransformerConfig) -> None:

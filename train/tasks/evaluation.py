@@ -1,7 +1,5 @@
 """Means of a task's losses over an evaluation set."""
 
-from __future__ import annotations
-
 import collections
 import math
 from typing import TYPE_CHECKING, Any
@@ -11,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.experiment import EvaluationConfig
-from train.parallel.batches import num_batch_shards
+from train.parallel.sharding import num_shards
 from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT
 from train.tasks.base import EvaluationBatches
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 def round_up_batch_size(batch_size: int, mesh: Mesh) -> int:
     """Return the batch size, rounded up to a multiple of the mesh's batch shards."""
-    shards = num_batch_shards(mesh)
+    shards = num_shards(mesh, "batch")
     return -(-batch_size // shards) * shards
 
 
@@ -44,7 +42,7 @@ def gather_to_host(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def mean_losses(engine: Engine, params: Any, batches: EvaluationBatches) -> dict[str, float]:
+def mean_losses(engine: "Engine", params: Any, batches: EvaluationBatches) -> dict[str, float]:
     """Return the means of the task's losses over a set, by name."""
     host, num_hosts = jax.process_index(), jax.process_count()
     totals: dict[str, np.ndarray] = {}

@@ -1,7 +1,5 @@
 """Causal language modeling: predict the next token."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -9,25 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
-from train.data.config import TextDataConfig
+from train.data.batches import TextTrainingBatches
 from train.data.corpus import TextCorpus, prepare_text
 from train.data.tokenizer import Tokenizer
-from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
-from train.tasks.evaluation import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-)
-from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
+from train.tasks.base import SampleOptions, TextCallback
+from train.tasks.evaluation import mean_losses, perplexity
+from train.tasks.text import TextTask
 from train.tasks.text_completion import complete_texts
-from train.tasks.vocabulary import Labels, resolve_vocab_size
+from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.models.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -36,14 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModelTask(Task):
-    """Causal language modeling. The best checkpoint is the one with the lowest loss."""
-
-    experiment: Experiment
-
-    @property
-    def data(self) -> TextDataConfig:
-        return self.experiment.text_data
+class LanguageModelTask(TextTask):
+    """Causal language modeling."""
 
     @property
     def continues_prompt(self) -> bool:
@@ -53,16 +38,10 @@ class LanguageModelTask(Task):
     def supported_options(self) -> tuple[str, ...]:
         return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
 
-    def selection_metric(self, corpus: TextCorpus) -> Metric:
-        return Metric("loss", lower_is_better=True)
-
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> TextCorpus:
         return prepare_text(self.data, tokenizer=tokenizer)
-
-    def resolve_experiment(self, corpus: TextCorpus) -> Experiment:
-        return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
         return LanguageModel(self.experiment.model, hardware, constrain)
@@ -75,6 +54,7 @@ class LanguageModelTask(Task):
         """
         segments = self.data.document_masking
         # Under context parallelism a device's tokens are not contiguous: pass their positions.
+        # Otherwise they are left out, so that a causal mask needs no arrays.
         context_parallel = model.constrain.num_shards("length") > 1
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
@@ -91,23 +71,11 @@ class LanguageModelTask(Task):
 
         return loss
 
-    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return token_batch_shapes(batch_size, length)
-
     def training_batches(self, corpus: TextCorpus) -> TextTrainingBatches:
-        return TextTrainingBatches(
-            corpus.split("train"),
-            batch_size=self.experiment.batch_size,
-            sequence_length=self.data.sequence_length,
-            seed=self.experiment.seed,
-            document_masking=self.data.document_masking,
-        )
-
-    def describe_training_data(self, corpus: TextCorpus) -> str:
-        return f"{len(corpus.split('train').tokens):,} tokens of text"
+        return self.training_windows(corpus)
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
 
@@ -115,14 +83,8 @@ class LanguageModelTask(Task):
         general-purpose compressors need for the same text.
         """
         config, stream = self.experiment.evaluation, corpus.split(split)
-        batch_size = config.batch_size or self.experiment.batch_size
-        batches = make_text_evaluation_batches(
-            stream,
-            batch_size=round_up_batch_size(batch_size, engine.mesh),
-            sequence_length=self.data.sequence_length,
-            stride=config.stride or None,
-            document_masking=self.data.document_masking,
-            max_batches=max_eval_batches(config, full_split),
+        batches = self.evaluation_windows(
+            corpus, split, engine.mesh, full_split=full_split, stride=config.stride
         )
         loss = mean_losses(engine, params, batches)["loss"]
         # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
@@ -137,12 +99,9 @@ class LanguageModelTask(Task):
             metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in baselines.items()}
         return metrics
 
-    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        tokenizer.encode(prompt)
-
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,

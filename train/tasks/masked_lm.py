@@ -1,7 +1,5 @@
 """Masked language modeling: predict hidden tokens (Devlin et al. 2019)."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re
@@ -12,22 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
-from train.data.config import TextDataConfig
 from train.data.corpus import TextCorpus, prepare_text, prepare_tokenizer
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.config import MaskedLanguageModeling
-from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
-from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.vocabulary import Labels, resolve_vocab_size
+from train.tasks.evaluation import mean_losses
+from train.tasks.text import TextTask
+from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.models.masked_lm import MaskedLanguageModel
 
 if TYPE_CHECKING:
@@ -39,14 +34,8 @@ MASK_PATTERN = re.compile(r"\s*(?:\[MASK\]|<mask>)")
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedLanguageModelTask(Task):
-    """Masked language modeling. The best checkpoint is the one with the lowest loss."""
-
-    experiment: Experiment
-
-    @property
-    def data(self) -> TextDataConfig:
-        return self.experiment.text_data
+class MaskedLanguageModelTask(TextTask):
+    """Masked language modeling."""
 
     @property
     def task_config(self) -> MaskedLanguageModeling:
@@ -69,17 +58,11 @@ class MaskedLanguageModelTask(Task):
         pooler = "model.pooler true: masked tokens do not train the pooler; false leaves it out"
         return (*super().untrained_parts, pooler)
 
-    def selection_metric(self, corpus: TextCorpus) -> Metric:
-        return Metric("loss", lower_is_better=True)
-
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> TextCorpus:
         tokenizer = tokenizer or prepare_tokenizer(self.data)
         return prepare_text(self.data, tokenizer=tokenizer.with_mask_token())
-
-    def resolve_experiment(self, corpus: TextCorpus) -> Experiment:
-        return resolve_vocab_size(self.experiment, corpus.tokenizer)
 
     def make_model(
         self, hardware: Hardware, constrain: ActivationConstraint
@@ -126,39 +109,18 @@ class MaskedLanguageModelTask(Task):
             random_replace_prob=config.random_replace_prob,
         )
 
-    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return token_batch_shapes(batch_size, length)
-
     def training_batches(self, corpus: TextCorpus) -> MaskedTrainingBatches:
-        seed = self.experiment.seed
-        windows = TextTrainingBatches(
-            corpus.split("train"),
-            batch_size=self.experiment.batch_size,
-            sequence_length=self.data.sequence_length,
-            seed=seed,
-            document_masking=self.data.document_masking,
-        )
-        return MaskedTrainingBatches(windows, self.make_masking(corpus.tokenizer, seed))
-
-    def describe_training_data(self, corpus: TextCorpus) -> str:
-        return f"{len(corpus.split('train').tokens):,} tokens of text"
+        masking = self.make_masking(corpus.tokenizer, self.experiment.seed)
+        return MaskedTrainingBatches(self.training_windows(corpus), masking)
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a masked token, and the accuracy.
 
         Every evaluation masks the same tokens (seed 0), so that evaluations are comparable.
         """
-        config = self.experiment.evaluation
-        batch_size = config.batch_size or self.experiment.batch_size
-        windows = make_text_evaluation_batches(
-            corpus.split(split),
-            batch_size=round_up_batch_size(batch_size, engine.mesh),
-            sequence_length=self.data.sequence_length,
-            document_masking=self.data.document_masking,
-            max_batches=max_eval_batches(config, full_split),
-        )
+        windows = self.evaluation_windows(corpus, split, engine.mesh, full_split=full_split)
         batches = MaskedEvaluationBatches(windows, self.make_masking(corpus.tokenizer, 0))
         return mean_losses(engine, params, batches)
 
@@ -167,7 +129,7 @@ class MaskedLanguageModelTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
@@ -187,10 +149,10 @@ class MaskedLanguageModelTask(Task):
             )
         return tokens
 
-    def fill_masks(self, run: Run, prompt: str) -> str:
+    def fill_masks(self, run: "Run", prompt: str) -> str:
         """Return the prompt with its masks replaced by the most likely tokens."""
         assert isinstance(run.model, MaskedLanguageModel)
-        tokenizer = run.tokenizer
+        tokenizer = tokenizer_of(run)
         tokens = self.encode_prompt(prompt, tokenizer)
         row = np.zeros((1, self.data.sequence_length), np.int32)
         row[0, : len(tokens)] = tokens

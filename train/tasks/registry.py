@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from train.tasks.config import (
     Classification,
@@ -18,6 +18,7 @@ from train.tasks.config import (
     TaskConfig,
     Translation,
 )
+from transformer.registry import check_kind_is_free, check_registration
 
 if TYPE_CHECKING:
     from train.data.config import DataConfig
@@ -49,23 +50,74 @@ TASKS: dict[str, TaskEntry] = {
         TaskEntry(LanguageModeling, "train.tasks.language_model:LanguageModelTask"),
         TaskEntry(MaskedLanguageModeling, "train.tasks.masked_lm:MaskedLanguageModelTask"),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
-        TaskEntry(Tagging, "train.tasks.tagging:TaggingTask"),
+        TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),
         TaskEntry(Translation, "train.tasks.translation:TranslationTask"),
     )
 }
 """Every task by its kind, the name of its settings class. Add your own with `register_task`."""
 
 
+TaskClass = TypeVar("TaskClass", bound="Callable[[Experiment], Task]")
+"""Type variable: a task class, which a decorator returns as it is."""
+
+
+@overload
+def register_task(config: type[TaskConfig]) -> Callable[[TaskClass], TaskClass]: ...
+@overload
+def register_task(config: type[TaskConfig], implementation: str | TaskClass) -> None: ...
 def register_task(
-    config: type[TaskConfig], implementation: str | Callable[[Experiment], Task]
-) -> None:
-    """Add a task, so that experiments with these settings can be trained, saved and loaded.
+    config: type[TaskConfig], implementation: str | TaskClass | None = None
+) -> Callable[[TaskClass], TaskClass] | None:
+    """Register a task, so that experiments with these settings can be trained, saved and loaded.
+
+        @register_task(Regression)
+        class RegressionTask(Task): ...
 
     Args:
-      config: Its settings, a frozen dataclass. Its data settings become known with it.
-      implementation: The class of the task, or "module:Class" to import it on first use.
+      config: Its settings, a frozen dataclass, saved under the name of the class. Its data settings
+        become known with it.
+      implementation: Without it, this is the decorator of the task's class. With "module:Class",
+        the class is imported on first use.
+
+    Raises:
+      ValueError: The settings cannot be saved, or their name belongs to another task.
     """
-    TASKS[config.__name__] = TaskEntry(config, implementation)
+    kind = config.__name__
+    check_registration("task", kind, config)
+    old = TASKS.get(kind)
+    check_kind_is_free("task", kind, config, old and old.config)
+
+    def register(task: TaskClass) -> TaskClass:
+        TASKS[kind] = TaskEntry(config, task)
+        return task
+
+    if implementation is None:
+        return register
+    TASKS[kind] = TaskEntry(config, implementation)
+    return None
+
+
+DATASETS: dict[str, type[DataConfig]] = {}
+"""Datasets of the user by kind, the name of the class. Shipped ones are named by their tasks."""
+
+DatasetClass = TypeVar("DatasetClass", bound="type[DataConfig]")
+"""Type variable: a class of settings, which a decorator returns as it is."""
+
+
+def register_dataset(dataset: DatasetClass) -> DatasetClass:
+    """Register a dataset under the name of its class. A class decorator, above `dataclass`.
+
+    It derives from the data settings of the task that learns from it, such as `TextDataConfig`, and
+    overrides `read_split`.
+
+    Raises:
+      ValueError: It cannot be saved, or its name belongs to another dataset.
+    """
+    kind = dataset.__name__
+    check_registration("dataset", kind, dataset)
+    check_kind_is_free("dataset", kind, dataset, data_configs().get(kind))
+    DATASETS[kind] = dataset
+    return dataset
 
 
 def make_task(experiment: Experiment) -> Task:
@@ -80,4 +132,5 @@ def task_configs() -> dict[str, type[TaskConfig]]:
 
 def data_configs() -> dict[str, type[DataConfig]]:
     """Return the settings class of every kind of data that some task accepts, by class name."""
-    return {each.__name__: each for entry in TASKS.values() for each in entry.config.data_configs}
+    accepted = (each for entry in TASKS.values() for each in entry.config.data_configs)
+    return {each.__name__: each for each in accepted} | DATASETS

@@ -10,6 +10,7 @@ import numpy as np
 from train.data.tokenizer import StreamDecoder
 from train.errors import UserError
 from train.tasks.base import TextCallback
+from train.tasks.vocabulary import tokenizer_of
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 from transformer.models.language_model import LanguageModel
@@ -50,7 +51,7 @@ def complete_texts(
         raise ValueError(
             f"on_text: receives one text as it is generated; give 1 prompt, not {len(prompts)}"
         )
-    tokenizer, model = run.tokenizer, _language_model(run)
+    tokenizer, model = tokenizer_of(run), _language_model(run)
     rows = [np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(each)) for each in prompts]
     try:
         check_prompts(model, rows, min(max_new_tokens, 1))
@@ -138,7 +139,7 @@ def _generate_texts(
             max_new_tokens=room,
             sampling=sampling,
             seed=seed,
-            stop_token=run.tokenizer.stop_token_id,
+            stop_token=tokenizer_of(run).stop_token_id,
             on_tokens=push,
         )
         num_tokens -= room

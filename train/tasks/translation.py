@@ -1,7 +1,5 @@
 """Translation: predict the target sentence of a source sentence (Vaswani et al. 2017)."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,15 +24,14 @@ from train.tasks.evaluation import (
     perplexity,
     round_up_batch_size,
 )
-from train.tasks.losses import auxiliary_losses, requested_outputs, token_loss
-from train.tasks.vocabulary import Labels, resolve_vocab_size
+from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
 from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 from transformer.hardware import Hardware
-from transformer.losses import Loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:
@@ -158,7 +155,7 @@ class TranslationTask(Task):
         return f"{len(corpus.split('train').pairs):,} pairs of sentences"
 
     def evaluate(
-        self, engine: Engine, params: Any, corpus: Corpus, split: str, *, full_split: bool
+        self, engine: "Engine", params: Any, corpus: Corpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a target token, the perplexity, and for a full split BLEU.
 
@@ -183,7 +180,7 @@ class TranslationTask(Task):
 
     def bleu_scores(
         self,
-        engine: Engine,
+        engine: "Engine",
         params: Any,
         corpus: Corpus,
         pairs: BitextSplit,
@@ -209,17 +206,17 @@ class TranslationTask(Task):
 
     def sample(
         self,
-        run: Run,
+        run: "Run",
         prompts: Sequence[str],
         options: SampleOptions,
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return the translation of each prompt."""
         for prompt in prompts:
-            self.check_prompt(prompt, run.tokenizer)
-        sources = encode_sentences(run.tokenizer, prompts)
+            self.check_prompt(prompt, tokenizer_of(run))
+        sources = encode_sentences(tokenizer_of(run), prompts)
         translations = self.translate_sources(
-            run.model, run.params, run.tokenizer, sources, options.num_beams
+            run.model, run.params, tokenizer_of(run), sources, options.num_beams
         )
         if on_text is not None:
             on_text("".join(translations))

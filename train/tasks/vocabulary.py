@@ -12,6 +12,7 @@ from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.experiment import Experiment
+    from train.run import Run
     from train.tasks.config import Classification, Tagging
 
 Labels = tuple[str, ...]
@@ -30,6 +31,19 @@ def read_labels(folder: RunFolder) -> Labels:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
     return tuple(names)
+
+
+def read_tokenizer(folder: RunFolder, experiment: Experiment) -> Tokenizer | None:
+    """Return the tokenizer saved with a run; None for data without text."""
+    from train.data.tokenizer import Tokenizer
+
+    return None if experiment.data.tokenizer is None else Tokenizer.load(folder.tokenizer)
+
+
+def tokenizer_of(run: Run) -> Tokenizer:
+    """Return the tokenizer of a run whose data are text."""
+    assert run.tokenizer is not None
+    return run.tokenizer
 
 
 def resolve_vocab_size(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:

@@ -4,8 +4,6 @@ A JSON lines file holds one JSON object a line and only grows. It survives a pro
 while writing: readers skip a torn line, and the next writer ends it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

@@ -1,7 +1,5 @@
 """Write metrics.jsonl, one line for each logged step and split, and mirror it to TensorBoard."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 import time
@@ -39,7 +37,7 @@ class MetricsLog:
         self._mirrors: dict[str, TensorBoardWriter] = {}
         self._resumed_at: int | None = None
 
-    def set_aside_after(self, step: int | None) -> AnyPath | None:
+    def set_aside_after(self, step: int | None) -> "AnyPath | None":
         """Move the lines after `step`, and torn lines, to a file of their own.
 
         A resumed run writes these lines again.

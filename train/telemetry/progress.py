@@ -1,7 +1,5 @@
 """Show progress on standard error: a bar in terminals and notebooks, plain lines elsewhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import time
 from collections.abc import Callable
@@ -11,7 +9,7 @@ from typing import Any, Self
 from rich import progress
 from rich.console import Console
 
-from train.runtime.standard_error import LenientStream
+from train.runtime.startup import LenientStream
 
 LINE_INTERVAL_SECONDS = 30.0
 """Seconds between plain lines, where no bar can be drawn."""

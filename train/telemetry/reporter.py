@@ -3,8 +3,6 @@
 Every process has a reporter, and only the main process writes. The loop need not ask which it is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import pathlib
 import time

@@ -1,7 +1,5 @@
 """Write scalars for TensorBoard, a folder for each split so that splits share a chart."""
 
-from __future__ import annotations
-
 import os
 import pathlib
 import socket

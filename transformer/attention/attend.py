@@ -1,29 +1,199 @@
-"""`attend(q, k, v, mask, score_spec)`: softmax attention without weights, in several backends.
+"""Softmax attention without weights: the formula, and `attend`, which picks a faster backend.
 
-All backends compute the same result; they differ in speed and memory. Each is a file of
-`backends/`, and `backends/choose.py` selects one.
+    attend(q, k, v) = softmax(scores(q, k) under the mask) v
+
+- `ScoreSpec` describes the scores; all backends share it.
+- `attend_reference` is the formula, with all scores in memory: the oracle of every backend.
+- `attend` picks a backend (`backends/choose.py`). All compute the same result; they differ in speed
+  and memory. `backends/dispatch.py` calls the others, each a file of `backends/`.
 """
 
 import functools
 import logging
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
-from transformer.attention.backends.cudnn import attend_cudnn
-from transformer.attention.backends.merge import add_sinks
-from transformer.attention.backends.query_blocks import attend_query_blocks
-from transformer.attention.backends.reference import attend_reference
-from transformer.attention.backends.ring import attend_ring
 from transformer.attention.config import Backend
-from transformer.attention.masks import Mask
-from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.sinks import softmax_with_sinks
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
+from transformer.inspection import Taps, observe_attention
+from transformer.layers.basic import dropout
+from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, precise_einsum
+from transformer.shapes import check_shapes
+
+if TYPE_CHECKING:  # position_bias.py imports this module
+    from transformer.attention.position_bias import RelativeTables
 
 log = logging.getLogger(__name__)
+
+ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
+"""q [B, T, N, H], k [B, S, K, H], dtype of the operands of products, dtype of the scores -> scores
+[B, N, T, S]."""
+
+BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of scores."""
+
+
+def dot_product_scores(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    operand_dtype: DTypeLike,
+    dtype: DTypeLike,
+) -> jax.Array:  # [B, N, T, S]
+    """Return q k^T; `precise_einsum` explains the dtypes."""
+    b, t, n, h = q.shape
+    s, num_kv_heads = k.shape[1:3]
+    if n == num_kv_heads:  # the same sum, for which XLA's CPU compiler copies less
+        return _einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
+    # The G = N / K query heads of a group share a key head: G T queries of one head are one matrix
+    # product, and the keys are neither repeated nor read G times.
+    grouped = q.reshape(b, t, num_kv_heads, n // num_kv_heads, h).transpose(0, 2, 3, 1, 4)
+    merged = grouped.reshape(b, num_kv_heads, -1, h)  # [B, K, G T, H]
+    return _einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
+
+
+def weighted_values(
+    weights: jax.Array,  # [B, N, T, S]
+    v: jax.Array,  # [B, S, K, H of values]
+    operand_dtype: DTypeLike,
+    dtype: DTypeLike,
+) -> jax.Array:  # [B, T, N, H of values]
+    """Return the weighted sums of the values; heads and dtypes as in `dot_product_scores`."""
+    b, n, t, s = weights.shape
+    num_kv_heads = v.shape[2]
+    if n == num_kv_heads:
+        return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
+    merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
+    y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
+    return y.swapaxes(1, 2)
+
+
+def _einsum(
+    spec: str, a: jax.Array, b: jax.Array, operand_dtype: DTypeLike, dtype: DTypeLike
+) -> jax.Array:
+    """Call `precise_einsum`, unless all dtypes are the same and there is nothing to round."""
+    if a.dtype == b.dtype == operand_dtype == dtype:
+        return jnp.einsum(spec, a, b)
+    return precise_einsum(spec, a, b, operand_dtype, dtype)
+
+
+class ScoreSpec(NamedTuple):
+    """Scores of queries and keys, and dropout of the attention weights."""
+
+    scale: float
+    """Factor of the scores."""
+    score_fn: ScoreFn = dot_product_scores
+    """Unscaled scores of queries and keys."""
+    bias: BiasFn | None = None
+    """Term that depends on the positions of query and key."""
+    relative_tables: "RelativeTables | None" = None
+    """Vectors added to keys and values by distance."""
+    soft_cap: float = 0.0
+    """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    cap."""
+    softmax_dtype: str = "float32"
+    """Dtype of the scores and of the softmax."""
+    dropout_rate: float = 0.0
+    """Fraction of the attention weights that is dropped."""
+    operand_dtype: str = ""
+    """Dtype of the operands of products, if the arrays are wider than that because their results
+    and gradients must not be rounded yet (see `widen`). Empty: the dtype of the arrays."""
+    dropout_rngs: jax.Array | None = None  # [B] random keys; None: no dropout
+
+    @property
+    def is_dot_product(self) -> bool:
+        """True if scores are dot products, perhaps with a soft cap, and nothing else."""
+        has_terms = self.bias is not None or self.relative_tables is not None
+        return self.score_fn is dot_product_scores and not has_terms
+
+    def compute_scores(
+        self,
+        q: jax.Array,  # [B, T, N, H]
+        k: jax.Array,  # [B, S, K, H]
+        query_positions: jax.Array,  # [B or 1, T]
+        key_positions: jax.Array,  # [B or 1, S]
+    ) -> jax.Array:  # [B, N, T, S] of softmax_dtype
+        """Return the scores, without the mask."""
+        operand_dtype = self.operand_dtype_of(q)
+        # Products of 16-bit operands are summed in the dtype of the softmax: the sum of H products
+        # is not rounded before the softmax, whose exponential turns absolute into relative errors.
+        dtype = jnp.promote_types(operand_dtype, self.softmax_dtype)
+        scores = self.score_fn(q, k, operand_dtype, dtype)
+        if self.relative_tables is not None:
+            positions = query_positions, key_positions
+            scores = scores + self.relative_tables.score_terms(q, *positions, dtype)
+        # The scores are scaled, not the queries: scaled 16-bit queries would be rounded once more.
+        scores = scores.astype(self.softmax_dtype) * self.scale
+        # The cap acts on the product alone: capped, ALiBi's bias would stop growing with distance.
+        if self.soft_cap:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        if self.bias is not None:
+            scores = scores + self.bias(query_positions, key_positions).astype(self.softmax_dtype)
+        return scores
+
+    def operand_dtype_of(self, x: jax.Array) -> str:
+        """Return the dtype of the operands of products with `x`: queries, keys or values."""
+        return self.operand_dtype or x.dtype.name
+
+    def widen(
+        self, q: jax.Array, k: jax.Array, v: jax.Array
+    ) -> tuple["ScoreSpec", tuple[jax.Array, jax.Array, jax.Array]]:
+        """Return a spec and arrays whose results and gradients are not rounded.
+
+        The arrays are cast to the dtype of sums, and the spec still rounds the operands of products
+        to their old dtype. So several results can be merged, and gradients added, and rounded once.
+        """
+        operand_dtype = self.operand_dtype_of(q)
+        dtype = accumulation_dtype(operand_dtype, self.softmax_dtype)
+        wide = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+        return self._replace(operand_dtype=operand_dtype), wide
+
+
+def attend_reference(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    score_spec: ScoreSpec,
+    sink_logits: jax.Array | None = None,  # [N]
+    edit_weights: Callable[[jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array]:  # [B, T, N, H of values], weights [B, N, T, S]
+    """Return softmax(scores under the mask) v (Vaswani et al. 2017, equation 1).
+
+    A query without a visible key gets zeros and no gradient.
+    """
+    lengths = q.shape[1], k.shape[1]
+    positions = mask.resolved_positions(*lengths)
+    scores = score_spec.compute_scores(q, k, *positions)
+    visible = dense_mask(mask, *lengths)[:, None]
+    # The most negative finite number, since -inf gives NaN in a row without a visible key.
+    scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
+    if sink_logits is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+    else:
+        weights = softmax_with_sinks(scores, sink_logits)
+    # The softmax of such a row is uniform. Most masks cannot have one, which is known at compile
+    # time and saves a pass over the weights.
+    if mask.may_have_empty_rows(*lengths):
+        weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
+    if edit_weights is not None:
+        weights = edit_weights(weights)
+    operand_dtype = score_spec.operand_dtype_of(v)
+    dtype = jnp.promote_types(operand_dtype, score_spec.softmax_dtype)
+    # Dropout acts on the copy that weights the values; the returned weights sum to 1.
+    dropped = weights
+    if score_spec.dropout_rate and score_spec.dropout_rngs is not None:
+        dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
+    y = weighted_values(dropped.astype(dtype), v, operand_dtype, dtype)
+    if score_spec.relative_tables is not None:
+        y = y + score_spec.relative_tables.value_terms(dropped.astype(dtype), *positions, dtype)
+    return y.astype(v.dtype), weights
 
 
 class AttentionOutput(NamedTuple):
@@ -40,29 +210,28 @@ def attend(
     mask: Mask,
     score_spec: ScoreSpec,
     *,
-    sink_logits: jax.Array | None = None,  # [N]
+    sink_logits: jax.Array | None = None,  # [N] scores of one more key, whose value is zero
     backend: Backend = "auto",
-    hardware: Hardware,
-    constrain: ActivationConstraint = unconstrained,
-    outputs: frozenset[str] = frozenset(),
+    hardware: Hardware,  # decides what `auto` means
+    constrain: ActivationConstraint = unconstrained,  # layout on several devices
+    outputs: frozenset[str] = frozenset(),  # `weights`, or nothing
+    taps: Taps | None = None,
 ) -> AttentionOutput:
     """Return softmax(scores under the mask) v. A query without a visible key gets zeros.
 
-    Args:
-      q: Queries.
-      k: Keys. K divides N; each key head serves N / K query heads.
-      v: Values.
-      mask: Visible keys of each query.
-      score_spec: Scores and dropout.
-      sink_logits: Scores of one more key per head, whose value is zero.
-      backend: Implementation. One that does not support the inputs is replaced by the reference,
-        with a warning.
-      hardware: Decides what `auto` means.
-      constrain: Layout of activations on several devices.
-      outputs: Extra outputs: `weights`, or nothing.
+    K divides N: each key head serves N / K query heads. A backend that does not support the inputs
+    is replaced by the reference, with a warning. ValueError: shapes or dtypes disagree.
     """
+    operands = dict(q=(q, "B T N H", float), k=(k, "B S K H", float), v=(v, "B S K Hv", float))
+    check_shapes(**operands, sink_logits=(sink_logits, "N", float))
+    if taps is not None:
+        options: Any = dict(sink_logits=sink_logits, backend=backend, hardware=hardware)
+        options |= dict(constrain=constrain, outputs=outputs)
+        return observe_attention(taps, attend, q, k, v, mask, score_spec, **options)
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
+    # Everything that decides is static: the choice is made while the model is traced and costs
+    # nothing at run time. It is cached, because every layer asks with the same spec.
     spec = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,
@@ -74,8 +243,8 @@ def attend(
         has_segments=mask.segments is not None,
         has_extra_masks=mask.has_extra_masks,
         keys_match_queries=mask.key_positions is None and length == k.shape[1],
-        dot_product_only=score_spec.dot_product_only,
-        soft_capped=score_spec.soft_capped,
+        dot_product_only=score_spec.is_dot_product and not score_spec.soft_cap,
+        soft_capped=score_spec.is_dot_product and score_spec.soft_cap > 0,
         has_relative_tables=score_spec.relative_tables is not None,
         has_sinks=sink_logits is not None,
         has_dropout=bool(score_spec.dropout_rate) and score_spec.dropout_rngs is not None,
@@ -86,32 +255,14 @@ def attend(
     )
     choice = choose_backend(backend, spec)
     _log_choice_once(choice)
-    match choice.backend:
-        case "cudnn":
-            y = attend_cudnn(q, k, v, mask.pattern, score_spec.scale, constrain)
-        case "splash":
-            # Pallas takes a second to import, and only TPUs need it.
-            from transformer.attention.backends.splash import attend_splash
+    if choice.backend != "reference":
+        # The backends import this module, and few calls need one.
+        from transformer.attention.backends.dispatch import attend_fast
 
-            y = attend_splash(q, k, v, mask, score_spec, constrain=constrain)
-        case "query_blocks":
-            y = attend_query_blocks(q, k, v, mask, score_spec, sink_logits)
-        case "blockwise":
-            block_size = hardware.tile_size
-            if sink_logits is None:
-                y = attend_blockwise(q, k, v, mask, score_spec, block_size=block_size).y
-            else:  # sinks are added to a result that is not rounded yet
-                score_spec, wide = score_spec.widen(q, k, v)
-                partial = attend_blockwise(*wide, mask, score_spec, block_size=block_size)
-                y = add_sinks(partial, sink_logits).y.astype(v.dtype)
-        case "ring":
-            block_size = hardware.tile_size
-            partial = attend_ring(q, k, v, mask, score_spec, constrain, block_size=block_size)
-            y = (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
-        case _:
-            y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
-            return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
-    return AttentionOutput(y, {})
+        y = attend_fast(choice.backend, q, k, v, mask, score_spec, sink_logits, hardware, constrain)
+        return AttentionOutput(y, {})
+    y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
+    return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
 
 
 @functools.lru_cache(maxsize=64)

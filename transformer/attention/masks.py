@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.shapes import check_shapes
+
 
 @dataclasses.dataclass(frozen=True)
 class MaskPattern:
@@ -69,31 +71,17 @@ class Mask(struct.PyTreeNode):
             keys_include_queries=keys_include_queries,
         )
 
-    def causal_block(self, start: int, end: int, length: int) -> "Mask":
-        """Return the mask of queries [start, end) over keys [0, end), in self-attention."""
-        positions = _or_arange(self.positions, length)
-        block = self.replace(
-            positions=positions[:, start:end],
-            key_positions=positions[:, :end],
-            keys_include_queries=True,
-        )
-        if self.allowed is not None:
-            block = block.replace(allowed=self.allowed[:, start:end, :end])
-        if self.segments is None:
-            return block
-        return block.replace(
-            segments=self.segments[:, start:end], key_segments=self.segments[:, :end]
-        )
-
     def resolved_positions(
         self,
         num_queries: int,  # T
         num_keys: int,  # S
     ) -> tuple[jax.Array, jax.Array]:  # [B or 1, T], [B or 1, S]
         """Return the positions of queries and keys; by default they count from 0."""
+        # Self-attention: the keys belong to the queries' own tokens.
         own = self.key_positions is None and num_queries == num_keys
         key_positions = self.positions if own else self.key_positions
-        return _or_arange(self.positions, num_queries), _or_arange(key_positions, num_keys)
+        positions = positions_or_arange(self.positions, num_queries)
+        return positions, positions_or_arange(key_positions, num_keys)
 
     @property
     def has_extra_masks(self) -> bool:
@@ -109,6 +97,8 @@ class Mask(struct.PyTreeNode):
         """Return True if a query without a visible key is possible; known at compile time."""
         if any(array is not None for array in (self.segments, self.key_lengths, self.allowed)):
             return True
+        # A query that sees itself has at least one key. That holds for a causal mask or a window
+        # if its own key is among the keys, which differing lengths or positions leave open.
         sees_itself = self.keys_include_queries or (
             self.key_positions is None and num_queries == num_keys
         )
@@ -121,60 +111,48 @@ def dense_mask(
     num_keys: int,  # S
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Return the mask as booleans, True where the query sees the key."""
+    check_shapes({"T": num_queries}, positions=(mask.positions, "B? T", int))
+    if num_queries != num_keys or mask.has_extra_masks:
+        from transformer.attention.mask_checks import check_mask  # it imports this module
+
+        check_mask(mask, num_queries, num_keys)
     pattern = mask.pattern
     query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
     q, k = query_positions[:, :, None], key_positions[:, None, :]
     visible = jnp.ones(jnp.broadcast_shapes(q.shape, k.shape), bool)
+    # By position, not by index: the slots of a cache and the shards of a ring are not in order.
     if pattern.causal:
         visible &= k <= q
     if pattern.window:
         distance = jnp.abs(q - k)
         reach = pattern.window * pattern.dilation
         visible &= (distance < reach) & (distance % pattern.dilation == 0)
+    # From here on arrays show keys that the pattern hides.
     if pattern.prefix and mask.prefix_lengths is not None:
         visible |= k < mask.prefix_lengths[:, None, None]
     if mask.global_positions is not None:
         global_positions = mask.global_positions[:, None, :]
         to_global = jnp.any(k.swapaxes(1, 2) == global_positions, axis=-1)[:, None, :]
         from_global = jnp.any(q == global_positions, axis=-1)[:, :, None]
+        # Global tokens lift the window, not causality: a decoder must not see its targets.
         future = (k > q) if pattern.causal else jnp.zeros_like(visible)
         visible |= (to_global | from_global) & ~future
     # Segments and lengths come last: neither a prefix nor a global token shows what they hide.
     if mask.segments is not None:
+        # Padding has segment 0 and is seen by nothing, not even by itself: its rows are empty.
         key_segments = mask.segments if mask.key_segments is None else mask.key_segments
         same_segment = mask.segments[:, :, None] == key_segments[:, None, :]
         visible = visible & same_segment & (key_segments != 0)[:, None, :]
-    if mask.key_lengths is not None:
+    if mask.key_lengths is not None:  # by index: padding at the end has no meaningful position
         visible &= jnp.arange(num_keys)[None, None, :] < mask.key_lengths[:, None, None]
     if mask.allowed is not None:
         visible = visible & mask.allowed
     return visible
 
 
-def _or_arange(positions: jax.Array | None, length: int) -> jax.Array:  # [B or 1, length]
-    return jnp.arange(length)[None, :] if positions is None else positions
-
-
-def token_segments(
-    mask: Mask,
+def positions_or_arange(
+    positions: jax.Array | None,  # [B or 1, T]
     length: int,  # T
-) -> jax.Array | None:  # [B or 1, T]
-    """Return the document of each token, 0 for padding by `segments` or `key_lengths`.
-
-    None: one document without padding. For mixers that do not compare queries with keys.
-    """
-    if mask.key_lengths is None:
-        return mask.segments
-    is_token = jnp.arange(length)[None, :] < mask.key_lengths[:, None]
-    return jnp.where(is_token, 1 if mask.segments is None else mask.segments, 0)
-
-
-def previous_segments(
-    segments: jax.Array,  # [B, T]
-) -> jax.Array:  # [B, T]
-    """Return the document of the last non-padding token before each token; 0 if there is none."""
-    index = jnp.arange(segments.shape[1])[None, :]
-    last = jax.lax.cummax(jnp.where(segments != 0, index, -1), axis=1)
-    before = jnp.pad(last, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-    segment = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=1)
-    return jnp.where(before < 0, 0, segment)
+) -> jax.Array:  # [B or 1, T]
+    """Return `positions`, or 0 to T - 1 if None."""
+    return jnp.arange(length)[None, :] if positions is None else positions

@@ -10,15 +10,15 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 
+from transformer.attention.attend import BiasFn
 from transformer.attention.position_config import (
     ALiBi,
     AttentionPosition,
     RelativePositions,
     T5RelativeBias,
 )
-from transformer.attention.score_spec import BiasFn
 from transformer.context import ModelContext
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 
 

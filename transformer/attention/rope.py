@@ -16,6 +16,7 @@ import numpy as np
 
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope_scaling import Frequencies
+from transformer.shapes import check_shapes
 
 # A product of two 32-bit words needs 64 bits, which JAX has only with jax_enable_x64. Products of
 # 16-bit halves fit into 32 bits.
@@ -28,14 +29,17 @@ def apply_rope(
     config: RoPE,
 ) -> jax.Array:  # [B, T, N, H]
     """Rotate each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
+    check_shapes(x=(x, "B T N H", float), positions=(positions, "B? T", int))
     rotary_dim = int(x.shape[-1] * config.fraction) // 2 * 2  # R, as config.rotary_dim
     angles = rope_angles(positions, rotary_dim, config)[:, :, None, :]
+    # In float32 until here: in bfloat16 an angle near pi is off by up to 0.008 radians.
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     amplitude = config.scaling.amplitude
-    if amplitude != 1:
+    if amplitude != 1:  # YaRN: scales queries and keys, so the scores by its square
         cos, sin = cos * amplitude, sin * amplitude
     cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
     rotated, rest = x[..., :rotary_dim], x[..., rotary_dim:]
+    # The published weights decide: layouts differ by a permutation of the head's entries.
     if config.layout == "halves":
         a, b = jnp.split(rotated, 2, axis=-1)
         rotated = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
@@ -52,39 +56,28 @@ def rope_angles(
     config: RoPE,
 ) -> jax.Array:  # [B, T, R / 2] float32, from -pi to pi
     """Return position * theta^(-2i/R) without whole turns; `config.scaling` may change it."""
-    return _wrapped_product(positions, *_rope_turns(config, rotary_dim))
+    return wrapped_product(positions, *_rope_turns(config, rotary_dim))
 
 
 @functools.cache
 def _rope_turns(config: RoPE, rotary_dim: int) -> tuple[np.ndarray, np.ndarray]:
-    return _fixed_point_turns(config.scaling.frequencies(config.theta, rotary_dim))
+    return fixed_point_turns(config.scaling.frequencies(config.theta, rotary_dim))
 
 
-def wrapped_angles(
-    positions: jax.Array,  # [...] integers
-    frequencies: Frequencies,  # [pairs] radians per position
-) -> jax.Array:  # [..., pairs] float32, from -pi to pi
-    """Return position * frequency without whole turns.
-
-    The error is less than 3e-7: 2^-24 of pi when the angle becomes a float32, and as much when
-    turns become radians.
-    """
-    return _wrapped_product(positions, *_fixed_point_turns(frequencies))
-
-
-def _fixed_point_turns(frequencies: Frequencies) -> tuple[np.ndarray, np.ndarray]:  # uint32 each
+def fixed_point_turns(frequencies: Frequencies) -> tuple[np.ndarray, np.ndarray]:  # uint32 each
     """Return the high and the low word of frequency / 2 pi, modulo 1, as a 64-bit fraction."""
     words = (frequencies / (2 * math.pi) % 1.0) * 2.0**32
     high = np.floor(words)
     return high.astype(np.uint32), np.floor((words - high) * 2.0**32).astype(np.uint32)
 
 
-def _wrapped_product(
+def wrapped_product(
     positions: jax.Array,  # [...]
     high: np.ndarray,  # [pairs]
     low: np.ndarray,  # [pairs]
 ) -> jax.Array:  # [..., pairs]
     """Return the angles of positions times a fixed-point fraction of a turn."""
+    # Padding of a cache has position -1: the sign is set apart, as the product is unsigned.
     magnitude = jnp.abs(positions).astype(jnp.uint32)[..., None]
     high, low = (each.reshape(*(1,) * positions.ndim, -1) for each in (high, low))
     turns = magnitude * high + _high_word_of_product(magnitude, low)

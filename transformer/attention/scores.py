@@ -1,7 +1,7 @@
-"""Scores with weights of their own: bilinear and additive.
+"""Scores that are more than dot products: bilinear, additive, and terms of the positions.
 
 A score is a map of the query, a map of the key (whose result a cache stores) and a function of the
-two. Dot products have neither map; see `score_spec.py`.
+two. Dot products have neither map; see `attend.py`.
 """
 
 import functools
@@ -10,10 +10,18 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.config import AdditiveScore, BilinearScore, score_head_dim
-from transformer.attention.score_spec import ScoreFn
+from transformer.attention.attend import ScoreFn, ScoreSpec
+from transformer.attention.base import ScoreFlops
+from transformer.attention.config import (
+    AdditiveScore,
+    AttentionConfig,
+    BilinearScore,
+    score_head_dim,
+)
+from transformer.attention.position_bias import position_terms
+from transformer.attention.position_config import RelativePositions
 from transformer.context import ModelContext
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight
 from transformer.layers.precise_einsum import DTypeLike
 
 
@@ -35,6 +43,50 @@ def transform_keys(
 ) -> jax.Array:  # [B, S, K, A]
     """Declare U; return U k for each head."""
     return _transform_heads(module, "score_key", k, "kv_heads", score, context)
+
+
+def add_score_terms(
+    module: nn.Module,
+    score_spec: ScoreSpec,
+    config: AttentionConfig,
+    context: ModelContext,
+    query_head_dim: int,  # A
+    *,
+    with_positions: bool,
+) -> ScoreSpec:
+    """Declare position tables and score weights of `module`; return the spec with their terms."""
+    if with_positions:
+        head_dim = config.resolved_head_dim(context.d_model)
+        terms = position_terms(
+            module,
+            config.position,
+            context,
+            num_heads=config.num_heads,
+            key_head_dim=head_dim,
+            value_head_dim=config.value_head_dim or head_dim,
+        )
+        score_spec = score_spec._replace(**terms._asdict())
+    if not isinstance(config.score, AdditiveScore):
+        return score_spec
+    score_fn = make_additive_score_fn(module, config.num_heads, query_head_dim, context)
+    return score_spec._replace(score_fn=score_fn)
+
+
+def count_score_flops(config: AttentionConfig, width: int, length: int) -> ScoreFlops:
+    """Return FLOPs per token of full attention, between activations.
+
+    An additive score counts as one product of its hidden layer and a vector for each key.
+    """
+    head_dims = config.score_head_dim(width) + (
+        config.value_head_dim or config.resolved_head_dim(width)
+    )
+    per_key, per_query = config.num_heads * head_dims, 0  # multiplications
+    if isinstance(config.position, RelativePositions):
+        num_distances = config.position.num_distances
+        per_key += config.num_heads * 2 * num_distances
+        per_query = config.num_heads * head_dims * num_distances
+    full, causal = 2 * (per_key * length + per_query), per_key * (length + 1) + 2 * per_query
+    return ScoreFlops(full=full, causal=causal)
 
 
 def make_additive_score_fn(

@@ -16,21 +16,20 @@ from transformer.attention.base import Outputs
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
-from transformer.layers.block import Memory
-from transformer.layers.dropout import fold_in
-from transformer.layers.embedding import declare_embedding
-from transformer.layers.params import apply_linear
+from transformer.generation.translate import check_sources
+from transformer.layers.basic import apply_linear, fold_in
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
 from transformer.models.base import (
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
-    compute_logits,
-    declare_output_matrix,
 )
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
-from transformer.models.input_checks import check_length
+from transformer.models.input_checks import check_tokens
+from transformer.shapes import check_shapes
 from transformer.validation import check_at_least
 
 
@@ -76,11 +75,18 @@ class NonAutoregressive(Model):
         Each row has one source and one target.
 
         Raises:
-          ValueError: an input is longer than the model's maximum.
+          ValueError: If shapes or dtypes disagree, or inputs exceed the learned positions.
         """
+        check_shapes(
+            source=(source, "B S", int),
+            tokens=(tokens, "B T", int),
+            source_segments=(source_segments, "B S"),
+            segments=(segments, "B T"),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
         config = self.config
         assert config.encoder is not None  # as checked when built
-        check_length(source, config)
+        check_tokens(source, config, vocab_size=config.encoder.vocab_size)
         there = jnp.ones_like(source) if source_segments is None else source_segments
         words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_words = words
@@ -92,7 +98,7 @@ class NonAutoregressive(Model):
         length_logits = self.length_logits(memory, there)
         if tokens is None:
             return ModelOutput(length_logits, memory)
-        check_length(tokens, config)
+        check_tokens(tokens, config)
         written = jnp.ones_like(tokens) if segments is None else segments
         copied = copy_source_uniformly(
             source, jnp.sum(there != 0, axis=1), jnp.sum(written != 0, axis=1), tokens
@@ -104,8 +110,10 @@ class NonAutoregressive(Model):
         output = decoder(
             copied, source_words, looks, positions, written, None, fold_in(dropout_rngs, 1), outputs
         )
-        matrix = words.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = declare_output_matrix(self, words, config)
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(output.x, matrix, config, self.context)
         aux = output.aux
         if "losses" in outputs:
             loss = self.length_loss_weight * length_loss(length_logits, there, written)
@@ -145,6 +153,11 @@ def length_loss(
     target_segments: jax.Array,  # [B, T]
 ) -> jax.Array:  # the mean over rows that have a target
     """Compute the cross entropy of the length difference, clipped to [-R, R]."""
+    check_shapes(
+        logits=(logits, "B lengths", float),
+        source_segments=(source_segments, "B S"),
+        target_segments=(target_segments, "B T"),
+    )
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
     reach = logits.shape[1] // 2
     chosen = jnp.clip(difference + reach, 0, 2 * reach)
@@ -174,12 +187,11 @@ def translate_nonautoregressive(
     Sources are sorted by length and processed `batch_size` at a time. Results are in input order.
 
     Raises:
-      ValueError: a source is empty or too long.
+      ValueError: a source is empty or too long, or has tokens that are not in the vocabulary.
     """
+    check_sources(model.config, sources)
+    check_at_least("batch_size", batch_size, 1)
     rows = [np.asarray(source, np.int32) for source in sources]
-    for number, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(f"source {number}: is empty; give it at least one token")
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     found: list[list[int]] = [[] for _ in rows]
     for first in range(0, len(order), batch_size):

@@ -12,7 +12,8 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.config import Initializer
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight
+from transformer.shapes import check_shapes
 
 
 class SkipGram(nn.Module):
@@ -29,6 +30,11 @@ class SkipGram(nn.Module):
         negatives: jax.Array,  # [B, M] words drawn at random
     ) -> jax.Array:  # [B]
         """Return -log s(u_context . v) - sum_negatives log s(-u_negative . v) (equation 4)."""
+        check_shapes(
+            centres=(centres, "B", int),
+            contexts=(contexts, "B", int),
+            negatives=(negatives, "B M", int),
+        )
         spread = nn.initializers.uniform(1 / self.width)
         centred: Initializer = lambda *given: spread(*given) - 0.5 / self.width  # noqa: E731
         v = self.embedding_table("embedding", centred)[centres]

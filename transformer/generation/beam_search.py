@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.layers.block import BlockCache
+from transformer.layers.cross_attention import BlockCache
+from transformer.shapes import check_shapes
+from transformer.validation import check_at_least
 
 NO_TOKEN = -1
 """Padding after the end of a hypothesis."""
@@ -76,8 +78,23 @@ def beam_search(
     """Search continuations of a prompt, or of the start token of a translation. Call under jit.
 
     A hypothesis that reaches its maximal length counts as finished.
+
+    Raises:
+      ValueError: If shapes or dtypes disagree.
     """
+    check_shapes(
+        logits=(logits, "B V", float),
+        positions=(positions, "B", int),
+        max_lengths=(max_lengths, "B", int),
+    )
+    check_at_least("max_new_tokens", max_new_tokens, 1)
     batch, beams = len(logits), config.num_beams
+    for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
+        if leaf.shape[:1] != (batch,):
+            raise ValueError(
+                f"cache{jax.tree_util.keystr(path)} of shape {leaf.shape}: logits have {batch} "
+                "examples; give a cache with the batch as first axis"
+            )
     repeat = functools.partial(jnp.repeat, repeats=beams, axis=0)
     none = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
     # At first all hypotheses of an example are equal: only the first one counts.

@@ -23,11 +23,14 @@ import numpy as np
 from flax import struct
 
 from transformer.attention.base import NO_OUTPUTS, mixer_class
+from transformer.chunked_cross_entropy import mask_padded_logits
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
-from transformer.layers.params import apply_matrix
-from transformer.models.base import get_output_matrix, mask_padded_logits
+from transformer.layers.basic import apply_matrix
+from transformer.layers.embedding import get_output_matrix
+from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
+from transformer.shapes import check_shapes
 from transformer.validation import check_seed
 
 log = logging.getLogger(__name__)
@@ -100,8 +103,8 @@ def generate(
       ValueError: For a seed out of range, or prompts that the model cannot decode.
     """
     check_seed(seed)
+    check_prompts(model, prompts, max_new_tokens)
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]
-    check_prompts(model, rows, max_new_tokens)
     if not rows:
         return GenerateOutput([], [])
     if uncached := _uncached_kinds(model):
@@ -118,20 +121,16 @@ def generate(
     return GenerateOutput(generated, [len(tokens) < max_new_tokens for tokens in generated])
 
 
-def check_prompts(model: LanguageModel, prompts: Sequence[np.ndarray], max_new_tokens: int) -> None:
+def check_prompts(
+    model: LanguageModel, prompts: Sequence[Sequence[int] | np.ndarray], max_new_tokens: int
+) -> None:
     """Raise ValueError unless the model can decode these prompts and `max_new_tokens` more."""
     config, limit = model.config, model.config.max_length
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens {max_new_tokens}: give 1 or more")
     for number, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(f"prompt {number}: is empty; begin it with the end-of-text token")
-        for token in (prompt.min(), prompt.max()):
-            if not 0 <= token < config.vocab_size:
-                raise ValueError(
-                    f"prompt {number}: token {token} is not one of the model's "
-                    f"{config.vocab_size:,}; use the tokenizer that it was trained with"
-                )
+        remedy = "begin it with the end-of-text token"
+        check_token_ids(f"prompt {number}", prompt, config.vocab_size, if_empty=remedy)
         room = max_new_tokens if limit is None else limit - len(prompt)
         if room < max_new_tokens:
             raise ValueError(
@@ -149,6 +148,7 @@ def prefill(
     cache_length: int,  # S
 ) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
     """Read prompts into a new cache; return it and the logits of the next tokens."""
+    check_shapes(tokens=(tokens, "B T", int), lengths=(lengths, "B", int))
     if not decodes_from_cache(model):
         text = jnp.pad(tokens, ((0, 0), (0, cache_length - tokens.shape[1])))
         return text, _full_pass_logits(model, params, text, lengths)
@@ -171,6 +171,7 @@ def decode_step(
     positions: jax.Array,  # [B] where the tokens stand
 ) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
     """Append one token of each example to the cache; return it and the next tokens' logits."""
+    check_shapes(tokens=(tokens, "B", int), positions=(positions, "B", int))
     if not decodes_from_cache(model):
         text = cache.at[jnp.arange(len(tokens)), positions].set(tokens)
         return text, _full_pass_logits(model, params, text, positions + 1)

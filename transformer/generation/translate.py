@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.config import TransformerConfig
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.generate import (
@@ -17,6 +18,8 @@ from transformer.generation.generate import (
 )
 from transformer.models.base import LOGITS
 from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.input_checks import check_token_ids
+from transformer.validation import check_at_least
 
 
 class TranslateOutput(NamedTuple):
@@ -56,10 +59,14 @@ def translate(
       batch_size: Sources decoded together.
 
     Raises:
-      ValueError: For an empty source, or one longer than the model's learned positions.
+      ValueError: For an empty source, one longer than the model's learned positions, or tokens
+        that are not in its vocabularies.
     """
+    check_sources(model.config, sources)
+    for name, token in (("start_token", start_token), ("stop_token", stop_token)):
+        check_token_ids(name, [token], model.config.vocab_size)
+    check_at_least("batch_size", batch_size, 1)
     rows = [np.asarray(source, np.int32) for source in sources]
-    _check_sources(model, rows)
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]
     scores = [0.0] * len(rows)
@@ -85,11 +92,12 @@ def translate(
     return TranslateOutput(tokens, scores)
 
 
-def _check_sources(model: EncoderDecoder, rows: list[np.ndarray]) -> None:
-    limit = model.config.max_length
-    for number, row in enumerate(rows):
-        if not len(row):
-            raise ValueError(f"source {number}: is empty; give it at least one token")
+def check_sources(config: TransformerConfig, sources: Sequence[Sequence[int] | np.ndarray]) -> None:
+    """Raise ValueError unless a model of this configuration can encode these sources."""
+    limit = config.max_length
+    vocab_size = (config.encoder and config.encoder.vocab_size) or config.vocab_size
+    for number, row in enumerate(sources):
+        check_token_ids(f"source {number}", row, vocab_size)
         if limit is not None and len(row) > limit:
             raise ValueError(
                 f"source {number}: {len(row)} tokens are more than the model's {limit} learned "

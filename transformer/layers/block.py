@@ -1,7 +1,4 @@
-"""One transformer layer: a mixer, optional cross-attention, and a feed-forward.
-
-Each sublayer has a norm and a residual connection.
-"""
+"""One layer: a mixer, optional cross-attention and a feed-forward, each with norm and residual."""
 
 from typing import Any, NamedTuple
 
@@ -10,35 +7,18 @@ from flax import linen as nn
 
 from transformer.attention.base import MixerInputs, mixer_class
 from transformer.attention.config import MixerConfig
-from transformer.attention.masks import Mask
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
-from transformer.layers.config import FeedForwardConfig, MoEConfig
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import Norm, dropout, fold_in
+from transformer.layers.config import MoEConfig
+from transformer.layers.cross_attention import (
+    BlockCache,
+    BlockConstants,
+    Memory,
+    add_cross_attention,
+)
 from transformer.layers.feedforward import FeedForward
 from transformer.layers.moe import MixtureOfExperts
-from transformer.layers.norms import Norm
-
-
-class Memory(NamedTuple):
-    """Source of cross-attention: an encoder's output and its mask."""
-
-    x: jax.Array | None  # [B, S, D]; None if caches already hold its keys and values
-    mask: Mask
-
-
-class BlockCache(NamedTuple):
-    """Caches of a layer with cross-attention."""
-
-    mixer: Any
-    cross_attention: Any
-
-
-class BlockConstants(NamedTuple):
-    """Constants of a layer with cross-attention."""
-
-    mixer: Any
-    cross_attention: Any
 
 
 def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
@@ -82,9 +62,8 @@ class Block(nn.Module):
         )
 
         def rngs(stream: int) -> jax.Array | None:  # [B]
-            """Return the random keys of one dropout of the layer; the numbers must not change."""
-            keys = inputs.dropout_rngs
-            return None if keys is None else fold_in(keys, stream)
+            # One stream for each dropout. Resumed runs rely on the numbers: they must not change.
+            return fold_in(inputs.dropout_rngs, stream)
 
         mixer = mixer_class(config.mixer)(config.mixer, context, name="mixer")
         normed = self.pre_norm("mixer_norm", x)
@@ -96,27 +75,17 @@ class Block(nn.Module):
         cache, aux = mixed.cache, mixed.aux
 
         if config.cross_attention is not None:
-            if memory is None:
-                raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
-            cross_class = mixer_class(config.cross_attention)
-            cross = cross_class(config.cross_attention, context, name="cross")
-            normed = self.pre_norm("cross_norm", x)
-            crossed = cross(
-                normed,
-                inputs.replace(
-                    mask=memory.mask,
-                    memory=memory.x,
-                    cache=cross_cache,
-                    dropout_rngs=rngs(4),
-                    constants=cross_constants,
-                ),
-            )
-            x = self.add_residual("cross_norm", x, crossed.y, rngs(5))
+            own = inputs.replace(cache=cross_cache, constants=cross_constants)
+            x, crossed = add_cross_attention(self, x, own, memory, rngs(4), rngs(5))
             cache = cache if cross_cache is None else BlockCache(cache, crossed.cache)
             aux = aux | {f"cross_{name}": value for name, value in crossed.aux.items()}
 
         if config.feed_forward is not None:
-            feed_forward = self.make_feed_forward(config.feed_forward)
+            feed_forward: FeedForward | MixtureOfExperts
+            if isinstance(config.feed_forward, MoEConfig):
+                feed_forward = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
+            else:
+                feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
             normed = self.pre_norm("feed_forward_norm", x)
             segments = inputs.mask.segments
             token_mask = None if segments is None else segments != 0
@@ -124,14 +93,6 @@ class Block(nn.Module):
             x = self.add_residual("feed_forward_norm", x, fed.y, rngs(3))
             aux = aux | fed.aux
         return BlockOutput(x, cache, aux)
-
-    def make_feed_forward(
-        self, config: FeedForwardConfig | MoEConfig
-    ) -> FeedForward | MixtureOfExperts:
-        """Return the submodule `feed_forward`."""
-        if isinstance(config, MoEConfig):
-            return MixtureOfExperts(config, self.context, name="feed_forward")
-        return FeedForward(config, self.context, name="feed_forward")
 
     def pre_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
         """Return the input of a sublayer: x, normalized unless the block is post-norm."""

@@ -1,40 +1,16 @@
-"""Input embeddings: tokens, plus positions and token types where a model has them."""
+"""Both ends of a model: embeddings of tokens, and logits over the vocabulary."""
 
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.position_config import (
-    FREQUENCY_BASE,
-    LearnedPositions,
-    SinusoidalPositions,
-)
-from transformer.attention.rope import wrapped_angles
-from transformer.attention.rope_scaling import unscaled_frequencies
+from transformer.attention.position_config import NoPosition
 from transformer.config import TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.dropout import dropout, fold_in
-from transformer.layers.norms import Norm
-from transformer.layers.params import declare_weight
-
-
-def declare_table(
-    module: nn.Module,
-    name: str,
-    inputs: dict[str, int],
-    outputs: dict[str, int],
-    config: TransformerConfig,
-) -> jax.Array:  # [*inputs, *outputs]
-    """Declare an embedding table of `module`, with the initial values of embeddings."""
-
-    def init(rng: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return config.initialization.embedding_initializer()(rng, shape, dtype)
-
-    dtype = config.precision.parameters
-    return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
+from transformer.layers.basic import Norm, apply_matrix, declare_table, dropout, fold_in
+from transformer.layers.position_embedding import embed_positions, embed_token_types
 
 
 def declare_embedding(
@@ -48,30 +24,22 @@ def embed_tokens(
     module: nn.Module,
     embedding_table: jax.Array,  # [V padded, D]
     tokens: jax.Array,  # [B, T]
-    *,
     positions: jax.Array,  # [B or 1, T]
     token_types: jax.Array | None,  # [B, T] below `num_token_types`; None: all 0
     dropout_rngs: jax.Array | None,  # [B]
+    *,
     config: TransformerConfig,
     context: ModelContext,
 ) -> jax.Array:  # [B, T, D]
-    """Sum token, position and token-type embeddings, then apply norm and dropout.
-
-    Declares the position and token-type tables of `module`.
-    """
+    """Sum token, position and token-type embeddings, then apply norm and dropout."""
     # The rows of the table may be sharded, but not D: the gather picks whole rows.
     x = context.constrain(embedding_table, ("vocab", None))[tokens]
     if config.scale_embeddings:
         x = x * math.sqrt(config.d_model)
-    if isinstance(config.position_embedding, LearnedPositions):
-        sizes = {"positions": config.position_embedding.max_length}, {"embed": config.d_model}
-        x = x + declare_table(module, "positions", *sizes, config)[positions]
-    elif isinstance(config.position_embedding, SinusoidalPositions):
-        x = x + sinusoidal_embedding(positions, config.d_model)
+    if not isinstance(config.position_embedding, NoPosition):  # RoPE acts in the attention layers
+        x = x + embed_positions(module, positions, config)
     if config.num_token_types:
-        sizes = {"types": config.num_token_types}, {"embed": config.d_model}
-        table = declare_table(module, "types", *sizes, config)
-        x = x + (table[:1][None] if token_types is None else table[token_types])
+        x = x + embed_token_types(module, token_types, config)
     x = x.astype(config.precision.compute)
     if config.embedding_norm is not None:
         x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
@@ -82,15 +50,35 @@ def embed_tokens(
     return context.constrain(x, ("batch", "length", None))
 
 
-def sinusoidal_embedding(
-    positions: jax.Array,  # [B or 1, T]
-    d_model: int,  # D
-) -> jax.Array:  # [B or 1, T, D] float32
-    """Return the sinusoids of Vaswani et al. 2017, section 3.5.
+def declare_output_matrix(
+    module: nn.Module,
+    embedding_table: jax.Array,  # [V padded, D]
+    config: TransformerConfig,
+) -> jax.Array:  # [D, V padded]
+    """Return the embedding table, transposed, or declare a weight `output` if they are not tied."""
+    if config.tie_embeddings:
+        return embedding_table.T
+    sizes = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
+    return declare_table(module, "output", *sizes, config)
 
-    Entry 2i is sin(position / 10000^(2i/D)) and entry 2i + 1 its cosine; wavelengths run from 2 pi
-    to 20000 pi. An odd D ends with a sine.
-    """
-    angles = wrapped_angles(positions, unscaled_frequencies(FREQUENCY_BASE, d_model))
-    pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return pairs.reshape(*angles.shape[:2], -1)[..., :d_model]
+
+def get_output_matrix(
+    params: dict[str, Any],
+    config: TransformerConfig,
+) -> jax.Array:  # [D, V padded]
+    """Return the output matrix from a model's parameters, tied or not."""
+    matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
+    return matrix
+
+
+def compute_logits(
+    hidden: jax.Array,  # [B, T, D]
+    matrix: jax.Array,  # [D, V padded]
+    config: TransformerConfig,
+    context: ModelContext,
+    bias: jax.Array | None = None,  # [V padded]
+) -> jax.Array:  # [B, T, V]
+    """Return logits over the vocabulary, without the padding of the table."""
+    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)
+    logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
+    return logits[..., : config.vocab_size]

@@ -68,11 +68,37 @@ class BoxedWeight(struct.PyTreeNode, meta.AxisMetadata):
         return self.replace(axes=axes)
 
 
+UNNAMED_AXIS = "unnamed"
+"""Axis of a weight that was declared without names. No mesh axis splits it."""
+
+
 def is_boxed_weight(leaf: Any) -> bool:
     """Return True for a `BoxedWeight`: the `is_leaf` of trees of them."""
     return isinstance(leaf, BoxedWeight)
 
 
+def box_weights(weights: Any) -> Any:
+    """Return a tree of weights of one layer with all leaves in `BoxedWeight`s.
+
+    Weights of a user's own module, from `self.param` or a layer of Flax such as `nn.Dense`, have no
+    axis names. Their last axis counts as the output and the axes before it as inputs, as in Flax's
+    kernels; a vector has no inputs. This has to be decided for one layer: stacked over layers, a
+    bias has two axes too.
+    """
+
+    def box(leaf: Any) -> BoxedWeight:
+        if isinstance(leaf, BoxedWeight):
+            return leaf
+        names = (UNNAMED_AXIS,) * jax.numpy.ndim(leaf)
+        return BoxedWeight(leaf, LogicalAxes(inputs=names[:-1], outputs=names[-1:]))
+
+    # Boxes of other kinds (`nn.with_partitioning`) hold names of another table.
+    boxes = (BoxedWeight, meta.AxisMetadata)
+    is_box = lambda leaf: isinstance(leaf, boxes)  # noqa: E731
+    unboxed = lambda leaf: leaf if is_boxed_weight(leaf) else meta.unbox(leaf)  # noqa: E731
+    return jax.tree.map(lambda leaf: box(unboxed(leaf)), weights, is_leaf=is_box)
+
+
 def unbox_axes(boxed: Any) -> Any:
-    """Return the tree of `LogicalAxes` of a tree of `BoxedWeight`s."""
-    return jax.tree.map(lambda leaf: leaf.axes, boxed, is_leaf=is_boxed_weight)
+    """Return the tree of `LogicalAxes` of a tree of weights."""
+    return jax.tree.map(lambda leaf: leaf.axes, box_weights(boxed), is_leaf=is_boxed_weight)

@@ -8,9 +8,10 @@ from flax import linen as nn
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
+from transformer.layers.activations import ACTIVATIONS, declare_swish
+from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.config import MoEConfig
-from transformer.layers.dropout import dropout
-from transformer.layers.feedforward import ACTIVATIONS, FeedForwardOutput, declare_swish
+from transformer.layers.feedforward import FeedForwardOutput
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -25,7 +26,6 @@ from transformer.layers.moe_routing import (
     route_tokens,
     router_z_loss,
 )
-from transformer.layers.params import apply_matrix, declare_weight
 
 
 class MixtureOfExperts(nn.Module):
@@ -52,9 +52,12 @@ class MixtureOfExperts(nn.Module):
             normalize_gates=config.normalize_gates,
             token_mask=token_mask,
         )
+        # The dispatcher hides how tokens reach their experts; the experts themselves are one matmul
+        # with stacked matrices, whatever the layout of its rows.
         y = self.apply_experts(choose_dispatcher(config, routing, self.context), x, dropout_rngs)
         if "losses" not in outputs:
             return FeedForwardOutput(y, {})
+        # Weighted here, by the layer's own settings, so that the trainer only adds them up.
         losses = {
             "loss/load_balance": config.load_balance_loss_weight * load_balance_loss(routing),
             "loss/router_z": config.router_z_loss_weight
@@ -89,6 +92,7 @@ class MixtureOfExperts(nn.Module):
         embed, mlp = {"embed": context.d_model}, {"mlp": config.resolved_d_ff(context.d_model)}
         activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
         rows = dispatcher.dispatch(x)
+        # "up" before "gate": Linen derives initial values from the order of declaration.
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
         if config.gated:
             hidden = activation(self.expert_linear(dispatcher, "gate", rows, embed, mlp)) * hidden
@@ -112,6 +116,7 @@ class MixtureOfExperts(nn.Module):
         """Declare the experts' matrices `name` (and biases `name_bias`) and apply them."""
         context, stack = self.context, {"experts": self.config.num_experts}
         dtype, initialization = context.precision.parameters, context.initialization
+        # Only `down` writes to the residual stream. The fan-in is that of one expert.
         init = initialization.matrix_initializer(
             inputs, num_residual_layers=context.num_layers if name == "down" else 0
         )
@@ -136,12 +141,14 @@ def choose_dispatcher(
     Sorting pays on a single accelerator only: XLA's CPU compiler expands `ragged_dot` into E dense
     products, and a sort over sharded tokens would gather them on every device.
     """
+    # With a capacity all shapes are static, on any hardware and with any sharding.
     if config.capacity_factor:
         return CapacityDispatcher.from_routing(routing, config.capacity_factor, context.constrain)
     hardware = context.hardware
     single_accelerator = hardware.platform != "cpu" and hardware.count == 1
     if config.dispatcher == "sorted" or (config.dispatcher == "auto" and single_accelerator):
         return SortedDispatcher.from_routing(routing)
+    # Without a capacity, sharded experts stay where they are and the tokens come to them.
     if experts_are_sharded(routing, context.constrain):
         return AllGatherDispatcher(routing, context.constrain)
     return DenseDispatcher(routing, context.constrain)

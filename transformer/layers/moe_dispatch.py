@@ -62,6 +62,8 @@ class DenseDispatcher(NamedTuple):
 
     def dispatch(self, x: jax.Array) -> jax.Array:
         count = self.routing.probabilities.shape[-1]
+        # One matrix of all tokens for each expert, unless T is sharded: merging B and T would
+        # gather it.
         x = x if self.constrain.num_shards("length") > 1 else x.reshape(-1, x.shape[-1])
         return jnp.broadcast_to(x[None], (count, *x.shape))
 
@@ -77,6 +79,8 @@ class DenseDispatcher(NamedTuple):
 
     def combine(self, rows: jax.Array) -> jax.Array:
         experts, gates = self.routing.expert_indices, self.routing.gates
+        # A token's weight is its gate at its own experts and 0 at all others, whose outputs were
+        # computed in vain: the price of static shapes without a sort.
         assigned = experts[None] == jnp.arange(len(rows))[:, None, None, None]  # [E, B, T, C]
         weights = jnp.sum(jnp.where(assigned, gates[None], 0), axis=-1).astype(rows.dtype)
         rows = rows.reshape(*weights.shape, -1)
@@ -97,11 +101,13 @@ class SortedDispatcher(NamedTuple):
     @staticmethod
     def from_routing(routing: Routing) -> "SortedDispatcher":
         experts = routing.expert_indices.reshape(-1)
+        # Stable: the rows of an expert keep the order of the tokens.
         order = jnp.argsort(experts, stable=True)
         sizes = jnp.bincount(experts, length=routing.probabilities.shape[-1])
         return SortedDispatcher(routing, order, experts[order], sizes)
 
     def dispatch(self, x: jax.Array) -> jax.Array:
+        # A token has one row for each of its C experts, next to each other before the sort.
         chosen = self.routing.expert_indices.shape[-1]
         pairs = jnp.broadcast_to(x[:, :, None], (*x.shape[:2], chosen, x.shape[-1]))
         return _permute(pairs.reshape(-1, x.shape[-1]), self.order)
@@ -113,6 +119,7 @@ class SortedDispatcher(NamedTuple):
         return vectors[self.expert_of_row]
 
     def combine(self, rows: jax.Array) -> jax.Array:
+        # The argsort of a permutation is its inverse: rows return to the order of the pairs.
         gates = self.routing.gates.astype(rows.dtype)[..., None]
         pairs = _permute(rows, jnp.argsort(self.order))
         return jnp.sum(pairs.reshape(*gates.shape[:3], -1) * gates, axis=2)
@@ -143,6 +150,8 @@ class CapacityDispatcher(NamedTuple):
         num_experts = routing.probabilities.shape[-1]
         batch_size, length, per_token = routing.expert_indices.shape
         slots_per_expert = max(1, math.ceil(capacity_factor * per_token * length / num_experts))
+        # Capacity is counted within each example, so that its result does not depend on the others
+        # in the batch, nor on how the batch is split over devices.
         chosen = jax.nn.one_hot(routing.expert_indices, num_experts, dtype=jnp.int32)
         chosen = chosen * routing.token_mask[..., None, None]  # [B, T, C, E]
         # Number of requests for the same expert before each one: an exclusive cumulative sum over
@@ -160,13 +169,16 @@ class CapacityDispatcher(NamedTuple):
         return CapacityDispatcher(routing, slots, slots_per_expert, constrain)
 
     def dispatch(self, x: jax.Array) -> jax.Array:
-        count, batch = self.routing.probabilities.shape[-1], len(x)
+        count, batch = self.routing.probabilities.shape[-1], x.shape[0]
 
         def place(slots: jax.Array, x: jax.Array) -> jax.Array:  # [T, C], [T, D]
+            # Two tokens never share a slot, so the order of the writes does not matter.
             empty = jnp.zeros((count * self.slots_per_expert, x.shape[-1]), x.dtype)
             return empty.at[slots].set(x[:, None], mode="drop")
 
         rows = jax.vmap(place)(self.slots, x).reshape(batch, count, self.slots_per_expert, -1)
+        # Constrained on both sides of the swap, so that the partitioner exchanges slots by an
+        # all-to-all where they change hands, and nowhere else.
         rows = self.constrain(rows, SLOTS_BY_TOKEN).swapaxes(0, 1)
         return self.constrain(rows, SLOTS_BY_EXPERT).reshape(
             count, batch * self.slots_per_expert, -1
@@ -183,6 +195,7 @@ class CapacityDispatcher(NamedTuple):
         rows = rows.reshape(len(rows), batch, self.slots_per_expert, -1)
         rows = self.constrain(rows, SLOTS_BY_EXPERT).swapaxes(0, 1)
         rows = self.constrain(rows, SLOTS_BY_TOKEN).reshape(batch, -1, rows.shape[-1])
+        # Dropped tokens point out of range and read 0.
         take = lambda rows, slots: rows.at[slots].get(mode="fill", fill_value=0)  # noqa: E731
         gates = self.routing.gates.astype(rows.dtype)[..., None]
         return jnp.sum(jax.vmap(take)(rows, self.slots) * gates, axis=2)
@@ -215,6 +228,7 @@ class AllGatherDispatcher(NamedTuple):
         spec, of_experts = self.constrain.partition_spec, (self._num_experts, *x.shape)
 
         def gather(x: jax.Array) -> jax.Array:
+            # Only over the axis that shards experts: along other axes, devices keep their tokens.
             x = jax.lax.all_gather(x, axis, tiled=True)
             return jnp.broadcast_to(x[None], (per_device, *x.shape))
 
@@ -243,9 +257,11 @@ class AllGatherDispatcher(NamedTuple):
         def add(rows: jax.Array, experts: jax.Array, gates: jax.Array) -> jax.Array:
             first = jax.lax.axis_index(axis) * per_device
             experts, gates = (jax.lax.all_gather(a, axis, tiled=True) for a in (experts, gates))
+            # This device's experts; the gates of all others do not enter its sum.
             own = first + jnp.arange(per_device)[:, None, None, None]
             weights = jnp.sum(jnp.where(experts[None] == own, gates[None], 0), axis=-1)
             y = jnp.sum(rows * weights[..., None].astype(rows.dtype), axis=0)
+            # Adds up the experts of all devices, and leaves each device its own tokens.
             return jax.lax.psum_scatter(y, axis, tiled=True)
 
         return jax.shard_map(

@@ -31,7 +31,9 @@ def route_tokens(
     token_mask = jnp.ones(logits.shape[:2], bool) if token_mask is None else token_mask
     probabilities = jax.nn.softmax(logits, axis=-1)
     experts = _top_experts(probabilities, num_experts_per_token)
+    # Gates carry the router's gradient: the choice of experts itself has none.
     gates = jnp.take_along_axis(probabilities, experts, axis=-1)
+    # Probabilities over their sum equal a softmax over the selected logits alone.
     if normalize_gates:
         gates = gates / jnp.sum(gates, axis=-1, keepdims=True)
     return Routing(experts, jnp.where(token_mask[..., None], gates, 0), probabilities, token_mask)
@@ -45,6 +47,7 @@ def _top_experts(probabilities: jax.Array, count: int) -> jax.Array:  # [B, T, E
     remaining, found = probabilities, []
     for _ in range(count):
         found.append(jnp.argmax(remaining, axis=-1))
+        # -1 is below every probability, so no expert is found twice.
         taken = jax.nn.one_hot(found[-1], remaining.shape[-1], dtype=bool)
         remaining = jnp.where(taken, -1, remaining)
     return jnp.stack(found, axis=-1)
@@ -60,6 +63,7 @@ def load_balance_loss(routing: Routing) -> jax.Array:  # scalar
     num_experts = routing.probabilities.shape[-1]
     mask = routing.token_mask[..., None].astype(jnp.float32)  # [B, T, 1]
     tokens = jnp.sum(mask, axis=1)  # [B, 1]
+    # f_e counts assignments and has no gradient; P_e has one, which is steepest where f_e is high.
     hits = jnp.sum(jax.nn.one_hot(routing.expert_indices, num_experts), axis=2)  # [B, T, E]
     assigned = jnp.sum(hits * mask, axis=1) / routing.expert_indices.shape[-1]
     probability = jnp.sum(routing.probabilities * mask, axis=1)

@@ -10,8 +10,9 @@ from transformer.attention.base import MixerInputs, mixer_class
 from transformer.attention.masks import Mask
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
-from transformer.layers.block import Block, BlockCache, Memory, layer_constants
-from transformer.layers.logical_axes import is_boxed_weight
+from transformer.layers.block import Block, layer_constants
+from transformer.layers.cross_attention import BlockCache, Memory
+from transformer.layers.logical_axes import box_weights, is_boxed_weight
 
 LayerPattern = tuple[BlockConfig, ...]
 
@@ -40,7 +41,8 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     memory = Memory(x, Mask()) if config.needs_memory else None
 
     def init_layer(layer_index: jax.Array) -> Any:
-        return block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
+        weights = block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
+        return box_weights(weights)
 
     indices = jnp.arange(place, context.num_layers, len(pattern))
     boxed = jax.vmap(init_layer)(indices)
@@ -69,8 +71,12 @@ def init_cache(
     return tuple(init_layer(pattern[i % len(pattern)]) for i in range(context.num_layers))
 
 
-def select_layer_after(stacked: Any, index: int, after: jax.Array) -> Any:
-    """Return one layer of stacked weights, copied no earlier than `after` is computed.
+def select_for_decoding(
+    weights: Any,  # UnstackedLayers, or arrays stacked over the layers of a place
+    index: int,
+    after: jax.Array,  # the layer's input
+) -> Any:
+    """Return one layer's weights; stacked ones are copied no earlier than `after` is computed.
 
     In a decoding loop, XLA otherwise hoists slices at constant indices out of the loop over tokens,
     or copies those of all layers before the first layer runs: as much memory again as all weights.
@@ -78,6 +84,21 @@ def select_layer_after(stacked: Any, index: int, after: jax.Array) -> Any:
     optimization barriers are gone by the time it schedules. The index is always `index`, unless
     activations are NaN, when it makes no difference which layer is read.
     """
+    if isinstance(weights, UnstackedLayers):
+        return weights.layers[index]
     nan = jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32)
     pick = jax.lax.dynamic_index_in_dim
-    return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), stacked)
+    return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), weights)
+
+
+def wrong_depth(name: str, found: int, expected: int, num_places: int) -> ValueError:
+    """Return the error about weights of a place with another number of layers, or more places.
+
+    Without it slices of the stacked arrays would leave layers out, or repeat the last one.
+    """
+    problem = f"have {found} layers, but the model has {expected} there"
+    if found == expected:
+        problem = f"are of a pattern with more than the model's {num_places} places"
+    return ValueError(
+        f"parameters layers/{name}: {problem}; give the parameters of this configuration"
+    )

@@ -1,6 +1,6 @@
-"""Interface and shared parts of all models: embeddings, the stack of layers, and logits."""
+"""Interface of all models, and what they share: embeddings and a stack of layers."""
 
-import abc
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -8,21 +8,25 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
-from transformer.attention.base import Outputs
-from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.base import MixerInputs, Outputs
+from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ActivationConstraint, ModelContext, unconstrained
 from transformer.hardware import Hardware
-from transformer.layers.embedding import declare_embedding, declare_table, embed_tokens
+from transformer.inspection import Edit, make_taps
+from transformer.layers.basic import Norm
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
-from transformer.layers.norms import Norm
-from transformer.layers.params import apply_matrix
 from transformer.layers.stack import Stack, StackOutput
-from transformer.models.input_checks import check_length
+from transformer.models.input_checks import check_tokens
 from transformer.shapes import check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
+
+DEFAULT_OUTPUTS: Outputs = LOGITS | {"losses"}
+"""Outputs that all models have, so that their names need no check."""
 
 EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 """Smallest batch of tokens, for `Model.example_inputs`."""
@@ -32,17 +36,19 @@ class ModelOutput(NamedTuple):
     """Result of a model."""
 
     logits: jax.Array | None
-    """[B, T, V padded], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
+    """[B, T, V], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
     hidden: jax.Array
     """[B, T, D] hidden states after the final norm."""
     cache: Any = None
     """The input's cache with the new tokens appended; None without a cache."""
     aux: Any = ()
     """Requested auxiliary outputs: one dict for each place of the layer pattern, with arrays
-    stacked over its layers."""
+    stacked over its layers (`transformer.inspection.layer_values` reads them by layer)."""
+    encoder_aux: Any = ()
+    """Those of the encoder of an encoder-decoder."""
 
 
-class Model(nn.Module, abc.ABC):
+class Model(nn.Module):
     """Base class of all models. Parameters are nested dicts of arrays."""
 
     config: TransformerConfig
@@ -52,27 +58,28 @@ class Model(nn.Module, abc.ABC):
     predicted_fraction: ClassVar[float] = 1.0
     """Fraction of tokens with a vocabulary prediction, for FLOPs: 0 for classifiers and taggers."""
 
-    @abc.abstractmethod
+    @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return shapes of the smallest inputs, for `init` and `jax.eval_shape`."""
+        return (EXAMPLE_TOKENS,)
 
     @nn.nowrap
-    def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Like `nn.Module.init`, with plain arrays; `logical_axes` returns their axis names."""
-        return meta.unbox(super().init(*args, **kwargs))
+    def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
+        """Like Linen's, with plain arrays, also in `init`; `logical_axes` has their axis names."""
+        return meta.unbox(_call(super().init_with_output, args, kwargs))
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
-        output: Any = super().apply(variables, *args, **kwargs)
+        output: Any = _call(super().apply, (variables, *args), kwargs)
         return output
 
     @nn.nowrap
     def logical_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of the parameters."""
-        boxed = jax.eval_shape(super().init, jax.random.key(0), *self.example_inputs())
-        axes: dict[str, Any] = unbox_axes(boxed["params"])
-        return axes
+        inputs = jax.random.key(0), *self.example_inputs()
+        _, boxed = jax.eval_shape(super().init_with_output, *inputs)
+        return unbox_axes(boxed["params"])
 
     @nn.nowrap
     def init_params(self, rng: jax.Array) -> Any:
@@ -93,67 +100,60 @@ class Model(nn.Module, abc.ABC):
             constrain=self.constrain,
         )
 
+    @nn.nowrap
+    def apply_backbone(
+        self,
+        tokens: jax.Array,  # [B, T]
+        *,
+        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
+        segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
+        single_document: bool = False,  # promise: each row has one document and padding
+        token_types: jax.Array | None = None,  # [B, T]
+        prefix_lengths: jax.Array | None = None,  # [B]
+        cache: tuple[Any, ...] | None = None,
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs,
+        edits: Mapping[str, Edit] | None = None,
+    ) -> tuple[StackOutput, jax.Array]:  # x [B, T, D] after the final norm; table [V padded, D]
+        """Embed tokens and apply the layers; return the stack's output and the embedding table.
 
-class BackboneOutput(NamedTuple):
-    """Result of `apply_backbone`."""
+        All models with one stack share this method, so their parameter trees and the checks of
+        their inputs are alike.
 
-    stack_output: StackOutput  # x [B, T, D] after the final norm
-    embedding_table: jax.Array  # [V padded, D]
-
-
-def apply_backbone(
-    module: nn.Module,
-    tokens: jax.Array,  # [B, T]
-    *,
-    config: TransformerConfig,
-    context: ModelContext,
-    positions: jax.Array | None,  # [B or 1, T]; None: 0 to T - 1
-    segments: jax.Array | None,  # [B, T] documents, from 1; 0 is padding
-    single_document: bool = False,  # promise: each row has one document and padding
-    token_types: jax.Array | None = None,  # [B, T]
-    prefix_lengths: jax.Array | None = None,  # [B]
-    cache: tuple[Any, ...] | None = None,
-    dropout_rngs: jax.Array | None,  # [B]
-    outputs: Outputs,
-) -> BackboneOutput:
-    """Embed tokens and apply the layers, in the scope of `module`.
-
-    All models with one stack share this function, so their parameter trees and the checks of their
-    inputs are alike.
-
-    Raises:
-      ValueError: If shapes disagree, or inputs exceed a table of learned positions.
-    """
-    check_shapes(
-        tokens=(tokens, "B T"),
-        positions=(positions, "B? T"),
-        segments=(segments, "B? T"),
-        token_types=(token_types, "B? T"),
-        prefix_lengths=(prefix_lengths, "B?"),
-        dropout_rngs=(dropout_rngs, "B"),
-    )
-    if config.max_length is not None:
-        check_length(tokens, config, positions)
-    positions = positions_or_arange(positions, tokens)
-    table = declare_embedding(module, "embedding", config.padded_vocab_size, config)
-    shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
-    x = embed_tokens(
-        module, table, tokens, token_types=token_types, config=config, context=context, **shared
-    )
-    # With a cache the mask is causal in any model: the cache holds room, but no keys, beyond each
-    # example's newest token.
-    pattern = MaskPattern(
-        causal=config.causal or cache is not None, prefix=prefix_lengths is not None
-    )
-    mask = Mask(
-        pattern,
-        positions=positions,
-        segments=segments,
-        prefix_lengths=prefix_lengths,
-        single_document=single_document,
-    )
-    inputs: dict[str, Any] = dict(mask=mask, cache=cache, outputs=outputs, **shared)
-    return BackboneOutput(apply_layers(config, config, context, x, **inputs), table)
+        Raises:
+          ValueError: If shapes or dtypes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            tokens=(tokens, "B T", int),
+            positions=(positions, "B? T", int),
+            segments=(segments, "B? T"),
+            token_types=(token_types, "B? T", int),
+            prefix_lengths=(prefix_lengths, "B?", int),
+            dropout_rngs=(dropout_rngs, "B"),
+        )
+        config, context = self.config, self.context
+        if config.max_length is not None or tokens.dtype.itemsize < 4:
+            check_tokens(tokens, config, positions)
+        positions = positions_or_arange(positions, tokens.shape[1])
+        table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
+        embedded = tokens, positions, token_types, dropout_rngs
+        x = embed_tokens(self, table, *embedded, config=config, context=context)
+        # With a cache the mask is causal in any model: the cache holds room, but no keys, beyond
+        # each example's newest token.
+        causal = config.causal or cache is not None
+        mask = Mask(
+            MaskPattern(causal=causal, prefix=prefix_lengths is not None),
+            positions=positions,
+            segments=segments,
+            prefix_lengths=prefix_lengths,
+            single_document=single_document,
+        )
+        inputs = MixerInputs(
+            positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
+        )
+        if edits or outputs - DEFAULT_OUTPUTS:
+            inputs = inputs.replace(taps=make_taps(self, outputs, edits)[0])
+        return apply_layers(config, config, context, x, inputs), table
 
 
 def apply_layers(
@@ -161,63 +161,25 @@ def apply_layers(
     config: TransformerConfig,
     context: ModelContext,
     x: jax.Array,  # [B, T, D]
-    **inputs: Any,  # of `Stack.__call__`
+    inputs: MixerInputs,
+    memory: Memory | None = None,
 ) -> StackOutput:
     """Apply a stack and its final norm, in the scope of the calling module."""
     stack = Stack(
         side_config.layer_pattern, context, config.layer_loop, config.remat, name="layers"
     )
-    output = stack(x, **inputs)
+    output = stack(x, inputs, memory)
     if side_config.final_norm is None:
         return output
     norm = Norm(side_config.final_norm, config.precision, name="final_norm")
     return output._replace(x=norm(output.x))
 
 
-def declare_output_matrix(
-    module: nn.Module, config: TransformerConfig
-) -> jax.Array:  # [D, V padded]
-    """Declare the output matrix of a model without tied embeddings."""
-    sizes = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
-    return declare_table(module, "output", *sizes, config)
+def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call a method of Linen; with automatic axes if the mesh of an array has explicit ones."""
+    for leaf in jax.tree.leaves((args, kwargs)):
+        if isinstance(leaf, jax.Array) and jax.typeof(leaf).sharding.mesh.explicit_axes:
+            from transformer.models.explicit_axes import call_with_auto_axes
 
-
-def get_output_matrix(
-    params: dict[str, Any],
-    config: TransformerConfig,
-) -> jax.Array:  # [D, V padded]
-    """Return the output matrix from a model's parameters, tied or not."""
-    matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
-    return matrix
-
-
-def compute_logits(
-    hidden: jax.Array,  # [B, T, D]
-    matrix: jax.Array,  # [D, V padded]
-    model: Model,
-    bias: jax.Array | None = None,  # [V padded]
-) -> jax.Array:  # [B, T, V padded]
-    """Return logits over the vocabulary; padding rows get the lowest finite number."""
-    logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, model.context.flatten_tokens)
-    logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
-    return mask_padded_logits(logits, model.config.vocab_size)
-
-
-def mask_padded_logits(
-    logits: jax.Array,  # [..., V padded]
-    vocab_size: int,  # V
-) -> jax.Array:  # [..., V padded]
-    """Replace the logits of vocabulary padding by the lowest finite number."""
-    if logits.shape[-1] == vocab_size:
-        return logits
-    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
-    in_vocab = in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
-    return jnp.where(in_vocab, logits, jnp.finfo(logits.dtype).min)
-
-
-def positions_or_arange(
-    positions: jax.Array | None,  # [B or 1, T]
-    tokens: jax.Array,  # [B, T]
-) -> jax.Array:  # [B or 1, T]
-    """Return `positions`, or 0 to T - 1 if None."""
-    return jnp.arange(tokens.shape[1])[None, :] if positions is None else positions
+            return call_with_auto_axes(function, args, kwargs, leaf)
+    return function(*args, **kwargs)

@@ -1,32 +1,41 @@
 """Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import Outputs
-from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.base import MixerInputs, Outputs
+from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.block import Memory
-from transformer.layers.dropout import fold_in
-from transformer.layers.embedding import declare_embedding, embed_tokens
+from transformer.inspection import Edit, Taps, make_taps
+from transformer.layers.basic import fold_in
+from transformer.layers.cross_attention import Memory
+from transformer.layers.embedding import (
+    compute_logits,
+    declare_embedding,
+    declare_output_matrix,
+    embed_tokens,
+)
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
+    DEFAULT_OUTPUTS,
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
     apply_layers,
-    compute_logits,
-    declare_output_matrix,
-    positions_or_arange,
 )
-from transformer.models.input_checks import check_cache_inputs, check_length
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_tokens,
+    resolve_dropout_rngs,
+)
 from transformer.shapes import check_shapes
 
 
@@ -66,48 +75,59 @@ class EncoderDecoder(Model):
         positions: jax.Array | None = None,  # [B or 1, T] of `tokens`; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return logits of the target; without `tokens`, `hidden` is the encoder's output.
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            examples = source if tokens is None else tokens
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(
-            source=(source, "B S"),
-            tokens=(tokens, "B T"),
-            memory=(memory, "B S D"),
+            source=(source, "B S", int),
+            tokens=(tokens, "B T", int),
+            memory=(memory, "B S D", float),
             source_segments=(source_segments, "B? S"),
-            positions=(positions, "B? T"),
+            positions=(positions, "B? T", int),
             segments=(segments, "B? T"),
             dropout_rngs=(dropout_rngs, "B"),
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config
+        taps = encoder_taps = None
+        if edits or outputs - DEFAULT_OUTPUTS:
+            taps, encoder_taps = make_taps(self, outputs, edits)
+        encoder_aux: Any = ()
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_table = table
         if self.encoder_config.vocab_size and source is not None:
             rows = config.pad_vocab_size(self.encoder_config.vocab_size)
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
-            check_length(source, config)
+            check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
-            memory = encoder(source, source_table, source_segments, rngs, outputs).x
+            encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
+            memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
-            return ModelOutput(None, memory)
-        check_length(tokens, config, positions)
-        positions = positions_or_arange(positions, tokens)
+            return ModelOutput(None, memory, encoder_aux=encoder_aux)
+        check_tokens(tokens, config, positions)
+        positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")
         rngs = fold_in(dropout_rngs, 1)
-        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs)
-        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
-        return ModelOutput(logits, output.x, output.cache, output.aux)
+        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs, taps)
+        matrix = declare_output_matrix(self, table, config)
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(output.x, matrix, config, self.context)
+        return ModelOutput(logits, output.x, output.cache, output.aux, encoder_aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
@@ -147,23 +167,25 @@ class Encoder(nn.Module):
         segments: jax.Array | None,  # [B, S]
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
+        taps: Taps | None = None,
     ) -> StackOutput:
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
         context = dataclasses.replace(self.context, num_layers=encoder.num_layers)
-        positions = positions_or_arange(None, tokens)
-        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
+        positions = positions_or_arange(None, tokens.shape[1])
         x = embed_tokens(
             self,
             embedding_table,
             tokens,
-            token_types=None,
+            positions,
+            None,
+            dropout_rngs,
             config=config,
             context=context,
-            **shared,
         )
         mask = Mask(positions=positions, segments=segments)
-        return apply_layers(encoder, config, context, x, mask=mask, outputs=outputs, **shared)
+        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs)
+        return apply_layers(encoder, config, context, x, inputs)
 
 
 class Decoder(nn.Module):
@@ -183,20 +205,21 @@ class Decoder(nn.Module):
         cache: tuple[Any, ...] | None,
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
+        taps: Taps | None = None,
     ) -> StackOutput:
         config, context = self.config, self.context
-        shared: dict[str, Any] = dict(positions=positions, dropout_rngs=dropout_rngs)
         x = embed_tokens(
             self,
             embedding_table,
             tokens,
-            token_types=None,
+            positions,
+            None,
+            dropout_rngs,
             config=config,
             context=context,
-            **shared,
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
-        inputs: dict[str, Any] = dict(
-            mask=mask, memory=memory, cache=cache, outputs=outputs, **shared
+        inputs = MixerInputs(
+            positions, mask, cache=cache, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs
         )
-        return apply_layers(config, config, context, x, **inputs)
+        return apply_layers(config, config, context, x, inputs, memory)

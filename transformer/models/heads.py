@@ -1,5 +1,6 @@
 """Encoders with a classification head: of whole sequences (`Classifier`) or tokens (`Tagger`)."""
 
+from collections.abc import Mapping
 from typing import ClassVar, get_args
 
 import jax
@@ -9,9 +10,10 @@ from flax import linen as nn
 from transformer.attention.base import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.dropout import dropout, fold_in
-from transformer.layers.params import apply_linear
-from transformer.models.base import EXAMPLE_TOKENS, LOGITS, Model, ModelOutput, apply_backbone
+from transformer.inspection import Edit
+from transformer.layers.basic import apply_linear, dropout, fold_in
+from transformer.models.base import LOGITS, Model, ModelOutput
+from transformer.models.input_checks import resolve_dropout_rngs
 
 
 def check_pooling(pooling: str) -> None:
@@ -70,10 +72,6 @@ class Classifier(Model):
         check_pooling(self.pooling)
         super().__post_init__()
 
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
-
     @nn.compact
     def __call__(
         self,
@@ -82,26 +80,27 @@ class Classifier(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1 for tokens; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, C].
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
-        output, _ = apply_backbone(
-            self,
+        output, _ = self.apply_backbone(
             tokens,
-            config=config,
-            context=context,
             positions=positions,
             segments=segments,
             single_document=True,
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         # Stream L + 1: the layers have streams 0 to L - 1, the embeddings L.
@@ -124,10 +123,6 @@ class Tagger(Model):
             raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         super().__post_init__()
 
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
-
     @nn.compact
     def __call__(
         self,
@@ -136,25 +131,26 @@ class Tagger(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, T, C].
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
-        output, _ = apply_backbone(
-            self,
+        output, _ = self.apply_backbone(
             tokens,
-            config=config,
-            context=context,
             positions=positions,
             segments=segments,
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, context.num_layers + 1))
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}

@@ -1,26 +1,48 @@
-"""Checks of a model's inputs beyond their shapes: lengths, positions and caches."""
+"""Checks of a model's inputs beyond shapes: lengths, positions, token ids, caches, random keys."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from transformer.config import TransformerConfig
+from transformer.shapes import check_shapes
+
+# jax 0.10 moved it there from `jax.core`.
+InconclusiveDimensionOperation: type[Exception] = (
+    jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jax.core
+).InconclusiveDimensionOperation
 
 
-def check_length(
+def check_tokens(
     tokens: jax.Array,  # [B, T]
     config: TransformerConfig,
     positions: jax.Array | None = None,  # [B or 1, T]
+    vocab_size: int = 0,  # 0: that of the configuration
 ) -> None:
     """Raise ValueError if tokens or positions exceed a table of learned positions.
 
-    Positions that are traced have no values yet and are not checked.
+    Also if the dtype of tokens is too narrow for the vocabulary. Positions that are traced have no
+    values yet and are not checked.
     """
+    rows = config.pad_vocab_size(vocab_size) if vocab_size else config.padded_vocab_size
+    # Unsigned indices work at any width; for signed ones JAX computes index + rows in their dtype.
+    if tokens.dtype.kind == "i" and np.iinfo(tokens.dtype).max < rows:
+        raise ValueError(f"tokens of dtype {tokens.dtype}: cannot index {rows:,} rows; give int32")
     limit = config.max_length
     if limit is None:
         return
-    if tokens.shape[1] > limit:
+    try:
+        too_long = tokens.shape[1] > limit
+    except InconclusiveDimensionOperation as error:
+        raise ValueError(
+            f"tokens of symbolic length {tokens.shape[1]}: the table of learned positions has "
+            f"{limit} rows; give jax.export.symbolic_shape the constraint "
+            f'"{tokens.shape[1]} <= {limit}"'
+        ) from error
+    if too_long:
         raise ValueError(
             f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
             "give shorter inputs or a longer table"
@@ -35,6 +57,25 @@ def check_length(
         )
 
 
+def check_token_ids(
+    name: str,
+    tokens: Sequence[int] | np.ndarray,  # [T]
+    vocab_size: int,
+    if_empty: str = "give it at least one token",
+) -> None:
+    """Raise ValueError unless `tokens` is a sequence of one or more ids below `vocab_size`."""
+    row = np.asarray(tokens)
+    if not row.size:
+        raise ValueError(f"{name}: is empty; {if_empty}")
+    check_shapes(**{name: (row, "T", int)})
+    for token in (row.min(), row.max()):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{name}: token {token} is not one of the model's {vocab_size:,}; use the "
+                "tokenizer that it was trained with"
+            )
+
+
 def check_cache_inputs(
     cache: Any,
     positions: jax.Array | None,
@@ -45,3 +86,36 @@ def check_cache_inputs(
         raise ValueError("a cache without positions: give the positions of the new tokens")
     if cache is not None and segments is not None:
         raise ValueError("a cache with segments: decode one document for each example")
+
+
+def check_cache_length(config: TransformerConfig, length: int) -> None:
+    """Raise ValueError if a cache has room for more tokens than there are learned positions."""
+    limit = config.max_length
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
+            "give a shorter one"
+        )
+
+
+def resolve_dropout_rngs(
+    module: nn.Module,
+    dropout_rngs: jax.Array | None,
+    tokens: Any,  # [B, T]
+) -> jax.Array:  # [B]
+    """Return a random key for each example, from `dropout_rngs` or Flax's `rngs`.
+
+    `model.apply(variables, tokens, rngs={"dropout": key})` is what Flax's own layers take: its key
+    is split among the examples.
+
+    Raises:
+      ValueError: For a single key, or keys in both arguments.
+    """
+    if dropout_rngs is not None and module.has_rng("dropout"):
+        raise ValueError("dropout_rngs and rngs: both have keys of dropout; give one of them")
+    if dropout_rngs is None:
+        return jax.random.split(module.make_rng("dropout"), len(tokens))
+    raise ValueError(
+        f"dropout_rngs of shape {dropout_rngs.shape}: has to be one typed key for each of the "
+        f"{len(tokens)} examples; give jax.random.split(jax.random.key(0), {len(tokens)})"
+    )

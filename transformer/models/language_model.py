@@ -1,22 +1,25 @@
 """Decoder-only language model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.inspection import Edit
+from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
-    EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
-    apply_backbone,
-    compute_logits,
-    declare_output_matrix,
 )
-from transformer.models.input_checks import check_cache_inputs
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_cache_length,
+    resolve_dropout_rngs,
+)
 
 
 class LanguageModel(Model):
@@ -25,10 +28,6 @@ class LanguageModel(Model):
     Without `config.causal` every token attends to the next one, and the model learns to copy it.
     Decoding from a cache is causal in any case.
     """
-
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
 
     @nn.compact
     def __call__(
@@ -39,31 +38,34 @@ class LanguageModel(Model):
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         prefix_lengths: jax.Array | None = None,  # [B] prefix that all tokens attend to
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return logits and hidden states.
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         if cache is not None:
             check_cache_inputs(cache, positions, segments)
         config = self.config
-        output, table = apply_backbone(
-            self,
+        output, table = self.apply_backbone(
             tokens,
-            config=config,
-            context=self.context,
             positions=positions,
             segments=segments,
             prefix_lengths=prefix_lengths,
             cache=cache,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
-        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
-        logits = compute_logits(output.x, matrix, self) if "logits" in outputs else None
+        matrix = declare_output_matrix(self, table, config)
+        logits = None
+        if "logits" in outputs:  # the trainer asks for none: its loss is fused with the matrix
+            logits = compute_logits(output.x, matrix, config, self.context)
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
@@ -73,10 +75,5 @@ class LanguageModel(Model):
         Raises:
           ValueError: If there are fewer learned positions than `length`.
         """
-        limit = self.config.max_length
-        if limit is not None and length > limit:
-            raise ValueError(
-                f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
-                "give a shorter one"
-            )
+        check_cache_length(self.config, length)
         return init_cache(self.config.layer_pattern, self.context, batch_size, length)

@@ -1,23 +1,23 @@
 """Masked language model: an encoder that predicts masked tokens."""
 
+from collections.abc import Mapping
+
 import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.inspection import Edit
+from transformer.layers.activations import ACTIVATIONS
+from transformer.layers.basic import Norm, apply_linear, declare_weight
 from transformer.layers.config import NormConfig
-from transformer.layers.feedforward import ACTIVATIONS
-from transformer.layers.norms import Norm
-from transformer.layers.params import apply_linear, declare_weight
+from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.models.base import (
-    EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
-    apply_backbone,
-    compute_logits,
-    declare_output_matrix,
 )
 from transformer.models.heads import pool_sequence
+from transformer.models.input_checks import resolve_dropout_rngs
 
 
 class MaskedLanguageModel(Model):
@@ -27,10 +27,6 @@ class MaskedLanguageModel(Model):
     token of the vocabulary. `hidden` is the head's output before the matrix, [B, T, D].
     """
 
-    @nn.nowrap
-    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return (EXAMPLE_TOKENS,)
-
     @nn.compact
     def __call__(
         self,
@@ -39,25 +35,26 @@ class MaskedLanguageModel(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
-        """Return `logits` [B, T, V padded].
+        """Return `logits` [B, T, V].
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
-        output, table = apply_backbone(
-            self,
+        output, table = self.apply_backbone(
             tokens,
-            config=config,
-            context=context,
             positions=positions,
             segments=segments,
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         x, embed = output.x, {"embed": config.d_model}
         if config.pooler:
@@ -65,7 +62,7 @@ class MaskedLanguageModel(Model):
             pool_sequence(self, x, segments, "first", config, context)
         x = ACTIVATIONS["gelu"](apply_linear(self, "head", x, embed, embed, context, bias=True))
         x = Norm(config.embedding_norm or NormConfig(), config.precision, name="head_norm")(x)
-        matrix = table.T if config.tie_embeddings else declare_output_matrix(self, config)
+        matrix = declare_output_matrix(self, table, config)
         bias = declare_weight(
             self,
             "head_output_bias",
@@ -73,5 +70,7 @@ class MaskedLanguageModel(Model):
             init=nn.initializers.zeros,
             dtype=config.precision.parameters,
         )
-        logits = compute_logits(x, matrix, self, bias) if "logits" in outputs else None
+        logits = None
+        if "logits" in outputs:
+            logits = compute_logits(x, matrix, config, context, bias)
         return ModelOutput(logits, x, None, output.aux)

@@ -7,6 +7,7 @@
 
 Each ability that a mixer declares is tested on small random inputs in float32. Each that it does
 not declare has to raise a ValueError of one line at trace time, as a wrong result would be silent.
+Then the mixer is tried in bfloat16, and as part of a model (`whole_model.py`).
 """
 
 import dataclasses
@@ -32,6 +33,7 @@ from transformer.testing.abilities import (
 )
 from transformer.testing.oracle import check_select
 from transformer.testing.trial import BATCH_SIZE, Trial, default_config, make_trial
+from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 
 def check_constants(trial: Trial) -> None:
@@ -132,6 +134,9 @@ def check_mixer(
 ) -> None:
     """Test every ability that a mixer declares, and that it refuses the others.
 
+    Also tested: bfloat16, and a model of two layers with the mixer: scanned and unrolled, and one
+    training step. Weights may be declared by `declare_weight`, `self.param` or layers of Flax.
+
     A mixer with a method `select` is also compared with softmax attention; see `SelectiveMixer`.
 
     Args:
@@ -154,5 +159,7 @@ def check_mixer(
         else:
             check_rejected(trial, ability)
     check_dropout(trial)
+    check_bfloat16(trial)
+    check_in_model(trial)
     if hasattr(trial.mixer, "select"):
         check_select(trial)

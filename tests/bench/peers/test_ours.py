@@ -8,7 +8,7 @@ import pytest
 
 from bench.contender import Contender, running
 from bench.peers.ours import experiment_of, random_rows
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from transformer import FeedForwardConfig, NormConfig
 
 SETTINGS = {

@@ -80,7 +80,7 @@ def test_help_does_not_restart_python(
 ) -> None:
     started = []
     monkeypatch.setattr(
-        "train.runtime.allocator.restart_with_huge_pages", lambda: started.append(True)
+        "train.runtime.startup.restart_with_huge_pages", lambda: started.append(True)
     )
     monkeypatch.setattr("train.cli.main.main", lambda: None)
     monkeypatch.setattr(sys, "argv", ["train", *arguments])

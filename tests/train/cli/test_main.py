@@ -18,6 +18,7 @@ from train.cli.main import main, print_error
 from train.cli.parsing import parse
 from train.config.registry import find_experiment, list_experiments
 from train.errors import UsageError, UserError
+from train.optim.schedules import ScheduleConfig
 from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, Precision
 
@@ -102,6 +103,7 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
     given = parse(
         FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
     )
+    assert isinstance(given.experiment.schedule, ScheduleConfig)
     assert given.experiment.schedule.warmup_steps == 9
     assert given.experiment.model.precision.softmax == "bfloat16"
 

@@ -8,9 +8,9 @@ from train.cli.parsing import kind_options, kinds_help, select_kinds
 from train.config.io import classes_by_kind, kind_name
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.optim.adam import AdamW
-from train.optim.lion import Lion
-from train.optim.registry import OPTIMIZERS, OptimizerConfig
+from train.optim.base import Optimizer
+from train.optim.elementwise import AdamW, Lion
+from train.optim.registry import OPTIMIZERS
 from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
 from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.registry import MIXERS
@@ -22,7 +22,7 @@ TWO = Experiment(
 
 
 def test_classes_by_kind() -> None:
-    assert classes_by_kind(OptimizerConfig) == OPTIMIZERS
+    assert classes_by_kind(Optimizer) == OPTIMIZERS
     assert classes_by_kind(NoPosition | LearnedPositions | None) == {
         "NoPosition": NoPosition,
         "LearnedPositions": LearnedPositions,

@@ -6,7 +6,6 @@ from train.config.registry import find_experiment, list_experiments
 from train.errors import UsageError
 
 OWN = """
-from __future__ import annotations
 import dataclasses
 from train.experiment import Experiment
 

@@ -32,7 +32,7 @@ def rows(batches: TextTrainingBatches, count: int) -> list[list[int]]:
     ],
     ids=["whole", "in the first", "at the second", "in the second"],
 )
-def test_a_window_by_hand(
+def test_window_matches_hand_computed_values(
     make_stream: MakeStream,
     seed: int,
     tokens: list[int],
@@ -70,7 +70,7 @@ def test_shapes_and_types(make_stream: MakeStream) -> None:
     assert (batch["weights"] == 1).all()
 
 
-def test_without_segments_a_window_is_one_run(make_stream: MakeStream) -> None:
+def test_without_segments_a_window_is_one_segment(make_stream: MakeStream) -> None:
     stream = make_stream([1, 2, 3], [4, 5], [6])
     batch = TextTrainingBatches(
         stream, batch_size=2, sequence_length=4, seed=0, document_masking=False
@@ -101,7 +101,7 @@ def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) 
     assert length == 1 or len(cuts) > 1
 
 
-def test_the_order_is_shuffled_anew_in_each_epoch(make_stream: MakeStream) -> None:
+def test_each_epoch_has_its_own_order(make_stream: MakeStream) -> None:
     stream = make_stream(list(range(1, 211)))
 
     def order(seed: int) -> list[int]:
@@ -118,7 +118,7 @@ def test_the_order_is_shuffled_anew_in_each_epoch(make_stream: MakeStream) -> No
             assert epochs[one] != epochs[other]
 
 
-def test_an_example_depends_on_the_seed_and_its_number_alone(make_stream: MakeStream) -> None:
+def test_example_depends_on_seed_and_index_only(make_stream: MakeStream) -> None:
     stream = make_stream(list(range(1, 100)), list(range(100, 180)))
 
     def batches(batch_size: int, seed: int = 5) -> TextTrainingBatches:
@@ -134,7 +134,7 @@ def test_an_example_depends_on_the_seed_and_its_number_alone(make_stream: MakeSt
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_the_order_is_the_same_on_any_number_of_hosts(make_stream: MakeStream, hosts: int) -> None:
+def test_order_is_independent_of_the_number_of_hosts(make_stream: MakeStream, hosts: int) -> None:
     stream = make_stream(list(range(1, 100)), list(range(100, 180)))
     of_hosts = [
         TextTrainingBatches(stream, batch_size=8, sequence_length=11, seed=5, document_masking=True)
@@ -155,7 +155,7 @@ def test_the_order_is_the_same_on_any_number_of_hosts(make_stream: MakeStream, h
             np.testing.assert_array_equal(np.concatenate([part[name] for part in shares]), array)
 
 
-def test_the_order_stays_what_it_was(make_stream: MakeStream) -> None:
+def test_order_matches_the_recorded_one(make_stream: MakeStream) -> None:
     """A run that is resumed with a newer version must go on in the order it began with."""
     batches = TextTrainingBatches(
         make_stream(list(range(1, 100))),
@@ -176,7 +176,7 @@ def test_example_numbers_wrap_at_32_bits(make_stream: MakeStream) -> None:
     assert batches[2**30 - 1]["examples"].tolist() == [2**32 - 4 + n for n in range(4)]
 
 
-def test_too_little_text(make_stream: MakeStream) -> None:
+def test_too_little_text_is_an_error(make_stream: MakeStream) -> None:
     stream = make_stream([1, 2, 3], name="validation")
     TextTrainingBatches(stream, batch_size=1, sequence_length=4, seed=0, document_masking=True)
     with pytest.raises(
@@ -186,7 +186,7 @@ def test_too_little_text(make_stream: MakeStream) -> None:
         TextTrainingBatches(stream, batch_size=1, sequence_length=5, seed=0, document_masking=True)
 
 
-def test_a_negative_seed(make_stream: MakeStream) -> None:
+def test_negative_seed_is_an_error(make_stream: MakeStream) -> None:
     with pytest.raises(UserError, match="seed: -1 is negative"):
         TextTrainingBatches(
             make_stream([1, 2]), batch_size=1, sequence_length=1, seed=-1, document_masking=True
@@ -197,14 +197,14 @@ def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "prefetch" in thread.name]
 
 
-def test_items_come_in_order_from_the_start() -> None:
+def test_prefetch_keeps_the_order() -> None:
     with contextlib.closing(prefetch(lambda cursor: cursor * cursor, 5)) as items:
         assert [next(items) for _ in range(4)] == [(5, 25), (6, 36), (7, 49), (8, 64)]
         assert threads()
     assert not threads()
 
 
-def test_no_more_is_loaded_than_asked_for() -> None:
+def test_prefetch_loads_no_more_than_requested() -> None:
     loaded: list[int] = []
     with contextlib.closing(prefetch(loaded.append, buffer_size=3)) as items:
         for _ in range(2):
@@ -214,7 +214,7 @@ def test_no_more_is_loaded_than_asked_for() -> None:
     assert loaded == sorted(loaded)
 
 
-def test_an_error_is_raised_at_its_cursor() -> None:
+def test_error_is_raised_at_its_cursor() -> None:
     def load(cursor: int) -> int:
         if cursor == 2:
             raise ValueError("damaged")
@@ -228,6 +228,6 @@ def test_an_error_is_raised_at_its_cursor() -> None:
     assert next(items, None) is None
 
 
-def test_loading_happens_on_another_thread() -> None:
+def test_prefetch_loads_on_another_thread() -> None:
     with contextlib.closing(prefetch(lambda _: threading.current_thread().name)) as items:
         assert "prefetch" in next(items)[1]

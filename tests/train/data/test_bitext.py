@@ -36,7 +36,7 @@ def prepared(folder: Path, **settings: Any) -> ExampleCorpus[BitextSplit]:
     return prepare_bitext(BitextDataConfig(**defaults | settings))
 
 
-def test_a_batch_by_hand(files: Path) -> None:
+def test_batch_matches_hand_computed_values(files: Path) -> None:
     corpus = prepared(files)
     end = corpus.tokenizer.eos_token_id
     batch = corpus.split("train").batch(np.array([2, -1, 0]), (4, 5))
@@ -71,7 +71,7 @@ def test_both_languages_share_the_tokenizer(files: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte", "character", "wordpiece"])
-def test_sentences_and_back(files: Path, kind: Any) -> None:
+def test_sentences_round_trip(files: Path, kind: Any) -> None:
     tokenizer = prepared(
         files, max_length=99, tokenizer=TokenizerConfig(kind, vocab_size=300)
     ).tokenizer
@@ -83,13 +83,13 @@ def test_sentences_and_back(files: Path, kind: Any) -> None:
         assert decode_sentence(tokenizer, tokens[:-1]) == text
 
 
-def test_a_word_has_one_token_wherever_it_stands(files: Path) -> None:
+def test_word_has_the_same_token_at_every_position(files: Path) -> None:
     tokenizer = prepared(files, tokenizer=TokenizerConfig("bpe", vocab_size=400)).tokenizer
     first, later = encode_sentences(tokenizer, ["zwei Hunde", "laufen zwei Hunde"])
     assert first.tolist() == later[-len(first) :].tolist()
 
 
-def test_pairs_that_are_too_long_or_empty_are_left_out_of_training(files: Path) -> None:
+def test_training_drops_long_and_empty_pairs(files: Path) -> None:
     (files / "train.en").write_text("\n".join([*ENGLISH, "", "a " * 8, "a"]) + "\n")
     (files / "train.de").write_text("\n".join([*GERMAN, "ein", "ein", "ein " * 8]) + "\n")
     corpus = prepared(files)
@@ -103,7 +103,7 @@ def test_pairs_that_are_too_long_or_empty_are_left_out_of_training(files: Path) 
     assert prepared(files, max_length=9).notes[0].startswith("the train split: 1 of 7 pairs")
 
 
-def test_pairs_that_are_too_long_are_cut_elsewhere(files: Path) -> None:
+def test_evaluation_truncates_long_pairs(files: Path) -> None:
     corpus = prepared(files, max_length=4)
     split, end = corpus.split("validation"), corpus.tokenizer.eos_token_id
     assert len(split.pairs) == len(split.source) == 2
@@ -114,7 +114,7 @@ def test_pairs_that_are_too_long_are_cut_elsewhere(files: Path) -> None:
     )
 
 
-def test_every_pair_is_met_once_in_an_epoch_and_in_an_evaluation(tmp_path: Path) -> None:
+def test_every_pair_is_seen_once_per_epoch(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     lines = [" ".join("ab"[n] for n in draw.integers(0, 2, size)) for size in range(1, 31)] * 3
     for ending in ("en", "de"):
@@ -142,14 +142,14 @@ def test_every_pair_is_met_once_in_an_epoch_and_in_an_evaluation(tmp_path: Path)
         assert len(shapes) <= 8
 
 
-def test_the_digest_goes_by_the_pairs(files: Path) -> None:
+def test_digest_depends_on_the_pairs(files: Path) -> None:
     digest = prepared(files).digest
     assert prepared(files).digest == digest
     (files / "train.de").write_text("\n".join(reversed(GERMAN)) + "\n")
     assert prepared(files).digest != digest
 
 
-def test_files_of_unequal_length(files: Path) -> None:
+def test_files_of_unequal_length_are_an_error(files: Path) -> None:
     (files / "train.de").write_text("\n".join(GERMAN[:3]) + "\n")
     with pytest.raises(
         UserError, match=r"train\.de: has 3 lines, but .*train\.en has 4; each line must be"
@@ -157,7 +157,7 @@ def test_files_of_unequal_length(files: Path) -> None:
         prepared(files)
 
 
-def test_what_cannot_be_read(files: Path) -> None:
+def test_unreadable_files_are_errors(files: Path) -> None:
     with pytest.raises(UserError, match=r"data\.test_path .*test\.en: there is no such file"):
         prepared(files, test_path=f"{files}/test")
     with pytest.raises(UserError, match=r"data\.path .*train\.fr: there is no such file"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from train.data.buckets import RaggedArray, bucket_by_rows, bucket_by_tokens
 
 
-def test_by_hand() -> None:
+def test_buckets_match_hand_computed_values() -> None:
     # Two buckets: five of length 2, and the three of 7 to 9 (1 + 2 + 0 tokens of padding).
     lengths = np.array([2, 9, 2, 2, 7, 2, 8, 2])[:, None]
     short, long = bucket_by_rows(lengths, batch_size=3, max_buckets=2)
@@ -16,7 +16,7 @@ def test_by_hand() -> None:
     assert (long.batch_size, long.lengths, long.examples.tolist()) == (3, (9,), [1, 4, 6])
 
 
-def test_each_side_has_a_length_of_its_own() -> None:
+def test_each_side_has_its_own_length() -> None:
     lengths = np.array([[3, 5], [4, 2], [1, 5], [20, 11], [17, 13]])
     short, long = bucket_by_rows(lengths, batch_size=2, max_buckets=2)
     assert (short.lengths, long.lengths) == ((4, 5), (20, 13))
@@ -26,7 +26,7 @@ def test_each_side_has_a_length_of_its_own() -> None:
     ("row_multiple", "rows"),
     [(1, [20, 5, 1]), (4, [20, 4, 4]), (3, [18, 3, 3])],
 )
-def test_rows_go_by_the_tokens_of_the_longer_side(row_multiple: int, rows: list[int]) -> None:
+def test_rows_depend_on_the_longer_side(row_multiple: int, rows: list[int]) -> None:
     lengths = np.array([[3, 5]] * 180 + [[20, 11]] * 60 + [[70, 2]] * 60)
     buckets = bucket_by_tokens(lengths, batch_tokens=100, batch_size_multiple=row_multiple)
     assert [bucket.batch_size for bucket in buckets] == rows
@@ -36,7 +36,7 @@ def test_rows_go_by_the_tokens_of_the_longer_side(row_multiple: int, rows: list[
     ("count", "row_multiple", "rows"),
     [(21, 1, 11), (21, 4, 12), (20, 4, 20), (61, 4, 16), (3, 1, 3), (3, 4, 4)],
 )
-def test_no_more_rows_than_hold_the_examples_in_as_many_batches(
+def test_rows_are_minimal_for_the_number_of_batches(
     count: int, row_multiple: int, rows: int
 ) -> None:
     (bucket,) = bucket_by_tokens(
@@ -50,7 +50,7 @@ def test_no_more_rows_than_hold_the_examples_in_as_many_batches(
     st.lists(st.integers(1, 12), min_size=1, max_size=20),
     st.integers(1, 5),
 )
-def test_no_other_buckets_have_less_padding(numbers: list[int], most: int) -> None:
+def test_buckets_minimize_padding(numbers: list[int], most: int) -> None:
     lengths = np.array(numbers)[:, None]
     buckets = bucket_by_rows(lengths, batch_size=1, max_buckets=most)
     assert len(buckets) <= most
@@ -72,7 +72,7 @@ def test_no_other_buckets_have_less_padding(numbers: list[int], most: int) -> No
 
 
 @pytest.mark.parametrize("most", [1, 8])
-def test_one_length_is_one_bucket(most: int) -> None:
+def test_equal_lengths_make_one_bucket(most: int) -> None:
     (bucket,) = bucket_by_rows(np.full((7, 1), 5), batch_size=2, max_buckets=most)
     assert bucket.lengths == (5,)
 
@@ -80,7 +80,7 @@ def test_one_length_is_one_bucket(most: int) -> None:
 SEQUENCES = [np.array(tokens, np.int64) for tokens in ([5, 6, 7], [], [8], [9, 10])]
 
 
-def test_sequences_stay_what_they_were() -> None:
+def test_sequences_round_trip() -> None:
     ragged = RaggedArray.from_sequences(SEQUENCES)
     assert len(ragged) == 4
     assert ragged.lengths.tolist() == [3, 0, 1, 2]
@@ -88,7 +88,7 @@ def test_sequences_stay_what_they_were() -> None:
     assert ragged.values.dtype == np.int32
 
 
-def test_padded_by_hand() -> None:
+def test_padding_matches_hand_computed_values() -> None:
     numbers, real = RaggedArray.from_sequences(SEQUENCES).pad(np.array([3, -1, 0, 1, 3]), 4)
     assert numbers.tolist() == [[9, 10, 0, 0], [0] * 4, [5, 6, 7, 0], [0] * 4, [9, 10, 0, 0]]
     assert real.sum(axis=1).tolist() == [2, 0, 3, 0, 2]
@@ -96,6 +96,6 @@ def test_padded_by_hand() -> None:
     assert [numbers.dtype.name, real.dtype.name] == ["int32", "bool"]
 
 
-def test_nothing_at_all() -> None:
+def test_empty_array() -> None:
     assert len(RaggedArray.from_sequences([])) == 0
     assert RaggedArray.from_sequences([]).lengths.tolist() == []

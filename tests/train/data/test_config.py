@@ -28,19 +28,17 @@ from train.errors import UsageError
         (TokenizerConfig, "training_characters", 0, "data.tokenizer.training_characters: 0"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(
-    config: type, setting: str, value: object, message: str
-) -> None:
+def test_invalid_values(config: type, setting: str, value: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         config(**{setting: value})
 
 
-def test_a_tokenizer_of_a_file_keeps_its_own_case() -> None:
+def test_tokenizer_file_keeps_its_own_case() -> None:
     with pytest.raises(UsageError, match=r"data\.tokenizer\.lowercase"):
         TokenizerConfig("file", path="tokenizer.json", lowercase=True)
 
 
-def test_the_settings_import_nothing_heavy() -> None:
+def test_settings_import_nothing_heavy() -> None:
     heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax'}"
     script = f"import sys, train.data.config; print({heavy} & set(sys.modules))"
     done = subprocess.run(
@@ -49,7 +47,7 @@ def test_the_settings_import_nothing_heavy() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def test_the_data_import_no_jax() -> None:
+def test_data_imports_no_jax() -> None:
     script = (
         "import importlib, pkgutil, sys, train.data\n"
         "for module in pkgutil.iter_modules(train.data.__path__):\n"

@@ -1,5 +1,6 @@
 import gzip
 import json
+import lzma
 import os
 import pathlib
 from typing import Any
@@ -9,19 +10,25 @@ import pytest
 from train.data import corpus
 from train.data import python_library as library
 from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
-from train.data.corpus import TextSource, TextSplits, choose_held_out_documents, prepare_text
+from train.data.corpus import (
+    TextSource,
+    TextSplits,
+    choose_held_out_documents,
+    compressed_bits_per_byte,
+    prepare_text,
+)
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
 
-def test_text_is_read_anew_each_time(tmp_path: pathlib.Path) -> None:
+def test_text_can_be_read_repeatedly(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("first")
     source = TextSource.find("data.path", str(tmp_path), max_bytes=3)
     assert list(source.documents()) == list(source.documents()) == [("a.txt", "fir")]
 
 
-def test_no_text_at_all_is_an_error(tmp_path: pathlib.Path) -> None:
+def test_empty_text_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
     for path in (tmp_path, tmp_path / "a.txt"):
@@ -30,7 +37,7 @@ def test_no_text_at_all_is_an_error(tmp_path: pathlib.Path) -> None:
             list(source.documents())
 
 
-def test_the_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -> None:
+def test_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("first")
 
     def fingerprint(field: str = "text", limit_bytes: int = 0) -> list[object]:
@@ -47,7 +54,7 @@ def test_the_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -
     assert fingerprint() != first
 
 
-def test_the_library_has_topics_and_source_and_neither_twice() -> None:
+def test_library_has_topics_and_source_once() -> None:
     source = TextSource.find("data.path", "python:library")
     texts = dict(source.documents())
     assert list(texts) == [name for name, _ in source.documents()]
@@ -60,13 +67,13 @@ def test_the_library_has_topics_and_source_and_neither_twice() -> None:
     assert not folders & {"test", "tests", "site-packages", "idlelib", "pydoc_data", "encodings"}
 
 
-def test_a_python_without_its_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_python_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_help_topics", dict)
     with pytest.raises(UserError, match=r"python:library: .* give data\.path a file"):
         list(library.library_documents(()))
 
 
-def test_library_files_that_are_not_utf8_are_left_out(tmp_path: pathlib.Path) -> None:
+def test_library_files_in_other_encodings_are_skipped(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_bytes(b"# \xe9")
     (tmp_path / "b.py").write_bytes(b"# b")
     files = TextSource.find("data.path", str(tmp_path)).files
@@ -78,7 +85,7 @@ def texts(splits: TextSplits, name: str) -> list[str]:
     return [document.text for document in splits.documents(name)]
 
 
-def test_the_tail_is_cut_at_the_character_that_nanogpt_cuts_at(tmp_path: pathlib.Path) -> None:
+def test_tail_matches_nanogpt(tmp_path: pathlib.Path) -> None:
     text = "".join(chr(ord("a") + n % 26) for n in range(1_115_394))  # as many as Shakespeare
     (tmp_path / "a.txt").write_text(text)
     splits = TextSplits(TextDataConfig(str(tmp_path / "a.txt"), split_method="tail"))
@@ -87,7 +94,7 @@ def test_the_tail_is_cut_at_the_character_that_nanogpt_cuts_at(tmp_path: pathlib
     assert train + validation == text
 
 
-def test_the_tail_is_counted_over_all_documents(tmp_path: pathlib.Path) -> None:
+def test_tail_spans_all_documents(tmp_path: pathlib.Path) -> None:
     for name, text in (("a", "éééé"), ("b", "bbbb"), ("c", "cc")):
         (tmp_path / name).write_text(text)
     splits = TextSplits(TextDataConfig(str(tmp_path), split_method="tail", validation_fraction=0.4))
@@ -95,7 +102,7 @@ def test_the_tail_is_counted_over_all_documents(tmp_path: pathlib.Path) -> None:
     assert list(splits.documents("validation")) == [("b", "bb"), ("c", "cc")]
 
 
-def test_one_document_is_cut_as_a_tail(tmp_path: pathlib.Path) -> None:
+def test_single_document_is_split_at_its_tail(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("0123456789")
     splits = TextSplits(
         TextDataConfig(str(tmp_path), split_method="documents", validation_fraction=0.2)
@@ -103,7 +110,7 @@ def test_one_document_is_cut_as_a_tail(tmp_path: pathlib.Path) -> None:
     assert (texts(splits, "train"), texts(splits, "validation")) == (["01234567"], ["89"])
 
 
-def test_too_little_to_hold_out(tmp_path: pathlib.Path) -> None:
+def test_too_little_text_to_hold_out_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match=r"1 characters are too few to hold out 0\.1 of them"):
         texts(TextSplits(TextDataConfig(str(tmp_path))), "train")
@@ -120,7 +127,7 @@ def test_whole_documents_are_held_out(tmp_path: pathlib.Path) -> None:
     assert validation not in (sorted(train)[:21], sorted(train)[-21:])
 
 
-def test_the_draw_goes_by_name_alone() -> None:
+def test_held_out_documents_depend_on_names_only() -> None:
     sizes = [(f"document {n}", 7) for n in range(101)]
     drawn = {sizes[n][0] for n in choose_held_out_documents(sizes, 0.25)}
     assert len(drawn) == 25
@@ -139,7 +146,7 @@ def test_the_draw_goes_by_name_alone() -> None:
         ([("a", 5), ("b", 5)], 0.999, None),  # never all
     ],
 )
-def test_at_least_one_document_in_each_part(
+def test_each_split_has_at_least_one_document(
     sizes: list[tuple[str, int]], fraction: float, drawn: set[int] | None
 ) -> None:
     found = choose_held_out_documents(sizes, fraction)
@@ -147,7 +154,7 @@ def test_at_least_one_document_in_each_part(
     assert drawn is None or found == drawn
 
 
-def test_other_paths_leave_the_training_text_whole(tmp_path: pathlib.Path) -> None:
+def test_validation_path_leaves_training_text_whole(tmp_path: pathlib.Path) -> None:
     for name in ("train", "validation", "test"):
         (tmp_path / name).write_text(name)
     path = {name: str(tmp_path / name) for name in ("train", "validation", "test")}
@@ -166,7 +173,7 @@ def test_other_paths_leave_the_training_text_whole(tmp_path: pathlib.Path) -> No
     assert "held out" not in splits.fingerprint()
 
 
-def test_no_path_at_all() -> None:
+def test_missing_path_is_an_error() -> None:
     with pytest.raises(UserError, match=r"data\.path: is empty; give a file"):
         TextSplits(TextDataConfig())
 
@@ -212,7 +219,7 @@ def test_whole_documents_are_held_out_and_encoded(
     assert not texts
 
 
-def test_the_second_time_nothing_is_read_or_learned(
+def test_second_preparation_uses_the_cache(
     folder: pathlib.Path, cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = prepare_text(config(folder, "bpe"), cache_dir=cache)
@@ -233,7 +240,7 @@ def test_the_second_time_nothing_is_read_or_learned(
     assert prepare_text(config(folder, "bpe"), cache_dir=cache).digest != first.digest
 
 
-def test_a_damaged_cache_is_written_again(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_damaged_cache_is_rewritten(folder: pathlib.Path, cache: pathlib.Path) -> None:
     first = prepare_text(config(folder), cache_dir=cache)
     (entry,) = (path for path in cache.glob("tokens-*") if path.is_dir())
     whole = (entry / "train.tokens").read_bytes()
@@ -243,7 +250,7 @@ def test_a_damaged_cache_is_written_again(folder: pathlib.Path, cache: pathlib.P
         assert (entry / "train.tokens").read_bytes() == whole
 
 
-def test_the_tokenizer_is_learned_from_the_training_split(
+def test_tokenizer_is_trained_on_the_training_split(
     tmp_path: pathlib.Path, cache: pathlib.Path
 ) -> None:
     (tmp_path / "train").write_text("aa bb")
@@ -254,7 +261,7 @@ def test_the_tokenizer_is_learned_from_the_training_split(
     assert found.split("validation").tokens.tolist() == [1, 2, 0, 1]
 
 
-def test_the_alphabet_is_that_of_all_splits(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+def test_alphabet_covers_all_splits(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     (tmp_path / "train").write_text("abc")
     (tmp_path / "validation").write_text("é")
     settings = {"validation_path": str(tmp_path / "validation")}
@@ -263,7 +270,7 @@ def test_the_alphabet_is_that_of_all_splits(tmp_path: pathlib.Path, cache: pathl
     assert found.split("validation").tokens.tolist() == [4, 3, 4]
 
 
-def test_a_tail_is_one_run_of_characters(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+def test_tail_is_contiguous(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("abcdefghij" * 3)
     settings: dict[str, Any] = {"split_method": "tail", "validation_fraction": 0.2}
     found = prepare_text(config(tmp_path / "a.txt", "character", **settings), cache_dir=cache)
@@ -273,7 +280,7 @@ def test_a_tail_is_one_run_of_characters(tmp_path: pathlib.Path, cache: pathlib.
     assert train.document_starts.tolist() == validation.document_starts.tolist() == [0]
 
 
-def test_a_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> None:
     byte = train_tokenizer(TokenizerConfig("byte"), [])
     byte.save(folder.parent / "tokenizer.json")
     tokenizer = TokenizerConfig("file", path=str(folder.parent / "tokenizer.json"))
@@ -281,12 +288,12 @@ def test_a_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> N
     assert found.digest == prepare_text(config(folder), cache_dir=cache).digest
 
 
-def test_only_the_first_bytes_are_read(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_max_bytes_limits_the_text(folder: pathlib.Path, cache: pathlib.Path) -> None:
     found = prepare_text(config(folder, max_bytes=100), cache_dir=cache)
     assert found.split("train").num_bytes + found.split("validation").num_bytes == 100
 
 
-def test_splits_that_are_not_there(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_missing_splits_are_errors(folder: pathlib.Path, cache: pathlib.Path) -> None:
     found = prepare_text(config(folder), cache_dir=cache)
     with pytest.raises(UserError, match=r"split 'test': .* train, validation; set data\.test_path"):
         found.split("test")
@@ -294,7 +301,7 @@ def test_splits_that_are_not_there(folder: pathlib.Path, cache: pathlib.Path) ->
         found.split("dev")
 
 
-def test_text_without_words(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
+def test_text_without_words_is_an_error(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     (tmp_path / "train").write_text("word")
     (tmp_path / "validation").write_text(" \t")
     settings = {"validation_path": str(tmp_path / "validation")}
@@ -302,21 +309,19 @@ def test_text_without_words(tmp_path: pathlib.Path, cache: pathlib.Path) -> None
         prepare_text(config(tmp_path / "train", "word", **settings), cache_dir=cache)
 
 
-def test_a_cache_in_no_folder(folder: pathlib.Path) -> None:
+def test_cache_folder_that_is_a_file_is_an_error(folder: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"the data cache .*00\.txt"):
         prepare_text(config(folder, cache_dir=str(folder / "00.txt")))
 
 
-def test_a_bad_file_is_an_error_and_nothing_is_kept(
-    folder: pathlib.Path, cache: pathlib.Path
-) -> None:
+def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path) -> None:
     (folder / "99.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"99\.txt: not UTF-8"):
         prepare_text(config(folder), cache_dir=cache)
     assert not [path for path in cache.glob("tokens-*") if path.suffix != ".lock"]
 
 
-def test_compressors_get_the_text_of_the_split(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_compression_uses_the_text_of_the_split(folder: pathlib.Path, cache: pathlib.Path) -> None:
     found = prepare_text(config(folder), cache_dir=cache)
     stream = found.split("validation")
     text = found.tokenizer.decode(stream.tokens).encode()
@@ -324,5 +329,17 @@ def test_compressors_get_the_text_of_the_split(folder: pathlib.Path, cache: path
     assert found.compressed_bits_per_byte("validation")["gzip -9"] == expected
 
 
-def test_what_is_read_is_a_tokenizer(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_prepared_corpus_has_a_tokenizer(folder: pathlib.Path, cache: pathlib.Path) -> None:
     assert isinstance(prepare_text(config(folder), cache_dir=cache).tokenizer, Tokenizer)
+
+
+def test_bits_per_byte_match_gzip_and_xz() -> None:
+    texts = [f"{n} é {n * n}\n" for n in range(997)]
+    whole = "".join(texts).encode()
+    assert compressed_bits_per_byte(texts) == pytest.approx(
+        {
+            "gzip -9": 8 * len(gzip.compress(whole, 9)) / len(whole),
+            "xz -9": 8 * len(lzma.compress(whole, preset=9)) / len(whole),
+        },
+        abs=0,
+    )

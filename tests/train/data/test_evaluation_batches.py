@@ -9,7 +9,7 @@ from train.data.streams import TokenStream
 MakeStream = Callable[..., TokenStream]
 
 
-def test_windows_by_hand(make_stream: MakeStream) -> None:
+def test_windows_match_hand_computed_values(make_stream: MakeStream) -> None:
     # 0 1 2 3 0 4 5 0 6 0: nine targets in windows of four, and a row to fill the second batch.
     batches = make_text_evaluation_batches(
         make_stream([1, 2, 3], [4, 5], [6]), batch_size=2, sequence_length=4, document_masking=True
@@ -46,7 +46,7 @@ def test_every_target_counts_once_and_in_order(
     assert counted == [*range(1, targets), 0]
 
 
-def test_overlapping_windows_give_every_target_its_context(make_stream: MakeStream) -> None:
+def test_overlapping_windows_give_every_target_context(make_stream: MakeStream) -> None:
     (batch,) = make_text_evaluation_batches(
         make_stream(list(range(1, 9))),
         batch_size=3,
@@ -58,7 +58,7 @@ def test_overlapping_windows_give_every_target_its_context(make_stream: MakeStre
     assert batch["weights"].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
 
 
-def test_a_limit_spreads_windows_over_the_stream(make_stream: MakeStream) -> None:
+def test_limited_windows_are_spread_over_the_stream(make_stream: MakeStream) -> None:
     def begins(limit: int | None) -> list[int]:
         batches = make_text_evaluation_batches(
             make_stream(list(range(1, 100))),
@@ -73,7 +73,7 @@ def test_a_limit_spreads_windows_over_the_stream(make_stream: MakeStream) -> Non
     assert begins(None) == begins(0) == begins(99) == list(range(0, 100, 5))
 
 
-def test_a_limit_with_overlap_counts_what_is_new_in_each(make_stream: MakeStream) -> None:
+def test_limited_overlapping_windows_count_new_targets_only(make_stream: MakeStream) -> None:
     (batch,) = make_text_evaluation_batches(
         make_stream(list(range(1, 100))),
         batch_size=2,
@@ -85,7 +85,7 @@ def test_a_limit_with_overlap_counts_what_is_new_in_each(make_stream: MakeStream
     assert batch["weights"].tolist() == [[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]]
 
 
-def test_hosts_take_their_rows(make_stream: MakeStream) -> None:
+def test_each_host_takes_its_rows(make_stream: MakeStream) -> None:
     batches = make_text_evaluation_batches(
         make_stream(list(range(1, 47))), batch_size=4, sequence_length=5, document_masking=True
     )
@@ -99,7 +99,7 @@ def test_hosts_take_their_rows(make_stream: MakeStream) -> None:
         batches[3]
 
 
-def test_a_stride_must_not_leave_targets_out(make_stream: MakeStream) -> None:
+def test_stride_larger_than_the_window_is_an_error(make_stream: MakeStream) -> None:
     with pytest.raises(ValueError, match="stride 6 is not in 1 to 5"):
         make_text_evaluation_batches(
             make_stream([1, 2]), batch_size=1, sequence_length=5, stride=6, document_masking=True

@@ -27,7 +27,7 @@ from train.errors import UsageError
         ("max_buckets", 0, "data.max_buckets: 0 is none; give 1 or more"),
     ],
 )
-def test_what_all_have_in_common(
+def test_invalid_common_settings(
     config: type[ExampleDataConfig], setting: str, value: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -71,14 +71,14 @@ def test_what_all_have_in_common(
         (TokenLabelDataConfig, {"tag_column": "pos"}, "data.tag_column: 'pos' .* upos, xpos"),
     ],
 )
-def test_a_bad_value_is_refused_by_name(
+def test_invalid_values(
     config: type[ExampleDataConfig], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         config(**settings)
 
 
-def test_what_needs_no_header() -> None:
+def test_formats_without_header() -> None:
     assert (
         ClassificationDataConfig(header=False, label_column="1", text_column="0").label_column
         == "1"
@@ -86,12 +86,12 @@ def test_what_needs_no_header() -> None:
     assert ClassificationDataConfig(header=False, format="label_first").format == "label_first"
 
 
-def test_settings_have_the_tokenizer_that_their_task_asks_for() -> None:
+def test_default_tokenizer_of_each_task() -> None:
     expected = TokenizerConfig("bpe", vocab_size=10_000, lowercase=True)
     assert BitextDataConfig().tokenizer == expected
 
 
-def test_the_settings_import_nothing_heavy() -> None:
+def test_settings_import_nothing_heavy() -> None:
     heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax', 'sacrebleu', 'sacremoses'}"
     files = (
         "import train.data.example_configs, train.data.example_configs, "

@@ -38,7 +38,7 @@ def test_each_path_is_a_split() -> None:
     }
 
 
-def test_validation_is_held_out_by_the_seed() -> None:
+def test_held_out_examples_depend_on_the_seed() -> None:
     def held_out(seed: int) -> list[str]:
         config = ExampleDataConfig(path="a", validation_fraction=0.25, split_seed=seed)
         splits = read_splits(config, numbered)
@@ -52,21 +52,21 @@ def test_validation_is_held_out_by_the_seed() -> None:
     assert held_out(0) == held_out(0) != held_out(1)
 
 
-def test_who_is_drawn_stays_what_it_was() -> None:
+def test_held_out_examples_match_the_recorded_ones() -> None:
     assert sorted(choose_held_out_examples(20, 0.25, 0)) == [3, 7, 9, 11, 18]
 
 
 @pytest.mark.parametrize(("fraction", "drawn"), [(0.01, 1), (0.5, 2), (0.99, 2)])
-def test_something_is_drawn_and_something_is_not(fraction: float, drawn: int) -> None:
+def test_number_of_held_out_examples(fraction: float, drawn: int) -> None:
     assert len(choose_held_out_examples(3, fraction, 0)) == drawn
 
 
-def test_one_example_cannot_be_divided() -> None:
+def test_single_example_cannot_be_split() -> None:
     with pytest.raises(UserError, match=r"data\.path a: one example .* set data\.validation_path"):
         read_splits(ExampleDataConfig(path="a"), lambda setting, path: [setting])
 
 
-def test_a_split_that_is_not_there() -> None:
+def test_missing_split_is_an_error() -> None:
     tokenizer = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
     corpus = ExampleCorpus(tokenizer, {"train": "x", "validation": "y"}, "")
     assert corpus.split("validation") == "y"
@@ -76,7 +76,7 @@ def test_a_split_that_is_not_there() -> None:
         corpus.split("dev")
 
 
-def test_a_tokenizer_is_learned_from_the_training_split() -> None:
+def test_tokenizer_is_trained_on_the_training_split() -> None:
     texts = {"train": ["one two two"], "validation": ["three"]}
     word = tokenizer_for_splits(TokenizerConfig("word"), texts)
     assert word.decode(word.encode("two three")) == "two <unk>"
@@ -84,7 +84,7 @@ def test_a_tokenizer_is_learned_from_the_training_split() -> None:
     assert character.decode(character.encode("three")) == "three"
 
 
-def test_the_digest_tells_corpora_apart() -> None:
+def test_digest_differs_by_corpus() -> None:
     byte = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
     lower = tokenizer_for_splits(TokenizerConfig("byte", lowercase=True), {"train": []})
     digests = {
@@ -96,7 +96,7 @@ def test_the_digest_tells_corpora_apart() -> None:
     assert corpus_digest(byte, {"train": [("a",)]}) == corpus_digest(byte, {"train": [["a"]]})
 
 
-def test_a_word_is_the_same_wherever_it_stands() -> None:
+def test_word_has_the_same_token_at_every_position() -> None:
     assert with_leading_space(["a b ", "\tc"]) == [" a b", " c"]
 
 
@@ -122,7 +122,7 @@ def epoch(batches: ExampleTrainingBatches, number: int) -> list[list[int]]:
     ]
 
 
-def test_examples_are_dealt_evenly() -> None:
+def test_batch_slices_have_similar_sizes() -> None:
     buckets = (Bucket(4, (3,), np.arange(10)), Bucket(5, (9,), np.arange(5)))
     assert batch_slices(buckets) == [
         BatchSlice(0, 0, 3),
@@ -147,7 +147,7 @@ def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
     assert len(orders) == 4
 
 
-def test_the_order_is_the_seeds() -> None:
+def test_order_depends_on_the_seed() -> None:
     examples = some(60)
     buckets = bucket_by_rows(examples.lengths, batch_size=7, max_buckets=3)
 
@@ -189,7 +189,7 @@ def test_hosts_share_a_batch(hosts: int) -> None:
             np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_held_out_examples_come_once_and_in_order() -> None:
+def test_evaluation_has_every_example_once_in_order() -> None:
     examples = some(83)
     buckets = bucket_by_rows(examples.lengths, batch_size=6, max_buckets=3)
     batches = ExampleEvaluationBatches(examples, buckets)
@@ -203,7 +203,7 @@ def test_held_out_examples_come_once_and_in_order() -> None:
     assert sorted(seen) == list(range(83))
 
 
-def test_a_limit_spreads_over_all_buckets() -> None:
+def test_limited_evaluation_covers_all_buckets() -> None:
     examples = some(83)
     buckets = bucket_by_rows(examples.lengths, batch_size=6, max_buckets=3)
     every, few = (
@@ -219,7 +219,7 @@ def test_a_limit_spreads_over_all_buckets() -> None:
     assert lengths == {bucket.lengths[0] for bucket in buckets}
 
 
-def test_the_order_stays_what_it_was() -> None:
+def test_order_matches_the_recorded_one() -> None:
     """A run that is resumed with a newer version must go on in the order it began with."""
     examples = Numbers(np.array([3, 3, 9, 3, 9, 9, 9])[:, None])
     batches = ExampleTrainingBatches(
@@ -229,7 +229,7 @@ def test_the_order_stays_what_it_was() -> None:
     assert batches.host_batch(10**6, 0, 1)["numbers"].tolist() == [5, 2]
 
 
-def test_a_negative_seed() -> None:
+def test_negative_seed_is_an_error() -> None:
     examples = some(3)
     with pytest.raises(UserError, match="seed: -1 is negative"):
         ExampleTrainingBatches(examples, bucket_by_rows(examples.lengths, batch_size=1), seed=-1)

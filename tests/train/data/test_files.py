@@ -22,14 +22,14 @@ def names(path: object) -> list[str]:
     return [file.name for file in find_files(str(path), "data.path")]
 
 
-def test_a_file_a_folder_and_a_glob(folder: pathlib.Path) -> None:
+def test_file_folder_and_glob(folder: pathlib.Path) -> None:
     assert names(folder / "b.txt") == ["b.txt"]
     assert names(folder) == ["a/c.txt", "a/d.md", "b.txt"]
     assert names(folder / "**" / "*.txt") == ["a/c.txt", "b.txt"]
     assert names(folder / "a" / "*") == ["c.txt", "d.md"]
 
 
-def test_names_with_wildcards_are_found_as_they_are(folder: pathlib.Path) -> None:
+def test_existing_names_with_wildcards_are_literal(folder: pathlib.Path) -> None:
     (folder / "x[1].txt").write_text("x")
     assert names(folder / "x[1].txt") == ["x[1].txt"]
 
@@ -40,7 +40,7 @@ def test_variables_and_home(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     assert names("$CORPUS/b.txt") == names("~/b.txt") == ["b.txt"]
 
 
-def test_a_relative_path_is_looked_for_in_the_data_folder(
+def test_relative_path_falls_back_to_the_data_folder(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -56,7 +56,7 @@ def test_a_relative_path_is_looked_for_in_the_data_folder(
     assert find_files("b.txt", "data.path")[0].path == pathlib.Path("b.txt")
 
 
-def test_what_is_not_there(folder: pathlib.Path) -> None:
+def test_missing_files_are_errors(folder: pathlib.Path) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(UsageError, match=r"data\.path: is empty; give a file"):
         find_files("", "data.path")
@@ -70,9 +70,7 @@ def test_what_is_not_there(folder: pathlib.Path) -> None:
         find_files("nowhere://x", "data.path")
 
 
-def test_remote_paths_go_through_epath(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_paths_use_epath(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "expand_path", epath.Path)
     found = find_files(str(folder), "data.path")
     assert [file.name for file in found] == ["a/c.txt", "a/d.md", "b.txt"]
@@ -83,7 +81,7 @@ def test_remote_paths_go_through_epath(
         names(folder / "**" / "*.txt")
 
 
-def test_a_missing_file_system_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_system_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     def locate(path: str) -> pathlib.Path:
         raise ImportError("Please install gcsfs to access Google Storage")
 
@@ -92,7 +90,7 @@ def test_a_missing_file_system_says_what_to_install(monkeypatch: pytest.MonkeyPa
         find_files("gs://b/x", "data.path")
 
 
-def test_the_fingerprint_sees_a_change(folder: pathlib.Path) -> None:
+def test_fingerprint_changes_with_the_file(folder: pathlib.Path) -> None:
     (file,) = find_files(str(folder / "b.txt"), "data.path")
     before = file.fingerprint()
     assert file.fingerprint() == before

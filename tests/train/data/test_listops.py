@@ -61,7 +61,7 @@ def nodes(node: "int | Node", depth: int = 1) -> "list[tuple[int | Node, int]]":
     return [(node, depth), *itertools.chain.from_iterable(inner)]
 
 
-def test_an_expression_by_hand() -> None:
+def test_expression_matches_hand_computed_value() -> None:
     """Draws in order: operator if below 1/4; which operator; number of arguments; digit."""
     draws = [0.2, 0.5, 0.12]  # [MED of 2 + floor(0.12 * 9) = 3
     draws += [0.25, 0.99]  # 9
@@ -78,11 +78,11 @@ def test_an_expression_by_hand() -> None:
     ("text", "value"),
     [("[MED 1 2 ]", 1), ("[MED 9 1 4 ]", 4), ("[SM 9 9 9 ]", 7), ("[MIN 3 [MAX 2 8 ] ]", 3)],
 )
-def test_the_evaluator_of_this_test(text: str, value: int) -> None:
+def test_reference_evaluator(text: str, value: int) -> None:
     assert value_by_python(text) == value
 
 
-def test_values_are_those_of_python() -> None:
+def test_values_match_python() -> None:
     found = list(itertools.islice(generate_examples(small(max_length=200)), 300))
     assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
     assert {each.label for each in found} == set("0123456789")
@@ -104,7 +104,7 @@ def test_grammar_and_lengths() -> None:
     assert (min(lengths), max(lengths)) == (21, 39)
 
 
-def test_shares_of_operators_arguments_and_digits() -> None:
+def test_distribution_of_operators_arguments_and_digits() -> None:
     """Before any is thrown away for its length."""
     draw, config = random.Random(7).random, ListOpsDataConfig(max_length=10**9, max_depth=3)
     kinds, names, counts, digits = Counter[bool](), Counter[str](), Counter[int](), Counter[int]()
@@ -128,14 +128,14 @@ def test_shares_of_operators_arguments_and_digits() -> None:
         )
 
 
-def test_the_arena_s_lengths_are_the_default() -> None:
+def test_default_lengths_are_those_of_long_range_arena() -> None:
     found = list(itertools.islice(generate_examples(ListOpsDataConfig()), 20))
     lengths = [len(each.text.split()) for each in found]
     assert 500 < min(lengths) < max(lengths) < 2000
     assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
 
 
-def test_a_seed_decides_everything_on_every_python() -> None:
+def test_examples_depend_on_the_seed_only() -> None:
     first, second = itertools.islice(generate_examples(small()), 2)
     assert [first[:2], second[:2]] == [
         ("2", "[MIN 3 [MIN 5 5 6 7 7 2 5 ] ]"),
@@ -145,7 +145,7 @@ def test_a_seed_decides_everything_on_every_python() -> None:
     assert prepare_listops(small()).digest != prepare_listops(small(generator_seed=1)).digest
 
 
-def test_splits_have_nothing_in_common() -> None:
+def test_splits_are_disjoint() -> None:
     corpus = prepare_listops(small())
     texts = {name: list(split.texts) for name, split in corpus.splits.items()}
     assert {name: len(found) for name, found in texts.items()} == {
@@ -159,7 +159,7 @@ def test_splits_have_nothing_in_common() -> None:
         assert list(more.split(name).texts) == texts[name]
 
 
-def test_a_batch() -> None:
+def test_batch() -> None:
     corpus = prepare_listops(small())
     assert corpus.labels == tuple("0123456789")
     assert (corpus.tokenizer.vocab_size, corpus.notes) == (17, ())  # 15 words, <unk> and <eos>
@@ -174,7 +174,7 @@ def test_a_batch() -> None:
     assert split.lengths.max() <= 30
 
 
-def test_files_as_the_arena_publishes_them(tmp_path: Path) -> None:
+def test_published_files_are_read(tmp_path: Path) -> None:
     head = "Source\tTarget\n"
     rows = [("( ( ( [MAX 4 ) 8 ) ] )", 8), ("( ( ( ( [SM 7 ) 8 ) 9 ) ] )", 4), ("3", 3)]
     train, test = tmp_path / "basic_train.tsv", tmp_path / "basic_test.tsv"
@@ -191,7 +191,7 @@ def test_files_as_the_arena_publishes_them(tmp_path: Path) -> None:
         prepare_listops(small(**given))
 
 
-def test_there_are_no_more_of_such_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_expressions_of_a_length_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listops, "MAX_FAILED_DRAWS", 5000)
     few: Any = dict(min_length=3, max_length=5, max_arguments=2)  # 4 operators of 100 pairs
     assert len(prepare_listops(small(train_examples=50, **few)).split("train").texts) == 50

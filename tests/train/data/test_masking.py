@@ -58,7 +58,7 @@ def test_four_fifths_are_masked_and_a_tenth_replaced(tokenizer: Tokenizer) -> No
     }
 
 
-def test_shares_are_what_they_are_asked_to_be(tokenizer: Tokenizer) -> None:
+def test_fractions_follow_the_settings(tokenizer: Tokenizer) -> None:
     batch = some(7, 20)
     every = Masking(
         tokenizer, mlm_probability=1, mask_replace_prob=1, random_replace_prob=0
@@ -90,7 +90,7 @@ def test_special_tokens_and_padding_are_never_hidden(tokenizer: Tokenizer) -> No
     assert few.tolist() == [1 if row not in (7, 9) else 0 for row in range(50)]
 
 
-def test_choices_depend_on_the_seed_and_the_examples_number_alone(tokenizer: Tokenizer) -> None:
+def test_masks_depend_on_seed_and_example_only(tokenizer: Tokenizer) -> None:
     batch = some(8, 40)
     whole = Masking(tokenizer, seed=3).mask_batch(batch)
     part = Masking(tokenizer, seed=3).mask_batch(
@@ -104,7 +104,7 @@ def test_choices_depend_on_the_seed_and_the_examples_number_alone(tokenizer: Tok
         assert (other["weights"] != whole["weights"]).any(axis=1).all()
 
 
-def test_choices_stay_what_they_were(tokenizer: Tokenizer) -> None:
+def test_masks_match_the_recorded_ones(tokenizer: Tokenizer) -> None:
     """A run that is resumed with a newer version must go on with the choices it began with."""
     hidden = Masking(tokenizer, seed=7).mask_batch(some(2, 20))
     assert np.argwhere(hidden["weights"]).tolist() == [
@@ -139,7 +139,7 @@ def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> N
     np.testing.assert_array_equal(last["tokens"], evaluation.host_batch(2, 0, 1)["tokens"])
 
 
-def test_a_corpus_with_a_mask(tmp_path: Path) -> None:
+def test_corpus_with_mask_token(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three " * 20)
     config = TextDataConfig(f"{tmp_path}/a.txt", tokenizer=TokenizerConfig("word", vocab_size=20))
     plain, masked = prepare_text(config), prepare_text(config, with_mask_token=True)
@@ -149,6 +149,6 @@ def test_a_corpus_with_a_mask(tmp_path: Path) -> None:
     assert again.digest == masked.digest != plain.digest
 
 
-def test_a_tokenizer_without_a_mask_is_refused() -> None:
+def test_tokenizer_without_mask_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"no mask token; .* with_mask_token\(\)"):
         Masking(train_tokenizer(TokenizerConfig("byte"), []))

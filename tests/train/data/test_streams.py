@@ -7,7 +7,7 @@ from tokenizers import models, pre_tokenizers
 
 from train.data.config import TokenizerConfig
 from train.data.streams import read_stream, stream_is_complete, write_stream
-from train.data.text import Document
+from train.data.text_files import Document
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 
@@ -17,7 +17,7 @@ def byte() -> Tokenizer:
     return train_tokenizer(TokenizerConfig("byte"), [])
 
 
-def test_a_separator_is_before_each_document_and_at_the_end(
+def test_separator_precedes_each_document_and_ends_the_stream(
     byte: Tokenizer, tmp_path: pathlib.Path
 ) -> None:
     documents = [Document("a", "ab"), Document("b", "é"), Document("c", "c")]
@@ -30,7 +30,7 @@ def test_a_separator_is_before_each_document_and_at_the_end(
     assert (stream.name, stream.num_bytes, stream.num_targets) == ("train", 5, 8)
 
 
-def test_a_text_that_ends_in_the_separator_gets_no_second_one(tmp_path: pathlib.Path) -> None:
+def test_final_separator_is_not_repeated(tmp_path: pathlib.Path) -> None:
     tokenizer = train_tokenizer(TokenizerConfig("word"), ["a b\n"])  # 0 is <unk>, 1 <eos>
     documents = [
         Document("1", "a\nb\n"),
@@ -44,7 +44,7 @@ def test_a_text_that_ends_in_the_separator_gets_no_second_one(tmp_path: pathlib.
     assert stream.document_starts.tolist() == [0, 4, 6]
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: pathlib.Path) -> None:
+def test_large_vocabularies_use_four_bytes(tmp_path: pathlib.Path) -> None:
     for largest, dtype in ((65_535, np.uint16), (65_536, np.uint32)):
         backend = Backend(models.WordLevel({"<eos>": 0, "a": 1, "z": largest}, unk_token="a"))
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -54,7 +54,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path: pathlib.Path) -> None:
         assert tokens.tolist() == [0, 1, largest, 0]
 
 
-def test_the_digest_tells_texts_and_their_borders_apart(
+def test_digest_depends_on_text_and_document_boundaries(
     byte: Tokenizer, tmp_path: pathlib.Path
 ) -> None:
     def digest(*documents: tuple[str, str]) -> str:
@@ -65,7 +65,7 @@ def test_the_digest_tells_texts_and_their_borders_apart(
     assert len({digest(("a", "xy")), digest(("b", "xy")), digest(("a", "x"), ("a", "y"))}) == 3
 
 
-def test_files_that_were_cut_are_noticed(byte: Tokenizer, tmp_path: pathlib.Path) -> None:
+def test_truncated_files_are_detected(byte: Tokenizer, tmp_path: pathlib.Path) -> None:
     facts = write_stream(tmp_path, "train", [Document("a", "text")], byte)
     assert stream_is_complete(tmp_path, "train", facts)
     for name in ("train.tokens", "train.starts"):

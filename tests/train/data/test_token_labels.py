@@ -54,7 +54,7 @@ def read(folder: Path, content: str, **settings: Any) -> list[list[tuple[str, st
     return [[(word.text, word.tag) for word in sentence.words] for sentence in sentences]
 
 
-def test_conllu_has_words_and_neither_ranges_nor_empty_nodes(tmp_path: Path) -> None:
+def test_conllu_skips_ranges_and_empty_nodes(tmp_path: Path) -> None:
     assert read(tmp_path, CONLLU) == [
         [("He", "PRON"), ("did", "AUX"), ("n't", "PART"), (".", "PUNCT")],
         [("#", "SYM"), ("20 000", "NUM")],
@@ -63,14 +63,14 @@ def test_conllu_has_words_and_neither_ranges_nor_empty_nodes(tmp_path: Path) -> 
     assert [tag for _, tag in xpos[0]] == ["PRP", "VBD", "RB", "."]
 
 
-def test_columns_have_the_word_first_and_the_tag_last(tmp_path: Path) -> None:
+def test_columns_are_word_first_and_tag_last(tmp_path: Path) -> None:
     assert read(tmp_path, COLUMNS, format="columns") == [
         [("U.N.", "I-ORG"), ("official", "O")],
         [("#", "O"), ("Ekeus", "I-PER")],
     ]
 
 
-def test_places_are_lines_of_the_file(tmp_path: Path) -> None:
+def test_error_locations_are_file_lines(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(CONLLU)
     _, last = read_sentences(TokenLabelDataConfig(), "data.path", f"{tmp_path}/a.conllu")
     assert list(last.tag_locations()) == [
@@ -87,14 +87,14 @@ def test_places_are_lines_of_the_file(tmp_path: Path) -> None:
         ("5\tx\tx\t_\tX\t_\t_\t_\t_\t_", r"a\.conll:9: word 'x' has no upos; .* data\.tag"),
     ],
 )
-def test_lines_that_are_wrong(tmp_path: Path, line: str, message: str) -> None:
+def test_invalid_lines_are_errors(tmp_path: Path, line: str, message: str) -> None:
     lines = CONLLU.splitlines()
     lines[8] = line
     with pytest.raises(UserError, match=message):
         read(tmp_path, "\n".join(lines))
 
 
-def test_a_word_without_a_tag(tmp_path: Path) -> None:
+def test_word_without_tag(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.conll:2: has one column only; a word must be the"):
         read(tmp_path, "a O\nb\n", format="columns")
 
@@ -122,7 +122,7 @@ def prepared(
     return prepare_token_labels(TokenLabelDataConfig(**defaults | settings), labels=labels)
 
 
-def test_a_batch_by_hand(files: Path) -> None:
+def test_batch_matches_hand_computed_values(files: Path) -> None:
     corpus = prepared(files)
     assert corpus.labels == ("D", "N", "P", "V")
     assert corpus.notes == ()
@@ -162,7 +162,7 @@ def test_a_batch_by_hand(files: Path) -> None:
         ([4], 4, [(0, 1)]),
     ],
 )
-def test_long_sentences_are_cut_between_words(
+def test_long_sentences_are_split_between_words(
     sizes: list[int], longest: int, rows: list[tuple[int, int]]
 ) -> None:
     assert list(split_into_rows(sizes, longest)) == rows
@@ -180,7 +180,7 @@ def test_no_word_is_lost(files: Path) -> None:
     )
 
 
-def test_answers_come_back_sentence_by_sentence(files: Path) -> None:
+def test_predictions_are_joined_by_sentence(files: Path) -> None:
     split = prepared(files, max_length=4).split("validation")
     answers: list[np.ndarray] = [np.zeros(0)] * len(split.tokens)
     buckets = bucket_by_rows(split.lengths, batch_size=2)
@@ -195,7 +195,7 @@ def test_answers_come_back_sentence_by_sentence(files: Path) -> None:
     assert split.tags(answers) == [["P"], ["V", "N", "V"]]
 
 
-def test_training_meets_every_row(files: Path) -> None:
+def test_training_sees_every_row(files: Path) -> None:
     split = prepared(files, max_length=4).split("train")
     batches = ExampleTrainingBatches(split, bucket_by_rows(split.lengths, batch_size=2), seed=0)
     seen = np.concatenate(
@@ -208,7 +208,7 @@ def test_training_meets_every_row(files: Path) -> None:
     assert sorted(seen.tolist()) == list(range(6))
 
 
-def test_a_word_is_in_pieces_with_the_space_before_it() -> None:
+def test_subwords_include_the_space_before_a_word() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("bpe", vocab_size=270), ["a cat sat on a cat"])
     known = encode_words(tokenizer, ["cat", "mat", "cat"])
     assert list(known) == ["cat", "mat"]
@@ -217,7 +217,7 @@ def test_a_word_is_in_pieces_with_the_space_before_it() -> None:
     assert [*known["cat"], *known["mat"]] == whole
 
 
-def test_a_word_that_the_tokenizer_drops_has_a_piece_all_the_same() -> None:
+def test_dropped_word_still_has_a_token() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("wordpiece", vocab_size=50), ["a cat"])
     split = make_token_label_split(
         tokenizer, [["a", "\u200d\x00", "cat"]], [[0, 1, 0]], labels=("X", "Y"), max_length=9
@@ -230,7 +230,7 @@ def test_a_word_that_the_tokenizer_drops_has_a_piece_all_the_same() -> None:
     ]
 
 
-def test_tags_of_a_run_that_was_begun(files: Path) -> None:
+def test_tags_of_an_existing_run_are_kept(files: Path) -> None:
     labels = ("V", "P", "N", "D", "X")
     corpus = prepared(files, labels=labels)
     assert corpus.labels == labels
@@ -238,7 +238,7 @@ def test_tags_of_a_run_that_was_begun(files: Path) -> None:
     assert corpus.digest != prepared(files).digest
 
 
-def test_a_tag_that_training_has_not(files: Path) -> None:
+def test_tag_absent_from_training(files: Path) -> None:
     (files / "dev").write_text("it P\n\nthe D\ncat NN\n")
     with pytest.raises(
         UserError, match=r"dev:4: tag 'NN' is none of those of training \(D, N, P, V\); mend it"
@@ -246,7 +246,7 @@ def test_a_tag_that_training_has_not(files: Path) -> None:
         prepared(files)
 
 
-def test_what_cannot_be_read(files: Path) -> None:
+def test_unreadable_files_are_errors(files: Path) -> None:
     with pytest.raises(UserError, match=r"data\.test_path .*test: there is no such file"):
         prepared(files, test_path=f"{files}/test")
     with pytest.raises(UserError, match=r"train:1: has 1 columns, not the 10 of CoNLL-U"):

@@ -6,15 +6,19 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from train.data.config import TokenizerConfig, TokenizerKind
-from train.data.tokenizer import StreamDecoder, Tokenizer
+from train.data.tokenizer import StreamDecoder, Tokenizer, can_be_chunked, split_into_chunks
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
 TEXTS = ["The cat sat on the mat.\nThe mat sat.\n", "naïve Straße 日本語 🎉 don't\t\r\n"]
+
+
 EXACT: tuple[TokenizerKind, ...] = ("byte", "bpe")
+
+
 KINDS: tuple[TokenizerKind, ...] = (*EXACT, "character", "word", "wordpiece")
 
 
@@ -27,7 +31,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 @pytest.mark.parametrize("kind", EXACT)
 @hypothesis.given(text=st.text(max_size=60))
 @hypothesis.example("<|endoftext|> is text here\x00\ufeff\u2028\x1c  \r\n")
-def test_any_text_comes_back_exactly(
+def test_byte_kinds_round_trip_any_text(
     tokenizers: dict[str, Tokenizer], kind: str, text: str
 ) -> None:
     tokens = tokenizers[kind].encode(text)
@@ -37,13 +41,13 @@ def test_any_text_comes_back_exactly(
 
 
 @hypothesis.given(text=st.text(st.sampled_from("".join(TEXTS)), max_size=60))
-def test_characters_come_back_exactly(tokenizers: dict[str, Tokenizer], text: str) -> None:
+def test_characters_round_trip(tokenizers: dict[str, Tokenizer], text: str) -> None:
     tokens = tokenizers["character"].encode(text)
     assert len(tokens) == len(text)
     assert tokenizers["character"].decode(tokens) == text
 
 
-def test_characters_that_are_lacking_are_named(tokenizers: dict[str, Tokenizer]) -> None:
+def test_error_names_unknown_characters(tokenizers: dict[str, Tokenizer]) -> None:
     with pytest.raises(UserError, match=r"lacks \('X' 'é'\); leave them out, or train with"):
         tokenizers["character"].encode("The éX cat")
     many = "".join(map(chr, range(0x400, 0x440)))
@@ -51,15 +55,13 @@ def test_characters_that_are_lacking_are_named(tokenizers: dict[str, Tokenizer])
         tokenizers["character"].encode(many)
 
 
-def test_text_that_is_no_unicode_is_refused(tokenizers: dict[str, Tokenizer]) -> None:
+def test_invalid_unicode_is_an_error(tokenizers: dict[str, Tokenizer]) -> None:
     with pytest.raises(UserError, match="surrogates not allowed at character 2"):
         tokenizers["byte"].encode("ab\ud800")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_many_documents_are_encoded_as_each_alone(
-    tokenizers: dict[str, Tokenizer], kind: str
-) -> None:
+def test_batch_encoding_equals_single_encoding(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     texts = [TEXTS[0] * 4001, "", *TEXTS, TEXTS[1] * 3001]  # some are longer than a piece
     tokenizer = tokenizers[kind]
     for text, tokens in zip(texts, tokenizer.encode_documents(iter(texts)), strict=True):
@@ -68,9 +70,7 @@ def test_many_documents_are_encoded_as_each_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded_it_is_the_same(
-    tokenizers: dict[str, Tokenizer], kind: str, tmp_path: pathlib.Path
-) -> None:
+def test_save_and_load(tokenizers: dict[str, Tokenizer], kind: str, tmp_path: pathlib.Path) -> None:
     tokenizers[kind].save(tmp_path / "tokenizer.json")
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         loaded = Tokenizer.load(path)
@@ -82,26 +82,26 @@ def test_saved_and_loaded_it_is_the_same(
     assert len({tokenizer.digest for tokenizer in tokenizers.values()}) == len(KINDS)
 
 
-def test_it_cannot_be_saved_where_there_is_no_folder(
+def test_saving_without_folder_is_an_error(
     tokenizers: dict[str, Tokenizer], tmp_path: pathlib.Path
 ) -> None:
     with pytest.raises(UserError, match="No such file or directory"):
         tokenizers["byte"].save(tmp_path / "nowhere" / "tokenizer.json")
 
 
-def test_the_separator_is_not_shown(tokenizers: dict[str, Tokenizer]) -> None:
+def test_separator_is_not_decoded(tokenizers: dict[str, Tokenizer]) -> None:
     for kind in ("byte", "bpe", "character", "wordpiece"):
         tokenizer = tokenizers[kind]
         tokens = [tokenizer.eos_token_id, *tokenizer.encode("cat"), tokenizer.eos_token_id]
         assert tokenizer.decode(np.array(tokens)) == "cat"
 
 
-def test_a_tokenizer_without_a_separator_is_refused() -> None:
+def test_tokenizer_without_separator_is_an_error() -> None:
     with pytest.raises(UserError, match=r"mine: has no token to separate .* <\|endoftext\|>"):
         Tokenizer(Backend(models.BPE({"a": 0}, [])), "mine")
 
 
-def test_berts_tokens_have_their_uses(tokenizers: dict[str, Tokenizer]) -> None:
+def test_bert_special_tokens(tokenizers: dict[str, Tokenizer]) -> None:
     bert = tokenizers["wordpiece"]  # [PAD] [UNK] [CLS] [SEP] [MASK]
     assert (bert.cls_token_id, bert.eos_token_id, bert.mask_token_id) == (2, 3, 4)
     assert bert.special_token_ids == {0, 1, 2, 3, 4}
@@ -109,9 +109,7 @@ def test_berts_tokens_have_their_uses(tokenizers: dict[str, Tokenizer]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe", "character", "word"])
-def test_a_mask_is_reserved_beside_all_other_tokens(
-    tokenizers: dict[str, Tokenizer], kind: str
-) -> None:
+def test_mask_token_gets_a_new_id(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     plain = tokenizers[kind]
     assert (plain.cls_token_id, plain.mask_token_id) == (plain.eos_token_id, None)
     masked = plain.with_mask_token()
@@ -129,7 +127,7 @@ def test_a_mask_is_reserved_beside_all_other_tokens(
     )
 
 
-def test_holes_in_the_numbering_count() -> None:
+def test_gaps_in_token_ids_count_in_the_vocabulary_size() -> None:
     backend = Backend(models.WordLevel({"<eos>": 0, "a": 10}, unk_token="a"))
     assert Tokenizer(backend).vocab_size == 11
 
@@ -140,7 +138,7 @@ def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_streamed_joins_to_the_text(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_streamed_pieces_join_to_the_text(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer = tokenizers[kind]
     for text in TEXTS:
         tokens = tokenizer.encode(text).tolist()
@@ -148,16 +146,14 @@ def test_what_is_streamed_joins_to_the_text(tokenizers: dict[str, Tokenizer], ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_bad_model_writes_can_be_streamed(
-    tokenizers: dict[str, Tokenizer], kind: str
-) -> None:
+def test_arbitrary_tokens_can_be_streamed(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer, draw = tokenizers[kind], random.Random(11)
     for _ in range(200):
         tokens = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randrange(20))]
         assert "".join(streamed(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
-def test_a_character_is_streamed_when_it_is_whole(tokenizers: dict[str, Tokenizer]) -> None:
+def test_characters_are_streamed_when_complete(tokenizers: dict[str, Tokenizer]) -> None:
     tokens = list("aé🎉b".encode())
     parts = streamed(tokenizers["byte"], tokens)
     assert parts == ["a", "", "é", "", "", "", "🎉", "b", ""]
@@ -165,7 +161,7 @@ def test_a_character_is_streamed_when_it_is_whole(tokenizers: dict[str, Tokenize
     assert streamed(tokenizers["byte"], tokens[:5]) == [*parts[:5], "\ufffd"]
 
 
-def test_bytes_that_are_tokens_of_their_own_are_held_back_too() -> None:
+def test_byte_tokens_are_held_back_until_complete() -> None:
     vocabulary = {"<eos>": 0, "a": 1, "<0xE2>": 2, "<0x82>": 3, "<0xAC>": 4}
     backend = Backend(models.BPE(vocabulary, [], byte_fallback=True))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -175,7 +171,7 @@ def test_bytes_that_are_tokens_of_their_own_are_held_back_too() -> None:
     assert streamed(tokenizer, [2, 3, 1]) == ["", "", "\ufffd\ufffda", ""]
 
 
-def test_the_cost_of_a_token_does_not_grow(
+def test_streaming_cost_is_constant_per_token(
     tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = []
@@ -188,3 +184,65 @@ def test_the_cost_of_a_token_does_not_grow(
     monkeypatch.setattr(Tokenizer, "decode", counted)
     streamed(tokenizers["word"], tokenizers["word"].encode("the cat sat\n" * 50).tolist())
     assert max(decoded) <= 2
+
+
+SAMPLE = (
+    "It's  the cat's\n\n\tmat, isn't it?  Über-naïve 12 345 ... 日本 語  \n def f(x):\n    return\n"
+)
+
+
+CHUNKED_KINDS: tuple[TokenizerKind, ...] = ("byte", "character", "word", "bpe", "wordpiece")
+
+
+def test_chunks_end_before_a_space() -> None:
+    assert list(split_into_chunks("one  two\nthree four", 4)) == ["one  two", "\nthree", " four"]
+    assert list(split_into_chunks("", 4)) == [""]
+    assert list(split_into_chunks("uncuttable", 1)) == ["uncuttable"]
+
+
+@pytest.fixture(scope="module", params=CHUNKED_KINDS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    config = TokenizerConfig(request.param, vocab_size=300)
+    return train_tokenizer(config, [SAMPLE, "".join(map(chr, range(32, 127)))])
+
+
+@hypothesis.given(
+    text=st.text(st.sampled_from(sorted(set(SAMPLE))) | st.sampled_from(" \n"), max_size=80),
+    size=st.integers(1, 20),
+)
+def test_tokens_of_chunks_equal_those_of_the_text(
+    tokenizer: Tokenizer, text: str, size: int
+) -> None:
+    cut = [token for piece in split_into_chunks(text, size) for token in tokenizer.encode(piece)]
+    assert cut == list(tokenizer.encode(text))
+
+
+def test_chunks_are_used_where_safe(tokenizer: Tokenizer) -> None:
+    assert can_be_chunked(Backend.from_str(tokenizer.to_json()))
+
+
+@pytest.mark.parametrize(
+    ("splitter", "normalizer"),
+    [
+        (None, None),
+        (pre_tokenizers.Metaspace(), None),
+        (pre_tokenizers.ByteLevel(add_prefix_space=True), None),
+        (pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), None),
+        (pre_tokenizers.WhitespaceSplit(), normalizers.Prepend("_")),
+        (pre_tokenizers.WhitespaceSplit(), normalizers.Replace(" ", "_")),
+        (
+            pre_tokenizers.WhitespaceSplit(),
+            normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()]),
+        ),
+    ],
+    ids=["merges", "metaspace", "prefix", "no pattern", "prepend", "replace", "sequence"],
+)
+def test_chunks_are_not_used_where_tokens_may_change(
+    splitter: pre_tokenizers.PreTokenizer | None, normalizer: normalizers.Normalizer | None
+) -> None:
+    backend = Backend(models.BPE({"a": 0, " ": 1, "a ": 2}, [("a", " ")]))
+    if splitter:
+        backend.pre_tokenizer = splitter
+    if normalizer:
+        backend.normalizer = normalizer
+    assert not can_be_chunked(backend)

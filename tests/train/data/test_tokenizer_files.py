@@ -18,7 +18,7 @@ def gpt2(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path
 
 
-def test_gpt2s_files(gpt2: pathlib.Path) -> None:
+def test_gpt2_files(gpt2: pathlib.Path) -> None:
     tokenizer = Tokenizer.load(gpt2)
     assert tokenizer.encode("ab ab ba").tolist() == [3, 4, 2, 1, 0]
     assert tokenizer.decode([3, 4, 5]) == "ab ab"
@@ -28,7 +28,7 @@ def test_gpt2s_files(gpt2: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("cased", [False, True])
-def test_berts_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
+def test_bert_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
     words = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "a", ","]
     if cased:
         words.append("Un")
@@ -45,7 +45,7 @@ def test_berts_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
         assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (4, len(words))
 
 
-def test_a_tokenizer_json_adds_cuts_and_fills_nothing(tmp_path: pathlib.Path) -> None:
+def test_tokenizer_json_without_padding_and_truncation(tmp_path: pathlib.Path) -> None:
     backend = Backend(models.WordLevel({"<eos>": 0, "a": 1}, unk_token="a"))
     backend.post_processor = processors.TemplateProcessing(
         "<eos> $0", special_tokens=[("<eos>", 0)]
@@ -74,14 +74,16 @@ def test_a_tokenizer_json_adds_cuts_and_fills_nothing(tmp_path: pathlib.Path) ->
     ],
     ids=["empty", "cut", "json", "unknown", "single", "separator", "bert", "half", "nothing"],
 )
-def test_what_is_no_tokenizer(tmp_path: pathlib.Path, files: dict[str, str], message: str) -> None:
+def test_invalid_tokenizer_files_are_errors(
+    tmp_path: pathlib.Path, files: dict[str, str], message: str
+) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         Tokenizer.load(tmp_path)
 
 
-def test_a_tokenizer_that_is_not_there_or_not_text(tmp_path: pathlib.Path) -> None:
+def test_missing_or_binary_tokenizer_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"nowhere\.json: does not exist; give a tokenizer\.json"):
         Tokenizer.load(tmp_path / "nowhere.json")
     (tmp_path / "vocab.txt").write_bytes(b"[UNK]\n\xff")

@@ -11,7 +11,7 @@ from train.errors import UserError
 TEXT = "the cat sat on the mat\nthe Cat ran\n"
 
 
-def test_bytes_are_their_own_numbers() -> None:
+def test_byte_ids_are_the_bytes() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("byte"), [])
     assert (tokenizer.vocab_size, tokenizer.eos_token_id, tokenizer.stop_token_id) == (
         257,
@@ -22,13 +22,13 @@ def test_bytes_are_their_own_numbers() -> None:
     assert [len(tokenizer.decode([byte])) for byte in range(256)] == [1] * 256
 
 
-def test_characters_are_numbered_in_order_and_the_separator_is_one_more() -> None:
+def test_characters_are_sorted_and_separator_is_last() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("character"), ["cab\n", "aé"])
     assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (6, 5)
     assert tokenizer.encode("\nabcé").tolist() == [0, 1, 2, 3, 4]
 
 
-def test_words_are_numbered_by_how_often_they_come() -> None:
+def test_words_are_sorted_by_frequency() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("word"), [TEXT, "<unk> <eos> the the the the cat"])
     words = ["<unk>", "<eos>", "the", "cat", "Cat", "mat", "on", "ran", "sat"]
     assert tokenizer.vocab_size == len(words)
@@ -38,14 +38,14 @@ def test_words_are_numbered_by_how_often_they_come() -> None:
     assert tokenizer.decode([2, 0, 1, 1, 8]) == "the <unk> \n \n sat"
 
 
-def test_the_vocabulary_of_words_is_as_large_as_asked() -> None:
+def test_word_vocabulary_size() -> None:
     config = TokenizerConfig("word", vocab_size=8)
     for texts in ([TEXT], [TEXT, "<unk>"]):
         assert train_tokenizer(config, texts).vocab_size == 8
     assert train_tokenizer(config, ["one"]).vocab_size == 3
 
 
-def test_pairs_are_merged_by_how_often_they_come() -> None:
+def test_bpe_merges_by_frequency() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("bpe", vocab_size=259), ["abab abab ab", " abc"])
     assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (259, 0)
     tokens = tokenizer.encode("abab ab").tolist()
@@ -53,7 +53,7 @@ def test_pairs_are_merged_by_how_often_they_come() -> None:
     assert tokenizer.decode(tokens) == "abab ab"
 
 
-def test_word_pieces_have_berts_special_tokens() -> None:
+def test_wordpiece_has_bert_special_tokens() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("wordpiece", vocab_size=64), [TEXT])
     assert tokenizer.eos_token_id == 3
     assert tokenizer.vocab_size <= 64
@@ -62,7 +62,7 @@ def test_word_pieces_have_berts_special_tokens() -> None:
     assert tokenizer.decode(tokens) == "the Cat ran on a mat"
 
 
-def test_word_pieces_need_room_for_the_letters() -> None:
+def test_wordpiece_vocabulary_must_fit_the_alphabet() -> None:
     with pytest.raises(UserError, match=r"vocab_size: 15 is too small for the \d\d letters"):
         train_tokenizer(TokenizerConfig("wordpiece", vocab_size=15), [TEXT])
 
@@ -77,7 +77,7 @@ def test_lower_case(kind: TokenizerKind) -> None:
 
 
 @pytest.mark.parametrize("kind", ["word", "bpe", "wordpiece"])
-def test_no_more_is_read_than_is_learned_from(kind: TokenizerKind) -> None:
+def test_training_reads_only_the_requested_characters(kind: TokenizerKind) -> None:
     def texts() -> Iterator[str]:
         yield "abc " * 3
         yield "abd " * 3
@@ -89,7 +89,7 @@ def test_no_more_is_read_than_is_learned_from(kind: TokenizerKind) -> None:
 
 
 @pytest.mark.slow
-def test_every_process_learns_the_same() -> None:
+def test_training_is_deterministic_across_processes() -> None:
     script = (
         "from train.data.config import TokenizerConfig as Config\n"
         "from train.data.tokenizer_training import train_tokenizer, __doc__ as text\n"

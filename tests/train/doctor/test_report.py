@@ -10,7 +10,14 @@ import pytest
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from train.doctor.accelerator import check_accelerator, report_devices, start_backend
+from train.doctor.accelerator import (
+    check_accelerator,
+    check_bfloat16,
+    check_speed,
+    feed_forward_flops,
+    report_devices,
+    start_backend,
+)
 from train.doctor.environment import (
     Finding,
     Machine,
@@ -19,7 +26,6 @@ from train.doctor.environment import (
     inspect_machine,
 )
 from train.doctor.report import Report, accelerator_warnings, run_checks
-from train.doctor.trial import check_bfloat16, check_speed, feed_forward_flops
 from train.doctor.versions import check_package, check_plugin, check_project, check_python
 
 JAX = Requirement("jax>=0.10,<0.13")
@@ -286,13 +292,13 @@ def test_notebooks(
 
 def test_inaccurate_or_failing_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_bfloat16().level == "ok"
-    monkeypatch.setattr("train.doctor.trial.bfloat16_error", lambda: 0.25)
+    monkeypatch.setattr("train.doctor.accelerator.bfloat16_error", lambda: 0.25)
     assert check_bfloat16().level == "problem"
 
     def fail() -> NoReturn:
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: BF16 x BF16 = F32\nmore")
 
-    monkeypatch.setattr("train.doctor.trial.bfloat16_error", fail)
+    monkeypatch.setattr("train.doctor.accelerator.bfloat16_error", fail)
     assert "UNIMPLEMENTED: BF16 x BF16 = F32" in check_bfloat16().detail
 
 
@@ -303,7 +309,7 @@ def test_speed_is_flops_over_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
         called.append(arguments)
         return 0.5
 
-    monkeypatch.setattr("train.doctor.trial.time_feed_forward", seconds)
+    monkeypatch.setattr("train.doctor.accelerator.time_feed_forward", seconds)
     assert feed_forward_flops(2, 3, 5) == 5 * (2 * 2 * 3 * 5)
     speed = check_speed("cpu").detail
     assert speed.startswith(f"{5 * 2 * 1024 * 512 * 2048 / 0.5 / 1e9:.0f} GFLOP/s in float32")

@@ -12,11 +12,9 @@ from train.engine import JitEngine, make_engine
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.compiled_memory import trace_residual_bytes
 from train.estimate.description import describe
-from train.estimate.memory_tables import temporaries_differences
+from train.estimate.description_tables import temporaries_differences
 from train.parallel.mesh import MeshConfig
-from transformer import (
-    Hardware,
-)
+from transformer import Hardware
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.errors import UserError
 from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
-from train.estimate.candidate import mesh_sizes
+from train.estimate.candidate import PlanOptions, mesh_sizes
 from train.estimate.chips import CHIPS
 from train.estimate.expected_time import PUBLISHED, chip_price
-from train.estimate.plan import Plan, PlanOptions, make_plan, measure_if_local
+from train.estimate.plan import Plan, make_plan, measure_if_local
 from train.estimate.plan_tables import format_duration, print_plan
 from train.estimate.search import RankedCandidate
 from train.estimate.target import Target, parse_target

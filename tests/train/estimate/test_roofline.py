@@ -10,9 +10,13 @@ from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, Chip
 from train.estimate.footprint import estimate_footprint
 from train.estimate.quantities import Quantities
-from train.estimate.roofline import axis_ring, estimate_step_time
+from train.estimate.roofline import (
+    GATHERS_PER_MICROBATCH,
+    axis_ring,
+    bytes_sent,
+    estimate_step_time,
+)
 from train.estimate.target import Target
-from train.estimate.traffic import GATHERS_PER_MICROBATCH, bytes_sent
 from train.experiment import Experiment
 from train.optim.muon import Muon
 from train.parallel.mesh import MeshConfig

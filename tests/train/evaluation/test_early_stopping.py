@@ -19,13 +19,13 @@ def best_of(values: list[float], metric: Metric) -> list[tuple[int, int]]:
     return found
 
 
-def test_the_best_is_remembered_and_those_since_are_counted() -> None:
+def test_best_value_and_evaluations_since() -> None:
     values = [3.0, 2.0, 2.5, 2.0, 1.5, 9.0]
     assert best_of(values, LOSS) == [(10, 0), (20, 0), (20, 1), (20, 2), (50, 0), (50, 1)]
     assert best_of(values, ACCURACY) == [(10, 0), (10, 1), (10, 2), (10, 3), (10, 4), (60, 0)]
 
 
-def test_what_is_no_number_is_never_the_best() -> None:
+def test_nan_is_never_the_best() -> None:
     values = [math.nan, math.inf, 2.0, math.nan]
     assert best_of(values, LOSS) == [(0, 1), (0, 2), (30, 0), (30, 1)]
 
@@ -43,7 +43,7 @@ def test_patience(patience: int, ends: list[int]) -> None:
 @pytest.mark.parametrize(
     "best", [BestEvaluation(), BestEvaluation(waited=2), BestEvaluation(7, 0.1 + 0.2, 3)]
 )
-def test_it_is_the_same_once_it_was_saved(best: BestEvaluation) -> None:
+def test_json_round_trip(best: BestEvaluation) -> None:
     text = json.dumps(best.to_json(), allow_nan=False)
     again = BestEvaluation.from_json(json.loads(text))
     assert repr(again) == repr(best)  # NaN is not itself
@@ -52,6 +52,6 @@ def test_it_is_the_same_once_it_was_saved(best: BestEvaluation) -> None:
 @pytest.mark.parametrize(
     "plain", [None, [], "x", {"step": "1"}, {"step": True}, {"step": -1}, {"value": None}, {"a": 1}]
 )
-def test_what_is_no_best_evaluation(plain: object) -> None:
+def test_invalid_json_is_an_error(plain: object) -> None:
     with pytest.raises(UserError, match=r"^checkpoint: its record of the best evaluation"):
         BestEvaluation.from_json(plain)

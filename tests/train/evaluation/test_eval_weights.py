@@ -31,7 +31,7 @@ from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
@@ -77,11 +77,11 @@ def fit_broken(
     ("newest", "count", "found"),
     [(12, 1, [12]), (12, 2, [8, 12]), (12, 3, [4, 8, 12]), (12, 9, [4, 8, 12]), (9, 2, [8, 9])],
 )
-def test_which_checkpoints_are_averaged(newest: int, count: int, found: list[int]) -> None:
+def test_steps_to_average(newest: int, count: int, found: list[int]) -> None:
     assert steps_to_average([4, 5, 8, 9, 12], newest, 4, count) == found
 
 
-def test_without_checkpoints_on_the_way_there_is_but_one() -> None:
+def test_without_intermediate_checkpoints_one_is_averaged() -> None:
     assert steps_to_average([5, 12], 12, 0, 3) == [12]
 
 
@@ -99,7 +99,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
+def test_checkpoint_removed_while_read_is_replaced(
     averaged: tuple[Experiment, Path, train.Run],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_missed(
 
 
 @pytest.mark.slow
-def test_the_last_checkpoints_are_kept_and_averaged(
+def test_last_checkpoints_are_kept_and_averaged(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
     _, workdir, run = averaged
@@ -141,7 +141,7 @@ def test_the_last_checkpoints_are_kept_and_averaged(
 
 
 @pytest.mark.slow
-def test_the_metrics_at_the_end_are_those_of_the_average(
+def test_final_metrics_are_those_of_the_average(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
     _, workdir, run = averaged
@@ -152,7 +152,7 @@ def test_the_metrics_at_the_end_are_those_of_the_average(
 
 
 @pytest.mark.full
-def test_an_average_may_be_asked_for(
+def test_load_can_average_on_request(
     averaged: tuple[Experiment, Path, train.Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, workdir, _ = averaged
@@ -172,7 +172,7 @@ def test_an_average_may_be_asked_for(
 
 
 @pytest.mark.slow
-def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
+def test_ema_includes_every_step(tmp_path: Path) -> None:
     """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
     experiment = tiny(
         tmp_path,
@@ -204,7 +204,7 @@ def test_the_moving_average_is_that_of_every_step(tmp_path: Path) -> None:
     ],
     ids=["jit", "mesh", "pmap"],
 )
-def test_a_broken_run_has_the_same_averages(
+def test_resumed_run_has_the_same_averages(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     count_devices: Callable[[int], None],
@@ -253,7 +253,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path,
 
 
 @pytest.mark.slow
-def test_a_run_ends_when_evaluations_get_no_better(
+def test_early_stopping_ends_the_run(
     stopped: tuple[Experiment, Path, train.Run],
 ) -> None:
     _, workdir, run = stopped
@@ -275,7 +275,7 @@ def test_a_run_ends_when_evaluations_get_no_better(
 
 
 @pytest.mark.slow
-def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -> None:
+def test_best_checkpoint_is_loaded(stopped: tuple[Experiment, Path, train.Run]) -> None:
     _, workdir, run = stopped
     again = train.load(str(workdir))
     assert again.step == run.step
@@ -283,7 +283,7 @@ def test_it_is_loaded_at_its_best(stopped: tuple[Experiment, Path, train.Run]) -
 
 
 @pytest.mark.slow
-def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> None:
+def test_stopped_run_is_not_continued(stopped: tuple[Experiment, Path, train.Run]) -> None:
     experiment, workdir, run = stopped
     before = evaluations(workdir)
     again = fit(experiment, workdir)
@@ -292,7 +292,7 @@ def test_it_has_ended_for_good(stopped: tuple[Experiment, Path, train.Run]) -> N
 
 
 @pytest.mark.full
-def test_a_broken_run_ends_where_an_unbroken_one_does(
+def test_resumed_run_stops_at_the_same_step(
     stopped: tuple[Experiment, Path, train.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment, workdir, run = stopped
@@ -303,7 +303,7 @@ def test_a_broken_run_ends_where_an_unbroken_one_does(
 
 
 @pytest.mark.full
-def test_with_more_patience_it_goes_on(
+def test_more_patience_continues_the_run(
     stopped: tuple[Experiment, Path, train.Run], tmp_path: Path
 ) -> None:
     """And with none there is no such end; the best is kept all the same, if it is asked for."""
@@ -323,7 +323,7 @@ def test_with_more_patience_it_goes_on(
 
 
 @pytest.mark.full
-def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
+def test_best_checkpoint_can_be_requested_later(tmp_path: Path) -> None:
     """What was best before, of which there is no checkpoint, is best no more."""
     experiment = impatient(
         tmp_path,
@@ -359,14 +359,14 @@ def test_the_best_may_be_asked_for_later(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_settings_that_contradict_each_other(
+def test_contradictory_settings_are_errors(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         tiny(tmp_path, **changes)
 
 
-def test_a_run_with_a_moving_average_is_not_resumed_without(
+def test_run_with_ema_is_not_resumed_without(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
     experiment, workdir, _ = averaged

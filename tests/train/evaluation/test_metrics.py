@@ -15,19 +15,19 @@ from train.evaluation.metrics import (
 )
 
 
-def test_by_hand() -> None:
+def test_accuracy_matches_hand_computed_value() -> None:
     predicted = np.array([[1, 2, 3], [4, 5, 6]])
     targets = np.array([[1, 0, 3], [4, 0, 0]])
     weights = np.array([[1, 1, 0], [1, 0, 1]], np.float32)
     assert accuracy(predicted, targets, weights) == 2 / 4
 
 
-def test_weights_need_not_be_one() -> None:
+def test_accuracy_with_fractional_weights() -> None:
     weights = np.array([0.5, 1.5], np.float32)
     assert accuracy(np.array([1, 2]), np.array([0, 2]), weights) == 0.75
 
 
-def test_what_cannot_be_told() -> None:
+def test_invalid_inputs_of_accuracy() -> None:
     nothing = np.zeros(3)
     with pytest.raises(ValueError, match="no answer has any weight"):
         accuracy(nothing, nothing, nothing)
@@ -58,7 +58,7 @@ def test_moses_tokens() -> None:
     ]
 
 
-def test_tokenised_bleu_is_that_of_multi_bleu() -> None:
+def test_tokenized_bleu_matches_multi_bleu() -> None:
     """multi-bleu.perl -lc says BLEU = 63.96 (BP=0.907, hyp_len=41, ref_len=45) of these tokens."""
     bleu = tokenized_bleu(TRANSLATIONS, REFERENCES, "de")
     assert round(bleu.score, 2) == 63.96
@@ -66,13 +66,13 @@ def test_tokenised_bleu_is_that_of_multi_bleu() -> None:
     assert "tok:none|smooth:none" in bleu.signature
 
 
-def test_sacre_bleu_has_its_own_tokens_and_signature() -> None:
+def test_sacre_bleu_tokens_and_signature() -> None:
     bleu = sacre_bleu(TRANSLATIONS, REFERENCES)
     assert round(bleu.score, 2) == 65.09
     assert bleu.signature.startswith("nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:")
 
 
-def test_case_does_not_count() -> None:
+def test_bleu_ignores_case() -> None:
     shouted = [text.upper().replace("STRASSE", "Straße") for text in REFERENCES]
     for score in (sacre_bleu, tokenized_bleu):
         assert score(shouted, REFERENCES).score == pytest.approx(100)
@@ -86,7 +86,7 @@ def test_one_pair_of_one_word_in_four() -> None:
     assert sacre_bleu(["a b c x"], ["a b c d"]).score == pytest.approx(expected)
 
 
-def test_each_translation_has_its_reference() -> None:
+def test_each_translation_needs_a_reference() -> None:
     with pytest.raises(ValueError, match="1 translations for 2 references"):
         sacre_bleu(["a"], ["a", "b"])
 
@@ -115,7 +115,9 @@ def tagged(prefixes: str) -> tuple[list[list[str]], list[list[str]]]:
         ("B-A-1 I-A-1", [(0, 2, "A-1")]),
     ],
 )
-def test_spans_by_hand(tags: str, expected: list[tuple[int, int, str]]) -> None:
+def test_span_scores_match_hand_computed_values(
+    tags: str, expected: list[tuple[int, int, str]]
+) -> None:
     assert list(extract_spans(tags.split())) == [Span(*span) for span in expected]
 
 
@@ -123,7 +125,7 @@ def test_spans_by_hand(tags: str, expected: list[tuple[int, int, str]]) -> None:
     ("prefixes", "expected", "predicted", "correct", "percent"),
     [("BI", 188, 190, 134, (70.53, 71.28, 70.90)), ("IE", 184, 190, 134, (70.53, 72.83, 71.66))],
 )
-def test_the_counts_are_those_of_conlleval(
+def test_span_counts_match_conlleval(
     prefixes: str, expected: int, predicted: int, correct: int, percent: tuple[float, ...]
 ) -> None:
     """Output of conlleval (version 2004-01-26) for these tags, most of them against the scheme."""
@@ -133,12 +135,12 @@ def test_the_counts_are_those_of_conlleval(
     assert shown == percent
 
 
-def test_a_span_ends_with_its_sentence() -> None:
+def test_spans_end_with_the_sentence() -> None:
     score = score_spans([["B-A"], ["I-A"]], [["B-A"], ["O"]])
     assert (score.correct, score.predicted, score.expected) == (1, 1, 2)
 
 
-def test_a_span_must_have_its_words_and_its_type() -> None:
+def test_span_needs_equal_words_and_type() -> None:
     right = [["B-A", "I-A", "O", "B-B"]]
     assert score_spans(right, [["B-A", "O", "O", "B-A"]]).correct == 0
     assert score_spans(right, right).f1 == 1
@@ -146,14 +148,14 @@ def test_a_span_must_have_its_words_and_its_type() -> None:
     assert score_spans([["O"]], [["O"]]).f1 == 0
 
 
-def test_tags_must_be_as_many_as_words() -> None:
+def test_number_of_tags_must_match() -> None:
     with pytest.raises(ValueError, match="sentence 1: 1 tags for 2 words"):
         score_spans([["O"], ["O", "O"]], [["O"], ["O"]])
     with pytest.raises(ValueError, match="shorter"):
         score_spans([["O"], ["O"]], [["O"]])
 
 
-def test_which_tags_spell_spans() -> None:
+def test_span_tags_are_recognized() -> None:
     assert are_span_tags(["O", "B-PER", "I-PER"])
     assert are_span_tags(["S-X"])
     assert not are_span_tags(["O"])

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.optim.registry import OptimizerConfig, make_optimizer
+from train.optim.base import Optimizer
+from train.optim.registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 Tree = dict[str, Any]
@@ -52,7 +53,7 @@ def gradients(params: Tree, step: int) -> Tree:
 
 
 def updated(
-    config: OptimizerConfig, params: Tree, axes: Tree = AXES, rates: Sequence[float] = RATES
+    config: Optimizer, params: Tree, axes: Tree = AXES, rates: Sequence[float] = RATES
 ) -> Tree:
     """The parameters after an update for each rate."""
     optimizer = make_optimizer(config, axes)

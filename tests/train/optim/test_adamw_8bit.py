@@ -5,18 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.train.optim.support import (
-    Array,
-    assert_like,
-    by_layers,
-    drawn,
-    gradients,
-    updated,
-)
+from tests.train.optim.support import Array, assert_like, by_layers, drawn, gradients, updated
 from tests.train.optim.test_quantization import blocks
 from tests.train.support import light_compiler as light_compiler
-from train.optim.adam import AdamW
 from train.optim.adamw_8bit import AdamW8bit
+from train.optim.elementwise import AdamW
 from train.optim.registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 

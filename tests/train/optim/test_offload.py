@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from bench.jax_versions import CPU_HAS_PINNED_HOST
 from tests.train.optim.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine
-from train.optim.adam import AdamW
+from train.optim.elementwise import AdamW
 from train.optim.registry import OPTIMIZERS, make_step_optimizer
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
-from transformer.compat import CPU_HAS_PINNED_HOST
 from transformer.layers.logical_axes import LogicalAxes
 
 KINDS = sorted(OPTIMIZERS)

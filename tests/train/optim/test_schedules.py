@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from train.optim.schedules import ScheduleConfig, inverse_sqrt_schedule, make_schedule
+from train.step import scheduled_rate
 
 KINDS = ("cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant")
 
@@ -16,8 +17,9 @@ NUMBERS = np.arange(1, 1025)
 
 def rates(config: ScheduleConfig, steps: int, *, width: int = 64) -> np.ndarray:
     """Of the updates from 1 to beyond the end; element 0 is nothing."""
-    rate = make_schedule(config, steps=steps, width=width)
-    found = np.broadcast_to(np.asarray(rate(jnp.asarray(NUMBERS)), np.float64), NUMBERS.shape)
+    schedule = make_schedule(config, steps=steps, width=width)
+    rates = scheduled_rate(schedule, jnp.asarray(NUMBERS))
+    found = np.broadcast_to(np.asarray(rates, np.float64), NUMBERS.shape)
     return np.concatenate([[np.nan], found])
 
 
@@ -101,8 +103,8 @@ def test_rate_is_between_zero_and_peak(kind: Any, warmup: int, steps: int) -> No
 def test_rates_are_float32() -> None:
     kind: Any
     for kind in KINDS:
-        rate = make_schedule(ScheduleConfig(kind, 0.1), steps=10, width=16)
-        assert rate(jnp.int32(3)).dtype == jnp.float32, kind
+        schedule = make_schedule(ScheduleConfig(kind, 0.1), steps=10, width=16)
+        assert scheduled_rate(schedule, jnp.int32(3)).dtype == jnp.float32, kind
 
 
 @pytest.mark.parametrize(

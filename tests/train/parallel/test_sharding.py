@@ -14,9 +14,8 @@ from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.optim.registry import OPTIMIZERS
 from train.parallel.activation_sharding import make_sharding_constraint
-from train.parallel.batches import shard_batch
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.sharding import logical_to_sharding
+from train.parallel.sharding import logical_to_sharding, shard_batch
 from train.parallel.state_sharding import host_memory_shardings
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
@@ -141,7 +140,7 @@ def test_no_constraint_on_one_device() -> None:
 def test_batch_is_sharded_over_data_and_fsdp() -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     rows = random_rows(12, VOCAB)
-    batch = shard_batch(mesh, rows, 12)
+    batch = shard_batch(mesh, rows)
     for name, array in rows.items():
         np.testing.assert_array_equal(np.asarray(batch[name]), array, strict=True)
         shapes = {shard.data.shape for shard in batch[name].addressable_shards}
@@ -152,7 +151,7 @@ def test_zigzag_order() -> None:
     """Each part has an early piece and a late one, of every array alike."""
     mesh = make_mesh(MeshConfig(data=2, context=4))
     rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
-    batch = shard_batch(mesh, rows, 4)
+    batch = shard_batch(mesh, rows)
     pieces = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
     for shard in batch["positions"].addressable_shards:
         part = shard.index[1].indices(16)[0] // 4

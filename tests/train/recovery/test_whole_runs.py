@@ -19,7 +19,7 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
 from train.recovery.config import RecoveryConfig
 from train.recovery.rollback_record import RollbackRecord
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
 

@@ -15,7 +15,7 @@ from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.engine import make_engine
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
-from train.runtime.hardware import local_hardware
+from train.runtime.local_hardware import local_hardware
 from train.tasks.registry import make_task
 
 

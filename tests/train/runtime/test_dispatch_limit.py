@@ -12,6 +12,7 @@ import pytest
 from tests.train.support import tiny
 from train.engine import Engine, make_engine
 from train.evaluation.eval_weights import eval_params
+from train.pmap_engine import PmapEngine
 from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.state import TrainState
 from train.tasks.evaluation import mean_losses
@@ -62,11 +63,9 @@ def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Eng
     experiment = tiny(folder, compile=how)
     model = dataclasses.replace(experiment.model, vocab_size=30)
     engine = make_engine(dataclasses.replace(experiment, model=model), hardware)
-    compiled = {
-        "_step": lambda state, batch: (state, {"loss": device.dispatch()}),
-        "_evaluate": device.dispatch,
-    }
-    vars(engine).update(compiled)
+    vars(engine)["_step"] = lambda state, batch: (state, {"loss": device.dispatch()})
+    evaluating = engine._jit_engine if isinstance(engine, PmapEngine) else engine
+    vars(evaluating)["_evaluate"] = device.dispatch
     return engine
 
 

@@ -40,7 +40,7 @@ def in_what_drops_errors() -> None:
 
 
 @pytest.mark.parametrize("where", [in_a_callback, in_what_drops_errors])
-def test_an_interruption_that_got_lost_comes_again(where: object) -> None:
+def test_lost_interrupt_is_repeated(where: object) -> None:
     assert callable(where)
     with reliable_keyboard_interrupt():
         where()
@@ -48,7 +48,7 @@ def test_an_interruption_that_got_lost_comes_again(where: object) -> None:
             time.sleep(60)
 
 
-def test_one_that_was_made_into_another_error_is_one() -> None:
+def test_converted_interrupt_counts() -> None:
     def convert() -> None:
         try:
             ctrl_c()
@@ -61,7 +61,7 @@ def test_one_that_was_made_into_another_error_is_one() -> None:
         raise ValueError("cache keys")
 
 
-def test_what_is_cleaned_up_is_not_disturbed() -> None:
+def test_cleanup_is_not_interrupted() -> None:
     clean = []
 
     def work() -> None:
@@ -76,7 +76,7 @@ def test_what_is_cleaned_up_is_not_disturbed() -> None:
     assert clean
 
 
-def test_a_run_that_has_begun_is_asked_once() -> None:
+def test_started_run_is_interrupted_once() -> None:
     """A second time would end it at once."""
     asked = []
 
@@ -92,7 +92,7 @@ def test_a_run_that_has_begun_is_asked_once() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_who_ignores_it_is_left_alone() -> None:
+def test_ignored_interrupt_is_not_repeated() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with reliable_keyboard_interrupt():
@@ -102,7 +102,7 @@ def test_who_ignores_it_is_left_alone() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_errors_that_python_ignores_are_told_as_before(
+def test_other_unraisable_errors_are_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[object] = []

@@ -34,13 +34,13 @@ CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
         ("RESOURCE_EXHAUSTED", "memory: ran out;"),
     ],
 )
-def test_how_much_was_asked_for(message: str, amount: str) -> None:
+def test_requested_bytes_are_parsed(message: str, amount: str) -> None:
     text = oom_message(["give less", "have more"], message)
     assert amount in text
     assert text.endswith("; give less, or have more")
 
 
-def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
+def test_remedies_name_settings_and_values() -> None:
     text = oom_message(generic_remedies(EXPERIMENT), CPU)
     places = [
         text.index(part)
@@ -64,7 +64,7 @@ def test_the_remedies_name_the_largest_settings_and_their_values() -> None:
         ({"mesh": MeshConfig(fsdp=8)}, "mesh.fsdp"),
     ],
 )
-def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str) -> None:
+def test_applied_settings_are_not_suggested(changes: dict[str, Any], remedy: str) -> None:
     assert any(remedy in each for each in generic_remedies(EXPERIMENT))
     assert not any(
         remedy in each for each in generic_remedies(dataclasses.replace(EXPERIMENT, **changes))
@@ -72,20 +72,20 @@ def test_what_is_done_already_is_no_remedy(changes: dict[str, Any], remedy: str)
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])
-def test_running_out_of_memory_is_explained(error: Exception) -> None:
+def test_oom_is_explained(error: Exception) -> None:
     lower = pytest.raises(UserError, match=r"memory: ran out.*lower batch_size")
     with lower, explain_oom(lambda: generic_remedies(EXPERIMENT)):
         raise error
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), ValueError(CPU)])
-def test_other_errors_pass_as_they_are(error: Exception) -> None:
+def test_other_errors_are_unchanged(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, explain_oom(list):
         raise error
     assert caught.value is error
 
 
-def test_what_says_that_memory_ran_out() -> None:
+def test_oom_errors_are_recognized() -> None:
     assert is_oom_error(jax.errors.JaxRuntimeError("cuda: Out Of Memory"))
     assert is_oom_error(MemoryError("whatever"))
     assert not is_oom_error(jax.errors.JaxRuntimeError("INVALID_ARGUMENT"))

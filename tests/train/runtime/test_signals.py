@@ -26,7 +26,7 @@ def default_hangup() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_signal_is_noted_and_the_process_lives(number: signal.Signals) -> None:
+def test_signal_is_recorded_without_ending_the_process(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert stop.requested_by() is None
@@ -35,14 +35,14 @@ def test_a_signal_is_noted_and_the_process_lives(number: signal.Signals) -> None
     assert signal.getsignal(number) is before
 
 
-def test_signals_are_as_they_were_after_an_error() -> None:
+def test_handlers_are_restored_after_an_error() -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     with pytest.raises(ValueError, match="this"), StopRequest():
         raise ValueError("this")
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
-def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
+def test_handlers_are_unchanged_outside_the_main_thread() -> None:
     found: list[str | None] = []
 
     def enter() -> None:
@@ -58,7 +58,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("second", [each for each in STOP_SIGNALS if each != signal.SIGHUP])
-def test_a_second_signal_ends_the_process_at_once(second: signal.Signals) -> None:
+def test_second_signal_ends_the_process(second: signal.Signals) -> None:
     program = (
         "import os, signal\n"
         "from train.runtime.signals import StopRequest\n"
@@ -94,7 +94,7 @@ with StopRequest() as stop:
 
 
 @pytest.mark.full
-def test_a_notice_before_the_first_step_of_a_run_that_goes_on_is_heard() -> None:
+def test_preemption_before_the_first_resumed_step() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -122,14 +122,14 @@ def run(program: str, *, ignored: str = "") -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_terminal_that_is_closed_may_say_so_twice() -> None:
+def test_repeated_hangup_is_one_request() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)
         assert stop.requested_by() == "SIGHUP"
 
 
-def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
+def test_ignored_hangup_stays_ignored() -> None:
     """By nohup."""
     ran = run(
         "import os, signal\n"
@@ -143,7 +143,7 @@ def test_a_hangup_that_was_ignored_at_the_start_stays_ignored() -> None:
 
 
 @pytest.mark.parametrize("number", EXIT_SIGNALS)
-def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> None:
+def test_signal_before_training_exits_with_a_message(number: signal.Signals) -> None:
     ran = run(
         "import os\n"
         "from train.runtime.signals import exit_on_stop_signal\n"
@@ -157,7 +157,7 @@ def test_a_signal_before_training_ends_with_a_word(number: signal.Signals) -> No
     assert ran.stderr.count("\n") == 1
 
 
-def test_signals_before_training_are_those_of_the_run_while_it_trains() -> None:
+def test_handlers_of_training_replace_those_before() -> None:
     before = [signal.getsignal(each) for each in EXIT_SIGNALS]
     with exit_on_stop_signal(), StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)

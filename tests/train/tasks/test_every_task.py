@@ -84,7 +84,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.slow
-def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
+def test_metric_names(trained: Trained) -> None:
     assert set(trained.run.metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
     assert last == {"step": trained.run.step, "split": "validation", **trained.run.metrics}
@@ -93,18 +93,18 @@ def test_the_metrics_have_the_promised_names(trained: Trained) -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(trained: Trained) -> None:
+def test_loss_decreases(trained: Trained) -> None:
     curve = losses(trained.workdir)
     assert curve[STEPS[trained.name]] < curve[1] - 0.2
 
 
-def test_it_counts_tokens(trained: Trained) -> None:
+def test_tokens_are_counted(trained: Trained) -> None:
     lines = [x for x in lines_of(trained.workdir / "metrics.jsonl") if x["split"] == "train"]
     assert all(line["tokens_per_second"] > 0 for line in lines[1:])
 
 
 @pytest.mark.slow
-def test_it_is_loaded_as_it_was(trained: Trained) -> None:
+def test_load_restores_the_weights(trained: Trained) -> None:
     run = train.load(str(trained.workdir))
     assert_same_bits(run.params, trained.run.params)
     assert run.experiment.task == trained.run.experiment.task
@@ -164,7 +164,7 @@ def test_sample_refuses_options_without_effect(capsys: Capture, trained: Trained
         sample(trained.run, [PROMPTS[trained.name]], num_beams=-1)
 
 
-def test_its_settings_are_read_back(trained: Trained) -> None:
+def test_settings_are_read_back(trained: Trained) -> None:
     for experiment in (trained.experiment, trained.run.experiment):
         assert experiment_from_dict(experiment_to_dict(experiment), "here") == experiment
     assert f'task.kind = "{type(trained.experiment.task).__name__}"' in experiment_to_text(
@@ -172,7 +172,7 @@ def test_its_settings_are_read_back(trained: Trained) -> None:
     )
 
 
-def test_it_has_the_promised_options(trained: Trained) -> None:
+def test_settings_on_the_command_line(trained: Trained) -> None:
     line = "--steps 7 --batch-size 24 --seed 3 --data.path x --log-every 2 --checkpoint.every 5"
     given = parse(FitArguments, line.split(), verb="fit", default=FitArguments(trained.experiment))
     found = given.experiment
@@ -184,7 +184,7 @@ def test_it_has_the_promised_options(trained: Trained) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled("language", "classification")
-def test_a_broken_run_is_an_unbroken_one(
+def test_resumed_run_equals_uninterrupted_run(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = Reporter.log_training
@@ -214,7 +214,7 @@ def test_a_broken_run_is_an_unbroken_one(
     ],
     ids=["a mesh and microbatches", "pmap"],
 )
-def test_it_is_the_same_however_it_is_cut(
+def test_losses_are_independent_of_devices_and_microbatches(
     trained: Trained,
     tmp_path: Path,
     count_devices: Callable[[int], None],

@@ -44,7 +44,7 @@ del PAIRS["positions"]
         ("wikitext2", 3072, 0, WORDS, 0),
     ],
 )
-def test_operations_are_those_of_the_loss(
+def test_flops_match_the_loss_program(
     name: str, vocabulary: int, classes: int, batch: dict[str, Any], head: float
 ) -> None:
     """To the last one, but for the logits of classes, which are not counted: `head` a token."""

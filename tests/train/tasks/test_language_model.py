@@ -96,7 +96,7 @@ def test_every_token_counts_once(tmp_path: Path) -> None:
     assert {type(value) for value in found.values()} == {float}
 
 
-def test_on_the_way_it_is_a_number_of_batches(tmp_path: Path) -> None:
+def test_evaluation_during_training_is_limited(tmp_path: Path) -> None:
     stream = a_stream(tokens=1 + 40 * LENGTH, size=700)
     for batches, whole, used in ((3, False, 3), (3, True, 5), (0, False, 5)):
         engine = on(1)
@@ -128,12 +128,12 @@ def test_overlapping_windows_count_no_token_twice(tmp_path: Path) -> None:
     assert strided == pytest.approx(whole, rel=1e-12)
 
 
-def test_a_loss_beyond_all_bounds_is_still_a_number(tmp_path: Path) -> None:
+def test_perplexity_of_a_diverged_model_is_finite(tmp_path: Path) -> None:
     found = evaluate_stream(on(1), 1e6, a_stream(100, 99), an_experiment(tmp_path), whole=True)
     assert math.isfinite(found["perplexity"])
 
 
-def test_a_host_reads_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_host_reads_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = a_stream(tokens=1 + 21 * LENGTH + 5, size=700)
     whole, quarter = on(1), on(1)
     evaluate_stream(whole, 1.0, stream, an_experiment(tmp_path), whole=True)
@@ -145,6 +145,6 @@ def test_a_host_reads_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         np.testing.assert_array_equal(mine["tokens"], all_rows["tokens"][4:6])
 
 
-def test_a_stride_is_within_a_window(tmp_path: Path) -> None:
+def test_stride_must_not_exceed_the_window(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"evaluation\.stride 17: is beyond data\.sequence_length"):
         dataclasses.replace(tiny(tmp_path), evaluation=EvaluationConfig(stride=17))

@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(TokenizerConfig("byte"), []).with_mask_token()
 
 
-def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
+def test_gathered_targets_keep_position_and_weight() -> None:
     hidden = jnp.arange(2 * 5 * 3, dtype=jnp.float32).reshape(2, 5, 3)
     batch = {
         "weights": jnp.array([[0.0, 1, 0, 0, 1], [0, 0, 0, 0, 0]]),
@@ -47,9 +47,7 @@ def test_what_is_chosen_keeps_its_place_and_its_weight() -> None:
 @pytest.mark.parametrize(
     ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
 )
-def test_untrained_parts_are_reported_and_absent_from_models_trained_from_scratch(
-    name: str, dead: set[str]
-) -> None:
+def test_untrained_parts_are_reported(name: str, dead: set[str]) -> None:
     published = find_experiment(f"bert:{name}")
     model = dataclasses.replace(
         published.model,
@@ -90,13 +88,13 @@ def test_untrained_parts_are_reported_and_absent_from_models_trained_from_scratc
         ("a  [MASK] [MASK]", [END, *b"a", MASK, MASK]),
     ],
 )
-def test_a_mask_stands_for_a_word_and_the_space_before_it(
+def test_mask_replaces_a_word_and_its_space(
     tokenizer: Tokenizer, prompt: str, tokens: list[int]
 ) -> None:
     assert encode_masked_prompt(tokenizer, prompt).tolist() == tokens
 
 
-def test_a_prompt_hides_a_word(tokenizer: Tokenizer) -> None:
+def test_prompt_without_mask_is_an_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"prompt 'MASK': hides no word; write \[MASK\]"):
         encode_masked_prompt(tokenizer, "MASK")
 
@@ -111,7 +109,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModelTask:
     )
 
 
-def test_a_tokenizer_gets_a_mask_once(task: MaskedLanguageModelTask) -> None:
+def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
     """So that a run that is gone on with finds what it was trained on."""
     first = task.prepare_corpus()
     again = task.prepare_corpus(first.tokenizer)
@@ -123,9 +121,7 @@ def test_a_tokenizer_gets_a_mask_once(task: MaskedLanguageModelTask) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("training", [True, False])
-def test_the_loss_is_that_of_the_hidden_words(
-    task: MaskedLanguageModelTask, training: bool
-) -> None:
+def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""
     model = task.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
@@ -145,14 +141,14 @@ def test_the_loss_is_that_of_the_hidden_words(
         assert float(found["accuracy"].total) == float(right.sum())
 
 
-def test_a_prompt_of_samples_on_the_way_is_checked_before_the_first_step(tmp_path: Path) -> None:
+def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
     experiment = tiny_masked(tmp_path, sample=SampleConfig(every=5))
     with pytest.raises(UserError, match=r"sample\.prompt '': hides no word; write \[MASK\]"):
         train.fit(experiment, str(tmp_path / "run"), quiet=True)
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_prompt_that_is_too_long(task: MaskedLanguageModelTask) -> None:
+def test_long_prompt_is_an_error(task: MaskedLanguageModelTask) -> None:
     model = task.make_model(Hardware(), unconstrained)
 
     class Run:

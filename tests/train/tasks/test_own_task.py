@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from train.estimate.batch_shapes import unsharded_batch_shapes
 from train.experiment import EvaluationConfig, Experiment
 from train.run import Run, sample
 from train.step import Batch, LossFn
-from train.tasks.base import Metric, SampleOptions, Task, TextCallback
+from train.tasks.base import Metric, Task
 from train.tasks.config import TaskConfig
 from train.tasks.evaluation import mean_losses
-from train.tasks.losses import label_loss
 from train.tasks.registry import TASKS, register_task
-from train.tasks.vocabulary import Labels, resolve_vocab_size
-from transformer.losses import Loss
+from train.tasks.vocabulary import Labels
+from transformer.losses import Loss, label_loss
 from transformer.models.heads import Classifier
 
 LABELS = ("fewer", "more")
@@ -99,10 +98,9 @@ class MajorityTask(Task):
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> BitCorpus:
-        return BitCorpus(tokenizer or train_tokenizer(self.experiment.data.tokenizer, ["01"]))
-
-    def resolve_experiment(self, corpus: BitCorpus) -> Experiment:
-        return resolve_vocab_size(self.experiment, corpus.tokenizer)
+        data = self.experiment.data
+        assert isinstance(data, RandomBits)
+        return BitCorpus(tokenizer or train_tokenizer(data.tokenizer, ["01"]))
 
     def make_model(self, hardware: Any, constrain: Any) -> Classifier:
         return Classifier(self.experiment.model, hardware, constrain, num_classes=2, pooling="mean")
@@ -121,30 +119,16 @@ class MajorityTask(Task):
     def training_batches(self, corpus: Any) -> BitBatches:
         return self._batches(self.experiment.seed)
 
-    def describe_training_data(self, corpus: Any) -> str:
-        return "random bits"
-
     def evaluate(
         self, engine: Any, params: Any, corpus: Any, split: str, *, full_split: bool
     ) -> dict[str, float]:
         return mean_losses(engine, params, self._batches(1000, num_batches=3))
 
-    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
-        tokenizer.encode(prompt)
-
-    def sample(
-        self,
-        run: Run,
-        prompts: Sequence[str],
-        options: SampleOptions,
-        on_text: TextCallback | None = None,
-    ) -> list[str]:
-        answers = []
-        for prompt in prompts:
-            tokens = run.tokenizer.encode(prompt)[None]
-            logits = run.model.apply({"params": run.params}, tokens).logits
-            answers.append(LABELS[int(np.argmax(np.asarray(logits)))])
-        return answers
+    def predict(self, run: Run, prompt: str) -> str:
+        assert run.tokenizer is not None
+        tokens = run.tokenizer.encode(prompt)[None]
+        logits = run.model.apply({"params": run.params}, tokens).logits
+        return LABELS[int(np.argmax(np.asarray(logits)))]
 
     def _batches(self, seed: int, num_batches: int = 0) -> BitBatches:
         shape = self.experiment.batch_size, self.experiment.sequence_length
@@ -174,14 +158,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     return folder / "run", train.fit(experiment, str(folder / "run"), quiet=True)
 
 
-def test_it_is_trained_and_evaluated(trained: tuple[Path, Run]) -> None:
+def test_own_task_is_trained_and_evaluated(trained: tuple[Path, Run]) -> None:
     folder, run = trained
     assert run.metrics["accuracy"] > 0.85
     last = lines_of(folder / "metrics.jsonl")[-1]
     assert last == {"step": 40, "split": "validation", **run.metrics}
 
 
-def test_it_is_saved_and_loaded_by_its_kind(trained: tuple[Path, Run]) -> None:
+def test_own_task_is_saved_and_loaded_by_kind(trained: tuple[Path, Run]) -> None:
     folder, run = trained
     text = experiment_to_text(run.experiment)
     assert 'task.kind = "Majority"' in text
@@ -192,7 +176,7 @@ def test_it_is_saved_and_loaded_by_its_kind(trained: tuple[Path, Run]) -> None:
     assert sample(loaded, ["1111111", "0000000"]) == ["more", "fewer"]
 
 
-def test_the_command_line_knows_it(
+def test_own_task_on_the_command_line(
     trained: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, run = trained
@@ -201,7 +185,7 @@ def test_the_command_line_knows_it(
     assert json.loads(found.output)["accuracy"] == pytest.approx(run.metrics["accuracy"])
 
 
-def test_estimates_take_its_batches(trained: tuple[Path, Run]) -> None:
+def test_own_task_can_be_estimated(trained: tuple[Path, Run]) -> None:
     shapes = unsharded_batch_shapes(trained[1].experiment, 4)
     assert {name: leaf.shape for name, leaf in shapes.items()} == {
         "tokens": (4, 7),

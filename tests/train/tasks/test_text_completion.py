@@ -51,7 +51,7 @@ def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_text_follows_each_prompt(run: Any) -> None:
+def test_each_prompt_is_continued(run: Any) -> None:
     prompts = ["ab", "", "héé"]
     texts = complete_texts(run, prompts, max_new_tokens=23, seed=4)
     expected = [bytes(words(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts]
@@ -59,7 +59,7 @@ def test_a_text_follows_each_prompt(run: Any) -> None:
     assert len(set(texts)) == 3
 
 
-def test_the_text_ends_with_the_end_of_text(run: Any) -> None:
+def test_generation_ends_at_end_of_text(run: Any) -> None:
     """Here the model's one hidden state makes that certain, or impossible."""
     for push, expected in ((1e4, 0), (-1e4, 30)):
         embedding = run.params["embedding"]
@@ -75,7 +75,7 @@ def test_the_text_ends_with_the_end_of_text(run: Any) -> None:
         assert bool(pieces) == bool(expected)
 
 
-def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
+def test_streamed_pieces_join_to_the_text(run: Any) -> None:
     pieces: list[str] = []
     [text] = complete_texts(run, ["ab"], max_new_tokens=40, seed=2, on_text=pieces.append)
     assert "".join(pieces) == text
@@ -86,7 +86,7 @@ def test_pieces_of_the_stream_join_to_the_text(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_word_keeps_the_space_before_it() -> None:
+def test_word_keeps_its_leading_space() -> None:
     """WordPiece says by `##` that there is none, and the first word of a text never has one."""
     texts = ["the cat sat on the mat"] * 9
     tokenizer = train_tokenizer(TokenizerConfig(kind="wordpiece", vocab_size=60), texts)
@@ -101,7 +101,7 @@ def test_a_word_keeps_the_space_before_it() -> None:
     assert " " in text
 
 
-def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
+def test_long_generation_reuses_positions(run: Any) -> None:
     """61 of 64 positions are free after the start token and "ab"; then the newest 32 are kept."""
     [text] = complete_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
     tokens = [END, *b"ab"]
@@ -115,7 +115,7 @@ def test_positions_that_are_used_up_are_used_again(run: Any) -> None:
 
 
 @pytest.mark.slow
-def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
+def test_prompts_are_independent_when_positions_are_reused(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
     texts = complete_texts(run, prompts, max_new_tokens=80, seed=1)
     assert len(set(texts)) == 4  # equal prompts differ too
@@ -123,7 +123,7 @@ def test_used_up_positions_do_not_tie_prompts_together(run: Any) -> None:
     assert complete_texts(run, ["xy", "ab"], max_new_tokens=80, seed=1) == [texts[3], texts[0]]
 
 
-def test_no_prompts_give_no_texts(run: Any) -> None:
+def test_no_prompts(run: Any) -> None:
     assert complete_texts(run, [], max_new_tokens=3) == []
 
 
@@ -138,13 +138,13 @@ POSITIONS = "among the model's 64 learned positions"
     ],
     ids=["none", "too long"],
 )
-def test_errors_are_for_people(run: Any, prompt: str, count: int, message: str) -> None:
+def test_prompt_errors_are_one_line(run: Any, prompt: str, count: int, message: str) -> None:
     with pytest.raises(UserError) as caught:
         complete_texts(run, [prompt], max_new_tokens=count, sampling=ANCESTRAL_SAMPLING)
     assert str(caught.value) == message
 
 
-def test_characters_that_the_tokenizer_lacks_are_named(run: Any) -> None:
+def test_error_names_unknown_characters(run: Any) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="character"), ["abc"])
     other: Any = SimpleNamespace(model=run.model, params=run.params, tokenizer=tokenizer)
     with pytest.raises(UserError, match="'z'"):

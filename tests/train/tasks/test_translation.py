@@ -29,7 +29,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
     return TranslationTask(asked.resolve_experiment(asked.prepare_corpus()))
 
 
-def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -> None:
+def test_separate_source_table_has_the_vocabulary_size(task: TranslationTask) -> None:
     """Fewer rows would make one word of many, without a word said."""
     words = task.experiment.model.vocab_size
     shared = task.experiment.model.encoder
@@ -47,7 +47,7 @@ def test_a_source_s_own_table_has_the_tokenizer_s_words(task: TranslationTask) -
             asked.resolve_experiment(asked.prepare_corpus())
 
 
-def test_a_decoder_that_cannot_decode_is_refused_before_training(task: TranslationTask) -> None:
+def test_mixer_without_cache_is_rejected_before_training(task: TranslationTask) -> None:
     model = task.experiment.model
     block = dataclasses.replace(model.layer_pattern[0], mixer=ReformerConfig(num_heads=2))
     model = dataclasses.replace(model, layer_pattern=(block,))
@@ -58,7 +58,7 @@ def test_a_decoder_that_cannot_decode_is_refused_before_training(task: Translati
 
 @pytest.mark.full
 @pytest.mark.parametrize("training", [True, False])
-def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training: bool) -> None:
+def test_label_smoothing_is_used_in_training_only(task: TranslationTask, training: bool) -> None:
     """By the plain formula over the logits of all places."""
     model = task.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
@@ -81,7 +81,7 @@ def test_targets_are_smoothed_in_training_alone(task: TranslationTask, training:
 
 
 @pytest.mark.slow
-def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
+def test_bleu_is_computed_from_translations(task: TranslationTask) -> None:
     """BLEU of all pairs at the end; during training the loss alone, unless requested."""
     engine = make_engine(task.experiment, Hardware(count=8))
     corpus, params = task.prepare_corpus(), engine.init().params
@@ -98,19 +98,19 @@ def test_bleu_is_that_of_the_translations(task: TranslationTask) -> None:
     assert set(on_the_way) == {"loss", "perplexity"}
 
 
-def test_a_prompt_that_is_too_long(task: TranslationTask) -> None:
+def test_long_prompt_is_an_error(task: TranslationTask) -> None:
     with pytest.raises(UserError, match="prompt: has 18 tokens and the model reads 16; shorten"):
         task.check_prompt("the " * 17, task.prepare_corpus().tokenizer)
 
 
-def test_what_it_is_judged_by(task: TranslationTask) -> None:
+def test_metrics_of_translation(task: TranslationTask) -> None:
     corpus = task.prepare_corpus()
     assert task.selection_metric(corpus) == Metric("loss", lower_is_better=True)
     assert "tok:13a" in task.metric_notes["bleu_signature"]
     assert "case:lc" in task.metric_notes["bleu_signature"]
 
 
-def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
+def test_batches_are_independent_of_devices(task: TranslationTask) -> None:
     """Rows are a multiple of 8, whatever there is to cut them for."""
     batches = task.training_batches(task.prepare_corpus())
     for cursor in range(9):
@@ -122,7 +122,7 @@ def test_batches_do_not_depend_on_the_devices(task: TranslationTask) -> None:
     assert MeshConfig().axis_sizes(8)["data"] == 8
 
 
-def test_batches_of_a_number_of_pairs(task: TranslationTask) -> None:
+def test_batches_by_number_of_pairs(task: TranslationTask) -> None:
     data = dataclasses.replace(task.data, batch_tokens=0)
     fixed = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=12))
     corpus = fixed.prepare_corpus()
@@ -135,7 +135,7 @@ def test_batches_of_a_number_of_pairs(task: TranslationTask) -> None:
     )
 
 
-def test_pairs_and_tokens_are_both_limits(task: TranslationTask) -> None:
+def test_pairs_and_tokens_limit_batches(task: TranslationTask) -> None:
     data = dataclasses.replace(task.data, batch_tokens=400)
     for most, rows in ((0, 400), (16, 16)):
         limited = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=most))
@@ -148,7 +148,7 @@ def test_pairs_and_tokens_are_both_limits(task: TranslationTask) -> None:
 
 
 @pytest.mark.slow
-def test_batches_are_compared_with_those_of_like_length_of_the_target(
+def test_anomaly_detector_compares_target_lengths(
     task: TranslationTask,
 ) -> None:
     engine = make_engine(task.experiment, Hardware(count=8))
@@ -161,7 +161,7 @@ def test_batches_are_compared_with_those_of_like_length_of_the_target(
 
 
 @pytest.mark.full
-def test_all_words_at_once(task: TranslationTask) -> None:
+def test_nonautoregressive_translation(task: TranslationTask) -> None:
     """Without a causal mask the model writes in parallel, and learns lengths beside words."""
     config = dataclasses.replace(task.experiment.model, causal=False)
     other = TranslationTask(dataclasses.replace(task.experiment, model=config))

@@ -12,7 +12,7 @@ from train.telemetry import event_log
 from train.telemetry.event_log import EventLog
 
 
-def test_events_are_lines_with_their_time(tmp_path: pathlib.Path) -> None:
+def test_each_event_is_a_line_with_a_timestamp(tmp_path: pathlib.Path) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     logbook.write("started", step=0)
@@ -26,7 +26,7 @@ def test_events_are_lines_with_their_time(tmp_path: pathlib.Path) -> None:
     assert times[0].utcoffset() == datetime.timedelta(0)
 
 
-def test_what_json_does_not_know_is_still_written(tmp_path: pathlib.Path) -> None:
+def test_values_unknown_to_json_are_written_as_text(tmp_path: pathlib.Path) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
     logbook.write(
         "odd",
@@ -42,7 +42,7 @@ def test_what_json_does_not_know_is_still_written(tmp_path: pathlib.Path) -> Non
     assert event["name"] == "\udc80 ü\u2028"
 
 
-def test_a_torn_line_spoils_no_other(tmp_path: pathlib.Path) -> None:
+def test_torn_line_is_skipped(tmp_path: pathlib.Path) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
     logbook.write("started")
     with logbook.path.open("a") as file:
@@ -51,16 +51,16 @@ def test_a_torn_line_spoils_no_other(tmp_path: pathlib.Path) -> None:
     assert [event["event"] for event in logbook.read()] == ["started", "resumed"]
 
 
-def test_a_logbook_that_was_never_written_is_empty(tmp_path: pathlib.Path) -> None:
+def test_missing_log_is_empty(tmp_path: pathlib.Path) -> None:
     assert EventLog(tmp_path / "logbook.jsonl").read() == []
 
 
-def test_a_logbook_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
+def test_unwritable_log_is_one_line(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written \(Is a directory\); make room there"):
         EventLog(tmp_path).write("started")
 
 
-def test_an_object_store_has_whole_lines_too(bucket: str) -> None:
+def test_object_store_has_complete_lines(bucket: str) -> None:
     path = expand_path(f"{bucket}/logbook.jsonl")
     path.write_text('{"event": "started"}\n{"ev')
     event_log.append_records(path, [{"event": "resumed"}, {"event": "finished"}])

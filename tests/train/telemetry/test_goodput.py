@@ -55,7 +55,7 @@ def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) 
     return log
 
 
-def test_what_was_made_twice_is_no_goodput(clock: Clock, tmp_path: pathlib.Path) -> None:
+def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
     life(clock, folder, 0, 15, done=False)
     clock.now += 7  # dead
@@ -77,7 +77,7 @@ def test_what_was_made_twice_is_no_goodput(clock: Clock, tmp_path: pathlib.Path)
     assert found.productive_fraction == pytest.approx(20 / 53)
 
 
-def test_a_rollback_makes_steps_again(clock: Clock, tmp_path: pathlib.Path) -> None:
+def test_rollback_repeats_steps(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
     before = log.compute_goodput().seconds["step"]
     log.start_stepping(5)
@@ -89,7 +89,7 @@ def test_a_rollback_makes_steps_again(clock: Clock, tmp_path: pathlib.Path) -> N
     assert seconds["step"] - before == 3
 
 
-def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib.Path) -> None:
+def test_torn_line_is_skipped(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
     whole = life(clock, folder, 0, 4, done=True).compute_goodput()
     with folder.time_log.open("a") as file:
@@ -101,7 +101,7 @@ def test_a_line_that_a_kill_has_torn_is_left_out(clock: Clock, tmp_path: pathlib
     assert again.seconds == whole.seconds
 
 
-def test_an_object_store_has_the_last_line_at_once(clock: Clock, bucket: str) -> None:
+def test_object_store_has_the_last_line(clock: Clock, bucket: str) -> None:
     folder = RunFolder.create(f"{bucket}/runs/first")
     log = life(clock, folder, 0, 9, done=True)
     assert len(read_time_records(folder.time_log)) == 1  # that of the beginning
@@ -109,14 +109,14 @@ def test_an_object_store_has_the_last_line_at_once(clock: Clock, bucket: str) ->
     assert compute_goodput(read_time_records(folder.time_log)) == log.compute_goodput()
 
 
-def test_of_several_processes_one_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
+def test_only_one_process_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = TimeLog(RunFolder(tmp_path), ActivityTimer(clock=clock), is_writer=False)
     log.start_compiling(0)
     log.write()
     assert not RunFolder(tmp_path).time_log.exists()
 
 
-def test_it_is_told_in_a_line(clock: Clock, tmp_path: pathlib.Path) -> None:
+def test_summary_is_one_line(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
     assert (
         format_goodput(log.compute_goodput())
@@ -131,13 +131,13 @@ def test_it_is_told_in_a_line(clock: Clock, tmp_path: pathlib.Path) -> None:
     ]
 
 
-def test_the_process_began_before_now() -> None:
+def test_process_start_time_is_in_the_past() -> None:
     began = process_start_time()
     assert 0 < time.time() - began < time.clock_gettime(time.CLOCK_MONOTONIC)
     assert began == pytest.approx(process_start_time(), abs=0.1)
 
 
-def test_the_verb_prints_shares(
+def test_goodput_verb_prints_fractions(
     clock: Clock, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = RunFolder(tmp_path)
@@ -155,7 +155,7 @@ def test_the_verb_prints_shares(
     assert json.loads(capsys.readouterr().out)["lives"] == 1
 
 
-def test_no_run_no_time(tmp_path: pathlib.Path) -> None:
+def test_missing_run_is_an_error(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match="holds no run"):
         RunFolder.open_existing(tmp_path)
     assert compute_goodput([]).productive_fraction == 0.0

@@ -28,7 +28,7 @@ def has_colour(image: np.ndarray, colour: str) -> bool:
     return bool((np.abs(image[..., :3] - wanted).max(-1) < 1 / 255).any())
 
 
-def test_the_curve_is_a_png_with_both_splits_and_the_references(tmp_path: pathlib.Path) -> None:
+def test_plot_is_a_png_with_both_splits_and_baselines(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "loss.png"
     assert plot_losses(TRAINING + VALIDATION, path, {"gzip -9": 3.9})
     both = pixels(path)
@@ -40,7 +40,7 @@ def test_the_curve_is_a_png_with_both_splits_and_the_references(tmp_path: pathli
     assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
 
 
-def test_each_score_has_a_place_below_the_losses(tmp_path: pathlib.Path) -> None:
+def test_each_score_has_its_own_panel(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "loss.png"
     scored = [{**line, "accuracy": 0.5, "f1": 0.25} for line in VALIDATION]
     assert plot_losses(TRAINING + scored, path)
@@ -61,26 +61,26 @@ def test_each_score_has_a_place_below_the_losses(tmp_path: pathlib.Path) -> None
     ],
     ids=["one point", "step 0", "many decades", "negative", "infinite", "validation alone"],
 )
-def test_odd_curves_are_drawn_without_a_warning(
+def test_unusual_curves_cause_no_warnings(
     metrics: list[dict[str, Any]], tmp_path: pathlib.Path
 ) -> None:
     assert plot_losses(metrics, tmp_path / "loss.png")
     assert (tmp_path / "loss.png").stat().st_size > 5000
 
 
-def test_nothing_is_drawn_before_there_is_a_loss(tmp_path: pathlib.Path) -> None:
+def test_no_plot_without_losses(tmp_path: pathlib.Path) -> None:
     assert not plot_losses([], tmp_path / "loss.png")
     nothing = [{"step": 1, "split": "train", "loss": math.nan}]
     assert not plot_losses(nothing, tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
 
-def test_a_curve_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
+def test_unwritable_plot_is_one_line(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"loss\.png: cannot be written \(No such file"):
         plot_losses(TRAINING, tmp_path / "gone" / "loss.png")
 
 
-def test_losses_come_in_the_order_of_steps_and_finite() -> None:
+def test_losses_are_sorted_by_step_and_finite() -> None:
     metrics = [
         {"step": 3, "split": "train", "loss": 2.0},
         {"step": 1, "split": "train", "loss": 5.0},
@@ -91,7 +91,7 @@ def test_losses_come_in_the_order_of_steps_and_finite() -> None:
     assert _points(metrics, "validation", "loss").shape == (2, 0)
 
 
-def test_smoothing_is_a_mean_whose_window_grows() -> None:
+def test_smoothing_is_a_mean_with_a_growing_window() -> None:
     values = np.arange(400.0) ** 2
     smoothed = _smoothed(values)
     np.testing.assert_array_equal(smoothed[:10], values[:10])
@@ -100,7 +100,7 @@ def test_smoothing_is_a_mean_whose_window_grows() -> None:
     assert smoothed[399] == values[389:].mean()
 
 
-def test_events_of_the_logbook_are_marked(tmp_path: pathlib.Path) -> None:
+def test_logged_events_are_marked(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "loss.png"
     logbook: list[dict[str, Any]] = [
         {"event": "started", "step": 0},

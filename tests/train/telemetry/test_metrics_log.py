@@ -33,7 +33,7 @@ def steps(run: RunFolder) -> list[int]:
     return [line["step"] for line in read_metrics(run.metrics)]
 
 
-def test_a_line_is_in_the_file_at_once_and_reads_back_exactly(run: RunFolder) -> None:
+def test_lines_are_flushed_and_read_back_exactly(run: RunFolder) -> None:
     values = {"loss": 0.1 + 0.2, "grad_norm": 5e-324, "learning_rate": 6e-4, "tokens": 2**63}
     with MetricsLog(run) as log:
         log.write(3, "train", values)
@@ -45,7 +45,7 @@ def test_a_line_is_in_the_file_at_once_and_reads_back_exactly(run: RunFolder) ->
     assert json.loads(second)["loss"] == float(jnp.float32(1) / 3)
 
 
-def test_what_is_not_finite_is_a_string_in_the_file_and_a_float_when_read(run: RunFolder) -> None:
+def test_non_finite_values_are_strings_in_the_file(run: RunFolder) -> None:
     with MetricsLog(run) as log:
         log.write(1, "train", {"loss": math.nan, "up": math.inf, "down": jnp.float32(-jnp.inf)})
     raw = json.loads(run.metrics.read_text(), parse_constant=pytest.fail)
@@ -55,7 +55,7 @@ def test_what_is_not_finite_is_a_string_in_the_file_and_a_float_when_read(run: R
     assert (line["up"], line["down"]) == (math.inf, -math.inf)
 
 
-def test_a_resume_moves_lines_beyond_its_step_aside(run: RunFolder) -> None:
+def test_resume_sets_later_lines_aside(run: RunFolder) -> None:
     assert write_steps(run, 1, 5, resume=None) is None
     text = run.metrics.read_text()
     aside = write_steps(run, 4, 6, resume=3)
@@ -67,7 +67,7 @@ def test_a_resume_moves_lines_beyond_its_step_aside(run: RunFolder) -> None:
     assert [line["step"] for line in read_metrics(aside)] == [4, 5]
 
 
-def test_a_second_resume_at_the_same_step_loses_nothing(run: RunFolder) -> None:
+def test_second_resume_at_the_same_step_loses_no_lines(run: RunFolder) -> None:
     write_steps(run, 1, 5, resume=None)
     assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3"
     assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3.2"
@@ -75,13 +75,13 @@ def test_a_second_resume_at_the_same_step_loses_nothing(run: RunFolder) -> None:
     assert steps(run) == [1, 2, 3, 4, 5]
 
 
-def test_a_resume_without_a_checkpoint_moves_all_lines(run: RunFolder) -> None:
+def test_resume_without_checkpoint_sets_all_lines_aside(run: RunFolder) -> None:
     write_steps(run, 0, 2, resume=None)
     assert [line["step"] for line in read_metrics(write_steps(run, 0, 1, resume=None))] == [0, 1, 2]
     assert steps(run) == [0, 1]
 
 
-def test_a_torn_last_line_is_moved_aside_as_it_is(run: RunFolder) -> None:
+def test_torn_last_line_is_set_aside(run: RunFolder) -> None:
     write_steps(run, 1, 3, resume=None)
     with run.metrics.open("ab") as file:
         file.write('{"step": 4, "split": "tr\u00fc'.encode()[:-1])
@@ -91,7 +91,7 @@ def test_a_torn_last_line_is_moved_aside_as_it_is(run: RunFolder) -> None:
     assert steps(run) == [1, 2, 3, 4]
 
 
-def test_a_process_that_is_killed_loses_no_line(run: RunFolder) -> None:
+def test_killed_process_loses_no_lines(run: RunFolder) -> None:
     program = (
         "import os, signal, sys\n"
         "from train.telemetry.metrics_log import MetricsLog\n"
@@ -120,7 +120,7 @@ def events(folder: pathlib.Path) -> list[event_pb2.Event]:
     return found
 
 
-def test_tensorboard_has_the_same_numbers_in_a_folder_for_each_split(run: RunFolder) -> None:
+def test_tensorboard_has_one_folder_per_split(run: RunFolder) -> None:
     with MetricsLog(run) as log:
         log.set_aside_after(None)
         log.write(5, "train", {"loss": 2.5, "grad_norm": math.nan, "note": "warm-up"})
@@ -136,14 +136,14 @@ def test_tensorboard_has_the_same_numbers_in_a_folder_for_each_split(run: RunFol
     assert [*values] == ["loss", "grad_norm"]
 
 
-def test_tensorboard_hides_what_a_resume_moved_aside(run: RunFolder) -> None:
+def test_tensorboard_hides_lines_set_aside(run: RunFolder) -> None:
     write_steps(run, 1, 5, resume=None)
     write_steps(run, 4, 5, resume=3)
     starts = [event.step for event in events(run.path / "tensorboard" / "train")]
     assert starts == [0, 0, 1, 2, 3, 4, 5, 0, 4, 4, 5]
 
 
-def test_an_object_store_is_written_now_and_then_and_at_the_end(bucket: str) -> None:
+def test_object_store_is_written_periodically_and_at_close(bucket: str) -> None:
     run = RunFolder.create(f"{bucket}/run")
     now = 0.0
     log = MetricsLog(run, clock=lambda: now)

@@ -27,7 +27,7 @@ def shown(console: Console) -> str:
     return console.file.getvalue()
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
+def test_lines_are_printed_without_a_terminal() -> None:
     console, clock = plain(), Clock()
     with ProgressBar(200, description="tiny", console=console, clock=clock) as progress:
         clock.now += 4
@@ -42,7 +42,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
     ]
 
 
-def test_the_last_step_has_a_line_however_soon_it_comes() -> None:
+def test_last_step_is_always_printed() -> None:
     console, clock = plain(), Clock()
     with ProgressBar(3, console=console, clock=clock) as progress:
         for step in (1, 2, 3):
@@ -54,7 +54,7 @@ def test_the_last_step_has_a_line_however_soon_it_comes() -> None:
     ]
 
 
-def test_time_left_counts_the_steps_of_this_process_alone() -> None:
+def test_time_left_ignores_steps_before_a_resume() -> None:
     console, clock = plain(), Clock()
     with ProgressBar(1000, initial_step=900, console=console, clock=clock) as progress:
         progress.update(900)
@@ -77,7 +77,7 @@ def terminal(*, quiet: bool = False) -> Console:
     )
 
 
-def test_a_terminal_has_a_bar_with_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_shows_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     console, clock = terminal(), Clock()
     with ProgressBar(200, description="tiny", console=console, clock=clock) as progress:
         clock.now += 10
@@ -92,7 +92,7 @@ def test_a_terminal_has_a_bar_with_the_same_numbers(capsys: pytest.CaptureFixtur
     assert text.index("validation loss 3.5") < text.rindex("50/200")
 
 
-def test_text_is_shown_as_it_is_and_commands_to_the_terminal_are_not() -> None:
+def test_text_is_shown_without_terminal_commands() -> None:
     console = plain()
     text = "[bold]x[/bold] :smile: " + "long " * 20 + "\x1b]0;owned\x07\x9b2J\r\n\tü"
     with ProgressBar(1, console=console) as progress:
@@ -101,7 +101,7 @@ def test_text_is_shown_as_it_is_and_commands_to_the_terminal_are_not() -> None:
     assert shown(console) == safe
 
 
-def test_quiet_is_quiet_in_a_terminal_too() -> None:
+def test_quiet_shows_nothing_in_a_terminal() -> None:
     console = terminal(quiet=True)
     with ProgressBar(2, console=console) as progress:
         progress.update(1, loss=0.5)
@@ -109,7 +109,7 @@ def test_quiet_is_quiet_in_a_terminal_too() -> None:
     assert shown(console) == ""
 
 
-def test_quiet_shows_nothing_and_standard_output_stays_clean() -> None:
+def test_quiet_leaves_standard_output_empty() -> None:
     program = (
         "import sys\n"
         "from train.telemetry.progress import ProgressBar\n"
@@ -125,7 +125,7 @@ def test_quiet_shows_nothing_and_standard_output_stays_clean() -> None:
         assert len(done.stderr.splitlines()) == lines
 
 
-def test_durations_are_as_people_read_them() -> None:
+def test_format_of_durations() -> None:
     assert [format_clock(s) for s in (0, 59.6, 3599, 90061)] == [
         "0:00:00",
         "0:01:00",
@@ -152,7 +152,7 @@ class Broken(io.TextIOBase):
     [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left"), ValueError("closed file")],
     ids=["pipe", "disk", "closed"],
 )
-def test_a_standard_error_that_cannot_be_written_ends_nothing(
+def test_unwritable_standard_error_is_ignored(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Broken(error))

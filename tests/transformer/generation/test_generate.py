@@ -10,17 +10,25 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import assert_close
+from tests.transformer.generation.decoders import (
+    GPT,
+    GREEDY,
+    LLAMA,
+    POST,
+    PROMPTS,
+    RECURRENT,
+    made,
+    read,
+    step,
+)
 from transformer import generate as exported
 from transformer.attention.base import Abilities
 from transformer.attention.config import AttentionConfig
 from transformer.attention.full import Attention
-from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
-from transformer.baselines.config import ConvolutionConfig, ElmanConfig, LSTMConfig
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.position_config import LearnedPositions
 from transformer.generation import generate as generate_module
 from transformer.generation.decode_weights import (
     unstack_for_decoding,
-    unstack_for_decoding_without_copy,
 )
 from transformer.generation.generate import (
     bucket_length,
@@ -29,72 +37,15 @@ from transformer.generation.generate import (
     prefill,
 )
 from transformer.generation.sampling import SamplingConfig
-from transformer.layers.config import FeedForwardConfig, NormConfig
-from transformer.layers.stack_weights import UnstackedLayers
 from transformer.models.language_model import LanguageModel
 from transformer.registry import MIXERS
 
-GREEDY = SamplingConfig(temperature=0)
-PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
-
-GPT = TransformerConfig(
-    vocab_size=61,
-    d_model=20,
-    num_layers=3,
-    layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=5)),),
-    position_embedding=LearnedPositions(41),
-)
-_ROTARY = AttentionConfig(num_heads=6, num_kv_heads=3, head_dim=4, bias=False, position=RoPE())
-_GATED = FeedForwardConfig(d_ff=29, activation="silu", gated=True, bias=False)
-LLAMA = TransformerConfig(
-    vocab_size=61,
-    d_model=22,
-    num_layers=5,
-    layer_pattern=(
-        BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
-        BlockConfig(
-            mixer=dataclasses.replace(_ROTARY, num_kv_heads=1, value_head_dim=3),
-            norm=NormConfig("rms"),
-        ),
-    ),
-    tie_embeddings=False,
-    final_norm=NormConfig("rms"),
-    layer_loop="scan",
-)
-POST = dataclasses.replace(
-    GPT,
-    layer_pattern=(
-        BlockConfig(mixer=AttentionConfig(num_heads=5, num_kv_heads=1), norm_placement="post"),
-    ),
-    final_norm=None,
-    tie_embeddings=False,
-    layer_loop="unroll",
-)
-RECURRENT = dataclasses.replace(
-    GPT,
-    layer_pattern=tuple(
-        BlockConfig(mixer=mixer, feed_forward=None, norm=None)
-        for mixer in (LSTMConfig(), ConvolutionConfig(), ElmanConfig(hidden_size=7))
-    ),
-    position_embedding=NoPosition(),
-)
 CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
-
-
-def made(config: TransformerConfig) -> tuple[LanguageModel, Any]:
-    """A model whose weights are large enough for its choices to differ."""
-    model = LanguageModel(config)
-    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    return model, jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def full(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
     return model.apply({"params": params}, tokens).logits
-
-
-read = jax.jit(prefill, static_argnums=(0, 4))
-step = jax.jit(decode_step, static_argnums=0)
 
 
 def joined(seen: list[list[list[int]]]) -> list[list[int]]:
@@ -121,7 +72,7 @@ def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.
 
 @pytest.mark.slow
 @pytest.mark.sampled("recurrent", "post")
-def test_the_greedy_path_is_the_argmax_of_the_full_pass(
+def test_greedy_decoding_equals_argmax_of_the_full_pass(
     any_model: tuple[LanguageModel, Any],
 ) -> None:
     model, params = any_model
@@ -135,7 +86,7 @@ def test_the_greedy_path_is_the_argmax_of_the_full_pass(
 
 @pytest.mark.sampled("[llama", "[recurrent")
 @pytest.mark.slow
-def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
+def test_decoding_logits_equal_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
     """Token by token, in one batch of three lengths, however the prompts are padded."""
     model, params = any_model
     texts = np.random.default_rng(0).integers(0, 61, (3, 12))
@@ -149,97 +100,8 @@ def test_logits_equal_those_of_the_full_pass(any_model: tuple[LanguageModel, Any
         cache, logits = step(model, cut, cache, texts[np.arange(3), at], at)
 
 
-DEEP = dataclasses.replace(GPT, num_layers=8, d_model=40)
-
-
-def layer_bytes(params: Any) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
-
-
-def test_no_second_copy_of_the_weights_lives_while_sampling() -> None:
-    """On a CPU the layers' weights are parts of the stacks; a copy would be live here."""
-    model, params = made(DEEP)
-    places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in jax.tree.leaves(params)]
-
-    def beside() -> int:
-        """Bytes of all arrays that do not lie within the parameters."""
-        return sum(
-            each.nbytes
-            for each in jax.live_arrays()
-            if not jnp.issubdtype(each.dtype, jax.dtypes.prng_key)
-            and len(each.devices()) == 1
-            and not any(0 <= each.unsafe_buffer_pointer() - at < size for at, size in places)
-        )
-
-    before, seen = beside(), []
-    generate(model, params, [[5, 3]], max_new_tokens=9, on_tokens=lambda new: seen.append(beside()))
-    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
-    assert max(seen) - before < 2 * cache + layer_bytes(params) / 8
-
-
-def test_stacks_are_sliced_one_layer_at_a_time() -> None:
-    """What is compiled for stacks, as they are on accelerators, has room for a few of 8 layers."""
-    model, params = made(DEEP)
-    tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
-    keys = jax.random.split(jax.random.key(0), 1)
-    how: Any = dict(model=model, sampling=GREEDY)
-    begin = generate_module._start.lower(
-        params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **how
-    )
-    state = jax.eval_shape(
-        functools.partial(generate_module._start, cache_length=41, **how),
-        *(params, tokens, lengths, lengths, keys, np.int32(-1)),
-    )[0]
-    advance = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
-    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
-    for lowered in (begin, advance):
-        needed: Any = lowered.compile().memory_analysis()
-        assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
-
-
 @pytest.mark.slow
-def test_weights_in_stacks_and_apart_say_the_same(gpt: tuple[LanguageModel, Any]) -> None:
-    model, params = gpt
-    tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
-    expected = read(model, params, tokens, lengths, 8)
-    for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
-        assert isinstance(other["layers"]["place_0"], UnstackedLayers)
-        for one, two in zip(
-            jax.tree.leaves(read(model, other, tokens, lengths, 8)),
-            jax.tree.leaves(expected),
-            strict=True,
-        ):
-            assert_close(one, two)
-    told = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
-    assert generate(model, unstack_for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
-
-
-def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
-    """Or each training step after a sample would need room for the weights twice."""
-    model, params = gpt
-    own = jax.tree.map(lambda leaf: leaf + 0, params)
-    generate(model, own, [[5, 3]], max_new_tokens=2)
-    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree), donate_argnums=0)
-    before = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(own["layers"])}
-    after = step(own)
-    assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
-
-
-@pytest.mark.slow
-def test_rows_of_a_cache_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
-    """As beam search does: an example goes on from the cache of another."""
-    model, params = gpt
-    cut, order = unstack_for_decoding(params), np.array([2, 0, 0])
-    lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)
-    cache, _ = read(model, cut, tokens, lengths, 8)
-    chosen = jax.tree.map(lambda leaf: leaf[order], cache)
-    _, logits = step(model, cut, cache, np.array([6, 7, 8]), lengths)
-    _, got = step(model, cut, chosen, np.array([8, 6, 6]), lengths[order])
-    assert_close(got, np.asarray(logits)[order])
-
-
-@pytest.mark.slow
-def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
+def test_samples_are_independent_of_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     together = generate(model, params, PROMPTS, max_new_tokens=9, seed=5).tokens
     for index in (2, 3):
@@ -250,7 +112,7 @@ def test_a_sample_does_not_depend_on_the_batch(gpt: tuple[LanguageModel, Any]) -
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**32 + 5, 2**63])
-def test_a_seed_that_would_lose_bits_is_refused(gpt: tuple[LanguageModel, Any], seed: int) -> None:
+def test_seed_beyond_32_bits_is_an_error(gpt: tuple[LanguageModel, Any], seed: int) -> None:
     model, params = gpt
     with pytest.raises(ValueError, match=rf"^seed {seed}: give one from 0 to 2\^32 - 1$"):
         generate(model, params, [[5, 3]], max_new_tokens=2, seed=seed)
@@ -288,7 +150,7 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
 
 
 @pytest.mark.slow
-def test_decoding_ends_when_all_examples_have_ended(
+def test_decoding_ends_when_all_rows_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -306,7 +168,7 @@ def test_decoding_ends_when_all_examples_have_ended(
     assert len(calls) == -(-last[stop] // 8)
 
 
-def test_tokens_are_shown_as_they_are_made(gpt: tuple[LanguageModel, Any]) -> None:
+def test_tokens_are_streamed(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     seen: list[list[list[int]]] = []
     whole = generate(model, params, PROMPTS, max_new_tokens=20, on_tokens=seen.append)
@@ -344,7 +206,7 @@ def noted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
     return call
 
 
-def test_lengths_come_in_few_sizes() -> None:
+def test_lengths_are_bucketed() -> None:
     assert [bucket_length(n, 32, None) for n in (1, 32, 33, 255, 256)] == [32, 32, 64, 256, 256]
     assert [bucket_length(n, 32, None) for n in (257, 513, 641, 1025)] == [320, 640, 768, 1280]
     assert [bucket_length(n, 128, 997) for n in (1, 900, 990, 997)] == [128, 997, 997, 997]
@@ -361,7 +223,7 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
 
 
 @pytest.mark.slow
-def test_padded_words_are_never_drawn() -> None:
+def test_padding_rows_of_the_vocabulary_are_never_sampled() -> None:
     """The table has 128 rows for 3 words, and all are as likely when it is hot."""
     model, params = made(dataclasses.replace(GPT, vocab_size=3, num_layers=1))
     hot = SamplingConfig(temperature=1e30)
@@ -369,11 +231,13 @@ def test_padded_words_are_never_drawn() -> None:
     assert {token for tokens in new for token in tokens} == {0, 1, 2}
 
 
-def test_no_prompts_give_no_tokens(gpt: tuple[LanguageModel, Any]) -> None:
+def test_no_prompts(gpt: tuple[LanguageModel, Any]) -> None:
     assert generate(*gpt, [], max_new_tokens=3) == ([], [])
 
 
 TOKENIZER = "is not one of the model's 61; use the tokenizer that it was trained with"
+
+
 POSITIONS = "more among the model's 41 learned positions"
 
 
@@ -393,7 +257,7 @@ POSITIONS = "more among the model's 41 learned positions"
     ],
     ids=["empty", "beyond", "negative", "none", "too many", "too long"],
 )
-def test_what_cannot_be_continued_is_refused(
+def test_invalid_prompts_are_errors(
     gpt: tuple[LanguageModel, Any], prompts: list[list[int]], count: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=r"prompt|max_new_tokens") as caught:
@@ -401,7 +265,7 @@ def test_what_cannot_be_continued_is_refused(
     assert str(caught.value) == message
 
 
-def test_a_mixer_without_a_cache_generates_by_the_full_pass(
+def test_mixer_without_cache_uses_the_full_pass(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [[1], [4, 2, 3], [5, 5]]
@@ -421,5 +285,5 @@ def test_a_mixer_without_a_cache_generates_by_the_full_pass(
     jax.clear_caches()
 
 
-def test_it_is_part_of_the_library_s_front() -> None:
+def test_generate_is_exported() -> None:
     assert exported is generate

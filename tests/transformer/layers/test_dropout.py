@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import normal
-from transformer.layers.dropout import dropout as dropout_eagerly
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import dropout as dropout_eagerly
+from transformer.layers.basic import fold_in
 
 KEYS = jax.random.split(jax.random.key(0), 3)
 dropout = jax.jit(dropout_eagerly, static_argnames="dropout_rate")

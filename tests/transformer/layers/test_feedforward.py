@@ -10,7 +10,8 @@ from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.context import ModelContext
-from transformer.layers.feedforward import ACTIVATIONS, FeedForward, swish
+from transformer.layers.activations import ACTIVATIONS, swish
+from transformer.layers.feedforward import FeedForward
 
 B, T, D, F = 2, 3, 5, 7
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())

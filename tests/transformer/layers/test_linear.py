@@ -8,8 +8,8 @@ from flax import linen as nn
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import Hardware, Initialization, Precision
 from transformer.context import ModelContext
+from transformer.layers.basic import apply_linear, apply_matrix
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.layers.params import apply_linear, apply_matrix
 
 
 @pytest.mark.parametrize("flatten", [True, False])

@@ -8,8 +8,14 @@ from flax import linen as nn
 from flax.core import meta
 
 from transformer import Initialization
-from transformer.layers.logical_axes import BoxedWeight, LogicalAxes, unbox_axes
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight
+from transformer.layers.logical_axes import (
+    UNNAMED_AXIS,
+    BoxedWeight,
+    LogicalAxes,
+    box_weights,
+    unbox_axes,
+)
 
 MATRIX = LogicalAxes(inputs=("heads", "head"), outputs=("embed",))
 
@@ -117,3 +123,25 @@ def test_tables_have_their_own_standard_deviation() -> None:
     init = Initialization(std=0.5, embedding_std=0.25).embedding_initializer()
     drawn = np.asarray(init(jax.random.key(0), (64, 513), jnp.float32))
     assert drawn.std() == pytest.approx(0.25, rel=0.02)
+
+
+def test_weights_without_names_get_axes() -> None:
+    """Those of Flax's own layers: the last axis is the output."""
+    tree = {
+        "kernel": np.zeros((2, 3, 5)),
+        "bias": np.zeros(5),
+        "scale": np.zeros(()),
+        "other": nn.Partitioned(np.zeros((2, 5)), ("x", None)),
+        "ours": BoxedWeight(np.zeros((2, 3, 5)), MATRIX),
+    }
+    name = UNNAMED_AXIS
+    assert unbox_axes(tree) == {
+        "kernel": LogicalAxes(inputs=(name, name), outputs=(name,)),
+        "bias": LogicalAxes(outputs=(name,)),
+        "scale": LogicalAxes(),
+        "other": LogicalAxes(inputs=(name,), outputs=(name,)),
+        "ours": MATRIX,
+    }
+    boxed = box_weights(tree)
+    assert boxed["ours"] is tree["ours"]
+    assert boxed["other"].value.shape == (2, 5)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close
-from transformer.layers.embedding import sinusoidal_embedding as sinusoid_eagerly
+from transformer.layers.position_embedding import sinusoidal_embedding as sinusoid_eagerly
 
 sinusoid = jax.jit(sinusoid_eagerly, static_argnums=1)
 

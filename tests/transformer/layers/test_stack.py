@@ -32,9 +32,9 @@ from transformer.attention.base import MixerInputs
 from transformer.config import LayerLoop, RematPolicy
 from transformer.context import ModelContext
 from transformer.generation.decode_weights import unstack_layers
-from transformer.layers.block import Block, Memory
-from transformer.layers.dropout import fold_in
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight, fold_in
+from transformer.layers.block import Block
+from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 
 B, T, D = 2, 3, 6
@@ -105,13 +105,15 @@ ATTENDING = BlockConfig(
 
 
 def params_of(module: Stack) -> Any:
-    init = lambda x: module.init(jax.random.key(0), x, **GIVEN)  # noqa: E731
+    init = lambda x: module.init(jax.random.key(0), x, MixerInputs(**GIVEN))  # noqa: E731
     return weights_of(meta.unbox(jax.eval_shape(init, X))["params"])
 
 
 def applied(module: Stack, params: Any, rngs: Any = None) -> Any:
     run = jax.jit(
-        lambda params, x, rngs: module.apply({"params": params}, x, dropout_rngs=rngs, **GIVEN)
+        lambda params, x, rngs: module.apply(
+            {"params": params}, x, MixerInputs(**GIVEN, dropout_rngs=rngs)
+        )
     )
     return run(params, X, rngs)
 
@@ -139,8 +141,8 @@ def test_cross_attention_gets_its_layers_constants(loop: LayerLoop) -> None:
         5, alone, dataclasses.replace(STAMPS[1], cross_attention=StampConfig(9)), loop=loop
     )
     assert module.num_scanned_layers == (4 if loop == "scan" else 0)
-    given = GIVEN | dict(memory=Memory(normal(2, B, 2, D), Mask()))
-    run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, **given))
+    given = MixerInputs(**GIVEN), Memory(normal(2, B, 2, D), Mask())
+    run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, *given))
     first, second = run(X)[0].aux
     assert np.array_equal(first["cross_number"], [[0, 5], [2, 5], [4, 5]])
     assert np.array_equal(second["number"], [[1, 8], [3, 8]])
@@ -186,7 +188,7 @@ def test_scanned_equals_unrolled_with_dropout_on() -> None:
 
 def test_weights_are_stacked_once_over_the_layers_of_a_place() -> None:
     module = stack(5, *STAMPS)
-    init = lambda x: module.init(jax.random.key(0), x, **GIVEN)  # noqa: E731
+    init = lambda x: module.init(jax.random.key(0), x, MixerInputs(**GIVEN))  # noqa: E731
     boxed = jax.eval_shape(init, X)["params"]
     up = boxed["place_1"]["feed_forward"]["up"]
     assert (up.value.shape, up.axes.names) == ((2, D, 2), ("layers", "embed", "mlp"))
@@ -196,7 +198,9 @@ def test_weights_are_stacked_once_over_the_layers_of_a_place() -> None:
 
 def test_layers_start_apart() -> None:
     module = stack(3, STAMPS[0])
-    init = jax.jit(lambda x: meta.unbox(module.init(jax.random.key(0), x, **GIVEN))["params"])
+    init = jax.jit(
+        lambda x: meta.unbox(module.init(jax.random.key(0), x, MixerInputs(**GIVEN)))["params"]
+    )
     drawn = np.asarray(init(X)["place_0"]["mixer"]["w"])
     assert len({tuple(row) for row in drawn}) == 3
 
@@ -236,7 +240,9 @@ def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
 def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
     short = dataclasses.replace(ATTENDING, mixer=AttentionConfig(num_heads=1))
     module = stack(5, ATTENDING, short, loop="scan")
-    run = jax.jit(lambda p, x: module.apply({"params": p}, x, outputs=WEIGHTS, **GIVEN))
+    run = jax.jit(
+        lambda p, x: module.apply({"params": p}, x, MixerInputs(**GIVEN, outputs=WEIGHTS))
+    )
     aux: Any = run(params_of(module), X).aux
     assert [each["weights"].shape for each in aux] == [(3, B, 3, T, T), (2, B, 1, T, T)]
     assert_close(aux[0]["weights"].sum(-1), np.ones((3, B, 3, T)))
@@ -247,7 +253,7 @@ def gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
     module = stack(2, ATTENDING, loop=loop, remat=remat)
 
     def total(params: Any, x: Any) -> Any:
-        output: Any = module.apply({"params": params}, x, **GIVEN)
+        output: Any = module.apply({"params": params}, x, MixerInputs(**GIVEN))
         return jnp.square(output.x).sum()
 
     traced = jax.jit(jax.value_and_grad(total, argnums=(0, 1))).trace(params_of(module), X)

@@ -15,7 +15,7 @@ from transformer.attention.config import MixerConfig
 from transformer.attention.full import Attention
 from transformer.attention.masks import dense_mask
 from transformer.attention.projections import QKV
-from transformer.layers.params import apply_linear
+from transformer.layers.basic import apply_linear
 from transformer.testing.contract import (
     ABILITY_CHECKS,
     UNSUPPORTED_CALLS,
@@ -26,27 +26,28 @@ from transformer.testing.contract import (
 )
 from transformer.testing.oracle import check_select, reference_softmax_attention
 from transformer.testing.trial import Trial, make_trial
+from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MIXERS))
-def test_every_mixer_keeps_the_contract(kind: str) -> None:
+def test_every_mixer_passes(kind: str) -> None:
     """At a length just above a power of two, where forms of attention cut blocks."""
     check_mixer(kind, length=67, lengths=(1, 257))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(MIXERS))
-def test_every_mixer_keeps_the_contract_at_longer_lengths(kind: str) -> None:
+def test_every_mixer_passes_at_longer_lengths(kind: str) -> None:
     check_mixer(kind)
 
 
-def test_every_ability_has_a_check_and_an_attempt_to_be_refused() -> None:
+def test_every_ability_has_a_check_and_unsupported_calls() -> None:
     abilities = {field.name for field in dataclasses.fields(Abilities)}
     assert set(ABILITY_CHECKS) == set(UNSUPPORTED_CALLS) == abilities
 
 
-def test_a_name_that_is_not_known() -> None:
+def test_unknown_name_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"^mixer unheard-of: is not known; give one of .*full"):
         check_mixer("unheard-of")
 
@@ -91,6 +92,10 @@ class Faulty(Mixer):
         return after(self.config.fault, x, output, inputs)
 
 
+CALLS: list[str] = []
+"""Traces of the mixer that depends on how often it was traced."""
+
+
 def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
     """What the inner mixer is called with."""
     mask, rngs = inputs.mask, inputs.dropout_rngs
@@ -130,6 +135,13 @@ def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) ->
         aux = {name: jnp.full_like(each, 1 / each.shape[-1]) for name, each in aux.items()}
     if fault == "keeps its weights":
         aux = {}
+    if fault == "widens":
+        y = y.astype(jnp.float32)
+    if fault == "has no gradient":
+        y = y + jnp.sqrt(0 * x)
+    if fault == "counts its calls":
+        CALLS.append(fault)
+        y = y * len(CALLS)
     return MixerOutput(y, cache, aux)
 
 
@@ -169,7 +181,7 @@ def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
         ("weights", "keeps its weights", "are not in aux though they were requested"),
     ],
 )
-def test_faults_are_seen(sound: Trial, ability: str, fault: str, message: str) -> None:
+def test_faults_are_detected(sound: Trial, ability: str, fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"^mixer faulty: {ability}: {message}"):
         ABILITY_CHECKS[ability](faulty(sound, fault))
 
@@ -181,25 +193,89 @@ def test_faults_are_seen(sound: Trial, ability: str, fault: str, message: str) -
         ("drops nothing", "other keys make no difference, or ought not to"),
     ],
 )
-def test_faulty_dropout_is_seen(sound: Trial, fault: str, message: str) -> None:
+def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> None:
     with pytest.raises(AssertionError, match=f"^mixer faulty: dropout: {message}"):
         check_dropout(faulty(sound, fault))
 
 
-def test_constants_have_to_stack(sound: Trial) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("has no gradient", "training step: gradients are not finite"),
+        ("counts its calls", "stacked layers: a scan over layers and a loop differ"),
+    ],
+)
+def test_faults_inside_a_model_are_detected(
+    sound: Trial, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+) -> None:
+    monkeypatch.setitem(MIXERS, "faulty", Faulty)
+    with pytest.raises(AssertionError, match=f"^mixer faulty: {message}"):
+        check_in_model(faulty(sound, fault))
+
+
+def test_results_in_bfloat16_stay_in_bfloat16(sound: Trial) -> None:
+    check_bfloat16(sound)
+    with pytest.raises(
+        AssertionError, match=r"^mixer faulty: bfloat16: inputs in bfloat16 give fl"
+    ):
+        check_bfloat16(faulty(sound, "widens"))
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainConfig(MixerConfig):
+    kind: ClassVar[str] = "plain"
+
+
+class Plain(Mixer):
+    """Mean of the past, with weights that Flax declares: they have no names of axes."""
+
+    config: PlainConfig
+
+    @staticmethod
+    def abilities(config: PlainConfig) -> Abilities:
+        return Abilities(cached=False, cross=False, segments=False, weights=False)
+
+    @staticmethod
+    def constants(config: PlainConfig, layer: int, width: int) -> Any:
+        return None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise ValueError("mixer plain: has no cache; use mixer full")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        refused = inputs.memory is not None or inputs.mask.segments is not None
+        if refused or "weights" in inputs.outputs:
+            raise ValueError("mixer plain: does that not; use mixer full")
+        y = x if not inputs.mask.pattern.causal else jnp.cumsum(x, axis=1)
+        y = y / jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[None, :, None]
+        gain = self.param("gain", nn.initializers.ones, (x.shape[-1],))
+        y = nn.Dense(x.shape[-1], dtype=x.dtype)(y) * gain.astype(x.dtype)[None, None]
+        return MixerOutput(y, None, {})
+
+
+@pytest.mark.slow
+def test_weights_of_flax_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "plain", Plain)
+    check_mixer("plain", d_model=6, length=17, lengths=(1, 17, 23))
+
+
+def test_constants_must_be_stackable(sound: Trial) -> None:
     check_constants(sound)
     with pytest.raises(AssertionError, match="constants: differ in shape between layers"):
         check_constants(faulty(sound, "ragged constants"))
 
 
 @pytest.mark.parametrize("ability", UNSUPPORTED_CALLS)
-def test_what_is_not_declared_has_to_be_refused(sound: Trial, ability: str) -> None:
+def test_undeclared_abilities_must_be_rejected(sound: Trial, ability: str) -> None:
     message = f"{ability}: is not declared, and not refused by a ValueError either"
     with pytest.raises(AssertionError, match=message):
         check_rejected(faulty(sound, "", (ability,)), ability)
 
 
-def test_a_refusal_is_one_line(sound: Trial) -> None:
+def test_rejections_must_be_one_line(sound: Trial) -> None:
     check_rejected(faulty(sound, "refuses in one line", ("cross",)), "cross")
     with pytest.raises(AssertionError, match="cross: is refused, but not in one line: refuses"):
         check_rejected(faulty(sound, "refuses\nin two", ("cross",)), "cross")
@@ -264,7 +340,7 @@ class Strided(Mixer):
 
 
 @pytest.mark.slow
-def test_a_mixer_with_a_pattern_of_its_own_is_held_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_select_is_compared_with_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "strided", Strided)
     check_mixer(StridedConfig(), d_model=5, length=7, lengths=(1, 7))
     trial = make_trial(StridedConfig(), 5, 7, (7,), Hardware())
@@ -274,7 +350,7 @@ def test_a_mixer_with_a_pattern_of_its_own_is_held_to_it(monkeypatch: pytest.Mon
         check_select(dataclasses.replace(trial, mixer=mixer))
 
 
-def test_the_reference_of_patterns_by_hand() -> None:
+def test_reference_softmax_attention_matches_hand_computed_values() -> None:
     """Scores 0 and ln 3 are weights 1/4 and 3/4; what sees one key takes it, or nothing."""
     q, k = np.ones((1, 3, 1, 1)), np.array([0, np.log(3), 7]).reshape(1, 3, 1, 1)
     v = np.array([[4.0, 8.0], [12.0, 16.0], [100.0, 200.0]]).reshape(1, 3, 1, 2)

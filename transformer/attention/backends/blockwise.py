@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.tiling import (
     Index,
     TilePass,
@@ -33,7 +34,6 @@ from transformer.attention.backends.tiling import (
     visit_unless_masked,
 )
 from transformer.attention.masks import Mask
-from transformer.attention.score_spec import ScoreSpec
 from transformer.layers.precise_einsum import accumulation_dtype, round_to_dtype, split_high_low
 
 DEFAULT_BLOCK_SIZE = 128

@@ -3,17 +3,22 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from transformer.attention.backends.query_blocks import MIN_BLOCK_SIZE
 from transformer.attention.config import Backend
 from transformer.attention.masks import MaskPattern
 from transformer.hardware import Hardware
 
+MIN_QUERY_BLOCK = 64
+"""Fewest queries of one block of the backend `query_blocks`."""
+
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """Properties of an attention call that decide its backend. All are known at compile time."""
+    """Properties of an attention call that decide its backend. All are known at compile time.
+
+    Lengths may be symbolic dimensions of `jax.export`, which have no order.
+    """
 
     hardware: Hardware
     pattern: MaskPattern
@@ -49,6 +54,12 @@ class AttentionSpec:
     """Number of devices along the length."""
     mesh_known: bool = False
     """The layout of arrays on several devices is known."""
+
+    @property
+    def lengths_known(self) -> bool:
+        """Return False if T or S is symbolic."""
+        lengths: tuple[Any, ...] = (self.num_queries, self.num_keys)
+        return all(isinstance(length, int) for length in lengths)
 
 
 class BackendChoice(NamedTuple):
@@ -105,7 +116,7 @@ def _choose_fastest(spec: AttentionSpec) -> BackendChoice:
     """
     kernel, *rest = PREFERRED_BACKENDS[spec.hardware.platform]
     order: list[Backend] = [kernel, *rest]
-    if _has_many_scores(spec):
+    if spec.lengths_known and _has_many_scores(spec):
         order.insert(0 if spec.hardware.platform == "cpu" else 1, "blockwise")
     reason = ""
     for backend in order:
@@ -121,6 +132,8 @@ def _obstacle(backend: Backend, spec: AttentionSpec) -> str:
     broken = dict(spec.hardware.broken_kernels)
     if backend in broken:
         return f"its kernel cannot be compiled here ({broken[backend]})"
+    if backend != "reference" and not spec.lengths_known:
+        return "it splits the tokens into blocks, and their number is symbolic"
     return OBSTACLES[backend](spec)
 
 
@@ -143,8 +156,8 @@ def _query_blocks_obstacle(spec: AttentionSpec) -> str:
         return "it needs a causal mask over tokens in order"
     if spec.pattern.prefix:
         return "a prefix is seen by earlier queries"
-    if spec.num_queries < 2 * MIN_BLOCK_SIZE:
-        return f"{spec.num_queries} queries are fewer than two blocks of {MIN_BLOCK_SIZE}"
+    if spec.num_queries < 2 * MIN_QUERY_BLOCK:
+        return f"{spec.num_queries} queries are fewer than two blocks of {MIN_QUERY_BLOCK}"
     return ""
 
 

@@ -1,14 +1,11 @@
-"""Merging of partial attention: one softmax over several sets of keys; sinks; sharded heads."""
+"""Merging of partial attention: one softmax over several sets of keys; sharded heads."""
 
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from transformer.attention.backends.blockwise import PartialAttention
-from transformer.context import ModelContext
-from transformer.layers.params import declare_weight
 
 
 def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
@@ -35,24 +32,6 @@ def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     )
     merged_lse = jnp.where(is_nonempty, jnp.log(safe_total) + maximum, -jnp.inf)
     return PartialAttention(y.astype(partials[0].y.dtype), merged_lse)
-
-
-def add_sinks(
-    attention: PartialAttention,
-    sink_logits: jax.Array,  # [N]
-) -> PartialAttention:
-    """Add one more key per head to the softmax, with this score and a value of zero."""
-    lse = jnp.logaddexp(attention.lse, sink_logits.astype(attention.lse.dtype)[None, :, None])
-    share = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
-    return PartialAttention((attention.y * share).astype(attention.y.dtype), lse)
-
-
-def declare_sink_logits(
-    module: nn.Module, num_heads: int, context: ModelContext
-) -> jax.Array:  # [N]
-    """Declare the logits of attention sinks, initially 0: the score of a key orthogonal to q."""
-    zeros, dtype = nn.initializers.zeros, context.precision.parameters
-    return declare_weight(module, "sinks", outputs={"heads": num_heads}, init=zeros, dtype=dtype)
 
 
 def repeat_kv_for_shards(

@@ -8,17 +8,15 @@ inputs that are too short for tiles.
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.backends.reference import attend_reference
-from transformer.attention.masks import Mask
-from transformer.attention.score_spec import ScoreSpec
-from transformer.layers.dropout import fold_in
-
-MIN_BLOCK_SIZE = 64
+from transformer.attention.attend import ScoreSpec, attend_reference
+from transformer.attention.backends.choose import MIN_QUERY_BLOCK
+from transformer.attention.masks import Mask, positions_or_arange
+from transformer.layers.basic import fold_in
 
 
 def num_query_blocks(length: int) -> int:
     """Return the number of blocks for `length` queries: 4, or fewer to keep the minimal size."""
-    return max(1, min(4, length // MIN_BLOCK_SIZE))
+    return max(1, min(4, length // MIN_QUERY_BLOCK))
 
 
 def attend_query_blocks(
@@ -43,9 +41,24 @@ def attend_query_blocks(
             q[:, start:end],
             k[:, :end],
             v[:, :end],
-            mask.causal_block(start, end, length),
+            causal_block(mask, start, end, length),
             score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, index)),
             sink_logits,
         )
         outputs.append(y)
     return jnp.concatenate(outputs, axis=1).astype(dtype)
+
+
+def causal_block(mask: Mask, start: int, end: int, length: int) -> Mask:
+    """Return the mask of queries [start, end) over keys [0, end), in self-attention."""
+    positions = positions_or_arange(mask.positions, length)
+    block = mask.replace(
+        positions=positions[:, start:end],
+        key_positions=positions[:, :end],
+        keys_include_queries=True,
+    )
+    if mask.allowed is not None:
+        block = block.replace(allowed=mask.allowed[:, start:end, :end])
+    if mask.segments is None:
+        return block
+    return block.replace(segments=mask.segments[:, start:end], key_segments=mask.segments[:, :end])

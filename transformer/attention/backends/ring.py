@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import (
     PartialAttention,
     attend_blockwise,
@@ -24,9 +25,8 @@ from transformer.attention.backends.blockwise import (
 )
 from transformer.attention.backends.merge import merge_partials, repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.score_spec import ScoreSpec
 from transformer.context import ActivationConstraint
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, split_high_low
 
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import weighted_values
 from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.score_spec import weighted_values
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
 
 Index = int | jax.Array

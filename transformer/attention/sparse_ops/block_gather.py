@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import PartialAttention
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.sparse_ops.top_k_keys import softmax_where
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 
@@ -154,7 +154,7 @@ def attend_selected_blocks(
       ValueError: the scores are more than dot products, or the mask has more than a pattern,
         segments and lengths.
     """
-    if not score_spec.dot_product_only:
+    if not score_spec.is_dot_product or score_spec.soft_cap:
         raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
     if any(
         array is not None for array in (mask.prefix_lengths, mask.global_positions, mask.allowed)

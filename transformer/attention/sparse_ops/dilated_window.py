@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import (
     DEFAULT_BLOCK_SIZE,
     PartialAttention,
     attend_blockwise,
 )
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.score_spec import ScoreSpec
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import fold_in
 
 MIN_TILE_SIZE = 64
 

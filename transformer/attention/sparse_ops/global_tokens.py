@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
 from transformer.attention.masks import Mask
-from transformer.attention.score_spec import ScoreSpec
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 
@@ -26,10 +26,10 @@ def gather_tokens(
     index: jax.Array,  # [B or 1, n]; T: none, which takes the last
 ) -> jax.Array:  # [B or 1, n, ...]
     """Gather the tokens at `index` of each example."""
-    batch = max(len(x), len(index))
+    batch = x.shape[0] if index.shape[0] == 1 else index.shape[0]
     row = jnp.arange(batch)[:, None]
     clamped = jnp.broadcast_to(jnp.minimum(index, x.shape[1] - 1), (batch, index.shape[1]))
-    return jnp.asarray(x)[row if len(x) > 1 else jnp.zeros_like(row), clamped]
+    return jnp.asarray(x)[row if x.shape[0] != 1 else jnp.zeros_like(row), clamped]
 
 
 def attend_from_tokens(
@@ -62,7 +62,7 @@ def scatter_tokens(
     """Return `y` with the tokens at `index` replaced by `updates`."""
     places = jnp.broadcast_to(index, updates.shape[:2])
     # mode="drop" skips index T.
-    return y.at[jnp.arange(len(y))[:, None], places].set(updates, mode="drop")
+    return y.at[jnp.arange(y.shape[0])[:, None], places].set(updates, mode="drop")
 
 
 def mask_duplicates(

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from transformer.attention.attend import ScoreSpec, dot_product_scores, weighted_values
 from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
 from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.score_spec import ScoreSpec, dot_product_scores, weighted_values
-from transformer.layers.dropout import dropout, fold_in
+from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
 
 FLOAT32_BITS = 32
@@ -73,7 +73,7 @@ def map_query_blocks(
     def split(x: jax.Array) -> jax.Array:  # [blocks, B, R, ...]
         padding = [(0, 0), (0, num_blocks * block_length - length)] + [(0, 0)] * (x.ndim - 2)
         return jnp.moveaxis(
-            jnp.pad(x, padding).reshape(len(x), num_blocks, block_length, *x.shape[2:]), 1, 0
+            jnp.pad(x, padding).reshape(x.shape[0], num_blocks, block_length, *x.shape[2:]), 1, 0
         )
 
     def attend_block(inputs: tuple[Any, ...]) -> jax.Array:
@@ -83,7 +83,7 @@ def map_query_blocks(
     y = jnp.moveaxis(
         jax.lax.map(attend_block, (jnp.arange(num_blocks), *map(split, queries))), 0, 1
     )
-    return y.reshape(len(y), num_blocks * block_length, *y.shape[3:])[:, :length]
+    return y.reshape(y.shape[0], num_blocks * block_length, *y.shape[3:])[:, :length]
 
 
 def softmax_where(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -24,18 +25,18 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import KVCache
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.projections import QKV, project_output, project_qkv
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import (
     attend_from_tokens,
     gather_tokens,
     scatter_tokens,
 )
+from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.sparse_configs import BigBirdConfig
 from transformer.attention.variants.visible_keys import MeanVisibleKeys
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.attend import attend
+from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -23,7 +23,7 @@ from transformer.attention.base import (
     reject_mask_patterns,
     reject_weights,
 )
-from transformer.attention.masks import Mask, previous_segments, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
     project_output,
@@ -31,10 +31,9 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-from transformer.attention.score_spec import ScoreSpec
-from transformer.attention.variants.kernel_configs import LinformerConfig
-from transformer.layers.dropout import fold_in
-from transformer.layers.params import declare_weight
+from transformer.attention.token_segments import previous_segments, token_segments
+from transformer.attention.variants.linear_configs import LinformerConfig
+from transformer.layers.basic import declare_weight, fold_in
 from transformer.registry import MIXERS
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
 from transformer.attention.backends.merge import merge_partials
 from transformer.attention.base import (
@@ -26,16 +27,15 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,
-    attend_with_absorbed_projections,
     project_output,
     project_qkv,
     project_queries,
 )
-from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sparse_ops.absorbed_projections import attend_with_absorbed_projections
 from transformer.attention.sparse_ops.dilated_window import attend_dilated
 from transformer.attention.sparse_ops.global_tokens import (
     as_single_document,
@@ -50,9 +50,10 @@ from transformer.attention.sparse_ops.global_tokens import (
     mask_duplicates,
     scatter_tokens,
 )
+from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.sparse_configs import LongformerConfig
 from transformer.attention.variants.visible_keys import longformer_visible_keys
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
 
@@ -136,7 +137,7 @@ def attend_cached(
             "mixer longformer: decodes with the first tokens as global ones; give a mask without "
             "globals, and longformer.num_global_tokens"
         )
-    here = mark_padding(positions, len(x))
+    here = mark_padding(positions, x.shape[0])
     first = cache.global_kv.keys.shape[1]
     scoring = scoring._replace(operand_dtype=own.q.dtype.name)
     near = _near(mixer, own, mask, scoring, cache.window, here, first)
@@ -341,7 +342,7 @@ class Longformer(Mixer):
     ) -> jax.Array:  # [B, n, N, H]
         """Attend from the global tokens to all tokens, by projections of their own."""
         config, context = self.config, self.context
-        rows = gather_tokens(x, jnp.broadcast_to(index, (len(x), index.shape[1])))
+        rows = gather_tokens(x, jnp.broadcast_to(index, (x.shape[0], index.shape[1])))
         projected = config.resolved_num_kv_heads * config.resolved_head_dim(context.d_model)
         few = 2 * index.shape[1] * config.num_heads <= projected
         if few and config.qk_norm is None and not isinstance(config.position, RoPE):

@@ -25,7 +25,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import KVCache
-from transformer.attention.masks import Mask, token_segments
+from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,
@@ -46,11 +46,11 @@ from transformer.attention.sparse_ops.grouped_window import (
     split_groups_by_document,
 )
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
+from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.clustered_configs import RoutingAttentionConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.context import ModelContext
-from transformer.layers.norms import layer_norm
-from transformer.layers.params import declare_weight
+from transformer.layers.basic import declare_weight, layer_norm
 from transformer.registry import MIXERS
 
 LAYER_NORM_EPSILON = 1e-5

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.attention.attend import attend
-from transformer.attention.backends.merge import declare_sink_logits
+from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -20,10 +19,10 @@ from transformer.attention.base import (
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.projections import QKV, project_output, project_qkv
-from transformer.attention.score_spec import ScoreSpec
+from transformer.attention.sinks import declare_sink_logits
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.attention.variants.visible_keys import sliding_window_visible_keys
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
 
@@ -64,7 +63,7 @@ class SlidingWindowAttention(Mixer):
         if cache is not None:
             if not mask.pattern.causal:
                 raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
-            here = mark_padding(inputs.positions, len(x))
+            here = mark_padding(inputs.positions, x.shape[0])
             ring, cache = cache, cache.append(k, v, here)
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
             k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache

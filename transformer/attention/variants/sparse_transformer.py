@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
 from transformer.attention.backends.merge import merge_partials
-from transformer.attention.backends.reference import attend_reference
 from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
 from transformer.attention.base import (
     Abilities,
@@ -32,7 +32,6 @@ from transformer.attention.base import (
 from transformer.attention.cache import KVCache
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.projections import QKV, project_output, project_qkv
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.masks import dense_mask
@@ -17,7 +18,6 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.sparse_ops.top_k_keys import (
     apply_top_k_weights,
     attend_top_k,
@@ -26,7 +26,7 @@ from transformer.attention.sparse_ops.top_k_keys import (
 )
 from transformer.attention.variants.clustered_configs import TopKConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
-from transformer.layers.dropout import fold_in
+from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
 

@@ -23,14 +23,13 @@ import pytest
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import attend
+from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.merge import merge_partials
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.backends.splash import attend_splash
 from transformer.attention.masks import dense_mask
 from transformer.attention.position_bias import RelativeTables
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.scores import additive_scores
 from transformer.attention.sparse_ops.balanced_clusters import attend_balanced_clusters
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks

@@ -10,13 +10,13 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Mask, MaskPattern
+from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.merge import add_sinks, merge_partials
-from transformer.attention.backends.reference import attend_reference
+from transformer.attention.backends.merge import merge_partials
 from transformer.attention.position_bias import alibi_bias, t5_relative_bias
 from transformer.attention.position_config import T5RelativeBias
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.scores import additive_scores
+from transformer.attention.sinks import add_sinks
 
 B, N, K, H, VALUES = 2, 6, 3, 11, 13
 

@@ -13,10 +13,9 @@ from tests.transformer.formulas import assert_close, normal
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import Hardware, Mask, MaskPattern
+from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.choose import AttentionSpec, choose_backend
-from transformer.attention.backends.reference import attend_reference
 from transformer.attention.backends.splash import attend_splash
-from transformer.attention.score_spec import ScoreSpec
 
 B, T, N, H = 2, 193, 4, 24
 

@@ -27,7 +27,7 @@ from transformer.attention.base import MixerInputs
 from transformer.attention.variants.performer import Performer
 from transformer.context import ModelContext
 from transformer.costs import count_token_flops
-from transformer.layers.block import Memory
+from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 from transformer.layers.stack_weights import init_cache
 from transformer.testing.contract import ABILITY_CHECKS
@@ -117,13 +117,13 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
     shared = ModelContext(D, 3, Precision(), Initialization(), Hardware())
     stack = Stack((only,), shared, loop)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
-    positions = np.arange(T)[None]
+    positions: Any = np.arange(T)[None]
     looks = Memory(memory, Mask(MaskPattern(ordered=False)))
-    given: Any = dict(positions=positions, mask=CAUSAL)
-    make = lambda x: stack.init(jax.random.key(0), x, memory=looks, **given)  # noqa: E731
+    given = MixerInputs(positions, CAUSAL)
+    make = lambda x: stack.init(jax.random.key(0), x, given, looks)  # noqa: E731
     params = weights_of(meta.unbox(jax.eval_shape(make, x))["params"])
     run = jax.jit(functools.partial(stack.apply, {"params": params}))
-    found: Any = run(x, memory=looks, **given)
+    found: Any = run(x, given, looks)
     expected: Any = np.float64(x)
     for layer in range(3):
         w = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["place_0"]["cross"])
@@ -138,8 +138,8 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
     assert_close(found.x, expected)
     cache: Any = init_cache((only,), shared, B, T, T + 2)
     for tokens, source in ((slice(4), memory), (slice(4, None), None)):
-        given["positions"] = positions[:, tokens]
-        found = run(x[:, tokens], memory=looks._replace(x=source), cache=cache, **given)
+        given = MixerInputs(positions[:, tokens], CAUSAL, cache=cache)
+        found = run(x[:, tokens], given, looks._replace(x=source))
         cache = found.cache
         assert_close(found.x, expected[:, tokens])
 

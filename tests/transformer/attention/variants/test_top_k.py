@@ -13,8 +13,8 @@ from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, array, assert_close, attention, normal
 from tests.transformer.mixers import applied, made
 from transformer import Mask, MaskPattern, TopKConfig
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import dense_mask
-from transformer.attention.score_spec import ScoreSpec
 from transformer.attention.sparse_ops.top_k_keys import attend_top_k, top_k_mask
 from transformer.attention.variants.top_k import TopKAttention
 from transformer.testing.contract import check_mixer

@@ -1,0 +1,87 @@
+"""The scripts in `examples/` run and do what they say."""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+README = Path(__file__).parents[2] / "README.md"
+MAX_LINES = 80
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def default_rank_promotion() -> Iterator[None]:
+    """JAX as a user has it."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_are_short_and_linked(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < MAX_LINES
+    assert f"(examples/{path.name})" in README.read_text()
+
+
+@pytest.mark.slow
+def test_own_training_loop_learns() -> None:
+    _, losses = load("own_training_loop").train(steps=150)
+    assert losses[0] > 2
+    assert losses[-1] < 1
+
+
+@pytest.mark.slow
+def test_members_of_the_ensemble_learn_and_differ() -> None:
+    example = load("ensemble")
+    params, losses = example.train(steps=60)
+    assert losses.shape == (example.MEMBERS,)
+    assert np.all(losses < 2)
+    tables = params["embedding"]
+    assert not np.array_equal(tables[0], tables[1])
+
+
+@pytest.mark.slow
+def test_frozen_layers_keep_their_bits_and_others_learn() -> None:
+    example = load("freeze_and_load")
+    before, loaded, after = example.main()
+    jax.tree.map(
+        lambda b, frozen, a: np.testing.assert_array_equal(b[frozen], a[frozen]),
+        before,
+        loaded,
+        after,
+    )
+    trees = (before, loaded, after)
+    before, loaded, after = (tree["layers"]["place_0"]["mixer"]["query"] for tree in trees)
+    assert np.all(loaded[:2])
+    assert not np.any(loaded[2:])
+    assert np.any(before[2:] != after[2:])
+
+
+@pytest.mark.slow
+def test_the_exported_model_computes_the_same() -> None:
+    assert max(load("export").main()) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_needed_head_is_found_by_removing_it() -> None:
+    example = load("head_ablation")
+    params = example.train(steps=500)
+    tokens = example.make_batch(jax.random.key(10**6))
+    first, last = example.read_layers(params, tokens)
+    assert last < 0.1 < 2 < first  # the repetition is known in the last layer, not before
+    losses = np.array(example.ablate(params, tokens))
+    assert losses.shape == (example.LAYERS, example.HEADS)
+    assert losses.max() > 10 * last

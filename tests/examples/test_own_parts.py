@@ -1,0 +1,67 @@
+"""Scripts with parts of one's own: they run, and the command line reads their runs back."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+
+import train
+from tests.train.support import command
+from train.config import plugins
+from train.config.plugins import import_modules
+from train.config.registry import find_experiment
+from train.run import sample
+from train.tasks.registry import TASKS
+from transformer.registry import MIXERS
+from transformer.testing import check_mixer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Leave no part registered; JAX is as a user has it."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    with jax.numpy_rank_promotion("allow"):
+        yield
+    MIXERS.pop("moving_average", None)
+    TASKS.pop("MostFrequent", None)
+    for name in ("own_mixer", "own_task"):
+        sys.modules.pop(f"experiment_{name}", None)
+    plugins._imported.clear()
+    plugins._file_of_module.clear()
+
+
+@pytest.mark.parametrize("name", ["own_mixer", "own_task"])
+def test_they_are_short_and_linked(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80
+    assert f"(examples/{name}.py)" in README.read_text()
+
+
+@pytest.mark.slow
+def test_own_task(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "own_task.py")
+    experiment = dataclasses.replace(find_experiment(file), steps=300)
+    run = train.fit(experiment, "runs/frequent", quiet=True)
+    assert run.metrics["accuracy"] > 0.8
+    assert sample(run, ["4 1 1 1 0 1 1 2 1 1 3 1 1 0 1"]) == ["1"]
+    found = command(capsys, "evaluate", "runs/frequent", "--import", file, "--json")
+    assert json.loads(found.output)["accuracy"] == pytest.approx(run.metrics["accuracy"])
+
+
+@pytest.mark.slow
+def test_own_mixer(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "own_mixer.py")
+    import_modules([file], "--import")
+    check_mixer("moving_average", d_model=6, length=17, lengths=(1, 17, 23))
+    experiment = dataclasses.replace(find_experiment(file), steps=12)
+    train.fit(experiment, "runs/average", quiet=True)
+    line = ("sample", "runs/average", "--import", file, "--prompt", "def", "--max-new-tokens", "5")
+    found = command(capsys, *line, "--json")
+    assert len(json.loads(found.output)["text"][0]) == 5

@@ -1,0 +1,90 @@
+"""The console script `linen-transformer`, in folders whose files are named like our packages."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.train.support import write_config
+
+ROOT = Path(__file__).resolve().parents[3]
+
+FOREIGN = "raise AssertionError('a file of the user was imported')\n"
+
+
+def script(folder: Path) -> Path:
+    """Write the script that pip makes of the entry in pyproject.toml."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["linen-transformer"].partition(":")
+    file = folder / "bin" / "linen-transformer"
+    file.parent.mkdir()
+    file.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    return file
+
+
+def run(cwd: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder. Our packages are found as installed ones are: after the folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = [sys.executable, *map(str, command)]
+    return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a `train.py`, a `configs/` and a `transformer/` that must not be imported."""
+    project = tmp_path / "project"
+    for file in ("train.py", "configs/__init__.py", "transformer/__init__.py"):
+        (project / file).parent.mkdir(parents=True, exist_ok=True)
+        (project / file).write_text(FOREIGN)
+    return project
+
+
+def test_the_script_is_not_hidden(folder: Path) -> None:
+    program = script(folder.parent)
+    found = run(folder, program, "fit", "quickstart", "--help")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "usage: linen-transformer fit quickstart" in found.stdout
+    wrong = run(folder, program, "fit", "quickstart", "--stepz", "3")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert wrong.stderr.endswith("see linen-transformer fit quickstart --help\n")
+
+
+def test_a_hidden_package_is_named_in_one_line(folder: Path) -> None:
+    (folder / "train.py").unlink()
+    found = run(folder, "-m", "train", "fit", "quickstart", "--help")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert found.stderr == (
+        f"error: {folder}/transformer/__init__.py and {folder}/configs/__init__.py: imported in "
+        "place of linen-transformer's own transformer and configs; start linen-transformer instead "
+        "of python -m train, or rename it\n"
+    )
+    safe = run(folder, "-P", "-m", "train", "fit", "quickstart", "--help")
+    assert (safe.returncode, safe.stderr) == (0, "")
+
+
+def test_hidden_configs_are_named_and_the_rest_works(folder: Path) -> None:
+    (folder / "configs" / "__init__.py").write_text("")
+    for file in ("train.py", "transformer/__init__.py"):
+        (folder / file).unlink()
+    config = write_config(folder)
+    found = run(folder, "-m", "train", "fit", config, "--help")
+    assert found.returncode == 0
+    assert found.stderr == (
+        f"note: {folder}/configs/__init__.py: imported in place of linen-transformer's own "
+        "configs; start linen-transformer instead of python -m train, or rename it\n"
+    )
+
+
+@pytest.mark.slow
+def test_a_run_with_the_script(folder: Path) -> None:
+    program, config = script(folder.parent), write_config(folder)
+    (folder / "helper.py").write_text("STEPS = 2\n")
+    with Path(config).open("a") as file:
+        file.write("import helper\nEXPERIMENTS['short'] = tiny(Path('.'), steps=helper.STEPS)\n")
+    for line in (("fit", f"{config}:short", "--workdir", "run"), ("evaluate", "run")):
+        found = run(folder, program, *line, "--json")
+        assert (found.returncode, found.stderr, json.loads(found.stdout)["step"]) == (0, "", 2)

@@ -1,0 +1,83 @@
+"""The verbs over many runs, `scaling` and `sweep`, from the command line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.train.support import command
+from train.scaling.analysis import format_csv
+from train.scaling.laws import ParametricLaw, Runs
+
+Capture = pytest.CaptureFixture[str]
+
+LAW = ParametricLaw(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> str:
+    """A file of twelve runs, without noise."""
+    parameters, tokens = np.repeat([1e6, 8e6, 6.4e7], 4), np.tile([1e8, 8e8, 6.4e9, 5e10], 3)
+    file = tmp_path / "runs.csv"
+    file.write_text(format_csv(Runs(parameters, tokens, LAW(parameters, tokens))))
+    return str(file)
+
+
+def test_fits_of_a_csv_as_json(capsys: Capture, csv: str) -> None:
+    found = command(capsys, "scaling", "--from-csv", csv, "--budget", "1e19", "--json")
+    assert (found.status, found.error) == (0, "")
+    answer = json.loads(found.output)
+    constants = {name: answer["chinchilla"][name] for name in ("E", "A", "B", "alpha", "beta")}
+    assert constants == pytest.approx(vars(LAW), rel=1e-3)
+    assert set(answer["chinchilla"]["intervals"]) == set(constants)
+    [optimum] = answer["optimum"]
+    assert optimum["parameters"] == pytest.approx(262e6, rel=0.01)
+    assert optimum["tokens_per_parameter"] == pytest.approx(24.2, abs=0.2)
+    assert answer["held_out"]["max_relative_error"] < 1e-3
+
+
+def test_fits_of_a_csv_as_tables_and_files(capsys: Capture, csv: str, tmp_path: Path) -> None:
+    found = command(capsys, "scaling", f"--from-csv={csv}", "--workdir", str(tmp_path / "fits"))
+    assert (found.status, found.error) == (0, "")
+    assert "L(N, D) = E + A / N^alpha + B / D^beta" in found.output
+    files = sorted(each.name for each in (tmp_path / "fits").iterdir())
+    assert files == ["runs.csv", "scaling.json", "scaling.png"]
+
+
+def test_fits_of_a_csv_load_no_jax(csv: str) -> None:
+    program = (
+        "import sys\nfrom train.cli.main import main\n"
+        f"try:\n    main(['scaling', '--from-csv', {csv!r}, '--bootstrap-samples', '2'])\n"
+        "except SystemExit as stop:\n    assert stop.code == 0\n"
+        "assert not {'jax', 'jaxlib', 'flax', 'optax'} & set(sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "message"),
+    [
+        ("scaling --from-csv CSV --budget lots", 2, "--budget lots: is not a positive number"),
+        ("scaling --from-csv CSV --bootstrap-samples 1", 2, "bootstrap_samples 1: give 2 or more"),
+        ("scaling --from-csv CSV stray", 2, "stray"),
+        ("scaling --from-csv /no/such.csv", 1, "/no/such.csv: No such file"),
+    ],
+)
+def test_errors(capsys: Capture, csv: str, line: str, status: int, message: str) -> None:
+    found = command(capsys, *(csv if word == "CSV" else word for word in line.split()))
+    assert (found.status, found.output) == (status, "")
+    assert found.error.startswith("error: ")
+    assert found.error.count("\n") == 1
+    assert message in found.error
+
+
+def test_runs_of_one_size_cannot_be_fitted(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "runs.csv"
+    file.write_text(format_csv(Runs(np.full(6, 1e6), np.arange(1, 7) * 1e6, np.full(6, 3.0))))
+    found = command(capsys, "scaling", "--from-csv", str(file))
+    remedy = "all runs have 1,000,000; vary it to fit its exponent"
+    assert (found.status, found.error) == (1, f"error: {file}: parameters: {remedy}\n")

@@ -1,0 +1,141 @@
+"""Datasets of the user: they yield examples where shipped ones read files."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.data.bitext import prepare_bitext
+from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.corpus import prepare_text
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    TokenLabelDataConfig,
+)
+from train.data.text_labels import prepare_classification
+from train.data.token_labels import prepare_token_labels
+from train.errors import UserError
+
+BYTES = TokenizerConfig("byte")
+
+
+class Own:
+    """The splits of a dataset are what this dict holds."""
+
+    splits: dict[str, Any] = {}  # noqa: RUF012
+
+    def read_split(self, split: str) -> Iterable[Any] | None:
+        return self.splits.get(split)
+
+
+@pytest.fixture(autouse=True)
+def no_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Own, "splits", {})
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTexts(Own, TextDataConfig):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnLabels(Own, ClassificationDataConfig):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTags(Own, TokenLabelDataConfig):
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnPairs(Own, BitextDataConfig):
+    pass
+
+
+def test_texts(tmp_path: Path) -> None:
+    Own.splits = {"train": ["one", "", "two"], "validation": ["three"], "test": ["four"]}
+    config = OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path))
+    corpus = prepare_text(config)
+    assert list(corpus.streams) == ["train", "validation", "test"]
+    decode = corpus.tokenizer.decode
+    assert {name: decode(corpus.split(name).tokens[1:-1]) for name in corpus.streams} == {
+        "train": "onetwo",
+        "validation": "three",
+        "test": "four",
+    }
+    assert prepare_text(config).digest == corpus.digest
+    Own.splits["test"] = ["five"]
+    assert prepare_text(config).digest != corpus.digest
+
+
+def test_texts_are_held_out(tmp_path: Path) -> None:
+    Own.splits = {"train": [f"text {index}" for index in range(10)]}
+    corpus = prepare_text(OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path)))
+    counts = [len(corpus.split(name).document_starts) for name in ("train", "validation")]
+    assert counts == [9, 1]
+    with pytest.raises(UserError, match="the data have only train, validation; "):
+        corpus.split("test")
+
+
+def test_labels() -> None:
+    Own.splits = {
+        "train": [("red fish", "a"), ["blue", "b"], ("x", "a")],
+        "validation": [("old", "b")],
+    }
+    corpus = prepare_classification(OwnLabels(tokenizer=BYTES))
+    assert corpus.labels == ("a", "b")
+    assert corpus.split("train").texts == ["red fish", "blue", "x"]
+    assert corpus.split("validation").targets.tolist() == [1]
+
+
+def test_tags() -> None:
+    sentence = [("the", "D"), ("fish", "N")]
+    Own.splits = {"train": [sentence, sentence[1:]], "validation": [sentence]}
+    corpus = prepare_token_labels(OwnTags(tokenizer=BYTES))
+    assert corpus.labels == ("D", "N")
+    assert len(corpus.split("train").lengths) == 2
+
+
+def test_pairs() -> None:
+    Own.splits = {"train": [("a b", "c"), ("d", "e f")], "validation": [("a", "c")]}
+    corpus = prepare_bitext(OwnPairs(tokenizer=BYTES))
+    assert corpus.split("train").pairs == [("a b", "c"), ("d", "e f")]
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (None, "dataset OwnLabels: has no split train; return its examples from read_split"),
+        ([], "dataset OwnLabels, split train: has no examples; yield some"),
+        (["ab"], "dataset OwnLabels, split train, example 0: is no pair of texts; yield tuples"),
+        ([("a", "b"), ("a", 1)], "split train, example 1: is no pair of texts"),
+    ],
+)
+def test_wrong_examples(train: Any, message: str) -> None:
+    Own.splits = {} if train is None else {"train": train}
+    with pytest.raises(UserError, match=message):
+        prepare_classification(OwnLabels(tokenizer=BYTES))
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (None, "dataset OwnTexts, split train: has no text; yield some from read_split"),
+        ([""], "dataset OwnTexts, split train: has no text"),
+        (["a", 3], "dataset OwnTexts, split train, example 1: is a int; yield strings"),
+    ],
+)
+def test_wrong_texts(tmp_path: Path, train: Any, message: str) -> None:
+    Own.splits = {} if train is None else {"train": train}
+    with pytest.raises(UserError, match=message):
+        prepare_text(OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path)))
+
+
+def test_sentences_without_words() -> None:
+    Own.splits = {"train": [[("a", "N")], []]}
+    with pytest.raises(UserError, match="split train, example 1: has no words; leave it out"):
+        prepare_token_labels(OwnTags(tokenizer=BYTES))

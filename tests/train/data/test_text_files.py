@@ -1,0 +1,176 @@
+import gzip
+import json
+import pathlib
+from pathlib import Path
+
+import pytest
+
+from train.data import text_files
+from train.data.files import TextFile, find_file, find_files
+from train.data.text_files import (
+    Document,
+    line_location,
+    read_documents,
+    read_lines,
+    truncate_documents,
+)
+from train.errors import UserError
+
+
+def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
+    return list(read_documents(find_files(str(path), "data.path"), text_field=field))
+
+
+def test_plain_text_is_one_unchanged_document(tmp_path: pathlib.Path) -> None:
+    text = "\ufeffZeile\r\n\n日本\x00 \n"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    assert read(tmp_path / "a.txt") == [("a.txt", text)]
+
+
+def test_json_lines_are_one_document_a_line(tmp_path: pathlib.Path) -> None:
+    lines = [{"text": "one\ntwo"}, {"text": "", "id": 5}, {"text": "é"}]
+    content = "\n\n".join(map(json.dumps, lines)) + "\n"
+    (tmp_path / "a.jsonl").write_text(content)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(content.encode()))
+    expected = [("1", "one\ntwo"), ("5", "é")]
+    assert read(tmp_path) == [
+        (f"{name}:{line}", text) for name in ("a.jsonl", "b.jsonl.gz") for line, text in expected
+    ]
+
+
+def test_folder_of_mixed_files_without_empty_ones(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.txt.gz").write_bytes(gzip.compress(b"zipped", mtime=0))
+    (tmp_path / "c.ndjson").write_text('{"body": "line"}')
+    (tmp_path / "a.py").write_text("")
+    assert read(tmp_path, "body") == [("c.ndjson:1", "line"), ("sub/b.txt.gz", "zipped")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"abc\xff", r"a\.txt: not UTF-8 at byte 3 \(0xff\); convert it"),
+        ("a.txt", b"ab\xe6\x97", r"a\.txt: not UTF-8 at byte 2 \(0xe6\)"),
+        ("a.jsonl", b'{"text": "x"}\n\xe9', r"a\.jsonl:2: not UTF-8 at byte 14 \(0xe9\)"),
+        ("a.jsonl", b'{"text": "x"}\n{"text', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b'\n["x"]', r"a\.jsonl:2: not a JSON object"),
+        (
+            "a.jsonl",
+            b'{"body": "x", "n": 1}',
+            r"a\.jsonl:1: has no field 'text' \(it has body, n\)",
+        ),
+        ("a.jsonl", b'{"text": 5}', r"a\.jsonl:1: field 'text' is not a text"),
+        ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: half a surrogate pair in 'text'"),
+        ("a.txt.gz", b"not gzip", r"a\.txt\.gz: damaged gzip"),
+        ("a.txt.gz", gzip.compress(b"text", mtime=0)[:-9], r"a\.txt\.gz: damaged gzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "x"}', mtime=0)[:12] + b"\xff" * 20,
+            "damaged gzip",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." not in value else None,
+)
+def test_error_names_the_damaged_file(
+    tmp_path: pathlib.Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        read(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_error_names_the_vanished_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    files = find_files(str(tmp_path), "data.path")
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(UserError, match=r"a\.txt: No such file"):
+        list(read_documents(files))
+
+
+def test_byte_limit_keeps_characters_whole() -> None:
+    documents = [Document("a", "abc"), Document("b", "éé"), Document("c", "x")]
+    assert list(truncate_documents(documents, 0)) == documents
+    assert list(truncate_documents(documents, 6)) == [("a", "abc"), ("b", "é")]
+    assert list(truncate_documents(documents, 4)) == [("a", "abc")]
+    assert list(truncate_documents(documents, 3)) == [("a", "abc")]
+    assert list(truncate_documents(documents, 7)) == documents[:2]
+    assert list(truncate_documents(documents, 100)) == documents
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
+def test_gzip_bomb_is_rejected(
+    tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "_MIN_GZIP_LIMIT", 1000)
+    (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
+    with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
+        read(tmp_path)
+    words = "".join(f'{{"text": "line {n}"}}\n' for n in range(999))
+    (tmp_path / name).write_bytes(gzip.compress(words.encode()))
+    assert read(tmp_path)
+
+
+def written(folder: Path, content: bytes, name: str = "a.txt") -> TextFile:
+    (folder / name).write_bytes(content)
+    return TextFile(name, folder / name)
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"a\nb\n", ["a", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\n\r\nb \r\n", ["a", "", "b "]),
+        (b"\xef\xbb\xbfa\n\n\n", ["a", "", ""]),
+        ("a\u2028b\x0cc\x85\nd\n".encode(), ["a\u2028b\x0cc\x85", "d"]),
+    ],
+    ids=["plain", "no end", "windows", "byte order mark", "other separators"],
+)
+def test_lines(tmp_path: Path, content: bytes, lines: list[str]) -> None:
+    assert read_lines(written(tmp_path, content)) == lines
+    assert read_lines(written(tmp_path, gzip.compress(content), "a.gz")) == lines
+
+
+def test_lines_in_another_encoding(tmp_path: Path) -> None:
+    file = written(tmp_path, "a\nfür\nb\n".encode("latin-1"))
+    assert read_lines(file, "latin-1") == ["a", "für", "b"]
+    message = r"a\.txt:2: not utf-8 at byte 3 of the file \(0xfc\); convert it .*data\.encoding"
+    with pytest.raises(UserError, match=message):
+        read_lines(file)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n\t\n"])
+def test_empty_file_has_no_lines(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(UserError, match=r"a\.txt: is empty; give a file"):
+        read_lines(written(tmp_path, content))
+
+
+def test_damaged_lines_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a\.gz: damaged gzip"):
+        read_lines(written(tmp_path, gzip.compress(b"abcdefgh")[:-9], "a.gz"))
+
+
+def test_line_numbers_start_at_one(tmp_path: Path) -> None:
+    file = TextFile("a", tmp_path / "a")
+    assert line_location(file, 0) == f"{tmp_path / 'a'}:1"
+
+
+def test_file_is_found_with_gz_suffix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    written(tmp_path / "data", b"x", "one.en.gz")
+    written(tmp_path / "data", b"x", "two.en")
+    assert find_file(f"{tmp_path}/data/one.en", "data.path").name == "one.en.gz"
+    monkeypatch.setenv("TRANSFORMER_DATA", str(tmp_path))
+    assert find_file("data/two.en", "data.path").path == tmp_path / "data" / "two.en"
+    assert find_file("data/one.en.gz", "data.path").name == "one.en.gz"
+
+
+def test_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRANSFORMER_DATA", raising=False)
+    with pytest.raises(UserError, match=r"data\.path x\.en: there is no such file.* give the path"):
+        find_file("x.en", "data.path")
+    with pytest.raises(UserError, match=r"data\.path .*: there is no such file"):
+        find_file(str(tmp_path), "data.path")
+    with pytest.raises(UserError, match=r"data\.test_path: is empty; give the path of a file"):
+        find_file("", "data.test_path")

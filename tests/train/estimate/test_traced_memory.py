@@ -1,0 +1,58 @@
+""" """
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import tiny
+from train.engine import make_engine
+from train.errors import UsageError
+from train.estimate.compiled_memory import bytes_per_device
+from train.estimate.traced_memory import StateShapes
+from train.experiment import EmaConfig
+from train.optim.registry import OPTIMIZERS
+from train.parallel.mesh import MeshConfig
+from transformer import Hardware
+
+HARDWARE = Hardware("cpu", count=8)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adafactor", "adamw8bit", "muon"])
+@pytest.mark.parametrize(
+    "mesh", [MeshConfig(data=8), MeshConfig(2, fsdp=4), MeshConfig(1, fsdp=2, tensor=4)]
+)
+def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfig) -> None:
+    experiment = tiny(tmp_path, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh)
+    experiment = dataclasses.replace(
+        experiment, model=dataclasses.replace(experiment.model, vocab_size=24)
+    )
+    found = StateShapes.from_experiment(experiment).bytes_per_chip(mesh)
+    state = make_engine(experiment, HARDWARE).abstract_state()
+    assert found.weights == bytes_per_device(state.params)
+    assert found.optimizer == bytes_per_device(state.optimizer)
+    assert found.other == bytes_per_device(state.ema)
+    assert found.gradients == found.weights  # parameters are float32
+
+
+def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:
+    experiment = tiny(tmp_path)
+    model = dataclasses.replace(experiment.model, vocab_size=24)
+    states = StateShapes.from_experiment(dataclasses.replace(experiment, model=model))
+    with pytest.raises(UsageError, match="does not divide into 3 parts"):
+        states.bytes_per_chip(MeshConfig(data=1, tensor=3))
+
+
+def test_offload_is_planned_without_host_memory_space(tmp_path: Path) -> None:
+    """`offload` is refused on the machine that plans, and asked of the one that is planned for."""
+    experiment = tiny(tmp_path)
+    sized = dataclasses.replace(experiment.model, vocab_size=24)
+    plain, kept = (
+        StateShapes.from_experiment(
+            dataclasses.replace(experiment, model=dataclasses.replace(sized, remat=remat))
+        )
+        for remat in ("none", "offload")
+    )
+    assert kept.bytes_per_chip(MeshConfig(2, fsdp=4)) == plain.bytes_per_chip(MeshConfig(2, fsdp=4))

@@ -1,0 +1,107 @@
+"""SGD, Adam, AdamW and Lion against the formulas of their papers."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.optim.support import (
+    AXES,
+    MATRICES,
+    RATES,
+    SHAPES,
+    Array,
+    Layer,
+    assert_like,
+    by_layers,
+    drawn,
+    updated,
+)
+from tests.train.support import light_compiler as light_compiler
+from train.optim.elementwise import Adam, AdamW, Lion, Sgd
+from train.optim.registry import make_optimizer
+
+
+def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:
+    """Sutskever et al. 2013, equations 1 to 4, the rate taken out of the velocity."""
+
+    def layer(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
+        velocity = np.zeros(())
+        for g, rate in zip(grads, rates, strict=True):
+            g = g + l2 * w if name in MATRICES else g
+            velocity = momentum * velocity + g
+            w = w - rate * (g + momentum * velocity if nesterov else velocity)
+        return w
+
+    return layer
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.7, False), (0.7, True)])
+def test_sgd_matches_formula(momentum: float, nesterov: bool, l2: float) -> None:
+    config = Sgd(momentum=momentum, nesterov=nesterov, l2=l2)
+    assert_like(updated(config, drawn(0)), by_layers(drawn(0), sgd(momentum, nesterov, l2)))
+
+
+@pytest.mark.parametrize(("momentum", "kept"), [(0.9, 4), (0.0, 0)])
+def test_sgd_state_size(momentum: float, kept: int) -> None:
+    state = make_optimizer(Sgd(momentum=momentum), AXES).init(drawn(0))
+    size = sum(leaf.size for leaf in drawn(0).values())
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(state)) == kept * size
+
+
+B1, B2, EPSILON = 0.8, 0.9, 1e-3
+
+
+def adam(l2: float = 0.0, decay: float = 0.0) -> Layer:
+    """Loshchilov and Hutter 2019, algorithm 2: l2 in line 6, the decoupled decay in line 12."""
+
+    def layer(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
+        m = v = np.zeros(())
+        for t, (g, rate) in enumerate(zip(grads, rates, strict=True), start=1):
+            matrix = name in MATRICES
+            g = g + l2 * w if matrix else g
+            m = B1 * m + (1 - B1) * g
+            v = B2 * v + (1 - B2) * g**2
+            direction = m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPSILON)
+            w = w - rate * (direction + (decay * w if matrix else 0))
+        return w
+
+    return layer
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_adamw_matches_formula(decay: float) -> None:
+    config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=decay)
+    assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(decay=decay)))
+
+
+@pytest.mark.parametrize("l2", [0.0, 0.3])
+def test_adam_matches_formula(l2: float) -> None:
+    config = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=l2)
+    assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(l2=l2)))
+
+
+def test_only_matrices_decay() -> None:
+    with_decay = updated(AdamW(weight_decay=0.5), drawn(0), rates=RATES[:1])
+    without = updated(AdamW(weight_decay=0.0), drawn(0), rates=RATES[:1])
+    for name in SHAPES:
+        taken = RATES[0] * 0.5 * drawn(0)[name] * (name in MATRICES)
+        difference = np.asarray(without[name]) - np.asarray(with_decay[name])
+        np.testing.assert_allclose(difference, taken, atol=1e-6, err_msg=name)
+
+
+def lion(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
+    """Chen et al. 2023, program 1."""
+    m = np.zeros_like(w)
+    for g, rate in zip(grads, rates, strict=True):
+        direction = np.sign(0.8 * m + 0.2 * g)
+        m = 0.7 * m + 0.3 * g
+        w = w - rate * (direction + (0.3 * w if name in MATRICES else 0))
+    return w
+
+
+def test_lion_matches_formula() -> None:
+    found = updated(Lion(beta1=0.8, beta2=0.7, weight_decay=0.3), drawn(0))
+    assert_like(found, by_layers(drawn(0), lion))

@@ -1,0 +1,74 @@
+"""Runs that are stopped and resumed, for the tests of resuming."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import train
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import tiny
+from train.checkpoint.manager import CheckpointManager
+from train.engine import make_engine
+from train.experiment import CheckpointConfig, Experiment
+from train.optim.schedules import ScheduleConfig
+from train.run import read_experiment
+from train.run_folder.folder import RunFolder
+from train.runtime.local_hardware import local_hardware
+from train.state import TrainState
+
+STEPS = 12
+
+
+OnStep = Callable[[int], None]
+
+
+class CrashError(Exception):
+    """Something that nobody foresaw."""
+
+
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    """With a rate that changes at each step, so that a wrong number would show."""
+    settings = {
+        "steps": STEPS,
+        "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),
+        "checkpoint": CheckpointConfig(every=4, keep_last=3),
+    }
+    return tiny(folder, **{**settings, **changes})
+
+
+def kill(number: signal.Signals, at: int) -> OnStep:
+    return lambda step: os.kill(os.getpid(), number) if step == at else None
+
+
+def crash(at: int) -> OnStep:
+    def raise_at(step: int) -> None:
+        if step == at:
+            raise CrashError
+
+    return raise_at
+
+
+def state_at(workdir: Path, step: int) -> TrainState:
+    """All that a run was at a step, whatever mesh it ran on."""
+    experiment = read_experiment(RunFolder.open_existing(workdir))
+    engine = make_engine(experiment, local_hardware())
+    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
+        state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
+    return state
+
+
+def fit(experiment: Experiment, workdir: Path) -> train.Run:
+    return train.fit(experiment, str(workdir), quiet=True)
+
+
+class Unbroken(NamedTuple):
+    folder: Path
+    workdir: Path
+    losses: dict[int, float]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (each for each in folder.rglob("*") if each.is_file())
+    return {str(each.relative_to(folder)): each.read_bytes() for each in files}

@@ -1,0 +1,119 @@
+"""`debug_checks`: what is not finite, or out of range, is named."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import train
+from bench.drills.faults import Fault, planted
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import lines_of, tiny
+from train.debug_checks import check_batch_tokens, check_finite, finite_flags
+from train.errors import UserError
+from train.experiment import Experiment
+from transformer import EncoderConfig, TransformerConfig
+
+NAN = float("nan")
+
+
+def stages(**changed: float) -> dict[str, Any]:
+    """The arrays of a step; `changed` names the stages with one bad entry."""
+    tree = lambda value: {"b": {"weight": jnp.array([1.0, value])}, "a": jnp.zeros(3)}  # noqa: E731
+    names = ("params", "losses", "grads", "updated_params")
+    return {name: tree(changed.get(name, 2.0)) for name in names}
+
+
+def test_flags_are_taken_out_of_the_metrics() -> None:
+    metrics = {"loss": jnp.float32(1), **finite_flags(**stages())}
+    assert len(metrics) == 1 + 8
+    assert check_finite(3, 2, metrics) == {"loss": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"grads": NAN}, "grads/b/weight"),
+        ({"updated_params": np.inf}, "updated_params/b/weight"),
+        ({"updated_params": NAN, "grads": NAN, "losses": -np.inf}, "losses/b/weight"),
+        ({"losses": NAN, "params": NAN}, "params/b/weight"),
+    ],
+)
+def test_the_first_array_is_named(changed: dict[str, float], name: str) -> None:
+    message = (
+        f"debug_checks: step 3, batch 2: {name} is not finite; check the batch, or lower "
+        "schedule.learning_rate"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
+        check_finite(3, 2, finite_flags(**stages(**changed)))
+
+
+def test_a_stage_without_a_check() -> None:
+    assert not finite_flags(grads=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "message"),
+    [
+        ("tokens", [3, 11], "tokens has id 11, and the vocabulary has 11"),
+        ("tokens", [-1, 3], "tokens has id -1, and the vocabulary has 11"),
+        ("source", [17, 0], "source has id 17, and the vocabulary has 17"),
+    ],
+)
+def test_ids_beyond_the_vocabulary(name: str, ids: list[int], message: str) -> None:
+    config = TransformerConfig(vocab_size=11, encoder=EncoderConfig(num_layers=1, vocab_size=17))
+    rows = {"tokens": np.array([[0, 10]]), "source": np.array([[0, 16]])}
+    check_batch_tokens(5, rows, config)
+    check_batch_tokens(5, {"targets": np.array([-100])}, config)
+    with pytest.raises(UserError, match=f"^debug_checks: batch 5: {message}; prepare the data"):
+        check_batch_tokens(5, rows | {name: np.array([ids])}, config)
+
+
+def experiment_with_checks(folder: Path) -> Experiment:
+    return dataclasses.replace(tiny(folder, steps=5), debug_checks=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [(Fault(3, weight=NAN), "losses/loss"), (Fault(3, factor=NAN), "grads/embedding")],
+    ids=["loss", "gradients"],
+)
+def test_a_run_with_a_planted_nan(tmp_path: Path, fault: Fault, name: str) -> None:
+    message = f"^debug_checks: step 4, batch 3: {name} is not finite"
+    with planted(fault), pytest.raises(UserError, match=message):
+        train.fit(experiment_with_checks(tmp_path), str(tmp_path / "run"), quiet=True)
+    assert [line["step"] for line in lines_of(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_a_run_with_a_planted_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = train.loop._TrainingRun.__init__
+
+    def plant(self: Any, *given: Any) -> None:
+        original(self, *given)
+        host_batch = self.batches.host_batch
+
+        def bad_batch(cursor: int, *hosts: int) -> Any:
+            rows = host_batch(cursor, *hosts)
+            return rows | {"tokens": rows["tokens"] + 1000 * (cursor == 2)}
+
+        monkeypatch.setattr(self.batches, "host_batch", bad_batch)
+
+    monkeypatch.setattr(train.loop._TrainingRun, "__init__", plant)
+    with pytest.raises(UserError, match=r"^debug_checks: batch 2: tokens has id 10\d\d, and the"):
+        train.fit(experiment_with_checks(tmp_path), str(tmp_path / "run"), quiet=True)
+
+
+@pytest.mark.slow
+def test_a_run_without_a_fault_logs_the_usual_metrics(tmp_path: Path) -> None:
+    experiment = experiment_with_checks(tmp_path)
+    train.fit(experiment, str(tmp_path / "checked"), quiet=True)
+    usual = dataclasses.replace(experiment, debug_checks=False)
+    train.fit(usual, str(tmp_path / "usual"), quiet=True)
+    checked, lines = (lines_of(tmp_path / name / "metrics.jsonl") for name in ("checked", "usual"))
+    assert [set(line) for line in checked] == [set(line) for line in lines]

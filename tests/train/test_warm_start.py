@@ -1,0 +1,177 @@
+"""Runs that start with weights of another run, or from Python."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import (
+    assert_close,
+    assert_same_bits,
+    command,
+    light_compiler,  # noqa: F401
+    lines_of,
+    tiny,
+    write_config,
+    write_text,
+)
+from train.checkpoint.tree_paths import named_leaves
+from train.data.config import TokenizerConfig
+from train.errors import UserError
+from train.experiment import EmaConfig, Experiment
+from train.run import Run
+from train.run_folder.folder import RunFolder
+from train.warm_start import WarmStart, WarmStartSource, merge_params
+
+EMBEDDING = "embedding"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Run:
+    return train.fit(tiny(folder, steps=4), str(folder / "source"), quiet=True)
+
+
+def as_any(value: Any) -> Any:
+    """A setting whose class is not known to the type checker."""
+    return value
+
+
+def started_with(folder: Path, name: str, experiment: Experiment, **options: Any) -> Run:
+    """A run of one step with hardly a learning rate: its weights are those it started with."""
+    schedule: Any = dataclasses.replace(as_any(experiment.schedule), learning_rate=1e-20)
+    experiment = dataclasses.replace(experiment, steps=1, schedule=schedule)
+    return train.fit(experiment, str(folder / name), quiet=True, **options)
+
+
+def event(folder: Path, run: str, name: str) -> dict[str, Any]:
+    lines = lines_of(folder / run / "logbook.jsonl")
+    (found,) = [line for line in lines if line["event"] == name]
+    return found
+
+
+@pytest.mark.slow
+def test_all_weights_of_a_run(folder: Path, source: Run) -> None:
+    run = started_with(folder, "all", tiny(folder), init_from=str(folder / "source"))
+    assert_close(run.params, source.params, 1e-12)
+    line = event(folder, "all", "warm start")
+    assert line["source"] == str(folder / "source")
+    assert len(line["taken"]) == len(jax.tree.leaves(source.params))
+    assert line["left"] == line["new"] == []
+
+
+@pytest.mark.slow
+def test_weights_of_a_pattern_from_python(folder: Path, source: Run) -> None:
+    """The source is not donated: it can be used afterwards."""
+    experiment = tiny(folder, ema=EmaConfig(0.9))
+    run = started_with(folder, "some", experiment, params=source.params, init_only="*/mixer/*")
+    mixer = {name for name in named_leaves(source.params) if "/mixer/" in name}
+    found: Any = named_leaves(run.params)
+    given: Any = named_leaves(source.params)
+    for name, leaf in given.items():
+        if name in mixer:
+            np.testing.assert_allclose(found[name], leaf, atol=1e-12)
+    assert not np.allclose(found[EMBEDDING], source.params[EMBEDDING], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None:
+    copy = shutil.copytree(folder / "source", folder / "copy")
+    experiment = dataclasses.replace(tiny(folder), steps=8)
+    whole = train.fit(experiment, str(folder / "whole"), quiet=True, init_from=str(copy))
+    shorter = dataclasses.replace(experiment, steps=4)
+    train.fit(shorter, str(folder / "parts"), quiet=True, init_from=str(copy))
+    shutil.rmtree(copy)
+    parts = train.fit(experiment, str(folder / "parts"), quiet=True, init_from=str(copy))
+    assert_same_bits(parts.params, whole.params)
+
+
+@pytest.mark.slow
+def test_the_tokenizer_is_that_of_the_source(folder: Path, source: Run) -> None:
+    other = folder / "other.txt"
+    other.write_text("the cat sat on the mat.\n" * 60)
+    data = dataclasses.replace(as_any(tiny(folder).data), path=str(other))
+    run = started_with(folder, "kept", tiny(folder, data=data), init_from=str(folder / "source"))
+    assert run.tokenizer is not None
+    assert source.tokenizer is not None
+    assert run.tokenizer.digest == source.tokenizer.digest
+    assert_close(run.params, source.params, 1e-12)
+
+
+@pytest.mark.slow
+def test_a_named_tokenizer_takes_the_rows_of_shared_tokens(folder: Path, source: Run) -> None:
+    data = dataclasses.replace(as_any(tiny(folder).data), tokenizer=TokenizerConfig("byte"))
+    run = started_with(folder, "bytes", tiny(folder, data=data), init_from=str(folder / "source"))
+    assert run.tokenizer is not None
+    assert source.tokenizer is not None
+    new, old = run.tokenizer.vocabulary, source.tokenizer.vocabulary
+    assert "a" in new
+    assert "a" in old
+    rows = run.params[EMBEDDING], source.params[EMBEDDING]
+    np.testing.assert_allclose(rows[0][new["a"]], rows[1][old["a"]])
+    assert rows[0].shape != rows[1].shape
+
+
+def test_rows_beyond_those_of_the_source_are_initial() -> None:
+    initial = {"embedding": jax.numpy.zeros((4, 3)), "output": jax.numpy.zeros((3, 4))}
+    given = {"embedding": np.ones((2, 3)), "output": np.ones((3, 2)), "extra": np.ones(2)}
+    params, report = merge_params(initial, WarmStart(given), None)
+    assert params["embedding"][:, 0].tolist() == [1, 1, 0, 0]
+    assert params["output"][0].tolist() == [1, 1, 0, 0]
+    assert report.left == ("extra",)
+    assert report.resized == {"embedding": 2, "output": 2}
+
+
+def test_other_shapes_are_refused_by_name() -> None:
+    initial = {"layers": {"query": jax.numpy.zeros((4, 3))}, "bias": jax.numpy.zeros(2)}
+    given = {"layers": {"query": np.ones((2, 3))}, "bias": np.ones(2)}
+    message = r"params: layers/query is \(2, 3\) there and \(4, 3\) in this model; give the sizes"
+    with pytest.raises(UserError, match=message):
+        merge_params(initial, WarmStart(given), None)
+    params, report = merge_params(initial, WarmStart(given, only="bias"), None)
+    assert params["bias"].tolist() == [1, 1]
+    assert (report.taken, report.left, report.new) == (
+        ("bias",),
+        ("layers/query",),
+        ("layers/query",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(init_only="layers"), "init_only layers: give init_from or params"),
+        (dict(params={}, init_from="runs/x"), "init_from runs/x: params are given too"),
+        (dict(params={"x": np.ones(2)}), "params: has no weights of this model"),
+        (dict(params={"x": "text"}), "params: .*; give nested dicts of arrays"),
+    ],
+)
+def test_what_is_no_source_is_refused(options: Any, message: str, tmp_path: Path) -> None:
+    def start() -> None:
+        source = WarmStartSource(**options).read(RunFolder.create(tmp_path))
+        assert source is not None
+        merge_params({"bias": jax.numpy.zeros(2)}, source, None)
+
+    with pytest.raises(UserError, match=message):
+        start()
+
+
+@pytest.mark.slow
+def test_the_command_line(
+    folder: Path, source: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    write_text(tmp_path / "text.txt")
+    config = write_config(tmp_path, steps="2")
+    options = ["--init-from", str(folder / "source"), "--init-only", "layers"]
+    done = command(capsys, "fit", config, "--workdir", str(tmp_path / "run"), *options)
+    assert done.status == 0, done.error
+    assert "initialized from the seed: " in done.output + done.error

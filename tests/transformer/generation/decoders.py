@@ -1,0 +1,90 @@
+"""Small decoders, and compiled functions of theirs, for the tests of generation."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attention.config import AttentionConfig
+from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
+from transformer.baselines.config import ConvolutionConfig, ElmanConfig, LSTMConfig
+from transformer.config import BlockConfig, TransformerConfig
+from transformer.generation.generate import (
+    decode_step,
+    prefill,
+)
+from transformer.generation.sampling import SamplingConfig
+from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.models.language_model import LanguageModel
+
+GREEDY = SamplingConfig(temperature=0)
+
+
+PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
+
+
+GPT = TransformerConfig(
+    vocab_size=61,
+    d_model=20,
+    num_layers=3,
+    layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=5)),),
+    position_embedding=LearnedPositions(41),
+)
+
+
+_ROTARY = AttentionConfig(num_heads=6, num_kv_heads=3, head_dim=4, bias=False, position=RoPE())
+
+
+_GATED = FeedForwardConfig(d_ff=29, activation="silu", gated=True, bias=False)
+
+
+LLAMA = TransformerConfig(
+    vocab_size=61,
+    d_model=22,
+    num_layers=5,
+    layer_pattern=(
+        BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
+        BlockConfig(
+            mixer=dataclasses.replace(_ROTARY, num_kv_heads=1, value_head_dim=3),
+            norm=NormConfig("rms"),
+        ),
+    ),
+    tie_embeddings=False,
+    final_norm=NormConfig("rms"),
+    layer_loop="scan",
+)
+
+
+POST = dataclasses.replace(
+    GPT,
+    layer_pattern=(
+        BlockConfig(mixer=AttentionConfig(num_heads=5, num_kv_heads=1), norm_placement="post"),
+    ),
+    final_norm=None,
+    tie_embeddings=False,
+    layer_loop="unroll",
+)
+
+
+RECURRENT = dataclasses.replace(
+    GPT,
+    layer_pattern=tuple(
+        BlockConfig(mixer=mixer, feed_forward=None, norm=None)
+        for mixer in (LSTMConfig(), ConvolutionConfig(), ElmanConfig(hidden_size=7))
+    ),
+    position_embedding=NoPosition(),
+)
+
+
+def made(config: TransformerConfig) -> tuple[LanguageModel, Any]:
+    """A model whose weights are large enough for its choices to differ."""
+    model = LanguageModel(config)
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
+    return model, jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
+
+
+read = jax.jit(prefill, static_argnums=(0, 4))
+
+
+step = jax.jit(decode_step, static_argnums=0)

@@ -1,0 +1,124 @@
+"""Weights and caches while decoding: no copies, and the same results in every layout."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import assert_close
+from tests.transformer.generation.decoders import (
+    GPT,
+    GREEDY,
+    PROMPTS,
+    made,
+    read,
+    step,
+)
+from transformer.generation import generate as generate_module
+from transformer.generation.decode_weights import (
+    unstack_for_decoding,
+    unstack_for_decoding_without_copy,
+)
+from transformer.generation.generate import (
+    generate,
+)
+from transformer.layers.stack_weights import UnstackedLayers
+from transformer.models.language_model import LanguageModel
+
+
+@pytest.fixture(scope="module")
+def gpt() -> tuple[LanguageModel, Any]:
+    return made(GPT)
+
+
+DEEP = dataclasses.replace(GPT, num_layers=8, d_model=40)
+
+
+def layer_bytes(params: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
+
+
+def test_sampling_copies_no_weights() -> None:
+    """On a CPU the layers' weights are parts of the stacks; a copy would be live here."""
+    model, params = made(DEEP)
+    places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in jax.tree.leaves(params)]
+
+    def beside() -> int:
+        """Bytes of all arrays that do not lie within the parameters."""
+        return sum(
+            each.nbytes
+            for each in jax.live_arrays()
+            if not jnp.issubdtype(each.dtype, jax.dtypes.prng_key)
+            and len(each.devices()) == 1
+            and not any(0 <= each.unsafe_buffer_pointer() - at < size for at, size in places)
+        )
+
+    before, seen = beside(), []
+    generate(model, params, [[5, 3]], max_new_tokens=9, on_tokens=lambda new: seen.append(beside()))
+    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
+    assert max(seen) - before < 2 * cache + layer_bytes(params) / 8
+
+
+def test_stacks_are_sliced_layer_by_layer() -> None:
+    """What is compiled for stacks, as they are on accelerators, has room for a few of 8 layers."""
+    model, params = made(DEEP)
+    tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
+    keys = jax.random.split(jax.random.key(0), 1)
+    how: Any = dict(model=model, sampling=GREEDY)
+    begin = generate_module._start.lower(
+        params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **how
+    )
+    state = jax.eval_shape(
+        functools.partial(generate_module._start, cache_length=41, **how),
+        *(params, tokens, lengths, lengths, keys, np.int32(-1)),
+    )[0]
+    advance = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
+    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
+    for lowered in (begin, advance):
+        needed: Any = lowered.compile().memory_analysis()
+        assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
+
+
+@pytest.mark.slow
+def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> None:
+    model, params = gpt
+    tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
+    expected = read(model, params, tokens, lengths, 8)
+    for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
+        assert isinstance(other["layers"]["place_0"], UnstackedLayers)
+        for one, two in zip(
+            jax.tree.leaves(read(model, other, tokens, lengths, 8)),
+            jax.tree.leaves(expected),
+            strict=True,
+        ):
+            assert_close(one, two)
+    told = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
+    assert generate(model, unstack_for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
+
+
+def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
+    """Or each training step after a sample would need room for the weights twice."""
+    model, params = gpt
+    own = jax.tree.map(lambda leaf: leaf + 0, params)
+    generate(model, own, [[5, 3]], max_new_tokens=2)
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree), donate_argnums=0)
+    before = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(own["layers"])}
+    after = step(own)
+    assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
+
+
+@pytest.mark.slow
+def test_cache_rows_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
+    """As beam search does: an example goes on from the cache of another."""
+    model, params = gpt
+    cut, order = unstack_for_decoding(params), np.array([2, 0, 0])
+    lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)
+    cache, _ = read(model, cut, tokens, lengths, 8)
+    chosen = jax.tree.map(lambda leaf: leaf[order], cache)
+    _, logits = step(model, cut, cache, np.array([6, 7, 8]), lengths)
+    _, got = step(model, cut, chosen, np.array([8, 6, 6]), lengths[order])
+    assert_close(got, np.asarray(logits)[order])

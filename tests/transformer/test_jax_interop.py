@@ -1,0 +1,273 @@
+"""Models in the tools of JAX, Flax and Optax: exported, bridged, mapped, sharded, serialized."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx, serialization
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from transformer import (
+    AttentionConfig,
+    BigBirdConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LanguageModel,
+    LearnedPositions,
+    RoPE,
+    TransformerConfig,
+)
+from transformer.generation.generate import generate
+from transformer.models.input_checks import InconclusiveDimensionOperation
+
+V, D = 13, 8
+BLOCK = BlockConfig(
+    mixer=AttentionConfig(num_heads=4, num_kv_heads=2, position=RoPE(), dropout=0.5),
+    feed_forward=FeedForwardConfig(10),
+)
+CONFIG = TransformerConfig(vocab_size=V, d_model=D, num_layers=2, layer_pattern=(BLOCK,))
+MODEL = LanguageModel(CONFIG)
+TOKENS = jnp.arange(12).reshape(4, 3)
+
+Params = Any
+
+
+@pytest.fixture(scope="module")
+def params() -> Params:
+    return jax.jit(MODEL.init_params)(jax.random.key(0))
+
+
+@jax.jit
+def logits_of(params: Params, tokens: jax.Array) -> jax.Array:
+    logits = MODEL.apply({"params": params}, tokens).logits
+    assert logits is not None
+    return logits[..., :V]
+
+
+def loss_of(params: Params, tokens: jax.Array) -> jax.Array:
+    logits = logits_of(params, tokens[:, :-1])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+gradient_of = jax.jit(jax.grad(loss_of))
+
+
+def assert_trees_close(one: Any, other: Any) -> None:
+    def check(a: Any, b: Any) -> None:
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+
+    jax.tree.map(check, one, other)
+
+
+# jax.export
+
+
+def export(model: LanguageModel, scope: str, constraints: tuple[str, ...] = ()) -> Any:
+    """The logits of a model as a program for tokens of this symbolic shape."""
+    shape = jax.export.symbolic_shape(scope, constraints=constraints)
+    params = jax.eval_shape(model.init_params, jax.random.key(0))
+    run = jax.jit(lambda params, tokens: model.apply({"params": params}, tokens).logits)
+    return jax.export.export(run)(params, jax.ShapeDtypeStruct(shape, jnp.int32))
+
+
+def test_one_export_serves_all_batches_and_lengths(params: Params) -> None:
+    stored = export(MODEL, "batch, length").serialize()
+    run = jax.export.deserialize(stored).call
+    for tokens in (TOKENS, TOKENS.reshape(1, 12), TOKENS.reshape(12, 1)):
+        assert_trees_close(run(params, tokens)[..., :V], logits_of(params, tokens))
+
+
+def test_an_export_with_learned_positions_needs_their_number_as_a_limit() -> None:
+    position = LearnedPositions(16)
+    model = LanguageModel(TransformerConfig(V, D, 1, (BLOCK,), position_embedding=position))
+    with pytest.raises(ValueError, match=r"16 rows; give .* the constraint \"length <= 16\""):
+        export(model, "batch, length")
+    shape = export(model, "batch, length", ("length <= 16",)).in_avals[-1].shape
+    assert len(shape) == 2
+
+
+def test_layers_of_blocks_are_exported_with_a_concrete_length() -> None:
+    block = BlockConfig(mixer=BigBirdConfig(num_heads=2, block_size=2))
+    model = LanguageModel(TransformerConfig(V, D, 1, (block,)))
+    with pytest.raises(InconclusiveDimensionOperation, match="length"):
+        export(model, "batch, length")
+    assert export(model, "batch, 12").in_avals[-1].shape[1] == 12
+
+
+# Flax and Orbax
+
+
+@pytest.mark.slow
+def test_a_model_in_nnx_has_the_same_outputs_and_gradients(params: Params) -> None:
+    bridged = nnx.bridge.ToNNX(MODEL, rngs=nnx.Rngs(0)).lazy_init(TOKENS)
+    nnx.update(bridged, nnx.State(jax.tree.map(nnx.Param, params)))
+    assert_trees_close(bridged(TOKENS).logits[..., :V], logits_of(params, TOKENS))
+
+    @nnx.jit
+    @nnx.grad
+    def gradient(model: Any) -> Any:
+        logits = model(TOKENS[:, :-1]).logits[..., :V]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, TOKENS[:, 1:]).mean()
+
+    expected = gradient_of(params, TOKENS)
+    assert_trees_close(nnx.to_pure_dict(gradient(bridged)), expected)
+
+
+def test_parameters_as_bytes(params: Params) -> None:
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    back = serialization.from_bytes(zeros, serialization.to_bytes(params))
+    assert jax.tree.all(jax.tree.map(np.array_equal, back, params))
+
+
+def test_parameters_in_orbax(params: Params, tmp_path: Path) -> None:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "params", params)
+        checkpointer.wait_until_finished()
+        back = checkpointer.restore(tmp_path / "params", jax.eval_shape(lambda: params))
+    assert jax.tree.all(jax.tree.map(np.array_equal, back, params))
+
+
+def test_a_table_of_the_model() -> None:
+    text = MODEL.tabulate(jax.random.key(0), TOKENS, console_kwargs={"width": 200})
+    shapes = jax.eval_shape(MODEL.init_params, jax.random.key(0))
+    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    assert "LanguageModel Summary" in text
+    assert f"Total Parameters: {count:,}" in text
+
+
+# Optax
+
+
+def test_weights_frozen_by_a_pattern(params: Params) -> None:
+    frozen = jax.tree_util.tree_map_with_path(
+        lambda path, _: "mixer" not in jax.tree_util.keystr(path), params
+    )
+    optimizer = optax.chain(optax.adamw(0.1), optax.masked(optax.set_to_zero(), frozen))
+    updates, _ = optimizer.update(gradient_of(params, TOKENS), optimizer.init(params), params)
+    changed = jax.tree.map(lambda update: bool(jnp.any(update != 0)), updates)
+    assert not any(changed["layers"]["place_0"]["feed_forward"].values())
+    assert not changed["embedding"]
+    assert changed["layers"]["place_0"]["mixer"]["query"]
+
+
+# Transformations
+
+
+@pytest.mark.slow
+def test_an_ensemble_under_vmap() -> None:
+    init, keys = jax.jit(MODEL.init_params), jax.random.split(jax.random.key(1), 3)
+    members, stacked = map(init, keys), jax.jit(jax.vmap(MODEL.init_params))(keys)
+    logits = jax.jit(jax.vmap(logits_of, in_axes=(0, None)))(stacked, TOKENS)
+    for member, found in zip(members, logits, strict=True):
+        assert_trees_close(found, logits_of(member, TOKENS))
+
+
+def test_gradients_of_each_example(params: Params) -> None:
+    each = jax.jit(jax.vmap(gradient_of, in_axes=(None, 0)))(params, TOKENS[:, None])
+    assert_trees_close(jax.tree.map(lambda g: g.mean(0), each), gradient_of(params, TOKENS))
+    assert_trees_close(jax.tree.map(lambda g: g[1], each), gradient_of(params, TOKENS[1:2]))
+
+
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
+def test_gradients_under_checkpoint(params: Params, policy: Any) -> None:
+    gradient = jax.jit(jax.grad(jax.checkpoint(loss_of, policy=policy)))
+    assert_trees_close(gradient(params, TOKENS), gradient_of(params, TOKENS))
+
+
+def test_parameters_are_donated(params: Params) -> None:
+    step = jax.jit(
+        lambda params: jax.tree.map(lambda p, g: p - g, params, gradient_of(params, TOKENS)),
+        donate_argnums=0,
+    )
+    given = jax.tree.map(jnp.copy, params)
+    step(given)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+
+
+# Meshes with explicit axes, the default of jax.make_mesh from jax 0.10 on
+
+
+@pytest.mark.slow
+def test_the_default_mesh(params: Params) -> None:
+    check_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]), params)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    axes = (AxisType.Explicit,)
+    return jax.make_mesh((2,), ("data",), axis_types=axes, devices=jax.devices()[:2])
+
+
+def place(mesh: Mesh, tree: Any, *axes: str | None) -> Any:
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+def check_mesh(mesh: Mesh, params: Params) -> None:
+    """The batch is split over devices, and so are the logits; gradients are whole."""
+    whole, split = place(mesh, params), place(mesh, TOKENS, "data")
+    logits = logits_of(whole, split)
+    assert logits.sharding.is_equivalent_to(NamedSharding(mesh, PartitionSpec("data")), 3)
+    assert_trees_close(logits, logits_of(params, TOKENS))
+    assert_trees_close(gradient_of(whole, split), gradient_of(params, TOKENS))
+
+
+@pytest.mark.slow
+def test_explicit_axes(mesh: Mesh, params: Params) -> None:
+    check_mesh(mesh, params)
+    with jax.set_mesh(mesh):
+        check_mesh(mesh, params)
+
+
+def test_explicit_axes_of_weights(mesh: Mesh, params: Params) -> None:
+    """Gradients are split as the weights are."""
+    weights = {**place(mesh, params), "embedding": place(mesh, params["embedding"], None, "data")}
+    gradient = gradient_of(weights, place(mesh, TOKENS, "data"))
+    assert gradient["embedding"].sharding.spec == PartitionSpec(None, "data")
+    assert_trees_close(gradient, gradient_of(params, TOKENS))
+
+
+@pytest.mark.slow
+def test_explicit_axes_outside_of_jit(mesh: Mesh, params: Params) -> None:
+    whole, split = place(mesh, params), place(mesh, TOKENS, "data")
+    positions, cache = place(mesh, jnp.arange(3)[None]), MODEL.init_cache(4, 5)
+    cache = place(mesh, cache, "data")
+    out = MODEL.apply({"params": whole}, split, positions=positions, cache=cache)
+    assert out.logits is not None
+    assert_trees_close(out.logits[..., :V], logits_of(params, TOKENS))
+    specs = {leaf.sharding.spec[0] for leaf in jax.tree.leaves(out.cache)}
+    assert specs == {"data"}
+
+
+@pytest.mark.slow
+def test_explicit_axes_with_dropout_and_intermediates(mesh: Mesh, params: Params) -> None:
+    rngs = jax.random.split(jax.random.key(3), 4)
+
+    @jax.jit
+    def run(params: Params, tokens: jax.Array, rngs: jax.Array) -> Any:
+        options = dict(capture_intermediates=True, mutable=["intermediates"])
+        output: Any = MODEL.apply({"params": params}, tokens, dropout_rngs=rngs, **options)
+        return output[0].hidden
+
+    split = place(mesh, TOKENS, "data"), place(mesh, rngs, "data")
+    found = run(place(mesh, params), *split)
+    assert_trees_close(found, run(params, TOKENS, rngs))
+
+
+@pytest.mark.slow
+def test_explicit_axes_of_initial_values(mesh: Mesh, params: Params) -> None:
+    made = MODEL.init(jax.random.key(0), place(mesh, TOKENS, "data"))["params"]
+    assert_trees_close(made, params)
+
+
+@pytest.mark.slow
+def test_generation_from_weights_with_explicit_axes(mesh: Mesh, params: Params) -> None:
+    prompts = [[1, 2], [3]]
+    found = generate(MODEL, place(mesh, params), prompts, max_new_tokens=2)
+    assert found.tokens == generate(MODEL, params, prompts, max_new_tokens=2).tokens

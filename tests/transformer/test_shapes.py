@@ -1,0 +1,295 @@
+"""Shape and dtype checks, and their messages at every public boundary."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from transformer import (
+    Classifier,
+    EncoderConfig,
+    EncoderDecoder,
+    Hardware,
+    LanguageModel,
+    Mask,
+    MaskPattern,
+    NonAutoregressive,
+    RoPE,
+    Tagger,
+    TransformerConfig,
+    generate,
+)
+from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.masks import dense_mask
+from transformer.attention.rope import apply_rope
+from transformer.baselines.nonautoregressive import length_loss, translate_nonautoregressive
+from transformer.baselines.word_vectors import SkipGram
+from transformer.chunked_cross_entropy import ChunkedCrossEntropy
+from transformer.config import BlockConfig
+from transformer.generation.beam_search import BeamSearchConfig, beam_search
+from transformer.generation.generate import decode_step, prefill
+from transformer.generation.translate import translate
+from transformer.models.input_checks import check_tokens
+from transformer.shapes import check_shapes
+
+B, T, S, N, K, H, D, V = 2, 5, 7, 6, 3, 4, 8, 11
+
+
+def ints(*shape: int, dtype: Any = np.int32) -> Any:
+    return np.zeros(shape, dtype)
+
+
+def floats(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.zeros(shape, dtype)
+
+
+def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
+    check_shapes(tokens=(ints(B, T), "B T", int), positions=(ints(1, T), "B? T", int))
+    check_shapes({"T": T}, positions=(ints(1, T), "B? T"), none=(None, "A B C", float))
+    # A size of 1 that broadcasts binds nothing.
+    check_shapes(one=(ints(1, T), "B? T"), all=(ints(B, T), "B? T"))
+    check_shapes(half=(jax.ShapeDtypeStruct((B,), jax.numpy.bfloat16), "B", float))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"tokens": (ints(T), "B T")},
+            f"tokens of shape ({T},): has 1 axes; give [B, T]",
+        ),
+        (
+            {"tokens": (ints(B, T), "B T"), "types": (ints(3, T), "B? T")},
+            "types of shape (3, 5): axis B is 3, but tokens has 2; give [B?, T] with equal sizes",
+        ),
+        (
+            {"ids": (ints(1, S), "B? T")},
+            "ids of shape (1, 7): axis T is 7, but the call has 5; give [B?, T] with equal sizes",
+        ),
+        (
+            {"square": (ints(3, 2), "A A")},
+            "square of shape (3, 2): axis A is 2, but square has 3; give [A, A] with equal sizes",
+        ),
+        (
+            {"tokens": ([[1, 2]], "B T", int)},
+            "tokens of type list: is not an array; give one of [B, T]",
+        ),
+        (
+            {"tokens": (floats(B, T), "B T", int)},
+            "tokens of dtype float32: give integers, such as int32",
+        ),
+        (
+            {"tokens": (ints(B, T, dtype=bool), "B T", int)},
+            "tokens of dtype bool: give integers, such as int32",
+        ),
+        ({"hidden": (ints(B, T), "B T", float)}, "hidden of dtype int32: give floats"),
+        ({"allowed": (ints(B, T), "B T", bool)}, "allowed of dtype int32: give booleans"),
+    ],
+)
+def test_messages(arrays: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        check_shapes({"T": T}, **arrays)
+
+
+def test_narrow_indices_are_refused() -> None:
+    """The table of 11 tokens has 128 rows."""
+    check_tokens(ints(B, T, dtype=np.int16), CONFIG)
+    check_tokens(ints(B, T, dtype=np.uint8), CONFIG)
+    with pytest.raises(ValueError, match=r"^tokens of dtype int8: cannot index 128 rows; give"):
+        check_tokens(ints(B, T, dtype=np.int8), CONFIG)
+    with pytest.raises(ValueError, match=r"^tokens of dtype int16: cannot index 50,304 rows"):
+        check_tokens(ints(B, T, dtype=np.int16), CONFIG, vocab_size=50_257)
+
+
+def test_narrow_targets() -> None:
+    assert float(LOSS(**LOSS_INPUTS | {"targets": ints(B, T, dtype=np.int8)})) == 0
+
+
+def test_nothing_is_left_in_the_program() -> None:
+    def checked(x: jax.Array) -> jax.Array:
+        check_shapes(x=(x, "B T", float))
+        return x
+
+    assert not jax.make_jaxpr(checked)(floats(B, T)).eqns
+
+
+CONFIG = TransformerConfig(vocab_size=V, d_model=D, num_layers=1, num_token_types=2)
+CROSS = TransformerConfig(
+    vocab_size=V,
+    d_model=D,
+    num_layers=1,
+    layer_pattern=(BlockConfig(cross_attention=BlockConfig().mixer),),
+    encoder=EncoderConfig(num_layers=1),
+)
+PARALLEL = TransformerConfig(**{**vars(CROSS), "causal": False})
+TOKENS = ints(B, T)
+LOSS = ChunkedCrossEntropy(V)
+LOSS_INPUTS: Any = dict(
+    hidden=floats(B, T, D), matrix=floats(D, 16), targets=ints(B, T), weights=floats(B, T)
+)
+BEAM: Any = dict(logits=floats(B, V), positions=ints(B), max_lengths=ints(B) + 1)
+
+
+def applied(model: Any, *inputs: Any, **given: Any) -> Any:
+    return jax.eval_shape(model.init, jax.random.key(0), *inputs, **given)
+
+
+def attended(**changed: Any) -> Any:
+    arrays: Any = dict(q=floats(B, T, N, H), k=floats(B, S, K, H), v=floats(B, S, K, 9))
+    given = arrays | dict(mask=Mask(), score_spec=ScoreSpec(scale=1.0)) | changed
+    return attend(**given, hardware=Hardware("cpu", "", 1))
+
+
+def searched(**changed: Any) -> Any:
+    given: Any = BEAM | dict(decode_step_fn=None, cache=(), max_new_tokens=3) | changed
+    return beam_search(**given, stop_token=1, config=BeamSearchConfig())
+
+
+def translated(sources: Any, start: int = 1, **given: Any) -> Any:
+    return translate(EncoderDecoder(CROSS), {}, sources, start_token=start, stop_token=0, **given)
+
+
+BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: applied(LanguageModel(CONFIG), ints(B, T, dtype=np.int8)),
+        "tokens of dtype int8: cannot index 128 rows; give int32",
+    ),
+    (
+        lambda: applied(LanguageModel(CONFIG), floats(B, T)),
+        "tokens of dtype float32: give integers, such as int32",
+    ),
+    (
+        lambda: applied(LanguageModel(CONFIG), TOKENS, positions=floats(1, T)),
+        "positions of dtype float32: give integers",
+    ),
+    (
+        lambda: applied(Classifier(CONFIG), TOKENS, token_types=ints(B, S)),
+        "token_types of shape (2, 7): axis T is 7, but tokens has 5",
+    ),
+    (
+        lambda: applied(Tagger(CONFIG), TOKENS, token_types=floats(B, T)),
+        "token_types of dtype float32: give integers",
+    ),
+    (
+        lambda: applied(EncoderDecoder(CROSS), ints(B, S, dtype=np.int8), TOKENS),
+        "tokens of dtype int8: cannot index 128 rows; give int32",
+    ),
+    (
+        lambda: applied(EncoderDecoder(CROSS), ints(B, S), floats(B, T)),
+        "tokens of dtype float32: give integers",
+    ),
+    (
+        lambda: applied(EncoderDecoder(CROSS), None, TOKENS, memory=ints(B, S, D)),
+        "memory of dtype int32: give floats",
+    ),
+    (
+        lambda: applied(NonAutoregressive(PARALLEL), ints(B, S), ints(3, T)),
+        "tokens of shape (3, 5): axis B is 3, but source has 2",
+    ),
+    (
+        lambda: applied(NonAutoregressive(PARALLEL), ints(B, S, dtype=np.int8), None),
+        "tokens of dtype int8: cannot index 128 rows; give int32",
+    ),
+    (
+        lambda: length_loss(floats(B, 3), ints(B, S), ints(3, T)),
+        "target_segments of shape (3, 5): axis B is 3, but logits has 2",
+    ),
+    (
+        lambda: applied(SkipGram(V, D), ints(B), ints(B), ints(3, 4)),
+        "negatives of shape (3, 4): axis B is 3, but centres has 2",
+    ),
+    (
+        lambda: attended(k=floats(B, S, K, 5)),
+        "k of shape (2, 7, 3, 5): axis H is 5, but q has 4; give [B, S, K, H]",
+    ),
+    (
+        lambda: attended(v=floats(B, T, K, H)),
+        "v of shape (2, 5, 3, 4): axis S is 5, but k has 7; give [B, S, K, Hv]",
+    ),
+    (lambda: attended(q=ints(B, T, N, H)), "q of dtype int32: give floats"),
+    (lambda: attended(sink_logits=floats(K)), "sink_logits of shape (3,): axis N is 3, but q"),
+    (
+        lambda: attended(mask=Mask(positions=ints(B, T), key_lengths=ints(3))),
+        "key_lengths of shape (3,): axis B is 3, but positions has 2; give [B?]",
+    ),
+    (
+        lambda: dense_mask(Mask(MaskPattern(causal=True), positions=ints(B, S)), T, S),
+        "positions of shape (2, 7): axis T is 7, but the call has 5; give [B?, T]",
+    ),
+    (
+        lambda: dense_mask(Mask(segments=ints(B, T)), T, S),
+        "key_segments of shape (2, 5): axis S is 5, but the call has 7; give [B?, S]",
+    ),
+    (
+        lambda: dense_mask(Mask(allowed=ints(B, T, S)), T, S),
+        "allowed of dtype int32: give booleans",
+    ),
+    (
+        lambda: apply_rope(floats(B, T, N, H), floats(B, T), RoPE()),
+        "positions of dtype float32: give integers",
+    ),
+    (
+        lambda: apply_rope(floats(B, N, T, H), ints(1, T), RoPE()),
+        "positions of shape (1, 5): axis T is 5, but x has 6; give [B?, T]",
+    ),
+    (
+        lambda: LOSS(**LOSS_INPUTS | {"targets": floats(B, T)}),
+        "targets of dtype float32: give integers",
+    ),
+    (
+        lambda: LOSS.accuracy(**LOSS_INPUTS | {"targets": ints(B, S)}),
+        "targets of shape (2, 7): axis T is 7, but hidden has 5",
+    ),
+    (
+        lambda: LOSS.accuracy(**LOSS_INPUTS | {"bias": floats(V)}),
+        "bias of shape (11,): axis V is 11, but matrix has 16",
+    ),
+    (lambda: searched(positions=ints(B, 1)), "positions of shape (2, 1): has 2 axes; give [B]"),
+    (lambda: searched(logits=ints(B, V)), "logits of dtype int32: give floats"),
+    (
+        lambda: searched(cache=({"sums": ints(3)},)),
+        "cache[0]['sums'] of shape (3,): logits have 2 examples; give a cache with the batch",
+    ),
+    (lambda: searched(max_new_tokens=0), "max_new_tokens 0: give 1 or more"),
+    (
+        lambda: prefill(LanguageModel(CONFIG), {}, TOKENS, ints(3), S),
+        "lengths of shape (3,): axis B is 3, but tokens has 2; give [B]",
+    ),
+    (
+        lambda: decode_step(LanguageModel(CONFIG), {}, (), ints(B, 1), ints(B)),
+        "tokens of shape (2, 1): has 2 axes; give [B]",
+    ),
+    (
+        lambda: generate(LanguageModel(CONFIG), {}, [[1], floats(3)], max_new_tokens=1),
+        "prompt 1 of dtype float32: give integers, such as int32",
+    ),
+    (
+        lambda: generate(LanguageModel(CONFIG), {}, ints(1, B, T), max_new_tokens=1),
+        "prompt 0 of shape (2, 5): has 2 axes; give [T]",
+    ),
+    (lambda: translated([[1], []]), "source 1: is empty; give it at least one token"),
+    (
+        lambda: translated([[1, V]]),
+        "source 0: token 11 is not one of the model's 11; use the tokenizer",
+    ),
+    (lambda: translated([[True]]), "source 0 of dtype bool: give integers, such as int32"),
+    (lambda: translated([[1]], start=-1), "start_token: token -1 is not one of the model's 11"),
+    (lambda: translated([[1]], batch_size=0), "batch_size 0: give 1 or more"),
+    (
+        lambda: translate_nonautoregressive(NonAutoregressive(PARALLEL), {}, [[V]], stop=0),
+        "source 0: token 11 is not one of the model's 11; use the tokenizer",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    BOUNDARIES,
+    ids=[f"{number}: {message}" for number, (_, message) in enumerate(BOUNDARIES)],
+)
+def test_public_boundaries(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        call()

@@ -1,0 +1,169 @@
+"""Examples as arrays that a task reads or generates itself: splits, and batches of their rows."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from train.data.batches import example_ids, host_rows
+from train.data.examples import choose_held_out_examples, seeded_permutation
+from train.data.streams import HostBatch
+from train.errors import UserError
+
+Arrays = Mapping[str, np.ndarray]
+"""Arrays by name. All have one row for each example."""
+
+SPLITS = ("train", "validation", "test")
+
+HELD_OUT_FRACTION = 0.1
+"""Fraction of the training examples to validate on, if there is no such split."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayCorpus:
+    """Arrays of all splits, in memory. There is no tokenizer."""
+
+    splits: Mapping[str, Arrays]
+    digest: str
+    """Digest of names, shapes and values: equal for equal data."""
+    tokenizer: None = None
+    labels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def split(self, name: str) -> Arrays:
+        """Return the arrays of a split. Raises UserError if there is none of that name."""
+        if name not in self.splits:
+            raise UserError(
+                f"split {name!r}: the data have only {', '.join(self.splits)}; choose one of these"
+            )
+        return self.splits[name]
+
+
+def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
+    """Read every split. Without a validation split, a tenth of the training examples is held out.
+
+    Args:
+      read: Returns the arrays of a split; None if there is no such split.
+
+    Raises:
+      UserError: A split is empty, or its arrays differ in length.
+    """
+    found = {name: arrays for name in SPLITS if (arrays := read(name)) is not None}
+    if "train" not in found:
+        raise UserError("the train split: there is none; return its arrays from read_arrays")
+    splits = {name: check_arrays(name, arrays) for name, arrays in found.items()}
+    if "validation" not in splits:
+        count = num_examples(splits["train"])
+        if count < 2:
+            raise UserError("the train split: one example is too few to hold one out; give more")
+        chosen = np.zeros(count, bool)
+        chosen[list(choose_held_out_examples(count, HELD_OUT_FRACTION, seed=0))] = True
+        whole = splits["train"]
+        splits["train"] = {key: array[~chosen] for key, array in whole.items()}
+        splits["validation"] = {key: array[chosen] for key, array in whole.items()}
+    digest = hashlib.blake2b(digest_size=16)
+    for name, arrays in sorted(splits.items()):
+        for key, array in sorted(arrays.items()):
+            digest.update(f"{name} {key} {array.dtype} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return ArrayCorpus(
+        {name: splits[name] for name in SPLITS if name in splits}, digest.hexdigest()
+    )
+
+
+def check_arrays(split: str, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Return the arrays of a split in the 32-bit types of the devices.
+
+    Raises:
+      UserError: There are no examples, or the arrays differ in length, or a number has no place.
+    """
+    converted = {name: _to_32_bits(split, name, np.asarray(x)) for name, x in arrays.items()}
+    lengths = {name: len(array) if array.ndim else 0 for name, array in converted.items()}
+    if not lengths or 0 in lengths.values():
+        raise UserError(f"the {split} split: has no examples; give arrays with a row for each")
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"the {split} split: its arrays differ in length ({sizes}); mend them")
+    if "examples" in converted:
+        raise UserError(f"the {split} split: `examples` numbers the rows; rename that array")
+    return converted
+
+
+def _to_32_bits(split: str, name: str, array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "fiub":
+        raise UserError(
+            f"the {split} split: array {name} is of {array.dtype}; give numbers or booleans"
+        )
+    if array.dtype.itemsize <= 4:
+        return array
+    if array.dtype.kind == "f":
+        return array.astype(np.float32)
+    bounds = np.iinfo(np.int32)
+    if array.size and (array.min() < bounds.min or array.max() > bounds.max):
+        raise UserError(f"the {split} split: array {name} has numbers beyond int32; lower them")
+    return array.astype(np.int32)
+
+
+def num_examples(arrays: Arrays) -> int:
+    """Return the number of examples of a split."""
+    return len(next(iter(arrays.values())))
+
+
+def take_rows(
+    arrays: Arrays,
+    indices: np.ndarray,  # [B] int64; -1: an empty row
+) -> HostBatch:
+    """Return a batch: the arrays' rows, with `examples` [B] and the `weights` of the targets.
+
+    Weights are 1, or the array `weights` of the data, and 0 in an empty row, which repeats the last
+    example.
+    """
+    batch = {name: array[indices] for name, array in arrays.items()}
+    weights = np.array(batch.get("weights", np.ones(len(indices))), np.float32)
+    weights[indices < 0] = 0
+    return {**batch, "weights": weights, "examples": example_ids(np.maximum(indices, 0))}
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayTrainingBatches:
+    """Endless batches of shuffled rows, each a pure function of the seed and the cursor.
+
+    Every epoch has every example once, in an order of its own; a batch may span two epochs.
+    """
+
+    arrays: Arrays
+    batch_size: int
+    seed: int
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch ``cursor`` that belong to one host."""
+        count = num_examples(self.arrays)
+        start, stop = host_rows(self.batch_size, host, num_hosts)
+        drawn = cursor * self.batch_size + np.arange(start, stop)
+        epochs, places = np.divmod(drawn, count)
+        indices = np.empty_like(drawn)
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            indices[rows] = seeded_permutation(count, self.seed, int(epoch))[places[rows]]
+        return take_rows(self.arrays, indices)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayEvaluationBatches:
+    """Every row of a split once, in order; the last batch is filled with empty rows."""
+
+    arrays: Arrays
+    batch_size: int
+    max_batches: int | None = None
+    """Maximum number of batches, from the start. None: all."""
+
+    def __len__(self) -> int:
+        count = -(-num_examples(self.arrays) // self.batch_size)
+        return min(count, self.max_batches or count)
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch ``cursor`` that belong to one host."""
+        start, stop = host_rows(self.batch_size, host, num_hosts)
+        indices = cursor * self.batch_size + np.arange(start, stop)
+        return take_rows(self.arrays, np.where(indices < num_examples(self.arrays), indices, -1))

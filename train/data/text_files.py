@@ -1,0 +1,226 @@
+"""Reading of text files: documents of plain text or JSON lines, and lines; gzip or not."""
+
+import contextlib
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NamedTuple, cast
+
+from train.data.files import TextFile
+from train.errors import UserError, as_user_error
+from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
+from train.runtime.local_hardware import host_memory_bytes
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+# Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
+# packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
+_MAX_GZIP_RATIO, _MIN_GZIP_LIMIT = 200, 2**26
+
+
+_BUFFER_BYTES = 2**17
+
+
+_MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
+
+
+_MAX_DOCUMENT_BYTES = 2**28  # limit of one line of a dataset in JSON lines, which is a document
+
+
+class Document(NamedTuple):
+    """A text, and a name that does not change when the corpus is moved or grows."""
+
+    name: str
+    text: str
+
+
+def read_documents(files: Iterable[TextFile], *, text_field: str = "text") -> Iterator[Document]:
+    """Yield the documents of the files, in order, except those without text.
+
+    Args:
+      files: Plain text (one document each) or JSON lines (one document a line).
+      text_field: Field of a JSON line that holds the text.
+
+    Raises:
+      UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
+    """
+    for file in files:
+        for document in _read(file, text_field):
+            if document.text:
+                yield document
+
+
+def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
+    """Yield the first ``max_bytes`` UTF-8 bytes of the documents, in whole characters; 0: all."""
+    remaining = max_bytes
+    for name, text in documents:
+        if not max_bytes:
+            yield Document(name, text)
+            continue
+        encoded = text.encode()
+        if len(encoded) < remaining:
+            remaining -= len(encoded)
+            yield Document(name, text)
+            continue
+        if cut := encoded[:remaining].decode(errors="ignore"):
+            yield Document(name, cut)
+        return
+
+
+def _read(file: TextFile, field: str) -> Iterator[Document]:
+    plain_name = file.name.removesuffix(".gz")
+    with open_decompressed(file) as stream:
+        if plain_name.endswith(_JSON_LINES):
+            yield from _json_lines(stream, file, field)
+        else:
+            encoded = read_text(stream, file)
+            yield Document(file.name, _decode(encoded, str(file.path)))
+
+
+@contextlib.contextmanager
+def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
+    """Open the bytes of a file, decompressed if its name ends in .gz."""
+    with as_user_error(str(file.path)), open_regular(file.path) as stream:
+        if not file.name.endswith(".gz"):
+            yield stream
+            return
+        try:
+            with gzip.open(stream) as unzipped:
+                bounded = io.BufferedReader(_BoundedGzip(unzipped, file), _BUFFER_BYTES)
+                yield cast("IO[bytes]", bounded)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
+
+
+def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
+    """Return all bytes of an opened file.
+
+    Args:
+      stream: As `open_decompressed` gives it.
+      file: The file, for error messages.
+      allow_zero_bytes: Accept zero bytes, which UTF-16 has and UTF-8 text does not.
+
+    Raises:
+      UserError: The memory has no room for it, or it is plainly no text.
+    """
+    # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
+    limit = (host_memory_bytes() or 2**36) // 4
+    size = 0 if file.name.endswith(".gz") else file.fingerprint()[1]
+    if size > limit:
+        raise too_large_error(file.path, size, limit)
+    start = stream.read(_BUFFER_BYTES)
+    zeros = start.count(0)
+    if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
+        raise UserError(
+            f"{file.path}: is no text ({zeros} of its first {len(start)} bytes are 0); leave the "
+            "file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
+        )
+    return start + read_all(stream, file.path, limit)
+
+
+class _BoundedGzip(io.RawIOBase):
+    """Decompressed bytes of a gzip file, up to the size that text can have.
+
+    Without a bound, a decompression bomb would fill the memory.
+    """
+
+    def __init__(self, unzipped: gzip.GzipFile, file: TextFile):
+        self._unzipped, self._file, self._bytes = unzipped, file, 0
+        self._limit = max(_MIN_GZIP_LIMIT, _MAX_GZIP_RATIO * file.fingerprint()[1])
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = self._unzipped.readinto(buffer)
+        self._bytes += count
+        if self._bytes > self._limit:
+            raise UserError(
+                f"{self._file.path}: unpacks to more than {_MAX_GZIP_RATIO} times its size, which "
+                "no text does; leave it out, or unpack it yourself"
+            )
+        return count
+
+
+def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{location}: not UTF-8 at byte {offset + error.start} (0x{encoded[error.start]:02x}); "
+            "convert it (iconv -t utf-8), or leave the file out with a glob"
+        ) from error
+
+
+def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
+    offset = 0
+    for number, line in enumerate(iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES), start=1):
+        location = f"{file.path}:{number}"
+        text = _decode(line, location, offset)
+        offset += len(line)
+        if text.strip():
+            yield Document(f"{file.name}:{number}", _field(text, field, location))
+
+
+def _field(line: str, field: str, location: str) -> str:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{location}: not JSON ({error}); each line must be one JSON object"
+        ) from error
+    if not isinstance(record, dict):
+        raise UserError(
+            f"{location}: not a JSON object; each line must be one, with the text in it"
+        )
+    if field not in record:
+        has = ", ".join(record) or "none"
+        raise UserError(f"{location}: has no field {field!r} (it has {has}); set data.text_field")
+    text = record[field]
+    if not isinstance(text, str):
+        raise UserError(
+            f"{location}: field {field!r} is not a text; set data.text_field to another"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{location}: half a surrogate pair in {field!r}; mend the escape"
+        ) from error
+    return text
+
+
+def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
+    """Return the lines of a file without their ends. Line n of the file is element n - 1.
+
+    Raises:
+      UserError: The file is unreadable, damaged, has another encoding, or only white space.
+    """
+    with open_decompressed(file) as stream:
+        encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
+    text = _decode_line(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+    # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    if not any(map(str.strip, lines)):
+        raise UserError(f"{file.path}: is empty; give a file that has something in it")
+    return lines if lines[-1] else lines[:-1]
+
+
+def line_location(file: TextFile, index: int) -> str:
+    """Return the location of a line for error messages: "path:number"."""
+    return f"{file.path}:{index + 1}"
+
+
+def _decode_line(encoded: bytes, encoding: str, file: TextFile) -> str:
+    try:
+        return encoded.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = encoded.count(b"\n", 0, error.start)
+        raise UserError(
+            f"{line_location(file, line)}: not {encoding} at byte {error.start} of the file "
+            f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), or set "
+            "data.encoding where there is one"
+        ) from error

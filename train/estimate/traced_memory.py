@@ -1,0 +1,179 @@
+"""Memory of the training state and of residuals, found by tracing, without devices.
+
+The bytes of the state on one chip are exact, for any mesh. Residuals (arrays saved for the backward
+pass) come from tracing the real loss and are classified by shape: arrays whose last axis is the
+model width are replicated over the `tensor` axis, the others (heads, hidden units, scores) are
+sharded by it.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+
+from train.engine import make_train_step
+from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
+from train.experiment import Experiment
+from train.parallel.mesh import MESH_AXES, MeshConfig
+from train.parallel.sharding import replicated_sharding
+from train.parallel.state_sharding import optimizer_state_shardings, parameter_shardings
+from train.state import TrainState, init_state
+from train.tasks.registry import make_task
+from transformer.attention.config import Backend
+from transformer.config import BlockConfig, RematPolicy
+from transformer.context import unconstrained
+from transformer.hardware import Hardware
+from transformer.models.base import Model
+from transformer.parameter_counts import LayerMixer, abstract_parameters
+
+HARDWARE_KERNELS = ("cudnn", "splash")
+"""Backends that can be traced only on their own hardware."""
+
+
+def layer_backend(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Backend | None:
+    """Return the attention backend of a layer; None for other mixers."""
+    length = max_batch_shape(experiment)[1]
+    choice = layer.backend_choice(
+        experiment.model, length, hardware=hardware, segments=experiment.has_segments
+    )
+    return None if choice is None else choice.backend
+
+
+def replace_kernels(experiment: Experiment, hardware: Hardware) -> Experiment:
+    """Return the experiment with `blockwise` in place of hardware kernels.
+
+    Both save the same residuals, and `blockwise` can be traced on any machine.
+    """
+    model = experiment.model
+
+    def replaced(block: BlockConfig) -> BlockConfig:
+        layer = LayerMixer(block.mixer, model.causal, cross=False)
+        if layer_backend(experiment, hardware, layer) not in HARDWARE_KERNELS:
+            return block
+        mixer: Any = block.mixer
+        return dataclasses.replace(block, mixer=dataclasses.replace(mixer, backend="blockwise"))
+
+    pattern = tuple(replaced(block) for block in model.layer_pattern)
+    return dataclasses.replace(experiment, model=dataclasses.replace(model, layer_pattern=pattern))
+
+
+class Residuals(NamedTuple):
+    """Bytes saved for the backward pass."""
+
+    replicated_per_row: int
+    """Bytes per example that `tensor` does not shard."""
+    sharded_per_row: int
+    """Bytes per example that `tensor` shards."""
+    batch_independent: int
+    """Bytes that do not grow with the batch: weights in another dtype, gradients taken by the loss.
+    """
+
+    def bytes_per_chip(self, rows: float, tensor: int) -> float:
+        """Return the residuals of a chip for its rows of a microbatch."""
+        return rows * (self.replicated_per_row + self.sharded_per_row / tensor)
+
+
+def trace_residuals(experiment: Experiment, hardware: Hardware, remat: RematPolicy) -> Residuals:
+    """Trace the residuals of the experiment's model under another rematerialization policy.
+
+    Two traces, with one and two rows, separate what grows with the batch from what does not.
+    """
+    model = dataclasses.replace(experiment.model, remat=remat)
+    experiment = replace_kernels(dataclasses.replace(experiment, model=model), hardware)
+    one_row, two_rows = (_residual_arrays(experiment, hardware, rows) for rows in (1, 2))
+    replicated = sharded = batch_independent = 0
+    for one, two in zip(one_row, two_rows, strict=True):
+        growth = _array_bytes(two) - _array_bytes(one)
+        batch_independent += _array_bytes(one) - growth
+        if one.shape and one.shape[-1] == model.d_model:
+            replicated += growth
+        else:
+            sharded += growth
+    return Residuals(replicated, sharded, batch_independent)
+
+
+def _residual_arrays(experiment: Experiment, hardware: Hardware, rows: int) -> list[Any]:
+    """Return the arrays that the backward pass of `rows` examples reads, without the weights."""
+    task = make_task(experiment)
+    model = task.make_model(hardware, unconstrained)
+    loss = task.make_loss_fn(model)
+    batch = unsharded_batch_shapes(experiment, rows)
+
+    def pull(params: Any, batch: Any) -> Any:
+        keys = jax.vmap(jax.random.key)(batch["examples"])
+        return jax.vjp(lambda params: loss(params, batch, keys)["loss"].total, params)[1]
+
+    program = jax.make_jaxpr(pull)(abstract_parameters(model).shapes, batch).jaxpr
+    given = {id(variable) for variable in program.invars}
+    found = {id(variable): variable.aval for variable in program.outvars}
+    return [aval for name, aval in found.items() if name not in given]
+
+
+def _array_bytes(aval: Any) -> int:
+    return math.prod(aval.shape) * int(aval.dtype.itemsize)
+
+
+class StateBytes(NamedTuple):
+    """Bytes of one chip."""
+
+    weights: int
+    optimizer: int
+    other: int
+    """The exponential moving average of the weights."""
+    gradients: int
+    """Gradients in float32."""
+
+
+class StateShapes(NamedTuple):
+    """Training state as shapes, with the logical axes of its parameters."""
+
+    shapes: TrainState
+    axes: Any
+    model: Model
+    predicted_fraction: float
+    """Fraction of tokens that have a prediction target."""
+
+    @classmethod
+    def from_experiment(cls, experiment: Experiment) -> "StateShapes":
+        """Return the state's shapes by abstract evaluation of its initialization."""
+        # The state is the same on any hardware and with any rematerialization. Trace the plain
+        # form: kernels trace only on their own hardware, and `offload` needs a host memory space.
+        plain = dataclasses.replace(experiment.model, remat="none")
+        task = make_task(dataclasses.replace(experiment, model=plain))
+        model = task.make_model(Hardware(), unconstrained)
+        axes = model.logical_axes()
+        step = make_train_step(experiment, model, axes)
+        init = functools.partial(init_state, experiment, model, step.optimizer)
+        fraction = (
+            model.predicted_fraction if task.target_fraction is None else task.target_fraction
+        )
+        return cls(jax.eval_shape(init), axes, model, fraction)
+
+    def bytes_per_chip(self, mesh: MeshConfig) -> StateBytes:
+        """Return one chip's part. Raises UsageError for a mesh that does not divide the model."""
+        abstract: Any = abstract_mesh(mesh)
+        shapes = self.shapes
+        params = parameter_shardings(abstract, self.axes, shapes.params)
+        replicated = replicated_sharding(abstract)
+        optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
+        weights = _shard_bytes(shapes.params, params)
+        moments = _shard_bytes(shapes.optimizer, optimizer)
+        ema = 0 if shapes.ema is None else _shard_bytes(shapes.ema, params)
+        gradients = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), shapes.params
+        )
+        return StateBytes(weights, moments, ema, _shard_bytes(gradients, params))
+
+
+def abstract_mesh(mesh: MeshConfig) -> AbstractMesh:
+    """Return the mesh without devices."""
+    return AbstractMesh(tuple(getattr(mesh, name) for name in MESH_AXES), MESH_AXES)
+
+
+def _shard_bytes(shapes: Any, shardings: Any) -> int:
+    leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
+    return sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in leaves)

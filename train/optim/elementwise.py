@@ -1,0 +1,114 @@
+"""Optimizers that treat each weight alone: SGD, Adam, AdamW and Lion."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from train.optim.base import Optimizer, add_weight_decay
+
+if TYPE_CHECKING:
+    import optax
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sgd(Optimizer):
+    """Stochastic gradient descent, with momentum (Polyak 1964; Sutskever et al. 2013).
+
+    m <- momentum * m + gradient
+    direction = m, or with Nesterov's momentum: gradient + momentum * m
+    """
+
+    kind: ClassVar[str] = "sgd"
+
+    momentum: float = 0.9
+    """Decay rate of the accumulated gradients. 0: plain SGD, without optimizer state."""
+    nesterov: bool = False
+    """Use Nesterov's momentum."""
+    l2: float = 0.0
+    """L2 penalty: this multiple of each matrix is added to its gradient."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
+        if not self.momentum:
+            return add_weight_decay(self.l2, axes)
+        momentum = optax.trace(self.momentum, self.nesterov)
+        return optax.chain(add_weight_decay(self.l2, axes), momentum)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2015, algorithm 1).
+
+    Mean of the gradients over the root of the mean of their squares.
+    """
+
+    kind: ClassVar[str] = "adam"
+
+    beta1: float = 0.9
+    """Decay rate of the mean of the gradients."""
+    beta2: float = 0.95
+    """Decay rate of the mean of their squares. The paper has 0.999; a lower value adapts faster and
+    suits the noisy gradients of large models."""
+    epsilon: float = 1e-8
+    """Added to the root in the denominator."""
+    l2: float = 0.0
+    """L2 penalty: this multiple of each matrix is added to its gradient, so that Adam's denominator
+    divides it too. `adamw` has decoupled weight decay instead."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
+        adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        return optax.chain(add_weight_decay(self.l2, axes), adam)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019, algorithm 2)."""
+
+    kind: ClassVar[str] = "adamw"
+
+    beta1: float = 0.9
+    """Decay rate of the mean of the gradients."""
+    beta2: float = 0.95
+    """Decay rate of the mean of their squares."""
+    epsilon: float = 1e-8
+    """Added to the root in the denominator."""
+    weight_decay: float = 0.1
+    """Each step subtracts learning_rate * weight_decay of every matrix."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
+        adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
+        return optax.chain(adam, add_weight_decay(self.weight_decay, axes))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023, program 1): the sign of a mean of gradients.
+
+        direction = sign(beta1 * m + (1 - beta1) * gradient) + weight_decay * parameter
+        m <- beta2 * m + (1 - beta2) * gradient
+
+    It has half of Adam's state. All entries of an update have the magnitude of the learning rate,
+    so that it wants a learning rate 3 to 10 times smaller than AdamW's, and a weight decay larger
+    by the same factor (section 5).
+    """
+
+    kind: ClassVar[str] = "lion"
+
+    beta1: float = 0.9
+    """Weight of the stored mean, against the new gradient, in the direction."""
+    beta2: float = 0.99
+    """Decay rate of the stored mean."""
+    weight_decay: float = 0.1
+    """Each step subtracts learning_rate * weight_decay of every matrix."""
+
+    def make(self, axes: Any) -> optax.GradientTransformation:
+        import optax
+
+        lion = optax.scale_by_lion(b1=self.beta1, b2=self.beta2)
+        return optax.chain(lion, add_weight_decay(self.weight_decay, axes))

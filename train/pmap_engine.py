@@ -1,0 +1,68 @@
+"""Engine whose training step is compiled by `pmap`: one replica of the model on each device."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from train.engine import Engine, JitEngine, make_train_step, named_train_step
+from train.experiment import Experiment
+from train.state import TrainState
+from train.step import Batch, Metrics
+from train.tasks.registry import make_task
+from transformer.context import unconstrained
+from transformer.hardware import Hardware
+
+AXIS_NAME = "devices"
+"""Mapped axis over which the step sums losses and gradients."""
+
+
+class PmapEngine(Engine):
+    """Training step compiled by `pmap`: replicated parameters, the batch split over the devices.
+
+    States, batches and evaluation are those of a `JitEngine` over the same mesh, so that a
+    checkpoint of one engine is a checkpoint of the other. Only `step` differs.
+    """
+
+    def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        # Its own step is never called, and so never compiled.
+        self._jit_engine = JitEngine(experiment, mesh, hardware)
+        self.model, self.mesh = self._jit_engine.model, mesh
+        self.train_step = self._jit_engine.train_step
+        # Inside `pmap` a program sees one device: its model must not constrain shardings.
+        replica = make_task(experiment).make_model(hardware, unconstrained)
+        axes = replica.logical_axes()
+        # `out_axes=None` returns one logical copy. All replicas have the same state after the
+        # step, since `TrainStep` sums gradients over the mapped axis.
+        self._step = jax.pmap(
+            named_train_step(make_train_step(experiment, replica, axes, AXIS_NAME)),
+            AXIS_NAME,
+            in_axes=(None, 0),
+            out_axes=None,
+            donate_argnums=0,
+        )
+
+    def init(self) -> TrainState:
+        return self._jit_engine.init()
+
+    def abstract_state(self) -> TrainState:
+        return self._jit_engine.abstract_state()
+
+    def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
+        return self._jit_engine.put_batch(rows)
+
+    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # [B, ...] -> [devices, B / devices, ...]: `put_batch` has placed each device's rows there
+        # already, so the reshape moves none between devices.
+        num_devices = self.mesh.size
+        split = jax.tree.map(lambda x: x.reshape(num_devices, -1, *x.shape[1:]), batch)
+        state, metrics = self._step(state, split)
+        self._jit_engine.dispatch_limit.add(metrics)
+        return state, metrics
+
+    def auto_choices(self) -> dict[str, str]:
+        return self._jit_engine.auto_choices()
+
+    def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
+        return self._jit_engine.evaluate(params, batch)

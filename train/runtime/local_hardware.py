@@ -1,0 +1,82 @@
+"""The local hardware as a value, the memory of the host, and the compilation cache."""
+
+import os
+from pathlib import Path
+
+from train.errors import UserError
+from train.runtime.xla_flags import guess_platform, set_overlap_flags
+from transformer.hardware import Hardware, Platform
+
+
+def host_memory_bytes(root: Path = Path("/")) -> int:
+    """Return bytes of the machine's memory, or of a container's limit if that is less.
+
+    Imports no JAX: limits of file sizes depend on it.
+
+    Args:
+      root: Where the system's files are.
+
+    Returns:
+      0 where the system does not say.
+    """
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    try:
+        limit = (root / "sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return memory
+    return min(memory, int(limit)) if limit.isdecimal() else memory
+
+
+PLATFORM_NAMES: dict[str, Platform] = {
+    "cpu": "cpu",
+    "tpu": "tpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+    "rocm": "gpu",
+}
+"""JAX's platform names -> the platforms that this package distinguishes."""
+
+
+def local_hardware() -> Hardware:
+    """Return the hardware of this process and its peers, and start the backend.
+
+    Raises:
+      UserError: JAX has no device.
+    """
+    import jax
+
+    set_overlap_flags(guess_platform())
+    try:
+        device = jax.devices()[0]
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        remedy = "unset JAX_PLATFORMS or set it to a platform that is here"
+        if "in use" in reason:
+            remedy = "end the process that holds it, or wait for it"
+        raise UserError(
+            f"devices: JAX has none ({reason}); {remedy}, and see python -m train doctor"
+        ) from error
+    platform = PLATFORM_NAMES.get(device.platform, "cpu")
+    capability = getattr(device, "compute_capability", "")
+    return Hardware(platform, device.device_kind, jax.device_count(), str(capability))
+
+
+def enable_compilation_cache() -> None:
+    """Keep compiled programs on disk, so that a restarted run does not compile again.
+
+    Leaves JAX's own setting alone if there is one: JAX_COMPILATION_CACHE_DIR sets the folder, and
+    set to the empty string turns the cache off.
+    """
+    import jax
+
+    from train.data.disk_cache import user_cache_folder
+
+    # JAX's type stubs do not list the attributes of its configuration.
+    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or configured:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(user_cache_folder() / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

@@ -1,0 +1,253 @@
+"""Warm start: begin a run with weights of another run, or with weights from Python.
+
+The config decides the model. A weight of the source is taken if the model has one of the same tree
+path, and the same shape. Of a vocabulary table (embedding or output) the rows of the tokens that
+both tokenizers have are taken. All other weights keep their initial values, and the optimizer
+starts anew. The depth is part of a shape: layers are stacked along the first axis of each weight.
+"""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from train.checkpoint.tree_paths import named_leaves
+from train.data.config import TokenizerConfig
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+from train.run import load
+from train.run_folder.folder import RunFolder
+from train.state import TrainState
+from train.telemetry.event_log import EventLog
+
+VOCABULARY_TABLES: Mapping[str, int] = {
+    "embedding": 0,
+    "source_embedding": 0,
+    "output": -1,
+    "head_output_bias": 0,
+}
+"""Tree path of each weight with a row for each token, and the axis of the tokens."""
+
+PYTHON_SOURCE = "params"
+"""Name of a source that is not a run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Weights to begin with."""
+
+    params: Any
+    """Nested dicts of arrays, with any part of the model's weights."""
+    source: str = PYTHON_SOURCE
+    """Folder of a run, or `params`."""
+    only: str = ""
+    """Pattern of the tree paths to take, with `*` and `?` as in file names: `*/mixer/*`. A plain
+    name takes all below it: `layers`. Empty: all."""
+    tokenizer: Tokenizer | None = None
+    """Tokenizer that the rows of the source's vocabulary belong to. None: that of the run."""
+    step: int = 0
+    """Step of the weights."""
+
+
+class WarmStartSource(NamedTuple):
+    """Request for a warm start: the arguments of `fit`."""
+
+    params: Any = None
+    init_from: str = ""
+    init_only: str = ""
+
+    def read(self, folder: RunFolder) -> WarmStart | None:
+        """Return the weights, or None if none are asked for.
+
+        Raises:
+          UserError: Two sources are given, or the folder holds no run.
+        """
+        if self.params is None and not self.init_from:
+            if self.init_only:
+                raise UserError(f"init_only {self.init_only}: give init_from or params with it")
+            return None
+        if self.params is not None and self.init_from:
+            raise UserError(f"init_from {self.init_from}: params are given too; give one of them")
+        if self.params is not None:
+            return WarmStart(self.params, only=self.init_only)
+        run = load(self.init_from)
+        if run.folder.path == folder.path:
+            raise UserError(f"init_from {self.init_from}: is the run's own folder; give another")
+        params = jax.device_get(run.params)
+        return WarmStart(params, self.init_from, self.init_only, run.tokenizer, run.step)
+
+    @classmethod
+    def of_earlier_start(cls, folder: RunFolder) -> "WarmStartSource":
+        """Return the source that a run began with, from its event log, to begin it once more.
+
+        A resumed run needs it only to roll back to before its first checkpoint.
+
+        Raises:
+          UserError: The weights were given from Python.
+        """
+        for line in EventLog(folder.event_log).read():
+            if line.get("event") == "warm start":
+                if line["source"] == PYTHON_SOURCE:
+                    raise UserError(
+                        f"{folder.path}: began with params from Python, which a rollback to its "
+                        "start needs; train anew in another folder"
+                    )
+                return cls(None, line["source"], line["only"])
+        return cls()
+
+
+class WarmStartReport(NamedTuple):
+    """What became of the weights, by tree path."""
+
+    taken: tuple[str, ...]
+    """Weights of the model with values of the source."""
+    left: tuple[str, ...]
+    """Weights of the source that the model does not have, or that were not asked for."""
+    new: tuple[str, ...]
+    """Weights of the model that keep their initial values."""
+    resized: dict[str, int]
+    """Vocabulary tables of which only the rows of shared tokens were taken, with their number."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {name: list(x) if isinstance(x, tuple) else x for name, x in self._asdict().items()}
+
+    def lines(self, source: str) -> list[str]:
+        """Return what to print: the numbers of weights, and the names of those not taken."""
+        lines = [f"starts with {len(self.taken)} weights of {source}: {_shorten(self.taken)}"]
+        for name, rows in self.resized.items():
+            lines.append(f"of {name} the rows of the {rows} tokens that both tokenizers have")
+        if self.new:
+            lines.append(f"initialized from the seed: {_shorten(self.new)}")
+        if self.left:
+            lines.append(f"not taken of {source}: {_shorten(self.left)}")
+        return lines
+
+
+def names_a_tokenizer(config: TokenizerConfig | None) -> bool:
+    """Return True if the settings name a tokenizer: one from a file, or the bytes.
+
+    The other kinds are made from the data. For a warm start the tokenizer of the source is used in
+    their place, since its tokens are what the weights know.
+    """
+    return config is not None and config.kind in ("file", "byte")
+
+
+def merge_params(
+    initial: Any, warm_start: WarmStart, tokenizer: Tokenizer | None
+) -> tuple[Any, WarmStartReport]:
+    """Return the parameters of a model with values of the source, and a report.
+
+    Args:
+      initial: Initial parameters.
+      warm_start: The source.
+      tokenizer: Tokenizer of the model.
+
+    Raises:
+      UserError: A shape differs beyond the vocabulary, or nothing is taken.
+    """
+    own, source = named_leaves(initial), _named_arrays(warm_start)
+    chosen = {name for name in source if _matches(name, warm_start.only)}
+    taken, resized, merged = [], {}, dict(own)
+    for name, leaf in own.items():
+        if name not in chosen:
+            continue
+        value = source[name]
+        if value.shape != leaf.shape or _other_tokens(name, warm_start, tokenizer):
+            rows = _shared_rows(name, leaf, value, warm_start, tokenizer)
+            axis = VOCABULARY_TABLES[name]
+            value = _copy_rows(np.asarray(leaf), np.asarray(value), rows, axis)
+            resized[name] = len(rows)
+        merged[name] = _copy_like(leaf, value)
+        taken.append(name)
+    if not taken:
+        wanted = f" that match {warm_start.only}" if warm_start.only else ""
+        raise UserError(
+            f"{warm_start.source}: has no weights{wanted} of this model; it has "
+            f"{', '.join(list(source)[:3])}, ..., and the model {', '.join(list(own)[:3])}, ..."
+        )
+    left = tuple(name for name in source if name not in taken)
+    new = tuple(name for name in own if name not in taken)
+    params = jax.tree.unflatten(jax.tree.structure(initial), merged.values())
+    return params, WarmStartReport(tuple(taken), left, new, resized)
+
+
+def warm_state(
+    state: TrainState, warm_start: WarmStart, tokenizer: Tokenizer | None
+) -> tuple[TrainState, WarmStartReport]:
+    """Return the initial state with values of the source in its parameters and its EMA."""
+    params, report = merge_params(state.params, warm_start, tokenizer)
+    ema = state.ema
+    if ema is not None:
+        ema = jax.tree.map(_copy_like, ema, params)
+    return state.replace(params=params, ema=ema), report
+
+
+def _shorten(names: tuple[str, ...], shown: int = 4) -> str:
+    hidden = len(names) - shown
+    return ", ".join(names[:shown]) + (f" and {hidden} more" if hidden > 0 else "")
+
+
+def _copy_like(leaf: Any, value: Any) -> jax.Array:
+    """Return a copy with the dtype and placement of `leaf`. The step donates (deletes) it."""
+    return jax.device_put(jnp.array(value, leaf.dtype), leaf.sharding)
+
+
+def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
+    try:
+        leaves = jax.tree.map(jnp.asarray, warm_start.params)
+        return named_leaves(leaves)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{warm_start.source}: {error}; give nested dicts of arrays, such as run.params"
+        ) from error
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return not pattern or any(
+        fnmatch.fnmatchcase(name, each) for each in (pattern, f"{pattern.rstrip('/')}/*")
+    )
+
+
+def _other_tokens(name: str, warm_start: WarmStart, tokenizer: Tokenizer | None) -> bool:
+    """Return True for a vocabulary table whose rows belong to another tokenizer's tokens."""
+    if name not in VOCABULARY_TABLES:
+        return False
+    if tokenizer is None or warm_start.tokenizer is None:
+        return False
+    return tokenizer.digest != warm_start.tokenizer.digest
+
+
+def _shared_rows(
+    name: str, leaf: Any, value: Any, warm_start: WarmStart, tokenizer: Tokenizer | None
+) -> list[tuple[int, int]]:
+    """Return (row, row of the source) of the tokens that both vocabularies have.
+
+    Raises UserError unless the arrays are tables of tokens that differ in their rows alone.
+    """
+    axis = VOCABULARY_TABLES.get(name)
+    shapes = [list(array.shape) for array in (leaf, value)]
+    if axis is not None and value.ndim == leaf.ndim:
+        del shapes[0][axis], shapes[1][axis]
+        if shapes[0] == shapes[1]:
+            if tokenizer is None or warm_start.tokenizer is None:
+                # Without tokenizers rows are compared by number.
+                return [(i, i) for i in range(min(leaf.shape[axis], value.shape[axis]))]
+            rows, old = tokenizer.vocabulary, warm_start.tokenizer.vocabulary
+            return [(row, old[token]) for token, row in rows.items() if token in old]
+    raise UserError(
+        f"{warm_start.source}: {name} is {value.shape} there and {leaf.shape} in this model; give "
+        "the sizes of that model, or leave the weight out (--init-only takes a pattern)"
+    )
+
+
+def _copy_rows(to: Any, source: Any, rows: list[tuple[int, int]], axis: int) -> Any:
+    """Return a copy of `to` with rows of `source`."""
+    found = np.moveaxis(to.copy(), axis, 0)
+    here, there = np.array(rows, int).reshape(-1, 2).T
+    found[here] = np.moveaxis(source, axis, 0)[there]
+    return np.moveaxis(found, 0, axis)

@@ -1,0 +1,48 @@
+"""Identity mixer: no information moves between tokens, as in bag-of-embeddings models."""
+
+import jax
+from flax import linen as nn
+
+from transformer.attention.base import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    reject_memory,
+    reject_weights,
+)
+from transformer.baselines.config import IdentityConfig
+from transformer.registry import MIXERS
+
+
+class Identity(Mixer):
+    """Mixer that returns its input."""
+
+    config: IdentityConfig
+
+    @staticmethod
+    def abilities(config: IdentityConfig) -> Abilities:
+        return Abilities(cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: IdentityConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: IdentityConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> tuple[()]:
+        """Return a cache without arrays: nothing is remembered."""
+        return ()
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        reject_memory(self.config.kind, inputs.memory)
+        reject_weights(self.config.kind, inputs.outputs)
+        return MixerOutput(x, inputs.cache, {})
+
+
+MIXERS[IdentityConfig.kind] = Identity

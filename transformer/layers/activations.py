@@ -1,0 +1,46 @@
+"""Activations of feed-forward layers."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.context import ModelContext
+from transformer.layers.basic import declare_weight
+from transformer.layers.config import FeedForwardConfig
+
+
+def swish(
+    x: jax.Array,  # [...]
+    beta: float | jax.Array,  # a number
+) -> jax.Array:  # [...]
+    """Return x sigmoid(beta x) (Ramachandran et al. 2017): SiLU at 1, ReLU as beta grows."""
+    return x * jax.nn.sigmoid(beta * x)
+
+
+def squared_relu(x: jax.Array) -> jax.Array:  # [...] -> [...]
+    """Return max(0, x)^2 (So et al. 2021, Primer)."""
+    return jnp.square(jax.nn.relu(x))
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "silu": jax.nn.silu,
+    "squared_relu": squared_relu,
+}
+"""Activations without parameters, by name."""
+
+
+def declare_swish(
+    module: nn.Module, config: FeedForwardConfig, context: ModelContext
+) -> Callable[[jax.Array], jax.Array]:
+    """Return `swish`; the beta of `learned_swish` becomes a weight of `module`."""
+    beta: float | jax.Array = config.swish_beta
+    if config.activation == "learned_swish":
+        init, precision = nn.initializers.constant(config.swish_beta), context.precision
+        learned = declare_weight(module, "beta", outputs={}, init=init, dtype=precision.parameters)
+        beta = learned.astype(precision.compute)
+    return lambda x: swish(x, beta)

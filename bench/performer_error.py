@@ -20,8 +20,8 @@ import tyro
 from matplotlib import pyplot
 
 from transformer import Mask
-from transformer.attention.variants.kernel_attention import attend_bidirectional
-from transformer.attention.variants.kernel_configs import FeatureMapKind
+from transformer.attention.variants.feature_map_attention import attend_bidirectional
+from transformer.attention.variants.linear_configs import FeatureMapKind
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 from transformer.testing.oracle import reference_softmax_attention
 

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer.attention.base import Abilities, Mixer, MixerOutput
+    from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput
     from transformer.attention.config import (
         AdditiveScore,
         AttentionConfig,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         RoutingAttentionConfig,
         TopKConfig,
     )
-    from transformer.attention.variants.kernel_configs import (
+    from transformer.attention.variants.linear_configs import (
         LinearAttentionConfig,
         LinformerConfig,
         PerformerConfig,
@@ -80,6 +80,7 @@ _HOMES = {
     "attention.base": (
         "Abilities",
         "Mixer",
+        "MixerInputs",
         "MixerOutput",
     ),
     "attention.config": (
@@ -115,7 +116,7 @@ _HOMES = {
         "RoutingAttentionConfig",
         "TopKConfig",
     ),
-    "attention.variants.kernel_configs": (
+    "attention.variants.linear_configs": (
         "LinearAttentionConfig",
         "LinformerConfig",
         "PerformerConfig",
@@ -211,6 +212,7 @@ __all__ = [
     "MaskedLanguageModel",
     "Mixer",
     "MixerConfig",
+    "MixerInputs",
     "MixerOutput",
     "MoEConfig",
     "Model",

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 
 from transformer.hardware import Hardware
-from transformer.layers.embedding import mask_padded_logits
 from transformer.shapes import check_shapes
 
 
@@ -299,3 +298,15 @@ def _flatten(settings: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Arr
     if settings.context_sharded:
         return arrays
     return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
+
+
+def mask_padded_logits(
+    logits: jax.Array,  # [..., V padded]
+    vocab_size: int,  # V
+) -> jax.Array:  # [..., V padded]
+    """Replace the logits of vocabulary padding by the lowest finite number."""
+    if logits.shape[-1] == vocab_size:
+        return logits
+    shape = (1,) * (logits.ndim - 1) + (-1,)
+    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape(shape)
+    return jnp.where(in_vocab, logits, jnp.finfo(logits.dtype).min)

@@ -194,6 +194,10 @@ class TransformerConfig:
     @functools.cached_property
     def padded_vocab_size(self) -> int:
         """Rows of the embedding table: V rounded up to a multiple of `pad_vocab_to_multiple`."""
+        if not self.vocab_size:  # The trainer sets it; without it there is no embedding.
+            raise ValueError(
+                "model.vocab_size 0: is not set; give the tokenizer's number of tokens"
+            )
         return self.pad_vocab_size(self.vocab_size)
 
     @functools.cached_property

@@ -26,7 +26,8 @@ class Precision:
     loss: DType = "float32"
     """Dtype of the log-sum-exp of logits and of the sum of losses."""
     cache: DType | Literal["compute"] = "compute"
-    """Storage dtype of key-value caches. `compute`: the dtype they are computed in."""
+    """Storage dtype of cached tokens: keys, values, inputs of convolutions. `compute`: the dtype
+    they are computed in. Recurrent states keep their own dtypes (`transformer.attention.cache`)."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -50,7 +51,7 @@ class Precision:
 
     @property
     def cache_dtype(self) -> DType:
-        """Storage dtype of key-value caches."""
+        """Storage dtype of cached tokens."""
         return self.compute if self.cache == "compute" else self.cache
 
     @property

@@ -35,11 +35,11 @@ BUILTIN_MIXERS = {
         kind: BuiltinMixer(f"{_VARIANTS}.{module}", config_name, f"{_VARIANTS}.{config_module}")
         for kind, module, config_name, config_module in (
             ("bigbird", "bigbird", "BigBirdConfig", "sparse_configs"),
-            ("linear", "linear_attention", "LinearAttentionConfig", "kernel_configs"),
-            ("linformer", "linformer", "LinformerConfig", "kernel_configs"),
+            ("linear", "linear_attention", "LinearAttentionConfig", "linear_configs"),
+            ("linformer", "linformer", "LinformerConfig", "linear_configs"),
             ("longformer", "longformer", "LongformerConfig", "sparse_configs"),
-            ("performer", "performer", "PerformerConfig", "kernel_configs"),
-            ("primer", "primer", "PrimerConfig", "kernel_configs"),
+            ("performer", "performer", "PerformerConfig", "linear_configs"),
+            ("primer", "primer", "PrimerConfig", "linear_configs"),
             ("reformer", "reformer", "ReformerConfig", "clustered_configs"),
             ("routing", "routing_attention", "RoutingAttentionConfig", "clustered_configs"),
             ("sliding_window", "sliding_window", "SlidingWindowConfig", "sparse_configs"),
@@ -50,7 +50,7 @@ BUILTIN_MIXERS = {
     **{
         kind: BuiltinMixer(f"{_BASELINES}.{module}", config_name, f"{_BASELINES}.config")
         for kind, module, config_name in (
-            ("identity", "bag", "IdentityConfig"),
+            ("identity", "identity", "IdentityConfig"),
             ("convolution", "convolution", "ConvolutionConfig"),
             ("elman", "elman", "ElmanConfig"),
             ("lstm", "lstm", "LSTMConfig"),

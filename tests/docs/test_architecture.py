@@ -11,8 +11,8 @@ import pytest
 from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
 
 LIMITS = {
-    "forward": (14, 1800),
-    "step": (10, 1570),
+    "forward": (14, 1840),
+    "step": (10, 1590),
     "resume": (11, 1500),
 }
 """Most files and lines of each path; lower them when a path gets shorter."""

@@ -73,3 +73,15 @@ def test_frozen_layers_keep_their_bits_and_others_learn() -> None:
 @pytest.mark.slow
 def test_the_exported_model_computes_the_same() -> None:
     assert max(load("export").main()) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_needed_head_is_found_by_removing_it() -> None:
+    example = load("head_ablation")
+    params = example.train(steps=500)
+    tokens = example.make_batch(jax.random.key(10**6))
+    first, last = example.read_layers(params, tokens)
+    assert last < 0.1 < 2 < first  # the repetition is known in the last layer, not before
+    losses = np.array(example.ablate(params, tokens))
+    assert losses.shape == (example.LAYERS, example.HEADS)
+    assert losses.max() > 10 * last

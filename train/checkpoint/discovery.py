@@ -21,7 +21,7 @@ from train.errors import UserError, as_user_error
 ORBAX_TMP_MARKER = ".orbax-checkpoint-tmp"
 """Part of a folder's name while Orbax writes it."""
 
-_STEP_NAME = re.compile("0|[1-9][0-9]{0,8}")
+_STEP_NAME = re.compile("0|[1-9][0-9]{0,8}")  # at most nine digits: steps are int32
 _MAX_BROADCAST = 1024  # integers: the array of a broadcast has a fixed shape
 _PADDING = -1
 _SHOWN_CHECKPOINTS = 3
@@ -64,7 +64,8 @@ def list_steps(directory: epath.Path, *, committed: bool) -> list[int]:
         # A new run has no directory yet; it is created by the first save.
         if not directory.is_dir():
             return []
-        # Other names are unfinished saves, and checkpoints that were set aside.
+        # Other names are unfinished saves, and checkpoints that were set aside. Listing looks only
+        # at whether there is a manifest: an object store bills and delays every read.
         steps = [int(path.name) for path in directory.iterdir() if _STEP_NAME.fullmatch(path.name)]
         return sorted(
             step for step in steps if (directory / str(step) / MANIFEST_NAME).exists() == committed
@@ -77,7 +78,8 @@ def find_newest_valid(
     """Return the newest step for which process 0 finds no problem, on every process."""
     skipped: list[SkippedCheckpoint] = []
     valid: list[int] = []
-    # Verifying reads and hashes every file, so only one process does it.
+    # Verifying reads and hashes every file, so only one process does it. Newest first, and no
+    # further than the first valid one: the older ones are not needed.
     if jax.process_index() == 0:
         for step in sorted(steps, reverse=True):
             problem = find_problem(step)
@@ -114,7 +116,8 @@ def broadcast_integers(values: Sequence[int]) -> list[int]:
     """
     if jax.process_count() == 1:
         return list(values)
-    # An array of one fixed shape, so that all processes run the same program.
+    # An array of one fixed shape, so that all processes run the same program: the others do not
+    # know how many values process 0 has.
     padded = np.full(_MAX_BROADCAST, _PADDING, np.int32)
     padded[: len(values)] = values
     return [int(each) for each in ocp.multihost.broadcast_one_to_all(padded) if each != _PADDING]

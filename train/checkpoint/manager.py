@@ -57,16 +57,23 @@ class CheckpointManager:
             keep_last, save_every, keep_last_due, keep_min_age, keep_every
         )
         self._asynchronous, self._read_only, self._verify = asynchronous, read_only, verify
+        # Created by the first save: a manager that only reads starts no threads.
         self._writer: CheckpointWriter | None = None
+        # Steps whose files were compared with their manifest, so that `restore` after
+        # `find_newest_valid` does not hash gigabytes a second time.
         self._verified: set[int] = set()
 
     def steps(self) -> list[int]:
         """Return the steps of all committed checkpoints, oldest first."""
+        # The manifest of a save in progress appears at some moment of its own, and on a network
+        # file system at another one for each process. So that all processes list the same steps,
+        # it counts once the main thread of each has waited for it.
         saving = self._writer.saving_step if self._writer else None
         return [s for s in discovery.list_steps(self.directory, committed=True) if s != saving]
 
     def incomplete_steps(self) -> list[int]:
         """Return the steps whose folder has no manifest: interrupted saves."""
+        # What is listed decides whether a run starts anew, so all processes need one answer.
         return discovery.broadcast_integers(discovery.list_steps(self.directory, committed=False))
 
     def latest_step(self) -> int | None:
@@ -80,9 +87,11 @@ class CheckpointManager:
           below: Consider only steps smaller than this.
         """
         steps = [step for step in self.steps() if below is None or step < below]
+        # A disk may have damaged since then what was verified before.
         self._verified.difference_update(steps)
         result = discovery.find_newest_valid(steps, self.find_problem)
         if result.step is not None:
+            # On every process, although only process 0 has read the files.
             self._verified.add(result.step)
         return result
 
@@ -110,6 +119,9 @@ class CheckpointManager:
         """Rename a checkpoint to `<name>-<step>`, so that it is not listed any more."""
         self._check_writable()
         self._verified.discard(step)
+        # Locally a rename is atomic. In an object store files are copied and deleted one by one: a
+        # kill in between leaves a folder that differs from its manifest, or has none, and the next
+        # resume sets that aside in turn.
         if jax.process_index() == 0:
             retention.set_aside_checkpoint(self.directory, step, name)
         discovery.broadcast_integers([])  # a barrier: no process continues before the rename
@@ -140,15 +152,19 @@ class CheckpointManager:
             has a checkpoint already. Older checkpoints are intact, and a save can be retried.
         """
         self._check_writable()
+        # One save at a time. This is also where the failure of the last one is raised: it happened
+        # on a background thread.
         self.wait()
         steps = self.steps()
         if step in steps:
+            # Orbax would delete the folder first, and with it a checkpoint of another process.
             raise UserError(
                 f"checkpoint {self.directory / str(step)}: exists already; "
                 "let one process at a time train in a run's folder"
             )
+        # Decided now, with the new step counted as saved; deleted once it is committed.
         to_delete = {*steps, step} - self._retention.steps_to_keep({*steps, step})
-        self._verified.discard(step)
+        self._verified.discard(step)  # an earlier save of this step may have been set aside
         self._writer = self._writer or CheckpointWriter(self.directory)
         self._writer.save(step, state, metadata, to_delete)
         if not self._asynchronous:
@@ -223,6 +239,7 @@ class CheckpointManager:
     def _verified_path(self, step: int) -> epath.Path:
         """Return the folder of a checkpoint (UserError: it does not exist, or is damaged)."""
         path = self.directory / str(step)
+        # Listed anew: a run that trains on may have deleted it since the caller chose it.
         steps = self.steps()
         if step not in steps:
             known = f"steps {', '.join(map(str, steps))}" if steps else "no step"

@@ -53,18 +53,21 @@ def list_files(folder: epath.Path) -> list[str]:
     """Return the relative paths of all files but the manifest, sorted."""
     found = []
     folders = [folder]
+    # Not by `rglob`: characters in the folder's own name may be a pattern.
     while folders:
         for path in folders.pop().iterdir():
             if path.is_dir():
                 folders.append(path)
             else:
                 found.append(path.relative_to(folder).as_posix())
+    # By prefix, as the processes of a commit write `manifest.json.0`, `manifest.json.1`, ...
     return sorted(name for name in found if not name.startswith(MANIFEST_NAME))
 
 
 def hash_files(folder: epath.Path, files: Iterable[str]) -> dict[str, FileEntry]:
     """Read files and return their entries (OSError: a file cannot be read)."""
     files = list(files)
+    # Threads help: hashlib releases the interpreter lock, and a remote read mostly waits.
     with ThreadPoolExecutor(_THREADS) as pool:
         entries = pool.map(lambda name: _hash_file(folder / name), files)
         return dict(zip(files, entries, strict=True))
@@ -106,7 +109,12 @@ def _parse(text: str) -> tuple[dict[str, FileEntry], str]:
 
 def write_manifest(folder: epath.Path, files: FileEntries) -> None:
     """Commit a checkpoint: write its manifest atomically."""
+    # The commit point. The name appears by one rename, after the content was flushed to disk. The
+    # arrays are not flushed, since fsync of gigabytes would stall the run's other writes. What of
+    # them a power failure takes after the commit is noticed as damage by its digest, and the
+    # checkpoint before it (`keep_last` is 2 by default) is restored.
     path = folder / MANIFEST_NAME
+    # `replace_atomically` takes epath's paths for remote ones, which need no rename.
     remote = "://" in os.fspath(path)
     text = serialize_manifest(files, folder.name)
     replace_atomically(path if remote else pathlib.Path(path), text.encode())
@@ -120,12 +128,14 @@ def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
         return "has no manifest"
     except (OSError, UserError, ValueError):
         return f"{MANIFEST_NAME} is damaged"
+    # A renamed folder has intact files. Restored under its new step, it would train other batches.
     if checkpoint != folder.name:
         return f"is the checkpoint of step {checkpoint}, under another name"
     # Sizes come first: they need no reading, and find most truncated files.
     for name, file in files.items():
         if problem := _find_size_problem(folder / name, file):
             return f"{name} {problem}"
+    # Extra files are allowed: they change nothing that is restored.
     small = sum(file.bytes for file in files.values()) <= AUTO_VERIFY_BYTES
     if verify == "full" or (verify == "auto" and small):
         return _find_digest_problem(folder, files)
@@ -154,6 +164,7 @@ def _find_digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
 
 
 def _hash_file(path: epath.Path) -> FileEntry:
+    # The size is counted, not asked for: the manifest must describe the bytes that were hashed.
     digest, size = hashlib.sha256(), 0
     with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -164,6 +175,7 @@ def _hash_file(path: epath.Path) -> FileEntry:
 
 def _is_valid_entry(name: str, file: FileEntry) -> bool:
     """Return True for a well-formed entry whose path stays inside the checkpoint."""
+    # A run's folder may come from somebody else, and its manifest names files to open.
     parts = pathlib.PurePosixPath(name).parts
     inside = parts and not name.startswith("/") and ".." not in parts and "\0" not in name
     return bool(inside and type(file.bytes) is int and _DIGEST.fullmatch(file.sha256))

@@ -60,7 +60,8 @@ def restore_checkpoint(
                 "use the settings it was trained with, or another --workdir"
             )
         arrays = _read_arrays(path, wanted, partial=not require_all)
-    # Without its own metadata file, Orbax restores random keys as plain integers.
+    # The digests do not show what Orbax makes of the files. Without its own metadata file, for
+    # example, it restores random keys as plain integers.
     if any(tree_paths.describe_leaf(arrays[name]) != descriptions[name] for name in wanted):
         raise _unreadable_error(path, "types were lost")
     structure = jax.tree_util.tree_structure(abstract_tree)
@@ -79,6 +80,8 @@ def read_metadata(path: epath.Path) -> dict[str, Any]:
 def _read_arrays(
     path: epath.Path, wanted: Mapping[str, Leaf], *, partial: bool
 ) -> dict[str, jax.Array]:
+    # A sharding for every array, since Orbax would otherwise take the one that was saved, whose
+    # devices this machine may not have.
     structs = {name: _with_sharding(leaf) for name, leaf in wanted.items()}
     tree = tree_paths.nest_leaves(structs)
     request = args.PyTreeRestore(
@@ -96,6 +99,8 @@ def _read_arrays(
 
 
 def _read_items(path: epath.Path, items: Mapping[str, Any]) -> Any:
+    # A new reader for each call. It starts in milliseconds, and Orbax keeps no state from a call
+    # that failed.
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
         return reader.restore(path, args=args.Composite(**items))
 
@@ -129,6 +134,7 @@ def short_reason(error: Exception) -> str:
     """Return the cause of an error on one short line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    # The message may quote a whole JSON spec over many lines; an error of this package is one line.
     # TensorStore puts the operating system's error code at the end of a very long line.
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(code[1]))

@@ -43,6 +43,8 @@ class CheckpointWriter:
     def __init__(self, directory: epath.Path):
         self.directory = directory
         self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        # One thread, because Orbax's own background thread cannot be given work to do after it has
+        # finished: the commit has to wait for it somewhere else than in the training loop.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
 
@@ -67,6 +69,7 @@ class CheckpointWriter:
             METADATA_ITEM: args.JsonSave(json.loads(json.dumps(metadata))),
         }
         with self._explain_errors(step):
+            # Before the save and not after: killed saves may have left a full disk.
             if jax.process_index() == 0:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 retention.delete_unfinished(self.directory)
@@ -107,6 +110,7 @@ class CheckpointWriter:
         try:
             yield
         except (OSError, ValueError) as error:
+            # A failed save is over: the next one may find room on the disk.
             self._saving = None
             self._drain_errors()
             if jax.process_index() == 0:

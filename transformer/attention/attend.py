@@ -11,7 +11,7 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.sinks import softmax_with_sinks
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
+from transformer.inspection import Taps, observe_attention
 from transformer.layers.basic import dropout
 from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, precise_einsum
 from transformer.shapes import check_shapes
@@ -161,6 +162,7 @@ def attend_reference(
     mask: Mask,
     score_spec: ScoreSpec,
     sink_logits: jax.Array | None = None,  # [N]
+    edit_weights: Callable[[jax.Array], jax.Array] | None = None,
 ) -> tuple[jax.Array, jax.Array]:  # [B, T, N, H of values], weights [B, N, T, S]
     """Return softmax(scores under the mask) v (Vaswani et al. 2017, equation 1).
 
@@ -180,6 +182,8 @@ def attend_reference(
     # time and saves a pass over the weights.
     if mask.may_have_empty_rows(*lengths):
         weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
+    if edit_weights is not None:
+        weights = edit_weights(weights)
     operand_dtype = score_spec.operand_dtype_of(v)
     dtype = jnp.promote_types(operand_dtype, score_spec.softmax_dtype)
     # Dropout acts on the copy that weights the values; the returned weights sum to 1.
@@ -211,6 +215,7 @@ def attend(
     hardware: Hardware,  # decides what `auto` means
     constrain: ActivationConstraint = unconstrained,  # layout on several devices
     outputs: frozenset[str] = frozenset(),  # `weights`, or nothing
+    taps: Taps | None = None,
 ) -> AttentionOutput:
     """Return softmax(scores under the mask) v. A query without a visible key gets zeros.
 
@@ -219,6 +224,10 @@ def attend(
     """
     operands = dict(q=(q, "B T N H", float), k=(k, "B S K H", float), v=(v, "B S K Hv", float))
     check_shapes(**operands, sink_logits=(sink_logits, "N", float))
+    if taps is not None:
+        options: Any = dict(sink_logits=sink_logits, backend=backend, hardware=hardware)
+        options |= dict(constrain=constrain, outputs=outputs)
+        return observe_attention(taps, attend, q, k, v, mask, score_spec, **options)
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
     # Everything that decides is static: the choice is made while the model is traced and costs

@@ -7,7 +7,8 @@ configuration, one entry in `MIXERS`.
 import abc
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -16,10 +17,11 @@ from flax import struct
 from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.context import ModelContext
+from transformer.inspection import Taps
 from transformer.registry import MIXERS
 
 Outputs = frozenset[str]
-"""Names of extra outputs to return in `aux`: `weights`, `entropy`, `losses`. Static under jit."""
+"""Names of extra outputs to return in `aux`: `weights`, `losses`, ... Static under jit."""
 
 NO_OUTPUTS: Outputs = frozenset()
 
@@ -39,6 +41,8 @@ class MixerInputs(struct.PyTreeNode):
     """[B] random keys, one for each example. None: no dropout."""
     constants: Any = None
     """Non-trainable values of this layer, from `Mixer.constants`."""
+    taps: Taps | None = None
+    """Intermediate values to return or to replace (`transformer.inspection`). None: neither."""
     outputs: Outputs = struct.field(pytree_node=False, default=NO_OUTPUTS)
     """Names of the extra outputs to return."""
 
@@ -87,6 +91,9 @@ class Mixer(nn.Module, abc.ABC):
     context: ModelContext
     """Settings of the whole model."""
 
+    values: ClassVar[Mapping[str, str]] = {}
+    """Values that the mixer shows to `inputs.taps` (name -> shape and meaning)."""
+
     @staticmethod
     @abc.abstractmethod
     def abilities(config: Any) -> Abilities:
@@ -110,7 +117,10 @@ class Mixer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def init_cache(self, batch: int, length: int) -> Any:
-        """Return an empty cache for `batch` examples of up to `length` tokens."""
+        """Return an empty cache for `batch` examples of up to `length` tokens.
+
+        `transformer.attention.cache` states the interface of caches and their dtypes.
+        """
 
     def init_memory_cache(self, batch: int, length: int) -> Any:
         """Return an empty cache for a memory of `length` tokens.

@@ -1,12 +1,24 @@
-"""Key-value caches of incremental decoding: plain pytrees, passed in and returned.
+"""Caches of incremental decoding: plain pytrees, passed in and returned.
 
-Every cache has the same three operations:
+A cache is made by the class method `empty(...)`, never by hand. There are two kinds.
 
-- `empty(...)` makes one without tokens. `dtype` is its storage dtype: `Precision.cache_dtype`,
-  the same for all layers of a model.
-- `append(keys, values, positions)` returns the cache with T more tokens. It casts to the storage
-  dtype.
-- `read(dtype)` returns keys, values and their positions, cast to the dtype of the computation.
+**Tokens**: values of previous tokens, each written once and read by later ones. Here `KVCache`,
+`MemoryCache` and `RollingCache`; beside their mixers Longformer's `GlobalTokenCache`, routing's
+`ClusterCache`, `NeighborCache` of convolutions, `StateTapes` of Cheng's network and
+`MemoryAttentionCache` of recurrent decoders.
+
+- `empty(..., dtype)`: `dtype` is the storage dtype, `Precision.cache_dtype`, the same for all
+  layers of a model. A number is rounded once, so the error does not grow with the number of tokens.
+- `append(...)` returns the cache with T more tokens. It casts to the storage dtype.
+- `read(dtype)` returns the tokens, cast to the dtype of the computation.
+
+**Recurrent states**: `LSTMState`, `ElmanState`, `GRUState`, `LuongState`, `LinearAttentionState`,
+and the `cells` of `StateTapes`. `empty(...)` is the state before the first token; the recurrence
+takes a state and returns the next one, so there is nothing to append or read. `Precision.cache`
+does not apply: a state is rewritten at every token, so each rounding would be carried into all
+later tokens, and its size is independent of their number, so little would be saved. A state has the
+dtypes of its recurrence: the compute dtype, and float32 for sums over all tokens (LSTM cells, sums
+of features), whose new terms a 16-bit sum would soon round away.
 
 Positions are counted from 0 in each example. Callers mark padding with -1; `RollingCache`, which
 stores positions, marks padding and empty slots with `ABSENT_POSITION`. A cache does not store

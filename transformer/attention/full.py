@@ -21,6 +21,7 @@ from transformer.attention.memory import project_memory
 from transformer.attention.projections import project_output, project_qkv, project_queries
 from transformer.attention.scores import add_score_terms, count_score_flops
 from transformer.attention.sinks import declare_sink_logits
+from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
@@ -29,6 +30,7 @@ class Attention(Mixer):
     """Mixer `full`: softmax attention over all keys that the mask shows."""
 
     config: AttentionConfig
+    values = ATTENTION_VALUES
 
     @staticmethod
     def abilities(config: AttentionConfig) -> Abilities:
@@ -99,7 +101,7 @@ class Attention(Mixer):
         sink_logits = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
 
         options: Any = dict(backend=config.backend, outputs=inputs.outputs, sink_logits=sink_logits)
-        options |= dict(hardware=context.hardware, constrain=context.constrain)
+        options |= dict(hardware=context.hardware, constrain=context.constrain, taps=inputs.taps)
         attended = attend(q, k, v, mask, score_spec, **options)
         return MixerOutput(project_output(self, attended.y, config, context), cache, attended.aux)
 

@@ -1,17 +1,17 @@
 """GRU decoder with additive attention (Bahdanau, Cho and Bengio 2015, section 3, appendix A)."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.attention.masks import Mask
 from transformer.baselines.cells import (
     RecurrentCell,
     apply_matrix,
-    document_boundaries,
     recurrent_weight,
     scan_cell,
 )
@@ -20,16 +20,34 @@ from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,
     attend_with_scores,
+    decoder_boundaries,
     first_token_state,
     first_visible,
-    memory_mask,
+    keys_and_values,
     memory_score_flops,
-    memory_vectors,
     needs_memory_cache_error,
     project_additive_keys,
+    visible_memory,
 )
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
+
+
+class GRUState(struct.PyTreeNode):
+    """Recurrent state of a GRU."""
+
+    hidden: jax.Array  # [B, H]
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        hidden_size: int,  # H
+        dtype: Any,  # the compute dtype
+    ) -> "GRUState":
+        """Return the state before the first token."""
+        return cls(jnp.zeros((batch_size, hidden_size), dtype))
+
 
 GRU_GATES = ("update", "reset", "candidate")
 
@@ -62,42 +80,38 @@ class BahdanauDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        hidden, score = self.sizes
-        zeros = lambda *shape: jnp.zeros(shape, self.context.precision.compute)  # noqa: E731
-        memory = zeros(batch, length, self.context.d_model)
-        return MemoryAttentionCache(zeros(batch, hidden), zeros(batch, length, score), memory)
+        precision, width = self.context.precision, self.context.d_model
+        hidden_size, score_size = self.sizes
+        state = GRUState.empty(batch, hidden_size, precision.compute)
+        return MemoryAttentionCache.empty(
+            state, batch, length, score_size, width, precision.cache_dtype
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        model_context, (hidden, score) = self.context, self.sizes
-        line = document_boundaries(
-            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
+        context, (hidden_size, score_size) = self.context, self.sizes
+        cache, memory, embed = inputs.cache, inputs.memory, {"embed": self.context.d_model}
+        visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
+        initial_states = new_keys = None
+        if memory is not None:
+            first, hidden = first_visible(memory, visible), {"hidden": hidden_size}
+            initial = apply_linear(self, "first", first, embed, hidden, context, bias=True)
+            initial_states = GRUState(jnp.tanh(initial))
+            new_keys = project_additive_keys(self, memory, score_size, context)
+        state = first_token_state(initial_states) if cache is None else cache.state
+        keys, values, cache = keys_and_values(cache, new_keys, memory, x.dtype)
+        gates = {"gates": len(GRU_GATES), "hidden": hidden_size}
+        input_gates = apply_linear(self, "input", x, embed, gates, context, bias=True)
+        state, (states, contexts, weights) = scan_cell(
+            self.make_cell(keys, values),
+            state,
+            (input_gates, visible),
+            decoder_boundaries(inputs),
+            initial_states,
         )
-        seen = memory_mask(
-            inputs.mask,
-            x.shape[1],
-            memory_vectors(self.config.kind, inputs.memory, inputs.cache).shape[1],
-        )
-        embed, seeds, now = {"embed": model_context.d_model}, None, inputs.cache
-        if inputs.memory is not None:
-            first, state = first_visible(inputs.memory, seen), {"hidden": hidden}
-            seeds = jnp.tanh(
-                apply_linear(self, "first", first, embed, state, model_context, bias=True)
-            )
-            before = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
-            now = MemoryAttentionCache(
-                before,
-                project_additive_keys(self, inputs.memory, score, model_context),
-                inputs.memory,
-            )
-        assert now is not None  # there is a memory or a cache
-        gates = {"gates": len(GRU_GATES), "hidden": hidden}
-        driven = apply_linear(self, "input", x, embed, gates, model_context, bias=True)
-        cell = self.make_cell(now.keys, now.values)
-        after, (states, contexts, weights) = scan_cell(cell, now.state, (driven, seen), line, seeds)
         y = self.deep_output(states, x, contexts)
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        return MixerOutput(y, None if inputs.cache is None else now.replace(state=after), aux)
+        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
 
     def make_cell(
         self,
@@ -105,28 +119,30 @@ class BahdanauDecoder(Mixer):
         values: jax.Array,  # [B, S, D]
     ) -> RecurrentCell:
         """Declare the weights of the recurrent cell and return the cell."""
-        model_context, (hidden, score) = self.context, self.sizes
-        mlp = additive_scorer(self, hidden, score, model_context)
-        state, embed, out = {"state": hidden}, {"embed": model_context.d_model}, {"hidden": hidden}
-        gates = recurrent_weight(self, "gates", state, {"gates": 2, **out}, model_context)
-        candidate = recurrent_weight(self, "candidate", state, out, model_context)
-        context = recurrent_weight(
-            self, "context", embed, {"gates": len(GRU_GATES), **out}, model_context
-        )
+        model_context, (hidden_size, score_size) = self.context, self.sizes
+        scorer = additive_scorer(self, hidden_size, score_size, model_context)
+        state_axes, embed = {"state": hidden_size}, {"embed": model_context.d_model}
+        hidden = {"hidden": hidden_size}
+        gates = recurrent_weight(self, "gates", state_axes, {"gates": 2, **hidden}, model_context)
+        candidate = recurrent_weight(self, "candidate", state_axes, hidden, model_context)
+        all_gates = {"gates": len(GRU_GATES), **hidden}
+        context_gates = recurrent_weight(self, "context", embed, all_gates, model_context)
 
         def step(
-            s: jax.Array,  # [B, H]
-            now: tuple[jax.Array, jax.Array],  # [B, 3, H], [B or 1, S]
-        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-            driven, seen = now
+            state: GRUState,
+            step_inputs: tuple[jax.Array, jax.Array],  # [B, 3, H], [B or 1, S]
+        ) -> tuple[GRUState, tuple[jax.Array, jax.Array, jax.Array]]:
+            input_gates, visible = step_inputs
+            s = state.hidden  # letters of appendix A.2.2: s, c, z (update), r (reset)
             c, weights = attend_with_scores(
-                mlp.scores(s, keys), seen, values, model_context.precision.softmax
+                scorer.scores(s, keys), visible, values, model_context.precision.softmax
             )
-            driven = driven + apply_matrix(c, context)
-            both = jax.nn.sigmoid(driven[:, :2] + apply_matrix(s, gates))
-            z, r = both[:, 0], both[:, 1]
-            new = (1 - z) * s + z * jnp.tanh(driven[:, 2] + apply_matrix(r * s, candidate))
-            return new, (s, c, weights)
+            gate_inputs = input_gates + apply_matrix(c, context_gates)
+            z_and_r = jax.nn.sigmoid(gate_inputs[:, :2] + apply_matrix(s, gates))
+            z, r = z_and_r[:, 0], z_and_r[:, 1]
+            new = (1 - z) * s + z * jnp.tanh(gate_inputs[:, 2] + apply_matrix(r * s, candidate))
+            # Attention and the output of a token use the state before it (s_(i-1) in the paper).
+            return GRUState(new), (s, c, weights)
 
         return step
 
@@ -138,14 +154,15 @@ class BahdanauDecoder(Mixer):
     ) -> jax.Array:  # [B, T, D]
         """Return the maximum of two linear maps of all three (maxout, Goodfellow et al. 2013)."""
         width = self.context.d_model
+        # `pieces`: the two linear maps of which maxout takes the larger (appendix A.2.2, t_i).
         pieces, embed = {"pieces": 2, "hidden": width}, {"embed": width}
         add = functools.partial(
             apply_linear, self, outputs=pieces, context=self.context, residual=True
         )
-        of_state = add("output_state", states, {"state": states.shape[-1]}, bias=True)
-        of_token = add("output_token", x, embed, bias=False)
-        of_context = add("output_context", contexts, embed, bias=False)
-        return jnp.max(of_state + of_token + of_context, axis=2)
+        state_term = add("output_state", states, {"state": states.shape[-1]}, bias=True)
+        token_term = add("output_token", x, embed, bias=False)
+        context_term = add("output_context", contexts, embed, bias=False)
+        return jnp.max(state_term + token_term + context_term, axis=2)
 
 
 MIXERS[BahdanauConfig.kind] = BahdanauDecoder

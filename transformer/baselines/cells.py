@@ -1,19 +1,18 @@
 """Recurrent cells and the scan over time that all recurrent mixers share.
 
-The state is reset at the first token of each document and is unchanged by padding. Decoding resumes
-from a cached state: there position 0 starts a document, and padding has position -1.
+What does not depend on the previous state, such as the inputs' part of the gates, is computed for
+all tokens before the scan: one large product in place of T small ones that wait for each other.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.masks import Mask
-from transformer.attention.token_segments import previous_segments, token_segments
+from transformer.attention.sparse_ops.document_boundaries import DocumentBoundaries
 from transformer.config import Initialization, Initializer
 from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear, declare_weight
@@ -22,76 +21,48 @@ RecurrentCell = Callable[[Any, Any], tuple[Any, Any]]
 """(state [B, ...], inputs of one token [B, ...]) -> (state, output [B, ...])."""
 
 
-class DocumentBoundaries(NamedTuple):
-    """Tokens at which the state is reset, and tokens at which it is updated."""
-
-    is_start: jax.Array  # [B or 1, T] whether a document begins here
-    is_token: jax.Array  # [B or 1, T] whether there is a token, and no padding
-
-
-def document_boundaries(
-    mask: Mask,
-    positions: jax.Array,  # [B or 1, T]
-    *,
-    cached: bool = False,
-    backward: bool = False,
-) -> DocumentBoundaries | None:
-    """Return boundaries from segments, lengths and positions; None: one document, no padding.
-
-    With `backward`, for rows read from their end.
-    """
-    segments = token_segments(mask, positions.shape[1])
-    if backward and segments is not None:
-        segments = jnp.flip(segments, axis=1)
-    if cached:
-        real = positions >= 0 if segments is None else (positions >= 0) & (segments != 0)
-        return DocumentBoundaries((positions == 0) & real, real)
-    if segments is None:
-        return None
-    return DocumentBoundaries(
-        (segments != 0) & (segments != previous_segments(segments)), segments != 0
-    )
-
-
 def scan_cell(
     cell: RecurrentCell,
     state: Any,  # [B, ...] before the first token
     inputs: Any,  # [B, T, ...]
     boundaries: DocumentBoundaries | None,
-    initial_states: Any = None,  # [B, T, ...] what a state is when a document begins; None: zeros.
-    # Without a timeline no document begins, and they are not looked at
+    initial_states: Any = None,  # [B, T, ...] state with which a document begins; None: zeros.
+    # Ignored without boundaries, as no document begins then.
 ) -> tuple[Any, Any]:  # the state after the last token, the outputs [B, T, ...]
     """Run a cell over the tokens of each row. Outputs at padding are zero."""
 
-    def step(state: Any, now: tuple[Any, DocumentBoundaries | None, Any]) -> tuple[Any, Any]:
-        x, at, seed = now
-        if at is None:
+    def step(state: Any, step_inputs: tuple[Any, DocumentBoundaries | None, Any]) -> Any:
+        x, boundary, initial = step_inputs
+        if boundary is None:
             return cell(state, x)
-        seed = jax.tree.map(jnp.zeros_like, state) if seed is None else seed
-        before = _choose(at.is_start, seed, state)
+        initial = jax.tree.map(jnp.zeros_like, state) if initial is None else initial
+        before = _where(boundary.is_start, initial, state)
         after, y = cell(before, x)
-        return _choose(at.is_token, after, before), y
+        # At padding the cell runs and its result is discarded: all rows take the same steps.
+        return _where(boundary.is_token, after, before), y
 
     initial_states = None if boundaries is None else initial_states
-    state, y = jax.lax.scan(step, state, _swapped((inputs, boundaries, initial_states)))
-    y = _swapped(y)
+    time_major = _swap_batch_and_time((inputs, boundaries, initial_states))
+    state, y = jax.lax.scan(step, state, time_major)
+    y = _swap_batch_and_time(y)
     if boundaries is not None:
-        y = jax.tree.map(lambda leaf: jnp.where(_spread(boundaries.is_token, leaf), leaf, 0), y)
+        is_token = boundaries.is_token
+        y = jax.tree.map(lambda leaf: jnp.where(_append_axes(is_token, leaf), leaf, 0), y)
     return state, y
 
 
-def _choose(flags: jax.Array, chosen: Any, otherwise: Any) -> Any:
+def _where(flags: jax.Array, on_true: Any, on_false: Any) -> Any:
     """Select one state where the flags [B or 1] are set, the other elsewhere."""
-    pick = lambda a, b: jnp.where(_spread(flags, b), a, b)  # noqa: E731
-    return jax.tree.map(pick, chosen, otherwise)
+    select = lambda a, b: jnp.where(_append_axes(flags, b), a, b)  # noqa: E731
+    return jax.tree.map(select, on_true, on_false)
 
 
-def _spread(flags: jax.Array, like: jax.Array) -> jax.Array:
+def _append_axes(flags: jax.Array, like: jax.Array) -> jax.Array:
     """Append axes of size 1 to the flags, up to the rank of `like`."""
     return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
 
 
-def _swapped(tree: Any) -> Any:
+def _swap_batch_and_time(tree: Any) -> Any:
     """Swap the first two axes: [B, T, ...] <-> [T, B, ...]."""
     return jax.tree.map(lambda leaf: jnp.swapaxes(leaf, 0, 1), tree)
 
@@ -108,15 +79,21 @@ LSTM_GATES = ("input", "forget", "candidate", "output")
 
 
 class LSTMState(struct.PyTreeNode):
-    """State of an LSTM, which is also its cache."""
+    """Recurrent state of an LSTM, which is also its cache."""
 
     hidden: jax.Array  # [B, H]
-    cell: jax.Array  # [B, H] float32: a sum over all time must not lose digits
+    cell: jax.Array  # [B, H] float32: a sum over all tokens, which must not lose digits
 
-    @staticmethod
-    def zeros(batch_size: int, hidden_size: int, context: ModelContext) -> "LSTMState":
-        hidden = jnp.zeros((batch_size, hidden_size), context.precision.compute)
-        return LSTMState(hidden, jnp.zeros((batch_size, hidden_size), jnp.float32))
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        hidden_size: int,  # H
+        dtype: Any,  # of `hidden`: the compute dtype
+    ) -> "LSTMState":
+        """Return the state before the first token."""
+        shape = (batch_size, hidden_size)
+        return cls(jnp.zeros(shape, dtype), jnp.zeros(shape, jnp.float32))
 
 
 def apply_matrix(
@@ -129,9 +106,11 @@ def apply_matrix(
 
 def lstm_step(
     state: LSTMState,
-    gates: jax.Array,  # [B, 4, H] what is summed before the gates' sigmoids and the tanh
+    gates: jax.Array,  # [B, 4, H] arguments of the gates' sigmoids and of the tanh
 ) -> LSTMState:
     """Compute c = f c + i g, h = o tanh(c) (Hochreiter and Schmidhuber 1997; Gers et al. 2000)."""
+    # In float32 under every policy: near saturation 16-bit gates round to exactly 0 or 1, and the
+    # cell is a sum over all tokens.
     i, f, g, o = (gates[:, gate].astype(jnp.float32) for gate in range(len(LSTM_GATES)))
     cell = jax.nn.sigmoid(f) * state.cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
@@ -183,9 +162,9 @@ class LSTMLayer(nn.Module):
     def __call__(
         self,
         x: jax.Array,  # [B, T, inputs]
-        line: DocumentBoundaries | None,
+        boundaries: DocumentBoundaries | None,
         state: LSTMState | None = None,  # None: zeros
-        seeds: LSTMState | None = None,  # [B, T, H] each, of documents that begin; None: zeros
+        initial_states: LSTMState | None = None,  # [B, T, H] each, as in `scan_cell`
     ) -> tuple[LSTMState, jax.Array]:  # [B, T, H]
         gates, recurrent = lstm_input_gates(
             self, x, {"embed": x.shape[-1]}, self.hidden_size, self.context
@@ -195,7 +174,6 @@ class LSTMLayer(nn.Module):
             state = lstm_step(state, gates + apply_matrix(state.hidden, recurrent))
             return state, state.hidden
 
-        state = (
-            LSTMState.zeros(x.shape[0], self.hidden_size, self.context) if state is None else state
-        )
-        return scan_cell(cell, state, gates, line, seeds)
+        if state is None:
+            state = LSTMState.empty(x.shape[0], self.hidden_size, self.context.precision.compute)
+        return scan_cell(cell, state, gates, boundaries, initial_states)

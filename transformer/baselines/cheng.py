@@ -3,6 +3,8 @@
 An early form of self-attention. It still processes one token after the other.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -19,12 +21,12 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.sparse_ops.document_boundaries import document_boundaries
 from transformer.attention.token_segments import token_segments
 from transformer.baselines.cells import (
     LSTMState,
     RecurrentCell,
     apply_matrix,
-    document_boundaries,
     lstm_input_gates,
     lstm_step,
     recurrent_weight,
@@ -37,12 +39,36 @@ from transformer.registry import MIXERS
 
 
 class StateTapes(struct.PyTreeNode):
-    """States of all previous tokens (row s: the token at row index s); also the cache."""
+    """States of all previous tokens (row s: the token at row index s); also the cache.
+
+    The paper's hidden tape and memory tape. A row is written once and then only read, so `hidden`
+    and `keys` are stored in `dtype`. `cells` are sums over all tokens and `summary` is rewritten at
+    each token: they keep the dtypes of the recurrence.
+    """
 
     hidden: jax.Array  # [B, S, D]
     cells: jax.Array  # [B, S, D] float32
-    keys: jax.Array  # [B, S, A] what of the hidden states meets the score
+    keys: jax.Array  # [B, S, A] hidden states, projected for the score
     summary: jax.Array  # [B, D] h~ of the last token
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        length: int,  # S
+        width: int,  # D
+        score_size: int,  # A
+        dtype: Any,  # of `hidden` and `keys`
+        summary_dtype: Any,  # the compute dtype
+    ) -> "StateTapes":
+        """Return tapes with room for `length` tokens of each example."""
+        shape = (batch_size, length)
+        return cls(
+            hidden=jnp.zeros((*shape, width), dtype),
+            cells=jnp.zeros((*shape, width), jnp.float32),
+            keys=jnp.zeros((*shape, score_size), dtype),
+            summary=jnp.zeros((batch_size, width), summary_dtype),
+        )
 
     def append(
         self,
@@ -53,16 +79,22 @@ class StateTapes(struct.PyTreeNode):
     ) -> "StateTapes":
         """Write one token. The position of padding, below 0, is clamped to 0."""
 
-        def put(tape: jax.Array, new: jax.Array) -> jax.Array:
-            one = lambda row, each, at: jax.lax.dynamic_update_slice(row, each[None], (at, 0))  # noqa: E731
-            return jax.vmap(one)(tape, new.astype(tape.dtype), position)
+        def write(tape: jax.Array, new: jax.Array) -> jax.Array:
+            def write_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+                return jax.lax.dynamic_update_slice(row, new[None], (start, 0))
+
+            return jax.vmap(write_row)(tape, new.astype(tape.dtype), position)
 
         return StateTapes(
-            put(self.hidden, state.hidden),
-            put(self.cells, state.cell),
-            put(self.keys, key),
+            write(self.hidden, state.hidden),
+            write(self.cells, state.cell),
+            write(self.keys, key),
             summary,
         )
+
+    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array]:  # [B, S, D], [B, S, A]
+        """Return hidden states and keys in `dtype`."""
+        return self.hidden.astype(dtype), self.keys.astype(dtype)
 
 
 class Cheng(Mixer):
@@ -90,12 +122,14 @@ class Cheng(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> StateTapes:
-        width, dtype = self.context.d_model, self.context.precision.compute
-        hidden = jnp.zeros((batch, length, width), dtype)
-        keys = jnp.zeros((batch, length, self.config.score_size or width), dtype)
-        return StateTapes(
-            hidden, hidden.astype(jnp.float32), keys, jnp.zeros((batch, width), dtype)
-        )
+        return self.empty_tapes(batch, length, self.context.precision.cache_dtype)
+
+    @nn.nowrap
+    def empty_tapes(self, batch: int, length: int, dtype: Any) -> StateTapes:
+        """Return tapes without tokens, stored in `dtype`."""
+        width, score_size = self.context.d_model, self.config.score_size or self.context.d_model
+        compute_dtype = self.context.precision.compute
+        return StateTapes.empty(batch, length, width, score_size, dtype, compute_dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -104,43 +138,50 @@ class Cheng(Mixer):
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         (batch, length, _), embed = x.shape, {"embed": context.d_model}
-        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
-        if inputs.cache is None:
-            places = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
-            whole = Mask(MaskPattern(causal=True), segments=token_segments(inputs.mask, length))
-            seen = dense_mask(whole, length, length) & ~jnp.eye(length, dtype=bool)[None]
-            tapes = self.init_cache(batch, length)
-        else:
-            places = jnp.broadcast_to(inputs.positions, (batch, length))
-            seen = jnp.arange(inputs.cache.hidden.shape[1])[None, None, :] < places[:, :, None]
+        cached = inputs.cache is not None
+        boundaries = document_boundaries(inputs.mask, inputs.positions, cached=cached)
+        if cached:
             tapes = inputs.cache
+            slots = jnp.broadcast_to(inputs.positions, (batch, length))
+            # A row of the cache holds one document, so its slots are positions.
+            visible = jnp.arange(tapes.hidden.shape[1])[None, None, :] < slots[:, :, None]
+        else:
+            # Not `init_cache`: without a cache nothing is stored, so nothing is rounded to the
+            # storage dtype. Slots are row indices, since positions restart in each document.
+            tapes = self.empty_tapes(batch, length, context.precision.compute)
+            slots = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
+            causal = Mask(MaskPattern(causal=True), segments=token_segments(inputs.mask, length))
+            visible = dense_mask(causal, length, length) & ~jnp.eye(length, dtype=bool)[None]
         gates, recurrent = lstm_input_gates(self, x, embed, context.d_model, context)
         score = {"score": config.score_size or context.d_model}
         query = apply_linear(self, "score_token", x, embed, score, context, bias=False)
-        steps = (gates, query, seen, jnp.maximum(places, 0))
-        after, y = scan_cell(self.make_cell(recurrent), tapes, steps, line)
-        return MixerOutput(y, None if inputs.cache is None else after, {})
+        steps = (gates, query, visible, jnp.maximum(slots, 0))
+        tapes, y = scan_cell(self.make_cell(recurrent), tapes, steps, boundaries)
+        return MixerOutput(y, tapes if cached else None, {})
 
     def make_cell(self, recurrent: jax.Array) -> RecurrentCell:  # [D, 4, D]
         """Declare the weights of the recurrent cell and return the cell (equations 5 to 9)."""
         context, width = self.context, self.context.d_model
-        score = self.config.score_size or width
-        mlp = additive_scorer(self, width, score, context)
-        of_state = recurrent_weight(self, "score_key", {"state": width}, {"score": score}, context)
+        score_size = self.config.score_size or width
+        scorer = additive_scorer(self, width, score_size, context)
+        state, score = {"state": width}, {"score": score_size}
+        score_key = recurrent_weight(self, "score_key", state, score, context)
 
         def step(
             tapes: StateTapes,
-            now: tuple[jax.Array, ...],  # [B, 4, D], [B, A], [B or 1, S], [B]
+            step_inputs: tuple[jax.Array, ...],  # [B, 4, D], [B, A], [B or 1, S], [B]
         ) -> tuple[StateTapes, jax.Array]:
-            gates, query, seen, place = now
-            scores = mlp.scores(tapes.summary, tapes.keys + query[:, None])
+            gates, query, visible, slot = step_inputs
+            past_hidden, keys = tapes.read(gates.dtype)
+            scores = scorer.scores(tapes.summary, keys + query[:, None])
             hidden, weights = attend_with_scores(
-                scores, seen, tapes.hidden, context.precision.softmax
+                scores, visible, past_hidden, context.precision.softmax
             )
             cells = jnp.einsum("BS,BSD->BD", weights.astype(jnp.float32), tapes.cells)
             state = lstm_step(LSTMState(hidden, cells), gates + apply_matrix(hidden, recurrent))
-            key = apply_matrix(state.hidden, of_state)
-            return tapes.append(place, state, key, hidden), state.hidden
+            # Keys are projected when a state is written, once, not for every later query.
+            key = apply_matrix(state.hidden, score_key)
+            return tapes.append(slot, state, key, hidden), state.hidden
 
         return step
 

@@ -1,8 +1,11 @@
 """Simple recurrent network (Elman 1990), optionally with a deep transition."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 
 from transformer.attention.base import (
     Abilities,
@@ -14,15 +17,27 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.cells import (
-    apply_matrix,
-    document_boundaries,
-    recurrent_weight,
-    scan_cell,
-)
+from transformer.attention.sparse_ops.document_boundaries import document_boundaries
+from transformer.baselines.cells import apply_matrix, recurrent_weight, scan_cell
 from transformer.baselines.config import ElmanConfig
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
+
+
+class ElmanState(struct.PyTreeNode):
+    """Recurrent state, which is also the cache."""
+
+    hidden: jax.Array  # [B, H]
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        hidden_size: int,  # H
+        dtype: Any,  # the compute dtype
+    ) -> "ElmanState":
+        """Return the state before the first token."""
+        return cls(jnp.zeros((batch_size, hidden_size), dtype))
 
 
 class ElmanRNN(Mixer):
@@ -43,9 +58,9 @@ class ElmanRNN(Mixer):
         return ScoreFlops(full=0, causal=0)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> jax.Array:  # [B, H]
+    def init_cache(self, batch: int, length: int) -> ElmanState:
         width = self.config.hidden_size or self.context.d_model
-        return jnp.zeros((batch, width), self.context.precision.compute)
+        return ElmanState.empty(batch, width, self.context.precision.compute)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -55,10 +70,10 @@ class ElmanRNN(Mixer):
         reject_mask_patterns(config.kind, inputs.mask)
         width = config.hidden_size or context.d_model
         embed, hidden, state = {"embed": context.d_model}, {"hidden": width}, {"state": width}
-        driven = apply_linear(self, "input", x, embed, hidden, context, bias=True)
+        input_terms = apply_linear(self, "input", x, embed, hidden, context, bias=True)
         recurrent = recurrent_weight(self, "recurrent", state, hidden, context)
         zeros = nn.initializers.zeros
-        deeper = [
+        transition = [
             (
                 recurrent_weight(self, f"deeper_{layer}", state, hidden, context),
                 recurrent_weight(self, f"deeper_{layer}_bias", {}, hidden, context, zeros),
@@ -66,18 +81,19 @@ class ElmanRNN(Mixer):
             for layer in range(1, config.transition_depth)
         ]
 
-        def cell(h: jax.Array, driven: jax.Array) -> tuple[jax.Array, jax.Array]:
-            h = jnp.tanh(driven + apply_matrix(h, recurrent))
-            for matrix, bias in deeper:
+        def cell(state: ElmanState, input_term: jax.Array) -> tuple[ElmanState, jax.Array]:
+            h = jnp.tanh(input_term + apply_matrix(state.hidden, recurrent))
+            for matrix, bias in transition:
                 h = jnp.tanh(apply_matrix(h, matrix) + bias[None])
-            return h, h
+            return ElmanState(h), h
 
-        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
-        before = self.init_cache(x.shape[0], 0) if inputs.cache is None else inputs.cache
-        after, y = scan_cell(cell, before, driven, line)
+        cached = inputs.cache is not None
+        boundaries = document_boundaries(inputs.mask, inputs.positions, cached=cached)
+        before = inputs.cache if cached else self.init_cache(*x.shape[:2])
+        after, y = scan_cell(cell, before, input_terms, boundaries)
         if width != context.d_model:
             y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)
-        return MixerOutput(y, None if inputs.cache is None else after, {})
+        return MixerOutput(y, after if cached else None, {})
 
 
 MIXERS[ElmanConfig.kind] = ElmanRNN

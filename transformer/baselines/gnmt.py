@@ -1,5 +1,6 @@
 """Google's neural machine translation system (Wu et al. 2016, section 3)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,13 +18,15 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.masks import Mask
-from transformer.baselines.cells import (
+from transformer.attention.sparse_ops.document_boundaries import (
     DocumentBoundaries,
+    document_boundaries,
+)
+from transformer.baselines.cells import (
+    LSTM_GATES,
     LSTMLayer,
     LSTMState,
     apply_matrix,
-    document_boundaries,
     lstm_input_gates,
     lstm_step,
     recurrent_weight,
@@ -34,11 +37,12 @@ from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,
     attend_with_scores,
-    memory_mask,
+    decoder_boundaries,
+    keys_and_values,
     memory_score_flops,
-    memory_vectors,
     needs_memory_cache_error,
     project_additive_keys,
+    visible_memory,
 )
 from transformer.layers.basic import dropout, fold_in
 from transformer.registry import MIXERS
@@ -70,26 +74,24 @@ class GNMTEncoder(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, model_context = self.config, self.context
+        config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         if inputs.mask.pattern.causal:
             raise ValueError("mixer gnmt_encoder: reads what comes later; use lstm in a decoder")
-        line = document_boundaries(inputs.mask, inputs.positions)
+        boundaries = document_boundaries(inputs.mask, inputs.positions)
         x = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
-        ahead = LSTMLayer(model_context.d_model, model_context, name="layer_0")(x, line)[1]
-        turned = document_boundaries(inputs.mask, inputs.positions, backward=True)
-        back = LSTMLayer(model_context.d_model, model_context, name="backward")(
-            jnp.flip(x, axis=1), turned
-        )[1]
-        x = jnp.concatenate([ahead, jnp.flip(back, axis=1)], axis=-1)
+        forward_y = LSTMLayer(context.d_model, context, name="layer_0")(x, boundaries)[1]
+        flipped = document_boundaries(inputs.mask, inputs.positions, backward=True)
+        backward = LSTMLayer(context.d_model, context, name="backward")
+        backward_y = jnp.flip(backward(jnp.flip(x, axis=1), flipped)[1], axis=1)
+        x = jnp.concatenate([forward_y, backward_y], axis=-1)
         for layer in range(1, config.num_layers):
-            read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
-            y = LSTMLayer(model_context.d_model, model_context, name=f"layer_{layer}")(read, line)[
-                1
-            ]
-            x = y if layer == 1 else x + y
+            layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
+            lstm = LSTMLayer(context.d_model, context, name=f"layer_{layer}")
+            y = lstm(layer_input, boundaries)[1]
+            x = y if layer == 1 else x + y  # the first layer's output is 2 D wide
         return MixerOutput(x, None, {})
 
 
@@ -101,6 +103,21 @@ class GNMTCache(struct.PyTreeNode):
 
     first_layer: MemoryAttentionCache
     upper_layers: tuple[LSTMState, ...]
+
+    @classmethod
+    def empty(
+        cls,
+        states: Sequence[LSTMState],  # of all layers
+        batch_size: int,  # B
+        length: int,  # S
+        score_size: int,  # A
+        width: int,  # D
+        dtype: Any,  # of the memory's keys and values
+    ) -> "GNMTCache":
+        """Return a cache for a memory of `length` tokens."""
+        sizes = batch_size, length, score_size, width
+        first_layer = MemoryAttentionCache.empty(states[0], *sizes, dtype)
+        return cls(first_layer, tuple(states[1:]))
 
 
 class GNMTDecoder(Mixer):
@@ -129,77 +146,84 @@ class GNMTDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> GNMTCache:
-        model_context, (width, score) = (
-            self.context,
-            self.config.resolved_sizes(self.context.d_model),
-        )
-        zeros = lambda last: jnp.zeros((batch, length, last), model_context.precision.compute)  # noqa: E731
-        states = tuple(
-            LSTMState.zeros(batch, width, model_context) for _ in range(self.config.num_layers)
-        )
-        return GNMTCache(MemoryAttentionCache(states[0], zeros(score), zeros(width)), states[1:])
+        precision, sizes = self.context.precision, self.config.resolved_sizes(self.context.d_model)
+        width, score_size = sizes
+        states = self.initial_states(batch)
+        return GNMTCache.empty(states, batch, length, score_size, width, precision.cache_dtype)
+
+    @nn.nowrap
+    def initial_states(self, batch: int) -> list[LSTMState]:
+        """Return the states of all layers before the first token: zeros, unlike other decoders."""
+        width, dtype = self.context.d_model, self.context.precision.compute
+        return [LSTMState.empty(batch, width, dtype) for _ in range(self.config.num_layers)]
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, model_context = self.config, self.context
-        line = document_boundaries(
-            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
-        )
-        size = memory_vectors(
-            config.kind, inputs.memory, None if inputs.cache is None else inputs.cache.first_layer
-        ).shape[1]
-        states = inputs.cache or self.init_memory_cache(x.shape[0], size)
-        first = states.first_layer
+        config, context, cache = self.config, self.context, inputs.cache
+        first_cache = None if cache is None else cache.first_layer
+        boundaries = decoder_boundaries(inputs)
+        visible = visible_memory(config.kind, inputs, first_cache, x.shape[1])
+        new_keys = None
         if inputs.memory is not None:
-            looks = project_additive_keys(
-                self, inputs.memory, config.resolved_sizes(model_context.d_model)[1], model_context
-            )
-            first = MemoryAttentionCache(first.state, looks, inputs.memory)
-        read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
-        seen = memory_mask(inputs.mask, x.shape[1], size)
-        state, (x, contexts, weights) = self.first_layer(read, seen, first, line)
-        above = []
+            score_size = config.resolved_sizes(context.d_model)[1]
+            new_keys = project_additive_keys(self, inputs.memory, score_size, context)
+        keys, values, first_cache = keys_and_values(first_cache, new_keys, inputs.memory, x.dtype)
+        if first_cache is None:
+            first_state, *states = self.initial_states(x.shape[0])
+        else:
+            first_state, states = first_cache.state, cache.upper_layers
+        layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
+        first_state, (x, contexts, weights) = self.first_layer(
+            layer_input, visible, keys, values, first_state, boundaries
+        )
+        upper_states = []
         for layer in range(1, config.num_layers):
-            read = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
-            read = jnp.concatenate([read, contexts], axis=-1)
-            lstm = LSTMLayer(model_context.d_model, model_context, name=f"layer_{layer}")
-            after, y = lstm(read, line, states.upper_layers[layer - 1])
-            above.append(after)
+            layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
+            layer_input = jnp.concatenate([layer_input, contexts], axis=-1)
+            lstm = LSTMLayer(context.d_model, context, name=f"layer_{layer}")
+            state, y = lstm(layer_input, boundaries, states[layer - 1])
+            upper_states.append(state)
             x = y if layer == 1 else x + y
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        kept = GNMTCache(first.replace(state=state), tuple(above))
-        return MixerOutput(x, None if inputs.cache is None else kept, aux)
+        if first_cache is None:
+            return MixerOutput(x, None, aux)
+        return MixerOutput(
+            x, GNMTCache(first_cache.replace(state=first_state), tuple(upper_states)), aux
+        )
 
     def first_layer(
         self,
         x: jax.Array,  # [B, T, D]
-        seen: jax.Array,  # [B or 1, T, S]
-        first: MemoryAttentionCache,
+        visible: jax.Array,  # [B or 1, T, S]
+        keys: jax.Array,  # [B, S, A]
+        values: jax.Array,  # [B, S, D]
+        state: LSTMState,
         boundaries: DocumentBoundaries | None,
     ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
         """Return outputs [B, T, D], contexts [B, T, D] and weights [B, T, S] of the first layer."""
-        model_context, (width, score) = (
-            self.context,
-            self.config.resolved_sizes(self.context.d_model),
-        )
-        embed, gates = {"embed": width}, {"gates": 4, "hidden": width}
-        driven, recurrent = lstm_input_gates(self, x, embed, width, model_context)
-        of_context = recurrent_weight(self, "context", embed, gates, model_context)
-        mlp = additive_scorer(self, width, score, model_context)
+        model_context = self.context
+        width, score_size = self.config.resolved_sizes(model_context.d_model)
+        embed, gate_axes = {"embed": width}, {"gates": len(LSTM_GATES), "hidden": width}
+        input_gates, recurrent = lstm_input_gates(self, x, embed, width, model_context)
+        context_gates = recurrent_weight(self, "context", embed, gate_axes, model_context)
+        scorer = additive_scorer(self, width, score_size, model_context)
 
-        def cell(state: LSTMState, now: tuple[jax.Array, jax.Array]) -> tuple[LSTMState, Any]:
-            driven, seen = now
-            scores = mlp.scores(state.hidden, first.keys)
+        def cell(
+            state: LSTMState,
+            step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, D], [B or 1, S]
+        ) -> tuple[LSTMState, Any]:
+            gates, visible = step_inputs
+            scores = scorer.scores(state.hidden, keys)
             context, weights = attend_with_scores(
-                scores, seen, first.values, model_context.precision.softmax
+                scores, visible, values, model_context.precision.softmax
             )
             gates = (
-                driven + apply_matrix(state.hidden, recurrent) + apply_matrix(context, of_context)
+                gates + apply_matrix(state.hidden, recurrent) + apply_matrix(context, context_gates)
             )
             state = lstm_step(state, gates)
             return state, (state.hidden, context, weights)
 
-        return scan_cell(cell, first.state, (driven, seen), boundaries)
+        return scan_cell(cell, state, (input_gates, visible), boundaries)
 
 
 MIXERS[GNMTDecoderConfig.kind] = GNMTDecoder

@@ -14,7 +14,8 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.cells import LSTMLayer, LSTMState, document_boundaries
+from transformer.attention.sparse_ops.document_boundaries import document_boundaries
+from transformer.baselines.cells import LSTMLayer, LSTMState
 from transformer.baselines.config import LSTMConfig
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
@@ -41,9 +42,8 @@ class LSTM(Mixer):
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
         self.check_not_bidirectional("a cache")
-        return LSTMState.zeros(
-            batch, self.config.resolved_hidden_size(self.context.d_model), self.context
-        )
+        hidden_size = self.config.resolved_hidden_size(self.context.d_model)
+        return LSTMState.empty(batch, hidden_size, self.context.precision.compute)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -52,18 +52,20 @@ class LSTM(Mixer):
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         width = config.resolved_hidden_size(context.d_model)
-        line = document_boundaries(inputs.mask, inputs.positions, cached=inputs.cache is not None)
-        state, y = LSTMLayer(width, context, name="forward")(x, line, inputs.cache)
+        cached = inputs.cache is not None
+        boundaries = document_boundaries(inputs.mask, inputs.positions, cached=cached)
+        state, y = LSTMLayer(width, context, name="forward")(x, boundaries, inputs.cache)
         if config.bidirectional:
             if inputs.mask.pattern.causal:
                 self.check_not_bidirectional("a causal mask")
-            line = document_boundaries(inputs.mask, inputs.positions, backward=True)
-            back = LSTMLayer(width, context, name="backward")(jnp.flip(x, axis=1), line)[1]
-            y = jnp.concatenate([y, jnp.flip(back, axis=1)], axis=-1)
+            boundaries = document_boundaries(inputs.mask, inputs.positions, backward=True)
+            flipped = jnp.flip(x, axis=1)
+            backward_y = LSTMLayer(width, context, name="backward")(flipped, boundaries)[1]
+            y = jnp.concatenate([y, jnp.flip(backward_y, axis=1)], axis=-1)
         if y.shape[-1] != context.d_model:
             hidden, embed = {"hidden": y.shape[-1]}, {"embed": context.d_model}
             y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)
-        return MixerOutput(y, None if inputs.cache is None else state, {})
+        return MixerOutput(y, state if cached else None, {})
 
     @nn.nowrap
     def check_not_bidirectional(self, requested: str) -> None:

@@ -1,6 +1,7 @@
 """LSTM decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,11 @@ from flax import struct
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.config import AdditiveScore, DotScore
-from transformer.attention.masks import Mask
 from transformer.baselines.cells import (
+    LSTM_GATES,
     LSTMState,
     RecurrentCell,
     apply_matrix,
-    document_boundaries,
     lstm_input_gates,
     lstm_step,
     recurrent_weight,
@@ -25,14 +25,15 @@ from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,
     attend_with_scores,
+    decoder_boundaries,
     first_token_state,
     init_lstm_state,
+    keys_and_values,
     last_visible,
-    memory_mask,
     memory_score_flops,
-    memory_vectors,
     needs_memory_cache_error,
     project_additive_keys,
+    visible_memory,
 )
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
@@ -46,6 +47,18 @@ class LuongState(struct.PyTreeNode):
 
     lstm: LSTMState
     attentional_hidden: jax.Array  # [B, D] h~
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        hidden_size: int,  # H
+        width: int,  # D
+        dtype: Any,  # the compute dtype
+    ) -> "LuongState":
+        """Return the state before the first token."""
+        lstm = LSTMState.empty(batch_size, hidden_size, dtype)
+        return cls(lstm, jnp.zeros((batch_size, width), dtype))
 
 
 class LuongDecoder(Mixer):
@@ -76,44 +89,37 @@ class LuongDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        model_context, (hidden, score) = self.context, self.sizes
-        zeros = lambda *shape: jnp.zeros(shape, model_context.precision.compute)  # noqa: E731
-        state = LuongState(
-            LSTMState.zeros(batch, hidden, model_context), zeros(batch, model_context.d_model)
-        )
-        return MemoryAttentionCache(
-            state, zeros(batch, length, score), zeros(batch, length, model_context.d_model)
+        precision, width = self.context.precision, self.context.d_model
+        hidden_size, score_size = self.sizes
+        state = LuongState.empty(batch, hidden_size, width, precision.compute)
+        return MemoryAttentionCache.empty(
+            state, batch, length, score_size, width, precision.cache_dtype
         )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        model_context, hidden = self.context, self.sizes[0]
-        line = document_boundaries(
-            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
+        context, hidden_size = self.context, self.sizes[0]
+        cache, memory = inputs.cache, inputs.memory
+        visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
+        initial_states = new_keys = None
+        if memory is not None:
+            last = last_visible(memory, visible)
+            initial_lstm = init_lstm_state(self, last, hidden_size, context)
+            initial_states = LuongState(initial_lstm, jnp.zeros_like(x))
+            new_keys = self.project_memory_keys(memory)
+        state = first_token_state(initial_states) if cache is None else cache.state
+        keys, values, cache = keys_and_values(cache, new_keys, memory, x.dtype)
+        embed = {"embed": context.d_model}
+        gates, recurrent = lstm_input_gates(self, x, embed, hidden_size, context)
+        state, (y, weights) = scan_cell(
+            self.make_cell(keys, values, recurrent),
+            state,
+            (gates, visible),
+            decoder_boundaries(inputs),
+            initial_states,
         )
-        seen = memory_mask(
-            inputs.mask,
-            x.shape[1],
-            memory_vectors(self.config.kind, inputs.memory, inputs.cache).shape[1],
-        )
-        seeds, now = None, inputs.cache
-        if inputs.memory is not None:
-            initial_lstm = init_lstm_state(
-                self, last_visible(inputs.memory, seen), hidden, model_context
-            )
-            seeds = LuongState(initial_lstm, jnp.zeros_like(x))
-            state = first_token_state(seeds) if inputs.cache is None else inputs.cache.state
-            now = MemoryAttentionCache(
-                state, self.project_memory_keys(inputs.memory), inputs.memory
-            )
-        assert now is not None  # there is a memory or a cache
-        gates, recurrent = lstm_input_gates(
-            self, x, {"embed": model_context.d_model}, hidden, model_context
-        )
-        cell = self.make_cell(now.keys, now.values, recurrent)
-        after, (y, weights) = scan_cell(cell, now.state, (gates, seen), line, seeds)
         aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        return MixerOutput(y, None if inputs.cache is None else now.replace(state=after), aux)
+        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
 
     def make_cell(
         self,
@@ -122,32 +128,31 @@ class LuongDecoder(Mixer):
         recurrent: jax.Array,  # [H, 4, H]
     ) -> RecurrentCell:
         """Declare the weights of the recurrent cell and return the cell."""
-        model_context, hidden = self.context, self.sizes[0]
-        embed = {"embed": model_context.d_model}
-        feed = recurrent_weight(self, "feed", embed, {"gates": 4, "hidden": hidden}, model_context)
-        both = {"both": model_context.d_model + hidden}
-        combine = recurrent_weight(
-            self, "combine", both, {"hidden": model_context.d_model}, model_context
-        )
-        scores = self.make_score_fn()
+        model_context, hidden_size = self.context, self.sizes[0]
+        embed, hidden = {"embed": model_context.d_model}, {"hidden": model_context.d_model}
+        gate_axes = {"gates": len(LSTM_GATES), "hidden": hidden_size}
+        feed = recurrent_weight(self, "feed", embed, gate_axes, model_context)
+        both = {"both": model_context.d_model + hidden_size}  # the context, then the hidden state
+        combine = recurrent_weight(self, "combine", both, hidden, model_context)
+        score_fn = self.make_score_fn()
 
         def step(
             state: LuongState,
-            now: tuple[jax.Array, jax.Array],  # [B, 4, H], [B or 1, S]
+            step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, H], [B or 1, S]
         ) -> tuple[LuongState, tuple[jax.Array, jax.Array]]:
-            gates, seen = now
+            gates, visible = step_inputs
             gates = (
                 gates
                 + apply_matrix(state.lstm.hidden, recurrent)
                 + apply_matrix(state.attentional_hidden, feed)
             )
             lstm = lstm_step(state.lstm, gates)
-            found = scores(lstm.hidden, keys)
+            scores = score_fn(lstm.hidden, keys)
             context, weights = attend_with_scores(
-                found, seen, values, model_context.precision.softmax
+                scores, visible, values, model_context.precision.softmax
             )
-            together = jnp.concatenate([context, lstm.hidden], axis=-1)
-            attentional = jnp.tanh(apply_matrix(together, combine))
+            context_and_hidden = jnp.concatenate([context, lstm.hidden], axis=-1)
+            attentional = jnp.tanh(apply_matrix(context_and_hidden, combine))
             return LuongState(lstm, attentional), (attentional, weights)
 
         return step

@@ -10,8 +10,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import ScoreFlops
+from transformer.attention.base import MixerInputs, ScoreFlops
 from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.sparse_ops.document_boundaries import (
+    DocumentBoundaries,
+    document_boundaries,
+)
 from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix, recurrent_weight
 from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear
@@ -58,17 +62,50 @@ def project_additive_keys(
 
 
 class MemoryAttentionCache(struct.PyTreeNode):
-    """State of the recurrence, and the projected memory."""
+    """Recurrent state of a decoder, and the keys and values of its memory.
+
+    The state keeps the dtypes of the recurrence; keys and values are stored in `dtype`.
+    """
 
     state: Any  # leaves [B, ...]
     keys: jax.Array  # [B, S, A]
     values: jax.Array  # [B, S, D]
 
+    @classmethod
+    def empty(
+        cls,
+        state: Any,  # before the first token; leaves [B, ...]
+        batch_size: int,  # B
+        length: int,  # S
+        key_size: int,  # A
+        value_size: int,  # D
+        dtype: Any,
+    ) -> "MemoryAttentionCache":
+        """Return a cache for a memory of `length` tokens."""
+        shape = (batch_size, length)
+        return cls(
+            state, jnp.zeros((*shape, key_size), dtype), jnp.zeros((*shape, value_size), dtype)
+        )
 
-def memory_score_flops(score: int, width: int, length: int) -> ScoreFlops:
+    def append(
+        self,
+        keys: jax.Array,  # [B, S, A]
+        values: jax.Array,  # [B, S, D]
+    ) -> "MemoryAttentionCache":
+        """Return the cache filled with a memory, which replaces the old one."""
+        return self.replace(
+            keys=keys.astype(self.keys.dtype), values=values.astype(self.values.dtype)
+        )
+
+    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array]:  # [B, S, A], [B, S, D]
+        """Return the memory's keys and values in `dtype`."""
+        return self.keys.astype(dtype), self.values.astype(dtype)
+
+
+def memory_score_flops(score_size: int, width: int, length: int) -> ScoreFlops:
     """Count attention to the whole memory at each step, with or without a causal mask."""
-    both = score + width  # a score, and its share of the average
-    return ScoreFlops(full=2 * both * length, causal=2 * both * length)
+    flops = 2 * (score_size + width) * length  # the scores, and the weighted average
+    return ScoreFlops(full=flops, causal=flops)
 
 
 def init_lstm_state(
@@ -95,17 +132,48 @@ def needs_memory_cache_error(kind: str) -> ValueError:
     return ValueError(f"mixer {kind}: its cache holds a memory; ask init_memory_cache for one")
 
 
-def memory_vectors(
+def decoder_boundaries(inputs: MixerInputs) -> DocumentBoundaries | None:
+    """Return the document boundaries of a decoder's own tokens.
+
+    The key lengths of its mask are those of the memory.
+    """
+    own = Mask(segments=inputs.mask.segments)
+    return document_boundaries(own, inputs.positions, cached=inputs.cache is not None)
+
+
+def visible_memory(
     kind: str,
-    memory: jax.Array | None,  # [B, S, D]
+    inputs: MixerInputs,
     cache: MemoryAttentionCache | None,
-) -> jax.Array:  # [B, S, D]
-    """Return the memory, or its cached copy. Raise ValueError if there is neither."""
-    check_has_memory(kind, memory, cache)
-    if memory is not None:
-        return memory
-    assert cache is not None
-    return cache.values
+    num_queries: int,  # T
+) -> jax.Array:  # [B or 1, T, S]
+    """Return the mask of the memory, or of its cached copy.
+
+    Raises:
+      ValueError: there is neither.
+    """
+    check_has_memory(kind, inputs.memory, cache)
+    memory = cache.values if inputs.memory is None and cache is not None else inputs.memory
+    assert memory is not None
+    return memory_mask(inputs.mask, num_queries, memory.shape[1])
+
+
+def keys_and_values(
+    cache: MemoryAttentionCache | None,
+    new_keys: jax.Array | None,  # [B, S, A]; None: no new memory
+    memory: jax.Array | None,  # [B, S, D]
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array, MemoryAttentionCache | None]:
+    """Return keys and values of the memory, and the cache that holds them.
+
+    With a cache they are read from it in the first call too, so that all calls see the same digits.
+    """
+    if cache is None:
+        assert new_keys is not None and memory is not None  # noqa: PT018
+        return new_keys, memory, None
+    if new_keys is not None and memory is not None:
+        cache = cache.append(new_keys, memory)
+    return *cache.read(dtype), cache
 
 
 def memory_mask(
@@ -115,8 +183,8 @@ def memory_mask(
 ) -> jax.Array:  # [B or 1, T, S]
     """Return the memory vectors that each token may attend to: those of its document."""
     segments = None if mask.key_segments is None else mask.segments
-    theirs = Mask(segments=segments, key_segments=mask.key_segments, key_lengths=mask.key_lengths)
-    return dense_mask(theirs, num_queries, memory_length)
+    own = Mask(segments=segments, key_segments=mask.key_segments, key_lengths=mask.key_lengths)
+    return dense_mask(own, num_queries, memory_length)
 
 
 def first_visible(
@@ -124,7 +192,7 @@ def first_visible(
     visible: jax.Array,  # [B or 1, T, S]
 ) -> jax.Array:  # [B, T, D]
     """Return the first memory vector that each token sees; zeros if it sees none."""
-    return _picked(memory, visible, jnp.argmax(visible, axis=-1))
+    return _gather_visible(memory, visible, jnp.argmax(visible, axis=-1))
 
 
 def last_visible(
@@ -132,14 +200,15 @@ def last_visible(
     visible: jax.Array,  # [B or 1, T, S]
 ) -> jax.Array:  # [B, T, D]
     """Return the last memory vector that each token sees; zeros if it sees none."""
-    from_the_end = jnp.argmax(jnp.flip(visible, axis=-1), axis=-1)
-    return _picked(memory, visible, visible.shape[-1] - 1 - from_the_end)
+    index_from_end = jnp.argmax(jnp.flip(visible, axis=-1), axis=-1)
+    return _gather_visible(memory, visible, visible.shape[-1] - 1 - index_from_end)
 
 
-def _picked(memory: jax.Array, seen: jax.Array, index: jax.Array) -> jax.Array:
+def _gather_visible(memory: jax.Array, visible: jax.Array, index: jax.Array) -> jax.Array:
     index = jnp.broadcast_to(index, (memory.shape[0], index.shape[1]))
-    picked = jnp.take_along_axis(memory, index[:, :, None], axis=1)
-    return jnp.where(seen.any(axis=-1)[:, :, None], picked, 0)
+    gathered = jnp.take_along_axis(memory, index[:, :, None], axis=1)
+    # argmax over no True is 0, which is a wrong vector where nothing is visible.
+    return jnp.where(visible.any(axis=-1)[:, :, None], gathered, 0)
 
 
 def first_token_state(
@@ -153,11 +222,12 @@ def attend_with_scores(
     scores: jax.Array,  # [B, S]
     visible: jax.Array,  # [B or 1, S]
     values: jax.Array,  # [B, S, D]
-    softmax_dtype: str,  # of the softmax
+    softmax_dtype: str,
 ) -> tuple[jax.Array, jax.Array]:  # [B, D], [B, S]
     """Return the softmax average of the visible values, and the weights."""
     scores = jnp.where(visible, scores.astype(softmax_dtype), finfo_min(softmax_dtype))
     weights = jnp.where(visible.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
-    sums = accumulation_dtype(values.dtype, softmax_dtype)
-    found = precise_einsum("BS,BSD->BD", weights.astype(sums), values, values.dtype, sums)
-    return found.astype(values.dtype), weights
+    sum_dtype = accumulation_dtype(values.dtype, softmax_dtype)
+    wide = weights.astype(sum_dtype)
+    average = precise_einsum("BS,BSD->BD", wide, values, values.dtype, sum_dtype)
+    return average.astype(values.dtype), weights

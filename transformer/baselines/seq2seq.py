@@ -11,11 +11,11 @@ from transformer.attention.base import (
     ScoreFlops,
     reject_weights,
 )
-from transformer.attention.masks import Mask
-from transformer.baselines.cells import LSTMLayer, LSTMState, document_boundaries
+from transformer.baselines.cells import LSTMLayer, LSTMState
 from transformer.baselines.config import Seq2SeqConfig
 from transformer.baselines.memory_attention import (
     check_has_memory,
+    decoder_boundaries,
     first_token_state,
     init_lstm_state,
     last_visible,
@@ -43,29 +43,26 @@ class Seq2SeqDecoder(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
-        return LSTMState.zeros(batch, self.context.d_model, self.context)
+        return LSTMState.empty(batch, self.context.d_model, self.context.precision.compute)
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> LSTMState:
-        return self.init_cache(batch, length)  # all that it knows of the memory is its state
+        return self.init_cache(batch, length)  # the state is all that is kept of the memory
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         context = self.context
         check_has_memory(self.config.kind, inputs.memory, inputs.cache)
         reject_weights(self.config.kind, inputs.outputs)
-        line = document_boundaries(
-            Mask(segments=inputs.mask.segments), inputs.positions, cached=inputs.cache is not None
-        )
-        seeds, first = None, inputs.cache
+        initial_states, state = None, inputs.cache
         if inputs.memory is not None:
-            last = last_visible(
-                inputs.memory, memory_mask(inputs.mask, x.shape[1], inputs.memory.shape[1])
-            )
-            seeds = init_lstm_state(self, last, context.d_model, context)
-            first = first_token_state(seeds) if inputs.cache is None else inputs.cache
-        after, y = LSTMLayer(context.d_model, context, name="forward")(x, line, first, seeds)
-        return MixerOutput(y, None if inputs.cache is None else after, {})
+            visible = memory_mask(inputs.mask, x.shape[1], inputs.memory.shape[1])
+            last = last_visible(inputs.memory, visible)
+            initial_states = init_lstm_state(self, last, context.d_model, context)
+            state = first_token_state(initial_states) if state is None else state
+        lstm = LSTMLayer(context.d_model, context, name="forward")
+        state, y = lstm(x, decoder_boundaries(inputs), state, initial_states)
+        return MixerOutput(y, None if inputs.cache is None else state, {})
 
 
 MIXERS[Seq2SeqConfig.kind] = Seq2SeqDecoder

@@ -52,6 +52,11 @@ def add_cross_attention(
     mixer = mixer_class(config)(config, block.context, name="cross")
     crossed = mixer(
         block.pre_norm("cross_norm", x),
-        inputs.replace(mask=memory.mask, memory=memory.x, dropout_rngs=attention_rngs),
+        inputs.replace(
+            mask=memory.mask,
+            memory=memory.x,
+            dropout_rngs=attention_rngs,
+            taps=None if inputs.taps is None else inputs.taps.within("cross_"),
+        ),
     )
     return block.add_residual("cross_norm", x, crossed.y, residual_rngs), crossed

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.position_config import NoPosition
@@ -78,20 +77,8 @@ def compute_logits(
     config: TransformerConfig,
     context: ModelContext,
     bias: jax.Array | None = None,  # [V padded]
-) -> jax.Array:  # [B, T, V padded]
-    """Return logits over the vocabulary; padding rows get the lowest finite number."""
+) -> jax.Array:  # [B, T, V]
+    """Return logits over the vocabulary, without the padding of the table."""
     logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)
     logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
-    return mask_padded_logits(logits, config.vocab_size)
-
-
-def mask_padded_logits(
-    logits: jax.Array,  # [..., V padded]
-    vocab_size: int,  # V
-) -> jax.Array:  # [..., V padded]
-    """Replace the logits of vocabulary padding by the lowest finite number."""
-    if logits.shape[-1] == vocab_size:
-        return logits
-    shape = (1,) * (logits.ndim - 1) + (-1,)
-    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape(shape)
-    return jnp.where(in_vocab, logits, jnp.finfo(logits.dtype).min)
+    return logits[..., : config.vocab_size]

@@ -24,10 +24,16 @@ from flax import linen as nn
 from transformer.attention.base import MixerInputs
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
 from transformer.context import ModelContext
+from transformer.inspection import observe_block
 from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, layer_constants
 from transformer.layers.cross_attention import Memory
-from transformer.layers.stack_weights import UnstackedLayers, init_place, select_for_decoding
+from transformer.layers.stack_weights import (
+    UnstackedLayers,
+    init_place,
+    select_for_decoding,
+    wrong_depth,
+)
 
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -102,6 +108,10 @@ class Stack(nn.Module):
                 # Keyed by the number of the layer, so dropout is the same scanned and unrolled.
                 rngs = fold_in(dropout_rngs, layer.layer_index)
                 own = inputs.replace(cache=cache, dropout_rngs=rngs, constants=layer.constants)
+                if inputs.taps is not None:
+                    return observe_block(
+                        self.make_block(place), weights, x, own, memory, layer.layer_index
+                    )
                 output: Any = self.make_block(place).apply({"params": weights}, x, own, memory)
                 return output
 
@@ -166,16 +176,21 @@ class Stack(nn.Module):
     def stacked_layers(self, place: int) -> LayerInputs:
         """Declare the weights of one place and return them with the other inputs of its layers."""
         name, pattern, context = f"place_{place}", self.layer_pattern, self.context
+        indices = range(place, context.num_layers, len(pattern))
         weights: Any
         if self.has_variable("params", name):
             # Not `self.param`, which compares shapes with those of `init`: a place may hold
             # `UnstackedLayers`.
             weights = self.get_variable("params", name)
+            is_unstacked = isinstance(weights, UnstackedLayers)
+            heights = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
+            extra_place = self.has_variable("params", f"place_{len(pattern)}")
+            if extra_place or any(len(each) != len(indices) for each in heights):
+                raise wrong_depth(name, len(heights[0]), len(indices), len(pattern))
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
             init = functools.partial(init_place, pattern=pattern, context=context, place=place)
             weights = self.param(name, init)
-        indices = range(place, context.num_layers, len(pattern))
         # Random blocks, features and rotations: not trained, but different in each layer.
         constants = [layer_constants(pattern[place], index, context) for index in indices]
         stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)

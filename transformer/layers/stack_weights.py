@@ -89,3 +89,16 @@ def select_for_decoding(
     nan = jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32)
     pick = jax.lax.dynamic_index_in_dim
     return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), weights)
+
+
+def wrong_depth(name: str, found: int, expected: int, num_places: int) -> ValueError:
+    """Return the error about weights of a place with another number of layers, or more places.
+
+    Without it slices of the stacked arrays would leave layers out, or repeat the last one.
+    """
+    problem = f"have {found} layers, but the model has {expected} there"
+    if found == expected:
+        problem = f"are of a pattern with more than the model's {num_places} places"
+    return ValueError(
+        f"parameters layers/{name}: {problem}; give the parameters of this configuration"
+    )

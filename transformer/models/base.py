@@ -1,6 +1,6 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ActivationConstraint, ModelContext, unconstrained
 from transformer.hardware import Hardware
+from transformer.inspection import Edit, make_taps
 from transformer.layers.basic import Norm
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import declare_embedding, embed_tokens
@@ -24,6 +25,9 @@ from transformer.shapes import check_shapes
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
 
+DEFAULT_OUTPUTS: Outputs = LOGITS | {"losses"}
+"""Outputs that all models have, so that their names need no check."""
+
 EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 """Smallest batch of tokens, for `Model.example_inputs`."""
 
@@ -32,14 +36,16 @@ class ModelOutput(NamedTuple):
     """Result of a model."""
 
     logits: jax.Array | None
-    """[B, T, V padded], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
+    """[B, T, V], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
     hidden: jax.Array
     """[B, T, D] hidden states after the final norm."""
     cache: Any = None
     """The input's cache with the new tokens appended; None without a cache."""
     aux: Any = ()
     """Requested auxiliary outputs: one dict for each place of the layer pattern, with arrays
-    stacked over its layers."""
+    stacked over its layers (`transformer.inspection.layer_values` reads them by layer)."""
+    encoder_aux: Any = ()
+    """Those of the encoder of an encoder-decoder."""
 
 
 class Model(nn.Module):
@@ -107,6 +113,7 @@ class Model(nn.Module):
         cache: tuple[Any, ...] | None = None,
         dropout_rngs: jax.Array | None = None,  # [B]
         outputs: Outputs,
+        edits: Mapping[str, Edit] | None = None,
     ) -> tuple[StackOutput, jax.Array]:  # x [B, T, D] after the final norm; table [V padded, D]
         """Embed tokens and apply the layers; return the stack's output and the embedding table.
 
@@ -144,6 +151,8 @@ class Model(nn.Module):
         inputs = MixerInputs(
             positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
         )
+        if edits or outputs - DEFAULT_OUTPUTS:
+            inputs = inputs.replace(taps=make_taps(self, outputs, edits)[0])
         return apply_layers(config, config, context, x, inputs), table
 
 

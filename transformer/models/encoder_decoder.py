@@ -1,6 +1,7 @@
 """Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from transformer.attention.base import MixerInputs, Outputs
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
+from transformer.inspection import Edit, Taps, make_taps
 from transformer.layers.basic import fold_in
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import (
@@ -22,13 +24,18 @@ from transformer.layers.embedding import (
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
+    DEFAULT_OUTPUTS,
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
     apply_layers,
 )
-from transformer.models.input_checks import check_cache_inputs, check_tokens
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_tokens,
+    resolve_dropout_rngs,
+)
 from transformer.shapes import check_shapes
 
 
@@ -68,14 +75,18 @@ class EncoderDecoder(Model):
         positions: jax.Array | None = None,  # [B or 1, T] of `tokens`; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return logits of the target; without `tokens`, `hidden` is the encoder's output.
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            examples = source if tokens is None else tokens
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(
             source=(source, "B S", int),
             tokens=(tokens, "B T", int),
@@ -87,6 +98,10 @@ class EncoderDecoder(Model):
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config
+        taps = encoder_taps = None
+        if edits or outputs - DEFAULT_OUTPUTS:
+            taps, encoder_taps = make_taps(self, outputs, edits)
+        encoder_aux: Any = ()
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         source_table = table
         if self.encoder_config.vocab_size and source is not None:
@@ -96,22 +111,23 @@ class EncoderDecoder(Model):
             check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
-            memory = encoder(source, source_table, source_segments, rngs, outputs).x
+            encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
+            memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
-            return ModelOutput(None, memory)
+            return ModelOutput(None, memory, encoder_aux=encoder_aux)
         check_tokens(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")
         rngs = fold_in(dropout_rngs, 1)
-        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs)
+        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs, taps)
         matrix = declare_output_matrix(self, table, config)
         logits = None
         if "logits" in outputs:
             logits = compute_logits(output.x, matrix, config, self.context)
-        return ModelOutput(logits, output.x, output.cache, output.aux)
+        return ModelOutput(logits, output.x, output.cache, output.aux, encoder_aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
@@ -151,6 +167,7 @@ class Encoder(nn.Module):
         segments: jax.Array | None,  # [B, S]
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
+        taps: Taps | None = None,
     ) -> StackOutput:
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
@@ -167,7 +184,7 @@ class Encoder(nn.Module):
             context=context,
         )
         mask = Mask(positions=positions, segments=segments)
-        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, outputs=outputs)
+        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs)
         return apply_layers(encoder, config, context, x, inputs)
 
 
@@ -188,6 +205,7 @@ class Decoder(nn.Module):
         cache: tuple[Any, ...] | None,
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
+        taps: Taps | None = None,
     ) -> StackOutput:
         config, context = self.config, self.context
         x = embed_tokens(
@@ -202,6 +220,6 @@ class Decoder(nn.Module):
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
         inputs = MixerInputs(
-            positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
+            positions, mask, cache=cache, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs
         )
         return apply_layers(config, config, context, x, inputs, memory)

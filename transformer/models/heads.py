@@ -1,5 +1,6 @@
 """Encoders with a classification head: of whole sequences (`Classifier`) or tokens (`Tagger`)."""
 
+from collections.abc import Mapping
 from typing import ClassVar, get_args
 
 import jax
@@ -9,8 +10,10 @@ from flax import linen as nn
 from transformer.attention.base import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
+from transformer.inspection import Edit
 from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.models.base import LOGITS, Model, ModelOutput
+from transformer.models.input_checks import resolve_dropout_rngs
 
 
 def check_pooling(pooling: str) -> None:
@@ -77,14 +80,17 @@ class Classifier(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1 for tokens; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, C].
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
             tokens,
@@ -94,6 +100,7 @@ class Classifier(Model):
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         # Stream L + 1: the layers have streams 0 to L - 1, the embeddings L.
@@ -124,14 +131,17 @@ class Tagger(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return `logits` [B, T, C].
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
             tokens,
@@ -140,6 +150,7 @@ class Tagger(Model):
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, context.num_layers + 1))
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}

@@ -1,10 +1,11 @@
-"""Checks of a model's inputs beyond their shapes: lengths, positions, token ids and caches."""
+"""Checks of a model's inputs beyond shapes: lengths, positions, token ids, caches, random keys."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from flax import linen as nn
 
 from transformer.config import TransformerConfig
 from transformer.shapes import check_shapes
@@ -95,3 +96,26 @@ def check_cache_length(config: TransformerConfig, length: int) -> None:
             f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
             "give a shorter one"
         )
+
+
+def resolve_dropout_rngs(
+    module: nn.Module,
+    dropout_rngs: jax.Array | None,
+    tokens: Any,  # [B, T]
+) -> jax.Array:  # [B]
+    """Return a random key for each example, from `dropout_rngs` or Flax's `rngs`.
+
+    `model.apply(variables, tokens, rngs={"dropout": key})` is what Flax's own layers take: its key
+    is split among the examples.
+
+    Raises:
+      ValueError: For a single key, or keys in both arguments.
+    """
+    if dropout_rngs is not None and module.has_rng("dropout"):
+        raise ValueError("dropout_rngs and rngs: both have keys of dropout; give one of them")
+    if dropout_rngs is None:
+        return jax.random.split(module.make_rng("dropout"), len(tokens))
+    raise ValueError(
+        f"dropout_rngs of shape {dropout_rngs.shape}: has to be one typed key for each of the "
+        f"{len(tokens)} examples; give jax.random.split(jax.random.key(0), {len(tokens)})"
+    )

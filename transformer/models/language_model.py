@@ -1,11 +1,13 @@
 """Decoder-only language model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.inspection import Edit
 from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.layers.stack_weights import init_cache
 from transformer.models.base import (
@@ -13,7 +15,11 @@ from transformer.models.base import (
     Model,
     ModelOutput,
 )
-from transformer.models.input_checks import check_cache_inputs, check_cache_length
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_cache_length,
+    resolve_dropout_rngs,
+)
 
 
 class LanguageModel(Model):
@@ -32,14 +38,17 @@ class LanguageModel(Model):
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         prefix_lengths: jax.Array | None = None,  # [B] prefix that all tokens attend to
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
         """Return logits and hidden states.
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         if cache is not None:
             check_cache_inputs(cache, positions, segments)
         config = self.config
@@ -51,6 +60,7 @@ class LanguageModel(Model):
             cache=cache,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         matrix = declare_output_matrix(self, table, config)
         logits = None

@@ -1,9 +1,12 @@
 """Masked language model: an encoder that predicts masked tokens."""
 
+from collections.abc import Mapping
+
 import jax
 from flax import linen as nn
 
 from transformer.attention.base import Outputs
+from transformer.inspection import Edit
 from transformer.layers.activations import ACTIVATIONS
 from transformer.layers.basic import Norm, apply_linear, declare_weight
 from transformer.layers.config import NormConfig
@@ -14,6 +17,7 @@ from transformer.models.base import (
     ModelOutput,
 )
 from transformer.models.heads import pool_sequence
+from transformer.models.input_checks import resolve_dropout_rngs
 
 
 class MaskedLanguageModel(Model):
@@ -31,14 +35,17 @@ class MaskedLanguageModel(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
         token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
+        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
     ) -> ModelOutput:
-        """Return `logits` [B, T, V padded].
+        """Return `logits` [B, T, V].
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, table = self.apply_backbone(
             tokens,
@@ -47,6 +54,7 @@ class MaskedLanguageModel(Model):
             token_types=token_types,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
+            edits=edits,
         )
         x, embed = output.x, {"embed": config.d_model}
         if config.pooler:

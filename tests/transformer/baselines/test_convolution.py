@@ -8,6 +8,7 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, MaskPattern
+from transformer.attention.sparse_ops.neighbor_window import NeighborCache
 from transformer.baselines.config import ConvolutionConfig
 from transformer.testing.contract import check_mixer
 
@@ -58,7 +59,7 @@ def test_a_cache_goes_by_positions() -> None:
     x, causal = normal(1, B, T, D), Mask(MaskPattern(causal=True))
     full = np.asarray(applied(mixer, params, x, mask=causal).y)
     positions = array([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
-    cache: Any = np.zeros((B, 3, D), np.float32)
+    cache: Any = NeighborCache.empty(B, 3, (D,), np.float32)
     given: Any = dict(mask=causal, cache=cache, positions=positions)
     _, cache, _ = applied(mixer, params, x[:, :5], **given)
     next_one = x[[0, 1], [3, 5]][:, None]

@@ -14,8 +14,8 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.base import MixerInputs
+from transformer.attention.sparse_ops.document_boundaries import document_boundaries
 from transformer.baselines import lstm
-from transformer.baselines.cells import document_boundaries
 from transformer.baselines.config import LSTMConfig
 from transformer.testing.abilities import check_cached
 from transformer.testing.contract import check_mixer

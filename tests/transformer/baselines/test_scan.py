@@ -9,7 +9,11 @@ import pytest
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.baselines.cells import DocumentBoundaries, document_boundaries, scan_cell
+from transformer.attention.sparse_ops.document_boundaries import (
+    DocumentBoundaries,
+    document_boundaries,
+)
+from transformer.baselines.cells import scan_cell
 
 SEGMENTS = array([[1, 1, 0, 1, 2, 2, 0], [0, 3, 3, 3, 0, 5, 5]])
 POSITIONS = array([[0, 1, 2, 3, 4, 5, 6]])

@@ -69,7 +69,7 @@ def test_one_table_or_two() -> None:
         "decoder",
     }
     assert separate["params"]["source_embedding"].shape == (24, D)
-    assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, 16)
+    assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, V)
 
 
 @pytest.mark.slow

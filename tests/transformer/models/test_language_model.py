@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.transformer.formulas import array, assert_close, layer_norm, weights_of
@@ -17,8 +18,8 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
+from transformer.generation.decode_weights import unstack_for_decoding
 from transformer.layers.embedding import get_output_matrix
-from transformer.precision import finfo_min
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(7))
@@ -77,9 +78,7 @@ def test_a_stack_may_end_without_a_norm() -> None:
 def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -> None:
     run, params = made(config)
     logits = run({"params": params}, TOKENS).logits
-    assert logits.shape == (B, T, ROWS)
-    assert (logits[..., V:] == finfo_min("float32")).all()
-    assert not np.any(jax.nn.softmax(logits, axis=-1)[..., V:])
+    assert logits.shape == (B, T, V)
 
     def total(params: Any) -> Any:
         hidden = run({"params": params}, TOKENS).hidden
@@ -276,3 +275,78 @@ def test_a_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
         for example in range(B):
             first = 0 if place < prefix[example] else place
             assert moved[example].tolist() == [t >= first for t in range(T)]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "places", "message"),
+    [
+        (1, 1, r"parameters layers/place_0: have 2 layers, but the model has 1 there"),
+        (3, 1, r"parameters layers/place_0: have 2 layers, but the model has 3 there"),
+        (5, 1, r"parameters layers/place_0: have 2 layers, but the model has 5 there"),
+        (2, 2, r"parameters layers/place_0: have 2 layers, but the model has 1 there"),
+    ],
+)
+@pytest.mark.parametrize("loop", ["scan", "unroll"])
+def test_parameters_of_another_depth_are_refused(
+    num_layers: int, places: int, message: str, loop: Any
+) -> None:
+    config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2, layer_loop=loop)
+    params = LanguageModel(config).init_params(jax.random.key(0))
+    other = dataclasses.replace(
+        config, num_layers=num_layers, layer_pattern=config.layer_pattern * places
+    )
+    for given in (params, unstack_for_decoding(params)):
+        with pytest.raises(ValueError, match=f"^{message}; give the parameters of this config"):
+            LanguageModel(other).apply({"params": given}, jnp.zeros((1, 2), jnp.int32))
+
+
+def test_parameters_of_a_longer_pattern_are_refused() -> None:
+    config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
+    longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
+    params = LanguageModel(longer).init_params(jax.random.key(0))
+    with pytest.raises(ValueError, match=r"^parameters layers/place_0: are of a pattern with more"):
+        LanguageModel(config).apply({"params": params}, jnp.zeros((1, 2), jnp.int32))
+
+
+def test_flax_rngs_turn_dropout_on() -> None:
+    config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2, embedding_dropout=0.5)
+    model, tokens = LanguageModel(config), jnp.zeros((3, 4), jnp.int32)
+    variables = {"params": model.init_params(jax.random.key(0))}
+    plain = model.apply(variables, tokens).hidden
+    dropped = model.apply(variables, tokens, rngs={"dropout": jax.random.key(1)}).hidden
+    again = model.apply(variables, tokens, rngs={"dropout": jax.random.key(1)}).hidden
+    other = model.apply(variables, tokens, rngs={"dropout": jax.random.key(2)}).hidden
+    assert jnp.array_equal(dropped, again)
+    assert not jnp.array_equal(dropped, plain)
+    assert not jnp.array_equal(dropped, other)
+    assert not jnp.array_equal(dropped[0], dropped[1])  # equal rows, keys of their own
+    keys = jax.random.split(jax.random.key(1), 3)
+    with pytest.raises(ValueError, match=r"^dropout_rngs and rngs: both have keys"):
+        model.apply(variables, tokens, dropout_rngs=keys, rngs={"dropout": keys[0]})
+
+
+@pytest.mark.parametrize("rngs", [jax.random.key(0), jax.random.PRNGKey(0)[None]])
+def test_one_key_for_all_examples_is_refused(rngs: jax.Array) -> None:
+    model = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
+    variables = {"params": model.init_params(jax.random.key(0))}
+    message = r"^dropout_rngs of shape \(.*\): has to be one typed key for each of the 3 examples; "
+    with pytest.raises(
+        ValueError, match=message + r"give jax.random.split\(jax.random.key\(0\), 3"
+    ):
+        model.apply(variables, jnp.zeros((3, 4), jnp.int32), dropout_rngs=rngs)
+
+
+def test_logits_have_the_vocabulary_without_padding() -> None:
+    """So that label smoothing and means over the vocabulary are finite."""
+    model: Any = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
+    variables = {"params": model.init_params(jax.random.key(0))}
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    logits = model.apply(variables, tokens).logits
+    assert logits.shape == (1, 4, 9)
+    labels = optax.smooth_labels(jax.nn.one_hot(tokens, 9), 0.1)
+    assert jnp.isfinite(optax.softmax_cross_entropy(logits, labels)).all()
+
+
+def test_a_model_without_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^model.vocab_size 0: is not set; give the tokenizer's"):
+        LanguageModel(TransformerConfig()).init_params(jax.random.key(0))

@@ -1,1 +1,1 @@
-"""Weight-free attention over a few keys per query, without scoring all pairs."""
+"""Weight-free operations on selected tokens that several mixers share."""

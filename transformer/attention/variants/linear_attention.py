@@ -6,13 +6,13 @@ from flax import linen as nn
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.projections import project_output
-from transformer.attention.variants.kernel_attention import (
-    MemoryKernelState,
-    attend_with_kernel,
-    kernel_score_flops,
+from transformer.attention.variants.feature_map_attention import (
+    LinearAttentionMemory,
+    attend_with_feature_map,
+    feature_map_flops,
 )
-from transformer.attention.variants.kernel_configs import LinearAttentionConfig
-from transformer.attention.variants.prefix_sums import Features, KernelState
+from transformer.attention.variants.linear_configs import LinearAttentionConfig
+from transformer.attention.variants.prefix_sums import Features, LinearAttentionState
 from transformer.registry import MIXERS
 
 FEATURE_FLOOR = 1e-18
@@ -29,7 +29,7 @@ def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
 
 
 class LinearAttention(Mixer):
-    """Kernel attention, H features per head: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
+    """Linear attention, H features per head: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
     config: LinearAttentionConfig
 
@@ -43,20 +43,26 @@ class LinearAttention(Mixer):
 
     @staticmethod
     def score_flops(config: LinearAttentionConfig, width: int, length: int) -> ScoreFlops:
-        return kernel_score_flops(config, width, config.resolved_head_dim(width), directions=0)
+        head_dim = config.resolved_head_dim(width)
+        return feature_map_flops(config, width, num_features=head_dim, num_random_vectors=0)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> KernelState:
-        head = self.config.resolved_head_dim(self.context.d_model)
-        return KernelState.zeros(batch, self.config.resolved_num_kv_heads, head, head)
+    def init_cache(self, batch: int, length: int) -> LinearAttentionState:
+        return LinearAttentionState.empty(batch, *self.state_sizes())
 
     @nn.nowrap
-    def init_memory_cache(self, batch: int, length: int) -> MemoryKernelState:
-        return MemoryKernelState(self.init_cache(batch, length))
+    def init_memory_cache(self, batch: int, length: int) -> LinearAttentionMemory:
+        return LinearAttentionMemory.empty(batch, *self.state_sizes())
+
+    @nn.nowrap
+    def state_sizes(self) -> tuple[int, int, int]:
+        """Return K, M and H: there are as many features as entries of a head."""
+        head_dim = self.config.resolved_head_dim(self.context.d_model)
+        return self.config.resolved_num_kv_heads, head_dim, head_dim
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        y, cache = attend_with_kernel(self, x, elu_features, inputs)
+        y, cache = attend_with_feature_map(self, x, elu_features, inputs)
         return MixerOutput(project_output(self, y, self.config, self.context), cache, {})
 
 

@@ -32,7 +32,7 @@ from transformer.attention.projections import (
     project_values,
 )
 from transformer.attention.token_segments import previous_segments, token_segments
-from transformer.attention.variants.kernel_configs import LinformerConfig
+from transformer.attention.variants.linear_configs import LinformerConfig
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.registry import MIXERS
 

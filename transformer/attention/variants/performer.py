@@ -18,13 +18,13 @@ from flax import linen as nn
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.projections import project_output
-from transformer.attention.variants.kernel_attention import (
-    MemoryKernelState,
-    attend_with_kernel,
-    kernel_score_flops,
+from transformer.attention.variants.feature_map_attention import (
+    LinearAttentionMemory,
+    attend_with_feature_map,
+    feature_map_flops,
 )
-from transformer.attention.variants.kernel_configs import FeatureMapKind, PerformerConfig
-from transformer.attention.variants.prefix_sums import FeatureMap, Features, KernelState
+from transformer.attention.variants.linear_configs import FeatureMapKind, PerformerConfig
+from transformer.attention.variants.prefix_sums import FeatureMap, Features, LinearAttentionState
 from transformer.registry import MIXERS
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
@@ -72,28 +72,29 @@ def _scaled(x: jax.Array) -> jax.Array:
     return x * x.shape[-1] ** -0.25
 
 
-def _positive(directions: jax.Array, x: jax.Array) -> Features:
+def _positive(random_vectors: jax.Array, x: jax.Array) -> Features:
     """Compute exp(w . x - |x|^2 / 2) / sqrt(M) (lemma 1), divided by its maximum over M."""
     x = _scaled(x)
-    log = x @ directions.T - _half_square(x)[..., None]
-    # Exact with any factor, so no gradient has to go through this one.
+    log = x @ random_vectors.T - _half_square(x)[..., None]
+    # A query's factor cancels in the quotient and a key's is kept in `log_scale`. The result is the
+    # same for any factor, so no gradient has to pass through this one.
     largest = jax.lax.stop_gradient(log.max(axis=-1))
     values = jnp.maximum(jnp.exp(log - largest[..., None]), POSITIVE_FEATURE_FLOOR)
-    return Features(values, largest - math.log(len(directions)) / 2)
+    return Features(values, largest - math.log(len(random_vectors)) / 2)
 
 
-def _trigonometric(directions: jax.Array, x: jax.Array) -> Features:
+def _trigonometric(random_vectors: jax.Array, x: jax.Array) -> Features:
     """Compute exp(|x|^2 / 2) (sin w . x, cos w . x) / sqrt(M / 2) (section 2.3)."""
     x = _scaled(x)
-    angles = x @ directions.T
+    angles = x @ random_vectors.T
     values = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
-    return Features(values, _half_square(x) - math.log(len(directions)) / 2, signed=True)
+    return Features(values, _half_square(x) - math.log(len(random_vectors)) / 2, signed=True)
 
 
-def _relu(directions: jax.Array, x: jax.Array) -> Features:
-    """Compute max(0, w . x) / sqrt(M) + 0.001 (section 2.2): a different kernel, not softmax."""
-    projected = _scaled(x) @ directions.T
-    return Features(jax.nn.relu(projected) / math.sqrt(len(directions)) + RELU_FEATURE_OFFSET)
+def _relu(random_vectors: jax.Array, x: jax.Array) -> Features:
+    """Compute max(0, w . x) / sqrt(M) + 0.001 (section 2.2): no estimate of the softmax."""
+    projected = _scaled(x) @ random_vectors.T
+    return Features(jax.nn.relu(projected) / math.sqrt(len(random_vectors)) + RELU_FEATURE_OFFSET)
 
 
 def _half_square(x: jax.Array) -> jax.Array:  # [..., H] -> [...]
@@ -104,7 +105,7 @@ FEATURE_MAPS = {"positive": _positive, "trigonometric": _trigonometric, "relu": 
 
 
 class Performer(Mixer):
-    """Kernel attention with random features: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
+    """Attention by random features: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
     config: PerformerConfig
 
@@ -126,17 +127,21 @@ class Performer(Mixer):
 
     @staticmethod
     def score_flops(config: PerformerConfig, width: int, length: int) -> ScoreFlops:
-        return kernel_score_flops(config, width, config.num_features, config.num_random_vectors)
+        return feature_map_flops(config, width, config.num_features, config.num_random_vectors)
 
     @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> KernelState:
-        config = self.config
-        head = config.resolved_head_dim(self.context.d_model)
-        return KernelState.zeros(batch, config.resolved_num_kv_heads, config.num_features, head)
+    def init_cache(self, batch: int, length: int) -> LinearAttentionState:
+        return LinearAttentionState.empty(batch, *self.state_sizes())
 
     @nn.nowrap
-    def init_memory_cache(self, batch: int, length: int) -> MemoryKernelState:
-        return MemoryKernelState(self.init_cache(batch, length))
+    def init_memory_cache(self, batch: int, length: int) -> LinearAttentionMemory:
+        return LinearAttentionMemory.empty(batch, *self.state_sizes())
+
+    @nn.nowrap
+    def state_sizes(self) -> tuple[int, int, int]:
+        """Return K, M and H."""
+        config, head_dim = self.config, self.config.resolved_head_dim(self.context.d_model)
+        return config.resolved_num_kv_heads, config.num_features, head_dim
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -145,7 +150,7 @@ class Performer(Mixer):
         if constants is None:  # called by itself: a stack gives each layer its own
             constants = self.constants(config, 0, context.d_model)
         feature_map = make_feature_map(config.feature_map, constants)
-        y, cache = attend_with_kernel(self, x, feature_map, inputs)
+        y, cache = attend_with_feature_map(self, x, feature_map, inputs)
         return MixerOutput(project_output(self, y, config, context), cache, {})
 
 

@@ -1,4 +1,4 @@
-"""Kernel attention by prefix sums of features times values.
+"""Attention by feature maps as prefix sums of features times values.
 
 If a weight is a dot product of features, phi(q) . phi(k), the sum over keys of phi(k) v can be
 computed before the query is known (Katharopoulos et al. 2020, section 3.2). Nothing of size T x S
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.baselines.cells import DocumentBoundaries
+from transformer.attention.sparse_ops.document_boundaries import DocumentBoundaries
 
 CHUNK_SIZE = 64
 """C, tokens per chunk of a causal pass."""
@@ -44,24 +44,35 @@ FeatureMap = Callable[[jax.Array], Features]
 """Map from queries or keys [..., H] to their features [..., M]."""
 
 
-class KernelState(struct.PyTreeNode):
-    """Sums over all keys so far; the size is independent of their number."""
+class LinearAttentionState(struct.PyTreeNode):
+    """Sums over all keys so far, which are also the cache; the size is independent of their number.
+
+    Float32 under every precision policy, stored too: a bfloat16 sum of more than 256 equal terms
+    does not grow any more.
+    """
 
     kv_sums: jax.Array  # [B, K, M, H of values + 1] features times (values, 1)
     log_scale: jax.Array  # [B, K] logarithm of the scale divided out of `kv_sums`
 
-    @staticmethod
-    def zeros(batch: int, num_kv_heads: int, num_features: int, head_dim: int) -> "KernelState":
-        """Return the state of an empty sequence."""
-        totals = jnp.zeros((batch, num_kv_heads, num_features, head_dim + 1), ACCUMULATION_DTYPE)
-        return KernelState(totals, jnp.full((batch, num_kv_heads), -jnp.inf, ACCUMULATION_DTYPE))
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        num_kv_heads: int,  # K
+        num_features: int,  # M
+        head_dim: int,  # H of values
+    ) -> "LinearAttentionState":
+        """Return the state before the first token."""
+        heads = (batch_size, num_kv_heads)
+        kv_sums = jnp.zeros((*heads, num_features, head_dim + 1), ACCUMULATION_DTYPE)
+        return cls(kv_sums, jnp.full(heads, -jnp.inf, ACCUMULATION_DTYPE))
 
 
 def sum_keys(
     k: Features,  # of [B, S, K]
     v: jax.Array,  # [B, S, K, H of values]
     is_token: jax.Array | None,  # [B or 1, S] False for padding
-) -> KernelState:
+) -> LinearAttentionState:
     """Sum over all keys, relative to the largest scale among them."""
     key_log_scale = (
         jnp.zeros(v.shape[:3], ACCUMULATION_DTYPE) if k.log_scale is None else k.log_scale
@@ -72,12 +83,13 @@ def sum_keys(
     scaled_values = (
         k.values * jnp.exp(key_log_scale - _finite_or_zero(log_scale)[:, None])[..., None]
     )
-    return KernelState(jnp.einsum("BSKM,BSKH->BKMH", scaled_values, _append_ones(v)), log_scale)
+    kv_sums = jnp.einsum("BSKM,BSKH->BKMH", scaled_values, _append_ones(v))
+    return LinearAttentionState(kv_sums, log_scale)
 
 
 def read_state(
     q: Features,  # of [B, T, N]
-    state: KernelState,
+    state: LinearAttentionState,
 ) -> jax.Array:  # [B, T, N, H of values]
     """Attend from queries to summed keys. Scales common to numerator and denominator cancel."""
     b, t, n, m = q.values.shape
@@ -92,28 +104,32 @@ def attend_causal(
     v: jax.Array,  # [B, T, K, H of values]
     feature_map: FeatureMap,
     boundaries: DocumentBoundaries | None,
-    state: KernelState | None = None,  # of previous tokens; None: no tokens
-) -> tuple[jax.Array, KernelState]:  # [B, T, N, H of values], the sums behind the last token
+    state: LinearAttentionState | None = None,  # of previous tokens; None: no tokens
+) -> tuple[jax.Array, LinearAttentionState]:  # [B, T, N, H of values], sums after the last token
     """Attend from each query to the keys of its document up to its own.
 
     The backward pass recomputes each chunk from its inputs and the state before it, so memory is
     T (M / `CHUNK_SIZE` + a few) H in both passes. Features exist for one chunk at a time.
     """
-    (batch, length, heads, _), count = k.shape, -(-k.shape[1] // CHUNK_SIZE)
+    batch, length, num_kv_heads, _ = k.shape
+    num_chunks = -(-length // CHUNK_SIZE)
     if state is None:
-        features = jax.eval_shape(feature_map, k).values.shape[-1]
-        state = KernelState.zeros(batch, heads, features, v.shape[-1])
-    size = -(-length // count)
-    cut = functools.partial(_split_chunks, count=count, size=size)
-    grouped = q.reshape(batch, length, heads, -1, q.shape[-1])
-    chunks = _Chunk(
-        cut(grouped), cut(k), cut(v), *_chunk_boundaries(boundaries, length, count, size)
-    )
-    # Recompute each chunk in the backward pass: its features and scores are not saved.
-    step = jax.checkpoint(functools.partial(_chunk, feature_map), prevent_cse=False)
-    after, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
-    y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2).reshape(batch, count * size, q.shape[2], -1)
-    return y[:, :length].astype(v.dtype), after
+        num_features = jax.eval_shape(feature_map, k).values.shape[-1]
+        state = LinearAttentionState.empty(batch, num_kv_heads, num_features, v.shape[-1])
+    # Equal chunks, not full ones and a rest: 65 tokens are 2 chunks of 33, padded by 1.
+    size = -(-length // num_chunks)
+    split = functools.partial(_split_chunks, num_chunks=num_chunks, size=size)
+    grouped_q = q.reshape(batch, length, num_kv_heads, -1, q.shape[-1])
+    tokens = _chunk_boundaries(boundaries, length, num_chunks, size)
+    chunks = _Chunk(split(grouped_q), split(k), split(v), *tokens)
+    # Recompute each chunk in the backward pass: its features and scores are not saved. Inside a
+    # scan XLA cannot merge the recomputation with the forward pass, so no CSE has to be prevented.
+    step = jax.checkpoint(functools.partial(_attend_chunk, feature_map), prevent_cse=False)
+    final: LinearAttentionState
+    final, y = jax.lax.scan(step, state, chunks)  # y [chunks, B, K, G, C, H of values]
+    y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2)
+    y = y.reshape(batch, num_chunks * size, q.shape[2], -1)
+    return y[:, :length].astype(v.dtype), final
 
 
 class _Chunk(NamedTuple):
@@ -122,23 +138,22 @@ class _Chunk(NamedTuple):
     q: jax.Array  # [B, K, G, C, H]
     k: jax.Array  # [B, K, C, H]
     v: jax.Array  # [B, K, C, H of values]
-    run: jax.Array  # [B or 1, C] index of the document in the row
-    real: jax.Array  # [B or 1, C]
-    before: jax.Array  # [B or 1] document of the state before the chunk
+    document: jax.Array  # [B or 1, C] index of the document in the row
+    is_token: jax.Array  # [B or 1, C] False: padding
+    state_document: jax.Array  # [B or 1] document of the state before the chunk
 
 
-def _chunk(
-    feature_map: FeatureMap, state: KernelState, chunk: _Chunk
-) -> tuple[KernelState, jax.Array]:
+def _attend_chunk(
+    feature_map: FeatureMap, state: LinearAttentionState, chunk: _Chunk
+) -> tuple[LinearAttentionState, jax.Array]:
     q, k = (feature_map(each.astype(ACCUMULATION_DTYPE)) for each in (chunk.q, chunk.k))
     v = _append_ones(chunk.v)
     # Keys visible within the chunk: same document, not padding, not after the query.
-    same_document = chunk.run[:, :, None] == chunk.run[:, None, :]
-    visible = (
-        same_document & chunk.real[:, None, :] & jnp.tri(same_document.shape[1], dtype=bool)[None]
-    )
+    same_document = chunk.document[:, :, None] == chunk.document[:, None, :]
+    causal = jnp.tri(same_document.shape[1], dtype=bool)[None]
+    visible = same_document & chunk.is_token[:, None, :] & causal
     # Queries that still belong to the document of the state.
-    sees_state = chunk.run == chunk.before[:, None]
+    sees_state = chunk.document == chunk.state_document[:, None]
     weights, state_scale, log_scale = _relative_scales(
         k.log_scale, state.log_scale, visible, sees_state
     )
@@ -150,7 +165,7 @@ def _chunk(
     # The state after the chunk is what its last token sees: reuse that token's weights.
     added = jnp.einsum("BKSM,BKSH->BKMH", k.values * weights[:, :, -1, :, None], v)
     kv_sums = state.kv_sums * state_scale[:, :, -1, None, None] + added
-    return KernelState(kv_sums, log_scale), _normalize(sums, q.signed)
+    return LinearAttentionState(kv_sums, log_scale), _normalize(sums, q.signed)
 
 
 def _relative_scales(
@@ -183,23 +198,26 @@ def _relative_scales(
 
 
 def _chunk_boundaries(
-    line: DocumentBoundaries | None, length: int, count: int, size: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # `run`, `real`, `before` of all chunks
-    is_start, is_token = (jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
-    if line is not None:
-        is_start, is_token = line
-    padding = ((0, 0), (0, count * size - length))
-    run = jnp.pad(jnp.cumsum(is_start, axis=1), padding, mode="edge").reshape(-1, count, size)
-    is_token = jnp.pad(jnp.broadcast_to(is_token, is_start.shape), padding).reshape(run.shape)
-    before = jnp.pad(run[:, :-1, -1], ((0, 0), (1, 0)))
-    return run.swapaxes(0, 1), is_token.swapaxes(0, 1), before.swapaxes(0, 1)
+    boundaries: DocumentBoundaries | None, length: int, num_chunks: int, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # the last three fields of all chunks
+    is_start, is_token = jnp.zeros((1, length), bool), jnp.ones((1, length), bool)
+    if boundaries is not None:
+        is_start, is_token = boundaries
+    padding = ((0, 0), (0, num_chunks * size - length))
+    # Documents are numbered by their starts: a document that continues from a cache is number 0,
+    # that of the state before the first chunk.
+    document = jnp.pad(jnp.cumsum(is_start, axis=1), padding, mode="edge")
+    document = document.reshape(-1, num_chunks, size)
+    is_token = jnp.pad(jnp.broadcast_to(is_token, is_start.shape), padding).reshape(document.shape)
+    state_document = jnp.pad(document[:, :-1, -1], ((0, 0), (1, 0)))
+    return document.swapaxes(0, 1), is_token.swapaxes(0, 1), state_document.swapaxes(0, 1)
 
 
-def _split_chunks(x: jax.Array, count: int, size: int) -> jax.Array:
+def _split_chunks(x: jax.Array, num_chunks: int, size: int) -> jax.Array:
     """Cut tokens into chunks, padded with zeros: [B, T, K, ..., H] -> [chunks, B, K, ..., C, H]."""
-    padding = [(0, 0), (0, count * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
-    cut = jnp.pad(x, padding).reshape(x.shape[0], count, size, *x.shape[2:])
-    return jnp.moveaxis(jnp.moveaxis(cut, 2, -2), 1, 0)
+    padding = [(0, 0), (0, num_chunks * size - x.shape[1])] + [(0, 0)] * (x.ndim - 2)
+    chunks = jnp.pad(x, padding).reshape(x.shape[0], num_chunks, size, *x.shape[2:])
+    return jnp.moveaxis(jnp.moveaxis(chunks, 2, -2), 1, 0)
 
 
 def _append_ones(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]

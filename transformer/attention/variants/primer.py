@@ -23,8 +23,8 @@ from transformer.attention.masks import Mask
 from transformer.attention.position_bias import position_terms
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope
-from transformer.attention.variants.kernel_configs import PrimerConfig
-from transformer.baselines.convolution import neighbor_window, update_history
+from transformer.attention.sparse_ops.neighbor_window import NeighborCache, neighbor_window
+from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.layers.basic import apply_linear, declare_weight, fold_in
 from transformer.registry import MIXERS
 
@@ -38,22 +38,21 @@ class PrimerCache(struct.PyTreeNode):
     """Convolved keys and values, and the last two inputs of each convolution."""
 
     kv: KVCache
-    history: tuple[jax.Array, ...]  # [B, 2, N, H] of queries, keys and values
+    conv_inputs: tuple[NeighborCache, ...]  # [B, 2, N, H] of queries, keys and values
 
     @classmethod
     def empty(
         cls,
-        batch_size: int,
-        length: int,
-        num_heads: int,
-        head_dim: int,
-        dtype: str,
-        history_dtype: str,  # of the inputs of the convolutions
+        batch_size: int,  # B
+        length: int,  # S
+        num_heads: int,  # N
+        head_dim: int,  # H
+        dtype: Any,
     ) -> "PrimerCache":
         """Return a cache without tokens."""
-        zeros = jnp.zeros((batch_size, KERNEL_SIZE - 1, num_heads, head_dim), history_dtype)
         kv = KVCache.empty(batch_size, length, num_heads, head_dim, dtype)
-        return cls(kv, (zeros,) * len(PROJECTIONS))
+        inputs = NeighborCache.empty(batch_size, KERNEL_SIZE - 1, (num_heads, head_dim), dtype)
+        return cls(kv, (inputs,) * len(PROJECTIONS))
 
 
 class Primer(Mixer):
@@ -76,9 +75,9 @@ class Primer(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> PrimerCache:
-        heads = (self.config.num_heads, self.config.resolved_head_dim(self.context.d_model))
-        precision = self.context.precision
-        return PrimerCache.empty(batch, length, *heads, precision.cache_dtype, precision.compute)
+        sizes = batch, length, self.config.num_heads
+        head_dim = self.config.resolved_head_dim(self.context.d_model)
+        return PrimerCache.empty(*sizes, head_dim, self.context.precision.cache_dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -88,24 +87,26 @@ class Primer(Mixer):
         head = config.resolved_head_dim(context.d_model)
         axes, embed = {"heads": config.num_heads, "head": head}, {"embed": context.d_model}
         project = functools.partial(apply_linear, self, inputs=embed, outputs=axes, context=context)
-        made = [project(name, x, bias=config.bias) for name in PROJECTIONS]
-        past = [None] * len(made) if cache is None else cache.history
+        projected = [project(name, x, bias=config.bias) for name in PROJECTIONS]
+        previous = [None] * len(projected) if cache is None else cache.conv_inputs
         q, k, v = (
-            self.depthwise_convolution(name, each, before, inputs.positions, mask)
-            for name, each, before in zip(PROJECTIONS, made, past, strict=True)
+            self.depthwise_convolution(name, each, conv_cache, inputs.positions, mask)
+            for name, each, conv_cache in zip(PROJECTIONS, projected, previous, strict=True)
         )
+        # RoPE after the convolution: weights per channel do not commute with rotations of channel
+        # pairs, so in the other order scores would depend on absolute positions.
         if isinstance(config.position, RoPE):
             q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
         if cache is not None:
             kv = cache.kv.append(k, v, inputs.positions)
-            last = (
-                update_history(*both, inputs.positions)
-                for both in zip(cache.history, made, strict=True)
-            )
-            cache = PrimerCache(kv, tuple(last))
+            conv_inputs = [
+                conv_cache.append(each, inputs.positions)
+                for conv_cache, each in zip(cache.conv_inputs, projected, strict=True)
+            ]
+            cache = PrimerCache(kv, tuple(conv_inputs))
             k, v, key_positions = kv.read(q.dtype)
             mask = mask.with_keys(key_positions, keys_include_queries=True)
-        related = position_terms(
+        terms = position_terms(
             self,
             config.position,
             context,
@@ -113,17 +114,23 @@ class Primer(Mixer):
             key_head_dim=head,
             value_head_dim=head,
         )
-        scoring = ScoreSpec(
+        score_spec = ScoreSpec(
             scale=1 / math.sqrt(head),
-            **related._asdict(),
+            **terms._asdict(),
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
-        how: Any = dict(
-            hardware=context.hardware, constrain=context.constrain, outputs=inputs.outputs
+        attended = attend(
+            q,
+            k,
+            v,
+            mask,
+            score_spec,
+            hardware=context.hardware,
+            constrain=context.constrain,
+            outputs=inputs.outputs,
         )
-        attended = attend(q, k, v, mask, scoring, **how)
         y = apply_linear(
             self, "output", attended.y, axes, embed, context, bias=config.bias, residual=True
         )
@@ -133,7 +140,7 @@ class Primer(Mixer):
         self,
         name: str,
         x: jax.Array,  # [B, T, N, H]
-        history: jax.Array | None,  # [B, 2, N, H]
+        cache: NeighborCache | None,  # [B, 2, N, H]
         positions: jax.Array,  # [B or 1, T]
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
@@ -142,19 +149,21 @@ class Primer(Mixer):
         Without a causal mask: of the token and one neighbor on each side. Initially the token
         itself has weight 1/2 and each neighbor 1/6.
         """
-        ahead = 0 if mask.pattern.causal else 1
-        behind = KERNEL_SIZE - 1 - ahead
-        if history is not None and ahead:
+        num_after = 0 if mask.pattern.causal else 1
+        num_before = KERNEL_SIZE - 1 - num_after
+        if cache is not None and num_after:
             raise ValueError("mixer primer: decodes under a causal mask alone; give one")
 
         def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-            return jnp.full(shape, 0.5 / KERNEL_SIZE, dtype).at[behind].set(0.5)
+            return jnp.full(shape, 0.5 / KERNEL_SIZE, dtype).at[num_before].set(0.5)
 
         outputs = {"taps": KERNEL_SIZE, "heads": x.shape[2], "head": x.shape[3]}
         dtype = self.context.precision.parameters
         taps = declare_weight(self, f"{name}_taps", outputs=outputs, init=init, dtype=dtype)
-        seen = neighbor_window(x, behind, ahead, positions=positions, mask=mask, history=history)
-        y = jnp.sum(seen * taps.astype(x.dtype)[None, None], axis=2)
+        windows = neighbor_window(
+            x, num_before, num_after, positions=positions, mask=mask, cache=cache
+        )
+        y = jnp.sum(windows * taps.astype(x.dtype)[None, None], axis=2)
         return self.context.constrain(y, ("batch", "length", "heads", None))
 
 

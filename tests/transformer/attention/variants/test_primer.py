@@ -12,7 +12,7 @@ from tests.transformer.mixers import applied, axes, made
 from transformer import LanguageModel, Mask, MaskPattern, RoPE, TransformerConfig
 from transformer.attention.base import MixerInputs
 from transformer.attention.rope import apply_rope
-from transformer.attention.variants.kernel_configs import PrimerConfig
+from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.config import BlockConfig
 from transformer.costs import count_token_flops
 

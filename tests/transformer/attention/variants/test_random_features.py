@@ -10,7 +10,7 @@ import pytest
 
 from tests.transformer.formulas import Array, assert_close, normal
 from tests.transformer.kernels import FORMULAS
-from transformer.attention.variants.kernel_configs import FeatureMapKind
+from transformer.attention.variants.linear_configs import FeatureMapKind
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 
 H, SEEDS = 8, 500

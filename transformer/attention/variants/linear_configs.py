@@ -1,4 +1,4 @@
-"""Settings of linear-time attention (kernels, low rank) and of Primer.
+"""Settings of linear-time attention (feature maps, low rank) and of Primer.
 
 Importing this module loads no JAX.
 """
@@ -83,7 +83,7 @@ class PerformerConfig(MultiHeadConfig):
     num_features: int = 128
     """M, number of features. More are closer to softmax and cost more time and memory."""
     feature_map: FeatureMapKind = "positive"
-    """positive, trigonometric: estimates of the softmax kernel. relu: a different kernel."""
+    """positive, trigonometric: estimates of exp(q . k). relu: another function of q and k."""
     orthogonal: bool = True
     """Draw random vectors in orthogonal blocks of H, which lowers the variance."""
     seed: int = 0

@@ -14,11 +14,11 @@ from tests.transformer.mixers import applied, made
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
 from transformer.attention.config import MixerConfig
 from transformer.attention.masks import dense_mask
+from transformer.attention.sparse_ops.document_boundaries import document_boundaries
 from transformer.attention.variants import prefix_sums as sums
-from transformer.attention.variants.kernel_attention import attend_bidirectional
+from transformer.attention.variants.feature_map_attention import attend_bidirectional
 from transformer.attention.variants.linear_attention import elu_features
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
-from transformer.baselines.cells import document_boundaries
 
 B, T, S, N, K, H, VALUES, M = 2, 29, 19, 6, 3, 5, 7, 13
 DIRECTIONS = draw_random_vectors(M, H, orthogonal=True, seed=(3,))

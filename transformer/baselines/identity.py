@@ -1,4 +1,4 @@
-"""Mixer without communication between tokens, for bag-of-embeddings models."""
+"""Identity mixer: no information moves between tokens, as in bag-of-embeddings models."""
 
 import jax
 from flax import linen as nn
@@ -35,6 +35,7 @@ class Identity(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> tuple[()]:
+        """Return a cache without arrays: nothing is remembered."""
         return ()
 
     @nn.compact

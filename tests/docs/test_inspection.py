@@ -1,0 +1,31 @@
+"""The code of docs/inspection.md runs as it stands, and its table has all names."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import chex
+import jax
+
+from transformer.inspection import ATTENTION_VALUES, BLOCK_VALUES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "inspection.md").read_text()
+
+
+def test_code_runs() -> None:
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len(blocks) == 2
+    with jax.numpy_rank_promotion("allow"):
+        for block in blocks:
+            exec(block, names)
+    assert names["hidden_states"].shape == (4, 2, 6, 64)
+    assert names["weights"].shape == (4, 2, 8, 6, 6)
+    chex.assert_trees_all_close(names["lens"][-1], names["output"].logits, atol=1e-5)
+    for edited in ("without_heads", "steered", "patched", "damped"):
+        assert not jax.numpy.array_equal(names[edited].logits, names["output"].logits)
+
+
+def test_table_lists_every_value() -> None:
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `[^|]*\|", PAGE, re.MULTILINE))))
+    assert listed == BLOCK_VALUES.keys() | ATTENTION_VALUES.keys()

@@ -1,0 +1,220 @@
+"""`Precision.cache` narrower than the computation: every mixer that decodes, through models."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.transformer.formulas import Array, weights_of
+from transformer import (
+    MIXERS,
+    AttentionConfig,
+    BigBirdConfig,
+    BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    FeedForwardConfig,
+    LanguageModel,
+    LinearAttentionConfig,
+    LongformerConfig,
+    MixerConfig,
+    PerformerConfig,
+    Precision,
+    PrimerConfig,
+    RoPE,
+    RoutingAttentionConfig,
+    SlidingWindowConfig,
+    SparseTransformerConfig,
+    TopKConfig,
+    TransformerConfig,
+)
+from transformer.baselines.config import (
+    BahdanauConfig,
+    ChengConfig,
+    ConvolutionConfig,
+    ElmanConfig,
+    GNMTDecoderConfig,
+    IdentityConfig,
+    LSTMConfig,
+    LuongConfig,
+    Seq2SeqConfig,
+)
+from transformer.registry import BUILTIN_MIXERS
+
+B, T, S, V, D = 2, 11, 7, 13, 12
+PREFILL = 8
+HEADS: Any = dict(num_heads=3, position=RoPE())
+
+TOLERANCE = 0.02
+"""Of the logits, relative to max(1, largest logit): five times bfloat16's unit roundoff, 2^-8. Each
+stored number is rounded once; more than this would mean that errors add up from token to token."""
+
+TOKENS: dict[str, MixerConfig] = {
+    "full": AttentionConfig(**HEADS),
+    "bigbird": BigBirdConfig(**HEADS, block_size=2, num_random_blocks=1, random_block_span=16),
+    "longformer": LongformerConfig(**HEADS, one_sided_window=3, num_global_tokens=2),
+    "primer": PrimerConfig(**HEADS),
+    "routing": RoutingAttentionConfig(**HEADS, num_clusters=2, window=4),
+    "sliding_window": SlidingWindowConfig(**HEADS, window=4),
+    "sparse": SparseTransformerConfig(**HEADS, stride=3),
+    "top_k": TopKConfig(**HEADS, keys_per_query=4),
+    "convolution": ConvolutionConfig(),
+    "cheng": ChengConfig(),
+    "bahdanau": BahdanauConfig(),
+    "luong": LuongConfig(),
+    "gnmt_decoder": GNMTDecoderConfig(num_layers=2),
+}
+"""Mixers whose caches hold tokens, or a memory."""
+
+STATES: dict[str, MixerConfig] = {
+    "linear": LinearAttentionConfig(**HEADS),
+    "performer": PerformerConfig(**HEADS, num_features=16),
+    "identity": IdentityConfig(),
+    "elman": ElmanConfig(),
+    "lstm": LSTMConfig(),
+    "seq2seq": Seq2SeqConfig(),
+}
+"""Mixers whose caches are recurrent states alone."""
+
+STATE_FIELDS = {"state", "cells", "summary", "upper_layers"}
+"""Fields of the other caches that are recurrent states."""
+
+
+def test_every_mixer_with_a_cache_is_here() -> None:
+    cached = {kind for kind in BUILTIN_MIXERS if MIXERS[kind].abilities(_config(kind)).cached}
+    assert cached == {*TOKENS, *STATES}
+
+
+def _config(kind: str) -> MixerConfig:
+    return MIXERS.config_class(kind)()
+
+
+BLOCKS = {name: BlockConfig(mixer=mixer) for name, mixer in (TOKENS | STATES).items()} | {
+    "cross_full": BlockConfig(IdentityConfig(), cross_attention=AttentionConfig(3)),
+    "cross_top_k": BlockConfig(IdentityConfig(), cross_attention=TopKConfig(3, keys_per_query=4)),
+    "cross_linear": BlockConfig(IdentityConfig(), cross_attention=LinearAttentionConfig(3)),
+    "feed_forward": BlockConfig(AttentionConfig(3), feed_forward=FeedForwardConfig(17)),
+}
+ONLY_STATES = {*STATES, "cross_linear"}
+
+
+random = np.random.default_rng(0)
+SOURCE, TARGET = random.integers(0, V, (B, S)), random.integers(0, V, (B, T))
+
+
+@functools.cache
+def weights(name: str) -> Any:
+    model, source = made(name, "compute")
+    return weights_of(jax.eval_shape(model.init, jax.random.key(0), *source, TARGET))
+
+
+def made(name: str, cache_dtype: Any) -> tuple[Any, tuple[Array, ...]]:
+    """A model of one layer, and its source if it has an encoder."""
+    block, encoder = BLOCKS[name], None
+    if block.needs_memory:
+        encoder = EncoderConfig(num_layers=1, layer_pattern=(BlockConfig(AttentionConfig(3)),))
+    config = TransformerConfig(
+        vocab_size=V,
+        d_model=D,
+        num_layers=1,
+        layer_pattern=(block,),
+        encoder=encoder,
+        precision=Precision(cache=cache_dtype),
+    )
+    return (LanguageModel(config), ()) if encoder is None else (EncoderDecoder(config), (SOURCE,))
+
+
+class Decoder:
+    """The full pass of a model and its decoding, with one storage dtype of caches."""
+
+    def __init__(self, name: str, cache_dtype: Any) -> None:
+        self.model, self.source = made(name, cache_dtype)
+        self.run = jax.jit(self.model.apply)
+        self.params = weights(name)
+
+    def empty_cache(self) -> Any:
+        return self.model.init_cache(B, T, *([S] if self.source else []))
+
+    def full(self) -> tuple[Any, ...]:
+        """Arguments of the full pass."""
+        return self.params, *self.source, TARGET
+
+    def tokens(self, start: int, end: int) -> tuple[Any, ...]:
+        """Arguments of a call with a cache; the source is given to the first one only."""
+        source = (None,) * len(self.source) if start else self.source
+        return self.params, *source, TARGET[:, start:end]
+
+    def cached_programs(self) -> list[str]:
+        """The prefill and one step, as given to XLA."""
+        lowered = [
+            self.run.lower(
+                *self.tokens(start, end), cache=self.empty_cache(), positions=positions(start, end)
+            )
+            for start, end in ((0, PREFILL), (PREFILL, PREFILL + 1))
+        ]
+        return [each.as_text() for each in lowered]
+
+    def decoded(self) -> tuple[Array, Any]:
+        """Logits of a prefill and of single tokens after it, and the cache."""
+        cache, logits = self.empty_cache(), []
+        for start, end in ((0, PREFILL), *((t, t + 1) for t in range(PREFILL, T))):
+            given = self.tokens(start, end)
+            out = self.run(*given, cache=cache, positions=positions(start, end))
+            cache = out.cache
+            logits.append(np.asarray(out.logits)[..., :V])
+        return np.concatenate(logits, axis=1), cache
+
+
+def positions(start: int, end: int) -> Array:
+    return np.arange(start, end)[None].repeat(B, 0)
+
+
+WITH_TOKENS = [name for name in BLOCKS if name not in ONLY_STATES]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("convolution", "bahdanau", "cheng")
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_a_narrow_cache_stores_tokens_and_changes_little(name: str) -> None:
+    narrow = Decoder(name, "bfloat16")
+    layout = jax.tree_util.tree_leaves_with_path(narrow.empty_cache())
+    for path, leaf in layout:
+        is_state = any(getattr(key, "name", "") in STATE_FIELDS for key in path)
+        is_index = leaf.dtype == np.int32
+        assert is_index or leaf.dtype == ("float32" if is_state else "bfloat16"), path
+    full = np.asarray(narrow.run(*narrow.full()).logits)[..., :V]
+    decoded, cache = narrow.decoded()
+    error = np.abs(decoded - full).max() / max(1, np.abs(full).max())
+    assert 1e-5 < error < TOLERANCE
+    for (path, before), after in zip(layout, jax.tree.leaves(cache), strict=True):
+        assert (after.shape, after.dtype) == (before.shape, before.dtype), path
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("convolution", "gnmt")
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_a_cache_in_the_compute_dtype_is_the_default(name: str) -> None:
+    """The same programs, so the same bits."""
+    default, explicit, narrow = (
+        Decoder(name, dtype).cached_programs() for dtype in ("compute", "float32", "bfloat16")
+    )
+    assert explicit == default
+    assert all(program != other for program, other in zip(narrow, default, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("cheng", "gnmt")
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_a_full_pass_does_not_depend_on_the_storage_dtype(name: str) -> None:
+    default, narrow = (Decoder(name, dtype) for dtype in ("compute", "bfloat16"))
+    programs = {each.run.lower(*each.full()).as_text() for each in (default, narrow)}
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("name", sorted(ONLY_STATES))
+def test_recurrent_states_keep_their_dtype(name: str) -> None:
+    """Rounded at each token, their errors would add up."""
+    narrow, default = (Decoder(name, dtype) for dtype in ("bfloat16", "compute"))
+    assert narrow.cached_programs() == default.cached_programs()

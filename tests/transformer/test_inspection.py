@@ -1,0 +1,274 @@
+import dataclasses
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.attention.config import AttentionConfig
+from transformer.attention.position_config import RelativePositions, RoPE
+from transformer.baselines.config import LSTMConfig
+from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
+from transformer.inspection import (
+    add_vector,
+    at_layers,
+    layer_values,
+    logit_lens,
+    patch,
+    zero_heads,
+)
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.language_model import LanguageModel
+
+NUM_LAYERS, NUM_HEADS = 5, 4
+BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=NUM_HEADS, num_kv_heads=2, position=RoPE()))
+CONFIG = TransformerConfig(
+    vocab_size=50, d_model=32, num_layers=NUM_LAYERS, layer_pattern=(BLOCK, BLOCK)
+)
+TOKENS = jnp.arange(12).reshape(2, 6)
+VALUES = {
+    "residual_pre",
+    "residual_mid",
+    "residual_post",
+    "mixer_output",
+    "feed_forward_output",
+    "queries",
+    "keys",
+    "values",
+    "weights",
+    "head_outputs",
+}
+
+
+def model_with(**fields: Any) -> Any:
+    return LanguageModel(dataclasses.replace(CONFIG, **fields))
+
+
+@pytest.fixture(scope="module")
+def params() -> Any:
+    return LanguageModel(CONFIG).init_params(jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"layer_loop": "unroll"}, {"layer_loop": "scan"}, {"layer_loop": "scan", "remat": "dots"}],
+)
+def test_every_value_of_every_layer(params: Any, fields: dict[str, Any]) -> None:
+    model = model_with(**fields)
+
+    @jax.jit
+    def run(params: Any, tokens: jax.Array) -> Any:
+        return model.apply({"params": params}, tokens, outputs=VALUES | {"logits"})
+
+    output = run(params, TOKENS)
+    plain = model.apply({"params": params}, TOKENS)
+    chex.assert_trees_all_close(output.logits, plain.logits, atol=1e-6)
+    pre, mid, post = (layer_values(output, f"residual_{name}") for name in ("pre", "mid", "post"))
+    assert pre.shape == (NUM_LAYERS, 2, 6, 32)
+    chex.assert_trees_all_equal(pre[1:], post[:-1])
+    chex.assert_trees_all_close(pre + layer_values(output, "mixer_output"), mid, atol=1e-6)
+    chex.assert_trees_all_close(mid + layer_values(output, "feed_forward_output"), post, atol=1e-6)
+    # Attention by its formula, from the queries, keys and values of each layer.
+    q, k, v = (layer_values(output, name) for name in ("queries", "keys", "values"))
+    k, v = (jnp.repeat(each, NUM_HEADS // 2, axis=3) for each in (k, v))
+    scores = jnp.einsum("LBTNH,LBSNH->LBNTS", q, k) / np.sqrt(q.shape[-1])
+    scores = jnp.where(jnp.tril(jnp.ones((6, 6), bool)), scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1)
+    chex.assert_trees_all_close(layer_values(output, "weights"), weights, atol=1e-6)
+    heads = jnp.einsum("LBNTS,LBSNH->LBTNH", weights, v)
+    chex.assert_trees_all_close(layer_values(output, "head_outputs"), heads, atol=1e-6)
+
+
+def test_the_lens_of_the_last_layer_is_the_model(params: Any) -> None:
+    model = model_with(tie_embeddings=True)
+    output = model.apply({"params": params}, TOKENS, outputs={"logits", "residual_post"})
+    lens = logit_lens(model, params, layer_values(output, "residual_post"))
+    assert lens.shape == (NUM_LAYERS, 2, 6, 50)
+    chex.assert_trees_all_close(lens[-1], output.logits, atol=1e-6)
+    assert not np.allclose(lens[0], output.logits, atol=1e-3)
+
+
+@pytest.mark.parametrize("loop", ["unroll", "scan"])
+def test_heads_are_removed(params: Any, loop: str) -> None:
+    """As if the rows of these heads in the output projection were zero."""
+    model = model_with(layer_loop=loop)
+    layer, heads = 2, [0, 3]
+    edits = {"head_outputs": zero_heads(layer, heads)}
+    edited = jax.jit(lambda params: model.apply({"params": params}, TOKENS, edits=edits))(params)
+    matrix = params["layers"]["place_0"]["mixer"]["output"]  # layers 0, 2 and 4: layer 2 is 1
+    zeroed = jax.tree.map(lambda leaf: leaf, params)
+    zeroed["layers"]["place_0"]["mixer"]["output"] = matrix.at[1, jnp.array(heads)].set(0)
+    expected = model.apply({"params": zeroed}, TOKENS).logits
+    chex.assert_trees_all_close(edited.logits, expected, atol=1e-6)
+    assert not np.allclose(expected, model.apply({"params": params}, TOKENS).logits, atol=1e-3)
+
+
+def test_a_patched_residual_stream_decides_the_rest(params: Any) -> None:
+    model = model_with()
+    source = model.apply({"params": params}, TOKENS, outputs={"logits", "residual_post"})
+    last = layer_values(source, "residual_post")[NUM_LAYERS - 1]
+    other = TOKENS + 7
+    edits = {"residual_post": patch(NUM_LAYERS - 1, last)}
+    patched = model.apply({"params": params}, other, edits=edits)
+    chex.assert_trees_all_close(patched.logits, source.logits, atol=1e-6)
+    edits = {"residual_post": patch(NUM_LAYERS - 1, last, positions=[2])}
+    patched = model.apply({"params": params}, other, edits=edits)
+    plain = model.apply({"params": params}, other)
+    chex.assert_trees_all_close(patched.logits[:, 2], source.logits[:, 2], atol=1e-6)
+    chex.assert_trees_all_close(patched.logits[:, 3:], plain.logits[:, 3:], atol=1e-6)
+
+
+def test_a_steering_vector_is_added_in_one_layer(params: Any) -> None:
+    model, vector = model_with(), jax.random.normal(jax.random.key(1), (32,))
+    requested = {"residual_pre", "residual_post"}
+    plain = model.apply({"params": params}, TOKENS, outputs=requested)
+    edits = {"residual_post": add_vector(1, vector)}
+    steered = model.apply({"params": params}, TOKENS, outputs=requested, edits=edits)
+    read = functools.partial(layer_values, name="residual_pre")
+    chex.assert_trees_all_close(read(steered)[2], read(plain)[2] + vector[None, None], atol=1e-6)
+    chex.assert_trees_all_equal(read(steered)[:2], read(plain)[:2])
+
+
+@pytest.mark.parametrize("position", [RoPE(), RelativePositions(3)])
+def test_weights_are_replaced(position: Any) -> None:
+    """By the identity: every token then sees its own value alone."""
+    mixer = AttentionConfig(num_heads=NUM_HEADS, position=position)
+    model = model_with(layer_pattern=(BlockConfig(mixer=mixer),))
+    params = model.init_params(jax.random.key(0))
+
+    def only_itself(weights: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(jnp.eye(weights.shape[-1]), weights.shape).astype(weights.dtype)
+
+    edits = {"weights": lambda weights, _: only_itself(weights)}
+    output = model.apply({"params": params}, TOKENS, outputs={"logits", "weights"}, edits=edits)
+    chex.assert_trees_all_equal(layer_values(output, "weights")[3, 0, 0], jnp.eye(6))
+    # No token depends on another: a change of the first token reaches only itself.
+    changed = model.apply({"params": params}, TOKENS.at[:, 0].add(1), edits=edits)
+    chex.assert_trees_all_equal(changed.logits[:, 1:], output.logits[:, 1:])
+    assert not np.allclose(changed.logits[:, 0], output.logits[:, 0])
+
+
+def test_values_and_edits_with_a_cache(params: Any) -> None:
+    model = model_with()
+    edits = {"head_outputs": zero_heads(1, 2)}
+    full = model.apply({"params": params}, TOKENS, outputs={"residual_post"}, edits=edits)
+    cache, step = model.init_cache(2, 6), full
+    for index in range(6):
+        step = model.apply(
+            {"params": params},
+            TOKENS[:, index : index + 1],
+            positions=jnp.full((2, 1), index),
+            cache=cache,
+            outputs={"residual_post", "keys"},
+            edits=edits,
+        )
+        cache = step.cache
+    last = layer_values(step, "residual_post")[:, :, 0]
+    chex.assert_trees_all_close(last, layer_values(full, "residual_post")[:, :, -1], atol=1e-5)
+    assert layer_values(step, "keys").shape[2] == 6
+
+
+def test_gradients_with_respect_to_an_edit(params: Any) -> None:
+    model = model_with(layer_loop="scan")
+
+    def loss(vector: jax.Array) -> jax.Array:
+        output = model.apply(
+            {"params": params}, TOKENS, edits={"residual_mid": add_vector(3, vector)}
+        )
+        return jnp.sum(output.logits[:, -1, 7])
+
+    gradient = jax.grad(loss)(jnp.zeros(32))
+    direction = gradient / jnp.linalg.norm(gradient)
+    change = (loss(1e-2 * direction) - loss(-1e-2 * direction)) / 2e-2
+    assert float(change) == pytest.approx(float(jnp.linalg.norm(gradient)), rel=1e-2)
+
+
+@pytest.fixture(scope="module")
+def translator() -> tuple[EncoderDecoder, Any]:
+    attention = AttentionConfig(num_heads=2)
+    config = TransformerConfig(
+        vocab_size=30,
+        d_model=8,
+        num_layers=3,
+        layer_pattern=(BlockConfig(mixer=attention, cross_attention=attention),),
+        encoder=EncoderConfig(num_layers=2, layer_pattern=(BlockConfig(mixer=attention),)),
+    )
+    model = EncoderDecoder(config)
+    return model, model.init_params(jax.random.key(2))
+
+
+def test_an_encoder_decoder_has_values_on_both_sides(translator: Any) -> None:
+    model, params = translator
+    names = {"residual_mid", "head_outputs", "weights", "cross_output"}
+    output = model.apply({"params": params}, TOKENS[:, :4], TOKENS, outputs=names)
+    assert layer_values(output, "cross_weights").shape == (3, 2, 2, 6, 4)
+    assert layer_values(output, "cross_head_outputs").shape == (3, 2, 6, 2, 4)
+    assert layer_values(output, "head_outputs", encoder=True).shape == (2, 2, 4, 2, 4)
+    assert layer_values(output, "weights", encoder=True).shape == (2, 2, 2, 4, 4)
+
+
+def test_edits_of_the_encoder_and_of_cross_attention(translator: Any) -> None:
+    model, params = translator
+    inputs = {"params": params}, TOKENS[:, :4], TOKENS
+    plain = model.apply(*inputs).logits
+    silent = {"cross_head_outputs": lambda value, _: jnp.zeros_like(value)}
+    changed_source = inputs[0], TOKENS[:, :4] + 3, TOKENS
+    without_source = model.apply(*inputs, edits=silent).logits
+    other_source = model.apply(*changed_source, edits=silent).logits
+    chex.assert_trees_all_equal(without_source, other_source)
+    assert not np.allclose(plain, without_source, atol=1e-4)
+    last = model.apply(*inputs, outputs={"residual_post"})
+    source = layer_values(last, "residual_post", encoder=True)[1]
+    patched = model.apply(*changed_source, edits={"encoder_residual_post": patch(1, source)})
+    chex.assert_trees_all_close(patched.logits, plain, atol=1e-6)
+
+
+def test_layers_with_and_without_a_value() -> None:
+    """A hybrid of recurrent layers and attention."""
+    recurrent = BlockConfig(mixer=LSTMConfig())
+    model = model_with(layer_pattern=(recurrent, BLOCK))
+    params = model.init_params(jax.random.key(0))
+    output = model.apply({"params": params}, TOKENS, outputs={"head_outputs", "residual_post"})
+    assert layer_values(output, "head_outputs").shape == (2, 2, 6, 4, 8)
+    assert layer_values(output, "residual_post").shape == (5, 2, 6, 32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"outputs": {"wieghts"}}, "outputs 'wieghts': the model has no such value; give feed_f"),
+        ({"edits": {"head_output": zero_heads(0, 0)}}, "edits 'head_output': the model has no"),
+        ({"edits": {"cross_output": zero_heads(0, 0)}}, "edits 'cross_output': the model has no"),
+        (
+            {"edits": {"residual_pre": lambda value, layer: value[:, :1]}},
+            r"edit of residual_pre: returns float32\[2, 1, 32\] for float32\[2, 6, 32\]; return",
+        ),
+    ],
+)
+def test_wrong_names_and_shapes_are_refused(
+    params: Any, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        model_with().apply({"params": params}, TOKENS, **arguments)
+
+
+def test_a_value_that_was_not_requested(params: Any) -> None:
+    output = model_with().apply({"params": params}, TOKENS, outputs={"keys"})
+    with pytest.raises(ValueError, match=r"^'queries': is not among the outputs \(keys\); request"):
+        layer_values(output, "queries")
+
+
+def test_nothing_is_computed_for_values_that_are_not_requested(params: Any) -> None:
+    model = model_with(layer_loop="scan")
+
+    def program(**arguments: Any) -> str:
+        return str(
+            jax.make_jaxpr(lambda p: model.apply({"params": p}, TOKENS, **arguments))(params)
+        )
+
+    assert program() == program(edits={}) == program(outputs={"logits"})
+    never = {"residual_pre": at_layers([], lambda value: value * 2)}
+    assert program(edits=never) != program()

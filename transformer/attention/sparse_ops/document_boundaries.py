@@ -1,0 +1,48 @@
+"""Boundaries of the documents of a row, for mixers that carry a state from token to token.
+
+The state is reset at the first token of each document and is unchanged by padding. Decoding resumes
+from a cached state: there position 0 starts a document, and padding has position -1.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attention.masks import Mask
+from transformer.attention.token_segments import previous_segments, token_segments
+
+
+class DocumentBoundaries(NamedTuple):
+    """Tokens at which the state is reset, and tokens at which it is updated."""
+
+    is_start: jax.Array  # [B or 1, T] True at the first token of a document
+    is_token: jax.Array  # [B or 1, T] False for padding
+
+
+def document_boundaries(
+    mask: Mask,
+    positions: jax.Array,  # [B or 1, T]
+    *,
+    cached: bool = False,
+    backward: bool = False,
+) -> DocumentBoundaries | None:
+    """Return boundaries from segments, lengths and positions; None: one document, no padding.
+
+    Args:
+      mask: Segments and lengths of the row.
+      positions: Position of each token; -1 marks padding if `cached`.
+      cached: The row continues from a cached state, so its first token starts no document unless
+        its position is 0.
+      backward: The row is read from its end.
+    """
+    segments = token_segments(mask, positions.shape[1])
+    if backward and segments is not None:
+        segments = jnp.flip(segments, axis=1)
+    if cached:
+        is_token = positions >= 0 if segments is None else (positions >= 0) & (segments != 0)
+        return DocumentBoundaries((positions == 0) & is_token, is_token)
+    if segments is None:
+        return None
+    is_token = segments != 0
+    return DocumentBoundaries(is_token & (segments != previous_segments(segments)), is_token)

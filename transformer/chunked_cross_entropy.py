@@ -251,7 +251,7 @@ def _logits(
         bias = output.bias.astype(logits.dtype)
         logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
     # exp(padding - maximum) is exactly 0: no probability, and no gradient in its columns of W.
-    return mask_padded_logits(logits, settings.vocab_size)
+    return _mask_padded_logits(logits, settings.vocab_size)
 
 
 def _mean(
@@ -304,7 +304,7 @@ def _flatten(settings: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Arr
     return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
 
 
-def mask_padded_logits(
+def _mask_padded_logits(
     logits: jax.Array,  # [..., V padded]
     vocab_size: int,  # V
 ) -> jax.Array:  # [..., V padded]

@@ -38,7 +38,10 @@ def document_boundaries(
     """
     segments = token_segments(mask, positions.shape[1])
     if backward and segments is not None:
+        # The last token of a document is the first one that is read.
         segments = jnp.flip(segments, axis=1)
+    # A new token's predecessor is in the cache, without its segment. But a row of the cache holds
+    # one document, so its positions tell where it starts.
     if cached:
         is_token = positions >= 0 if segments is None else (positions >= 0) & (segments != 0)
         return DocumentBoundaries((positions == 0) & is_token, is_token)

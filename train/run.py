@@ -116,7 +116,7 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
     experiment = for_local_devices(saved)
     tokenizer, labels = read_tokenizer(folder, saved), read_labels(folder)
     if tokenizer is not None:
-        check_vocab_size(experiment, tokenizer, str(folder.tokenizer))
+        check_vocab_size(experiment, tokenizer, str(folder.tokenizer), padded=True)
     engine = make_engine(experiment, mark_broken_kernels(experiment, hardware))
     verify = experiment.checkpoint.verify
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.hardware import Hardware
+from transformer.layers.embedding import cap_logits
 from transformer.shapes import check_shapes
 
 
@@ -49,6 +50,8 @@ class ChunkedCrossEntropy:
     label_smoothing: float = 0.0
     """Probability mass of each target spread evenly over V tokens (Szegedy et al. 2016, section 7;
     Vaswani et al. 2017, section 5.4)."""
+    soft_cap: float = 0.0
+    """c of c tanh(logit / c). 0: no cap."""
     context_sharded: bool = False
     """True if T is sharded: each device then has its share of every chunk."""
 
@@ -250,6 +253,7 @@ def _logits(
     if output.bias is not None:
         bias = output.bias.astype(logits.dtype)
         logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+    logits = cap_logits(logits, settings.soft_cap)
     # exp(padding - maximum) is exactly 0: no probability, and no gradient in its columns of W.
     return _mask_padded_logits(logits, settings.vocab_size)
 

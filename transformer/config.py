@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Initializer = Callable[["jax.Array", tuple[int, ...], Any], "jax.Array"]
 """(random key, shape, dtype) -> initial values, as in `jax.nn.initializers`."""
 
-NormPlacement = Literal["pre", "post", "sandwich"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 LayerLoop = Literal["auto", "scan", "unroll"]
 RematPolicy = Literal["none", "dots", "full", "offload"]
 Pooling = Literal["first", "mean"]
@@ -88,7 +88,8 @@ class BlockConfig:
     """Norm of each sublayer; None: no norms."""
     norm_placement: NormPlacement = "pre"
     """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `sandwich`:
-    x + norm(f(norm(x))) (Ding et al. 2021)."""
+    x + norm(f(norm(x))) (Ding et al. 2021). `parallel`: mixer and feed-forward read the same
+    x, each through a norm of its own, and both are added to it (GPT-NeoX)."""
     residual: bool = True
     """Add x to the output of each sublayer. False is for ablations: deep stacks hardly train."""
     residual_dropout: float = 0.0
@@ -149,6 +150,11 @@ class TransformerConfig:
     """Use the token embedding as output matrix."""
     final_norm: NormConfig | None = NormConfig()
     """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
+    scale_output: bool = False
+    """Divide the hidden states by sqrt(D) before the output matrix, as T5 does with tied ones."""
+    logit_soft_cap: float = 0.0
+    """c of c tanh(logit / c), which limits logits to (-c, c) (Gemma Team 2024, section 2). 0: no
+    cap."""
     embedding_dropout: float = 0.0
     """Dropout rate of the summed embeddings."""
     precision: Precision = Precision()
@@ -173,6 +179,7 @@ class TransformerConfig:
         for name in ("vocab_size", "num_token_types"):
             check_at_least(f"model.{name}", getattr(self, name), 0)
         check_fraction("model.embedding_dropout", self.embedding_dropout)
+        check_at_least("model.logit_soft_cap", self.logit_soft_cap, 0)
         check_choice("model.layer_loop", self.layer_loop, get_args(LayerLoop))
         check_choice("model.remat", self.remat, get_args(RematPolicy))
         _check_layers("model", self.num_layers, self.layer_pattern, self.d_model)

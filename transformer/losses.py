@@ -74,6 +74,7 @@ def token_loss(
         unroll=hardware.platform == "cpu" and num_chunks <= MAX_UNROLLED_CHUNKS,
         dtype=config.precision.loss,
         label_smoothing=label_smoothing,
+        soft_cap=config.logit_soft_cap,
         context_sharded=length_shards > 1,
     )
     inputs = hidden, get_output_matrix(params, config), batch["targets"], batch["weights"], bias

@@ -59,6 +59,16 @@ VERBS = {
         "scaling laws fitted to runs, and the compute-optimal model of a budget",
         "sweep_verbs",
     ),
+    "import": Verb(
+        "SOURCE --workdir W [--data PATH] [--precision P]",
+        "make a run of a Hugging Face model: a local folder, or a name on the hub",
+        "interop_verbs",
+    ),
+    "export": Verb(
+        "W --output DIR [--dtype D] [--family F]",
+        "write a run as a folder that Hugging Face transformers opens",
+        "interop_verbs",
+    ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
 """All verbs, in the order of the help text."""

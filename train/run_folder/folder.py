@@ -18,6 +18,7 @@ _RUN_FILE_STEMS = frozenset(
     (
         "checkpoints",
         "config",
+        "huggingface",
         "labels",
         "logbook",
         "loss",

@@ -75,9 +75,16 @@ def resolve_num_labels(
     return dataclasses.replace(experiment, task=task)
 
 
-def check_vocab_size(experiment: Experiment, tokenizer: Tokenizer, source: str) -> None:
-    """Raise UserError if the model's vocabulary is not the tokenizer's, read from `source`."""
-    if experiment.model.vocab_size != tokenizer.vocab_size:
+def check_vocab_size(
+    experiment: Experiment, tokenizer: Tokenizer, source: str, *, padded: bool = False
+) -> None:
+    """Raise UserError if the model's vocabulary is not the tokenizer's, read from `source`.
+
+    With `padded` the model may have more rows than the tokenizer has tokens, as many published
+    models do.
+    """
+    rows, tokens = experiment.model.vocab_size, tokenizer.vocab_size
+    if tokens > rows or (tokens < rows and not padded):
         raise UserError(
             f"{source}: has {tokenizer.vocab_size} tokens and the model "
             f"{experiment.model.vocab_size}; give the tokenizer that the model was trained with, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from transformer.attention.position_config import (
@@ -51,6 +52,9 @@ class MultiHeadConfig(MixerConfig):
     """H, width of a query or key head. 0: D / N."""
     bias: bool = True
     """Add biases to the query, key, value and output projections."""
+    output_bias: bool | None = None
+    """Add a bias to the output projection. None: as `bias` says. Qwen2 has biases of queries, keys
+    and values alone."""
     qk_norm: NormConfig | None = None
     """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
 
@@ -66,6 +70,11 @@ class MultiHeadConfig(MixerConfig):
 
     def check_d_model(self, d_model: int) -> None:
         self.resolved_head_dim(d_model)
+
+    @property
+    def has_output_bias(self) -> bool:
+        """True if the output projection has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def resolved_num_kv_heads(self) -> int:
@@ -89,6 +98,16 @@ class MultiHeadConfig(MixerConfig):
 @dataclasses.dataclass(frozen=True)
 class ScaledDotScore:
     """q . k / sqrt(H), of unit variance if q and k are (Vaswani et al. 2017, section 3.2.1)."""
+
+    divisor: float = 0.0
+    """Width to take the root of in place of H (Gemma 2's `query_pre_attn_scalar`). 0: H."""
+
+    def __post_init__(self) -> None:
+        check_at_least("scaled_dot_score.divisor", self.divisor, 0)
+
+    def scale(self, head_dim: int) -> float:
+        """Return the factor of the dot products of heads of width `head_dim`."""
+        return 1 / math.sqrt(self.divisor or head_dim)
 
 
 @dataclasses.dataclass(frozen=True)

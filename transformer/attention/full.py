@@ -7,7 +7,6 @@ Projections and RoPE are in `projections.py`, the softmax in `attend.py`. What f
 in files of its own: scores with weights and position terms in `scores.py`, sinks in `sinks.py`.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -82,10 +81,10 @@ class Attention(Mixer):
                 k, v, key_positions = cache.read(q.dtype)
                 mask = mask.with_keys(key_positions, keys_include_queries=True)
 
-        dropout_rngs = inputs.dropout_rngs if config.dropout else None
+        score, dropout_rngs = config.score, inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
             # A dot product of H independent terms of variance 1 has variance H (section 3.2.1).
-            scale=1 / math.sqrt(q.shape[-1]) if isinstance(config.score, ScaledDotScore) else 1.0,
+            scale=score.scale(q.shape[-1]) if isinstance(score, ScaledDotScore) else 1.0,
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,

@@ -23,10 +23,14 @@ class LearnedPositions:
     """A learned vector per position, added to the embedding (Gehring et al. 2017)."""
 
     max_length: int = 1024
-    """Rows of the table: the longest input, in tokens. Longer ones raise ValueError."""
+    """Longest input, in tokens. Longer ones raise ValueError."""
+    offset: int = 0
+    """Rows of the table before that of position 0, which tokens never use. RoBERTa, BART and OPT
+    have 2."""
 
     def __post_init__(self) -> None:
         check_at_least("learned_positions.max_length", self.max_length, 1)
+        check_at_least("learned_positions.offset", self.offset, 0)
 
 
 FREQUENCY_BASE = 10_000.0

@@ -102,7 +102,7 @@ def project_output(
     """Map the concatenated heads to the model's width."""
     inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
     return apply_linear(
-        module, "output", y, inputs, outputs, context, bias=config.bias, residual=True
+        module, "output", y, inputs, outputs, context, bias=config.has_output_bias, residual=True
     )
 
 

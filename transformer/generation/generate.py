@@ -26,7 +26,7 @@ from transformer.attention.base import NO_OUTPUTS, mixer_class
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.basic import apply_matrix
-from transformer.layers.embedding import get_output_matrix
+from transformer.layers.embedding import cap_logits, get_output_matrix
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
 from transformer.shapes import check_shapes
@@ -221,7 +221,7 @@ def _logits(
 ) -> jax.Array:  # [B, V]
     matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
     logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
-    return logits[:, 0, : model.config.vocab_size]
+    return cap_logits(logits[:, 0, : model.config.vocab_size], model.config.logit_soft_cap)
 
 
 def bucket_length(length: int, multiple: int, limit: int | None) -> int:

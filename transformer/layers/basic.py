@@ -191,9 +191,13 @@ class Norm(nn.Module):
         config, dtype = self.config, self.precision.parameters
         outputs = {self.axis: x.shape[-1]}
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
-        gain = declare_weight(self, "gain", outputs=outputs, init=ones, dtype=dtype)
+        if config.kind == "rms_offset":
+            offset = declare_weight(self, "offset", outputs=outputs, init=zeros, dtype=dtype)
+            gain = 1 + offset.astype(self.precision.norm)
+        else:
+            gain = declare_weight(self, "gain", outputs=outputs, init=ones, dtype=dtype)
         x_wide = x.astype(self.precision.norm)
-        if config.kind == "rms":
+        if config.kind != "layer":
             return rms_norm(x_wide, gain, config.epsilon).astype(x.dtype)
         bias = None
         if config.bias:

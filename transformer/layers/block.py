@@ -71,7 +71,7 @@ class Block(nn.Module):
         if memory is not None and config.mixer.reads_memory:
             own = own.replace(mask=memory.mask, memory=memory.x)
         mixed = mixer(normed, own)
-        x = self.add_residual("mixer_norm", x, mixed.y, rngs(1))
+        before, x = x, self.add_residual("mixer_norm", x, mixed.y, rngs(1))
         cache, aux = mixed.cache, mixed.aux
 
         if config.cross_attention is not None:
@@ -86,7 +86,8 @@ class Block(nn.Module):
                 feed_forward = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
             else:
                 feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
-            normed = self.pre_norm("feed_forward_norm", x)
+            parallel = config.norm_placement == "parallel"
+            normed = self.pre_norm("feed_forward_norm", before if parallel else x)
             segments = inputs.mask.segments
             token_mask = None if segments is None else segments != 0
             fed = feed_forward(normed, rngs(2), token_mask=token_mask, outputs=inputs.outputs)

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, get_args
 
 from transformer.validation import check_at_least, check_choice, check_fraction
 
-NormKind = Literal["layer", "rms"]
+NormKind = Literal["layer", "rms", "rms_offset"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swish", "learned_swish", "squared_relu"]
 DispatcherKind = Literal["auto", "dense", "sorted"]
 
@@ -15,7 +15,8 @@ class NormConfig:
     """Normalization over the last axis."""
 
     kind: NormKind = "layer"
-    """`layer`: LayerNorm (Ba et al. 2016). `rms`: RMSNorm (Zhang and Sennrich 2019)."""
+    """`layer`: LayerNorm (Ba et al. 2016). `rms`: RMSNorm (Zhang and Sennrich 2019).
+    `rms_offset`: RMSNorm whose gain is 1 + weight, so that weight decay pulls it to 1 (Gemma)."""
     epsilon: float = 1e-5
     """Added to the variance (or mean square) before the square root."""
     bias: bool = True

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.position_config import NoPosition
@@ -81,4 +82,9 @@ def compute_logits(
     """Return logits over the vocabulary, without the padding of the table."""
     logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)
     logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
-    return logits[..., : config.vocab_size]
+    return cap_logits(logits[..., : config.vocab_size], config.logit_soft_cap)
+
+
+def cap_logits(logits: jax.Array, soft_cap: float) -> jax.Array:  # [...] -> [...]
+    """Return c tanh(logits / c), or the logits if c is 0."""
+    return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits

@@ -20,8 +20,11 @@ def embed_positions(
     learned = config.position_embedding
     if not isinstance(learned, LearnedPositions):
         return sinusoidal_embedding(positions, config.d_model)
-    sizes = {"positions": learned.max_length}, {"embed": config.d_model}
-    return declare_table(module, "positions", *sizes, config)[positions]
+    rows, offset = learned.max_length + learned.offset, learned.offset
+    table = declare_table(
+        module, "positions", {"positions": rows}, {"embed": config.d_model}, config
+    )
+    return table[positions + offset if offset else positions]
 
 
 def sinusoidal_embedding(

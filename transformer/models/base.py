@@ -1,5 +1,6 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -169,10 +170,12 @@ def apply_layers(
         side_config.layer_pattern, context, config.layer_loop, config.remat, name="layers"
     )
     output = stack(x, inputs, memory)
-    if side_config.final_norm is None:
-        return output
-    norm = Norm(side_config.final_norm, config.precision, name="final_norm")
-    return output._replace(x=norm(output.x))
+    if side_config.final_norm is not None:
+        norm = Norm(side_config.final_norm, config.precision, name="final_norm")
+        output = output._replace(x=norm(output.x))
+    if config.scale_output and isinstance(side_config, TransformerConfig):  # not in an encoder
+        output = output._replace(x=output.x / math.sqrt(config.d_model))
+    return output
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

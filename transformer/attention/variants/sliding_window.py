@@ -1,7 +1,6 @@
 """Sliding-window attention, optionally dilated (Beltagy et al. 2020, section 3.1)."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -68,7 +67,7 @@ class SlidingWindowAttention(Mixer):
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
             k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
         scoring = ScoreSpec(
-            scale=1 / math.sqrt(q.shape[-1]),
+            scale=config.score.scale(q.shape[-1]),
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,

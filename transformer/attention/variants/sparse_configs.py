@@ -6,7 +6,7 @@ Importing this module loads no JAX.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
-from transformer.attention.config import Backend, MultiHeadConfig
+from transformer.attention.config import Backend, MultiHeadConfig, ScaledDotScore
 from transformer.attention.position_config import NoPosition, RoPE
 from transformer.validation import check_at_least, check_choice, check_fraction
 
@@ -116,6 +116,8 @@ class SlidingWindowConfig(MultiHeadConfig):
     """Positions per step. More than 1 widens the window and leaves gaps in it."""
     position: NoPosition | RoPE = NoPosition()
     """Position information of queries and keys."""
+    score: ScaledDotScore = ScaledDotScore()
+    """Score of a query and a key."""
     soft_cap: float = 0.0
     """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""

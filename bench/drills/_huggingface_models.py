@@ -1,0 +1,323 @@
+"""Tiny models of `transformers` with random weights: the families, three shapes or more of each.
+
+Shapes differ in head width (odd multiples too), grouping of heads and tying; other variants cover
+each field that changes what a family computes. Values are settings of a config class.
+"""
+
+from typing import Any, NamedTuple
+
+VOCAB = 51
+
+
+class Variant(NamedTuple):
+    """One model: a class of `transformers`, and the settings of its config."""
+
+    name: str
+    config_class: str
+    model_class: str
+    settings: dict[str, Any]
+
+    @property
+    def is_seq2seq(self) -> bool:
+        """True if the model reads a source."""
+        return self.model_class.endswith("ConditionalGeneration")
+
+    @property
+    def generates(self) -> bool:
+        """True for models that generate."""
+        return self.is_seq2seq or self.model_class.endswith(("CausalLM", "LMHeadModel"))
+
+
+LLAMA = dict(
+    vocab_size=VOCAB,
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+GPT2 = dict(
+    vocab_size=VOCAB,
+    n_embd=20,
+    n_layer=2,
+    n_head=4,
+    n_positions=96,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+NEOX = {"num_attention_heads": 3} | {
+    name: value
+    for name, value in LLAMA.items()
+    if name not in ("num_key_value_heads", "num_attention_heads")
+}
+BERT = NEOX | dict(max_position_embeddings=64, pad_token_id=0)
+T5 = dict(vocab_size=VOCAB, d_model=20, d_kv=6, d_ff=36, num_layers=2, num_heads=3)
+BART = dict(
+    vocab_size=VOCAB,
+    d_model=20,
+    encoder_layers=2,
+    decoder_layers=2,
+    encoder_attention_heads=4,
+    decoder_attention_heads=2,
+    encoder_ffn_dim=36,
+    decoder_ffn_dim=28,
+    max_position_embeddings=96,
+)
+OPT = dict(
+    vocab_size=VOCAB,
+    hidden_size=20,
+    word_embed_proj_dim=20,
+    ffn_dim=36,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    max_position_embeddings=96,
+)
+BLOOM = dict(vocab_size=VOCAB, hidden_size=20, n_layer=2, n_head=4)
+
+
+def _decoders(
+    family: str, name: str, base: dict[str, Any], **cases: dict[str, Any]
+) -> list[Variant]:
+    return [
+        Variant(f"{family}-{case}", f"{name}Config", f"{name}ForCausalLM", base | settings)
+        for case, settings in cases.items()
+    ]
+
+
+def _rope(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **settings}}
+
+
+LOCAL = {"sliding_window": 5}
+GEMMA = LLAMA | {"head_dim": 6, "tie_word_embeddings": True}
+GEMMA2 = GEMMA | LOCAL | {"query_pre_attn_scalar": 9, "num_hidden_layers": 3}
+
+VARIANTS = (
+    Variant("gpt2-tied", "GPT2Config", "GPT2LMHeadModel", GPT2),
+    Variant(
+        "gpt2-untied",
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        GPT2 | dict(tie_word_embeddings=False, n_layer=3),
+    ),
+    Variant(
+        "gpt2-odd-head",
+        "GPT2Config",
+        "GPT2LMHeadModel",
+        GPT2 | dict(n_embd=21, n_head=3, n_inner=37, activation_function="relu"),
+    ),
+    *_decoders(
+        "llama",
+        "Llama",
+        LLAMA,
+        grouped={},
+        tied=dict(tie_word_embeddings=True, num_key_value_heads=4),
+        multiquery=dict(num_key_value_heads=1, num_hidden_layers=3, head_dim=10),
+        biases=dict(attention_bias=True, mlp_bias=True),
+        linear=_rope("linear", factor=3.0),
+        llama3=_rope(
+            "llama3",
+            factor=4.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+        yarn=_rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    ),
+    *_decoders(
+        "mistral",
+        "Mistral",
+        LLAMA,
+        window=LOCAL,
+        full=dict(sliding_window=None),
+        tied=LOCAL | dict(tie_word_embeddings=True, head_dim=10),
+    ),
+    *_decoders(
+        "mixtral",
+        "Mixtral",
+        LLAMA,
+        experts=dict(num_local_experts=3),
+        top1=dict(num_local_experts=4, num_experts_per_tok=3, num_key_value_heads=1),
+        tied=dict(num_local_experts=3, tie_word_embeddings=True, sliding_window=5),
+    ),
+    *_decoders(
+        "qwen2",
+        "Qwen2",
+        LLAMA,
+        biases={},
+        tied=dict(tie_word_embeddings=True, num_key_value_heads=1),
+        window=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1),
+    ),
+    *_decoders(
+        "qwen3",
+        "Qwen3",
+        LLAMA,
+        qknorm=dict(head_dim=6),
+        tied=dict(head_dim=10, tie_word_embeddings=True),
+        biases=dict(head_dim=6, attention_bias=True, num_key_value_heads=4),
+    ),
+    *_decoders(
+        "phi3",
+        "Phi3",
+        LLAMA,
+        fused={},
+        tied=dict(tie_word_embeddings=True, num_key_value_heads=4),
+        partial=dict(
+            rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.67),
+            num_key_value_heads=1,
+            sliding_window=6,
+        ),
+    ),
+    *_decoders(
+        "gemma",
+        "Gemma",
+        GEMMA,
+        scaled={},
+        multiquery=dict(num_key_value_heads=1, head_dim=10),
+        untied=dict(tie_word_embeddings=False),
+    ),
+    *_decoders(
+        "gemma2",
+        "Gemma2",
+        GEMMA2,
+        capped={},
+        tight=dict(attn_logit_softcapping=2.0, final_logit_softcapping=1.5),
+        wide=dict(head_dim=10, num_key_value_heads=1, attn_logit_softcapping=None),
+    ),
+    Variant(
+        "gemma3-local",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        GEMMA2 | dict(num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2),
+    ),
+    Variant(
+        "gemma3-default",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        GEMMA2 | dict(num_hidden_layers=7, num_key_value_heads=1),
+    ),
+    Variant(
+        "gemma3-linear",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        GEMMA2
+        | dict(
+            layer_types=["sliding_attention", "full_attention", "full_attention"],
+            head_dim=10,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+                sliding_attention=dict(rope_type="default", rope_theta=1e4),
+            ),
+        ),
+    ),
+    *_decoders(
+        "neox",
+        "GPTNeoX",
+        NEOX,
+        parallel={},
+        serial=dict(use_parallel_residual=False, num_hidden_layers=3),
+        full=dict(
+            hidden_act="gelu_new",
+            attention_bias=False,
+            tie_word_embeddings=True,
+            rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=1.0),
+        ),
+    ),
+    *_decoders(
+        "bloom",
+        "Bloom",
+        BLOOM,
+        alibi={},
+        heads6=dict(hidden_size=30, n_head=6),
+        untied=dict(tie_word_embeddings=False, n_layer=3),
+    ),
+    *_decoders(
+        "opt",
+        "OPT",
+        OPT,
+        tied={},
+        untied=dict(tie_word_embeddings=False),
+        gelu=dict(activation_function="gelu", enable_bias=False, num_attention_heads=5),
+    ),
+    *(
+        Variant(f"bert-{case}", "BertConfig", f"BertFor{kind}", BERT | settings)
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            (
+                "odd-head",
+                "MaskedLM",
+                dict(hidden_size=21, num_attention_heads=3, num_hidden_layers=3),
+            ),
+            ("types", "MaskedLM", dict(type_vocab_size=3)),
+            ("classifier", "SequenceClassification", dict(num_labels=3)),
+            ("tagger", "TokenClassification", dict(num_labels=5)),
+        )
+    ),
+    *(
+        Variant(
+            f"roberta-{case}",
+            "RobertaConfig",
+            f"RobertaFor{kind}",
+            BERT | dict(pad_token_id=1, type_vocab_size=1) | settings,
+        )
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            ("odd-head", "MaskedLM", dict(hidden_size=21, num_attention_heads=3)),
+            ("classifier", "SequenceClassification", dict(num_labels=3)),
+        )
+    ),
+    *(
+        Variant(
+            f"distilbert-{case}",
+            "DistilBertConfig",
+            f"DistilBertFor{kind}",
+            dict(
+                vocab_size=VOCAB,
+                dim=24,
+                n_layers=2,
+                n_heads=4,
+                hidden_dim=40,
+                max_position_embeddings=64,
+                pad_token_id=0,
+            )
+            | settings,
+        )
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            ("odd-head", "MaskedLM", dict(dim=21, n_heads=3, n_layers=3)),
+            ("tagger", "TokenClassification", dict(num_labels=5)),
+        )
+    ),
+    *(
+        Variant(f"t5-{case}", "T5Config", "T5ForConditionalGeneration", T5 | settings)
+        for case, settings in (
+            ("relu", {}),
+            (
+                "gated",
+                dict(
+                    feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3
+                ),
+            ),
+            (
+                "silu",
+                dict(
+                    feed_forward_proj="gated-silu",
+                    relative_attention_num_buckets=8,
+                    relative_attention_max_distance=12,
+                ),
+            ),
+        )
+    ),
+    *(
+        Variant(f"bart-{case}", "BartConfig", "BartForConditionalGeneration", BART | settings)
+        for case, settings in (
+            ("plain", {}),
+            ("scaled", dict(scale_embedding=True, encoder_layers=3)),
+            ("relu", dict(activation_function="relu", d_model=18, encoder_attention_heads=3)),
+        )
+    ),
+)

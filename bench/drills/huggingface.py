@@ -1,0 +1,273 @@
+"""Compare every supported family with `transformers`: tiny models, random weights, both ways.
+
+    python -m bench.drills.huggingface [--only WORD] [--output FILE]
+    python -m bench.drills.huggingface --fixtures      # write those of the tests
+
+Each model is made and saved by transformers, read here, written again and opened there. The table
+has the largest differences of logits, of hidden states of every layer, and of the gradient of the
+loss (relative to max(1, largest reference)), the number of greedy tokens that agree, and whether
+the tensors of the written files are those that were read, bit for bit.
+
+It needs torch and transformers (the extra `hf`) and no network.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+import transformers
+
+from bench.drills._huggingface_models import VARIANTS, VOCAB, Variant
+from transformer.inspection import layer_values
+from transformer.interop.pretrained import read_model, write_model
+from transformer.interop.safetensors_file import SafetensorsFile
+
+Array = np.ndarray[Any, Any]
+
+FIXTURES = Path(__file__).parents[2] / "tests" / "transformer" / "interop" / "fixtures"
+IN_FIXTURES = (
+    "gpt2-tied",
+    "llama-grouped",
+    "llama-llama3",
+    "mistral-window",
+    "mixtral-experts",
+    "qwen2-window",
+    "qwen3-qknorm",
+    "phi3-partial",
+    "gemma-scaled",
+    "gemma2-tight",
+    "gemma3-linear",
+    "neox-parallel",
+    "bloom-alibi",
+    "opt-tied",
+    "bert-mlm",
+    "bert-classifier",
+    "roberta-mlm",
+    "distilbert-tagger",
+    "t5-gated",
+    "bart-scaled",
+)
+"""Models whose files and outputs are committed, for tests without torch."""
+
+LOGITS, GRADIENT = 1e-4, 1e-3
+"""Largest differences that pass."""
+NEW_TOKENS, MARGIN = 64, 1e-3
+"""Tokens of a greedy continuation, and the margin of two logits above which both must agree."""
+
+
+class Reference(NamedTuple):
+    """Inputs of a model and what transformers computes of them."""
+
+    source: Array  # [B, S]; unused without an encoder
+    tokens: Array  # [B, T]
+    logits: Array
+    hidden: Array  # [L + 1, B, T, D] embeddings, then the states after each layer
+    gradient: Array  # [V, D] of the token embedding: it sums over all paths through the model
+    greedy: Array  # [B, T + 64] prompt and continuation; empty for models that do not generate
+
+
+def make_model(variant: Variant) -> Any:
+    """Return a model with random weights, biases and gains too."""
+    torch.manual_seed(0)
+    config = getattr(transformers, variant.config_class)(**variant.settings)
+    config._attn_implementation = "eager"
+    model = getattr(transformers, variant.model_class)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def compute_reference(variant: Variant, model: Any) -> Reference:
+    """Run a model of transformers."""
+    draw = np.random.RandomState(0)
+    source, tokens = (draw.randint(3, VOCAB, (2, length)) for length in (11, 14))
+    inputs = {"input_ids": torch.tensor(tokens)}
+    if variant.is_seq2seq:
+        inputs = {
+            "input_ids": torch.tensor(source),
+            "decoder_input_ids": torch.tensor(tokens),
+        }
+    output = model(**inputs, output_hidden_states=True)
+    states = output.decoder_hidden_states if variant.is_seq2seq else output.hidden_states
+    loss = torch.nn.functional.cross_entropy(
+        output.logits.reshape(-1, output.logits.shape[-1]),
+        torch.tensor(_targets(output.logits.shape)).reshape(-1),
+    )
+    loss.backward()
+    gradient = model.get_input_embeddings().weight.grad.numpy().copy()
+    greedy = np.zeros((0, 0), int)
+    if variant.generates:
+        greedy = _greedy(variant, model, source, tokens)
+    return Reference(
+        source,
+        tokens,
+        output.logits.detach().numpy(),
+        np.stack([state.detach().numpy() for state in states]),
+        gradient,
+        greedy,
+    )
+
+
+def _targets(shape: tuple[int, ...]) -> Array:
+    return np.random.RandomState(1).randint(0, shape[-1], shape[:-1])
+
+
+def _greedy(variant: Variant, model: Any, source: Array, tokens: Array) -> Array:
+    text = torch.tensor(tokens)
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            given: dict[str, Any] = {"input_ids": text}
+            if variant.is_seq2seq:
+                given = {"input_ids": torch.tensor(source), "decoder_input_ids": text}
+            logits = model(**given, use_cache=False).logits[:, -1]
+            text = torch.cat([text, logits.argmax(-1, keepdim=True)], dim=1)
+    return text.numpy()
+
+
+class Result(NamedTuple):
+    """Largest differences of one model, and what else was checked."""
+
+    logits: float
+    hidden: float
+    gradient: float
+    greedy: str
+    identical: bool
+    reopened: float
+
+    @property
+    def passed(self) -> bool:
+        """True if all differences are within their bounds."""
+        within = max(self.logits, self.hidden) <= LOGITS and self.gradient <= GRADIENT
+        return within and self.identical and self.reopened == 0 and "no" not in self.greedy
+
+
+def difference(found: Any, reference: Array) -> float:
+    """Return max |found - reference| / max(1, max |reference|)."""
+    gap = np.abs(np.asarray(found) - reference).max()
+    return float(gap / max(1, np.abs(reference).max()))
+
+
+def compare(model: Any, params: Any, reference: Reference) -> tuple[float, float, float, str]:
+    """Return the differences of logits, hidden states and gradient, and the greedy agreement."""
+    inputs: tuple[Array, ...] = (reference.tokens,)
+    if model.config.encoder is not None:
+        inputs = (reference.source, reference.tokens)
+    output = model.apply({"params": params}, *inputs, outputs={"logits", "residual_pre"})
+    # transformers normalizes the last state, so it is compared as the model's own `hidden` is not.
+    entering = np.asarray(layer_values(output, "residual_pre"))
+    hidden = difference(entering, reference.hidden[: len(entering)])
+
+    def loss(params: Any) -> jax.Array:
+        logits = model.apply({"params": params}, *inputs).logits
+        targets = jnp.asarray(_targets(logits.shape))[..., None]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets, axis=-1)
+        return -jnp.mean(picked)
+
+    gradient = np.asarray(jax.grad(loss)(params)["embedding"])[: len(reference.gradient)]
+    scale = np.abs(reference.gradient).max()
+    apart = float(np.abs(gradient - reference.gradient).max() / scale)
+    return (
+        difference(output.logits, reference.logits),
+        hidden,
+        apart,
+        _agreement(model, params, reference),
+    )
+
+
+def _agreement(model: Any, params: Any, reference: Reference) -> str:
+    """Return how many greedy tokens agree where the margin is clear: one pass over the text."""
+    if not reference.greedy.size:
+        return "-"
+    text, start = reference.greedy, reference.tokens.shape[1]
+    inputs = (text[:, :-1],) if model.config.encoder is None else (reference.source, text[:, :-1])
+    logits = np.asarray(model.apply({"params": params}, *inputs).logits)[:, start - 1 :]
+    ordered = np.sort(logits, axis=-1)
+    clear = ordered[..., -1] - ordered[..., -2] > MARGIN
+    agree = logits.argmax(-1) == text[:, start:]
+    if not np.all(agree | ~clear):
+        return f"no ({int(np.sum(clear & ~agree))} differ)"
+    return f"{int(np.sum(agree))}/{agree.size}"
+
+
+def run_variant(variant: Variant) -> Result:
+    """Compare one model, both ways."""
+    theirs = make_model(variant)
+    reference = compute_reference(variant, theirs)
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        theirs.save_pretrained(first)
+        pretrained, params = read_model(first)
+        model = pretrained.make_model()
+        compared = compare(model, params, reference)
+        write_model(second, model, params, family=pretrained.family.model_type)
+        files = [SafetensorsFile(Path(each) / "model.safetensors") for each in (first, second)]
+        identical = files[0].tensors.keys() == files[1].tensors.keys() and all(
+            files[0].read(name).tobytes() == files[1].read(name).tobytes()
+            for name in files[0].tensors
+        )
+        reopened = getattr(transformers, variant.model_class).from_pretrained(
+            second, attn_implementation="eager"
+        )
+        again = compute_reference(variant, reopened.eval()).logits
+    return Result(*compared, identical, difference(again, reference.logits))
+
+
+def write_fixtures() -> None:
+    """Write the files and outputs of some models for the tests."""
+    for variant in VARIANTS:
+        if variant.name in IN_FIXTURES:
+            model = make_model(variant)
+            reference = compute_reference(variant, model)
+            folder = FIXTURES / variant.name
+            folder.mkdir(parents=True, exist_ok=True)
+            model.save_pretrained(folder)
+            (folder / "generation_config.json").unlink(missing_ok=True)
+            np.savez_compressed(folder / "reference.npz", **reference._asdict())
+
+
+def main() -> int:
+    """Print the table; return 1 if a model does not pass."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--fixtures", action="store_true")
+    given = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if given.fixtures:
+        write_fixtures()
+        return 0
+    head = f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9}"
+    versions = (
+        f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}"
+    )
+    title = f"{versions}, jax {jax.__version__}, CPU, float32"
+    lines = [title, f"{head}  there and back  reopened"]
+    failures = 0
+    print("\n".join(lines))
+    for variant in VARIANTS:
+        if given.only not in variant.name:
+            continue
+        result = run_variant(variant)
+        failures += not result.passed
+        same = "identical" if result.identical else "DIFFERENT"
+        lines.append(
+            f"{variant.name:20} {result.logits:8.1e} {result.hidden:8.1e} {result.gradient:8.1e} "
+            f"{result.greedy:>9}  {same:14}  {result.reopened:.0e}"
+            f"{'' if result.passed else '  FAILED'}"
+        )
+        print(lines[-1], flush=True)
+    lines.append(f"{failures} failed")
+    if given.output:
+        given.output.write_text("\n".join(lines) + "\n")
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

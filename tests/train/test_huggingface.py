@@ -1,0 +1,82 @@
+"""`import` and `export`: a model folder becomes a run, and comes back as it was."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from train.cli.main import main
+from train.errors import UserError
+from train.huggingface import export_run, import_model
+from train.run import load, sample
+
+FIXTURE = Path(__file__).parents[1] / "transformer" / "interop" / "fixtures" / "gpt2-tied"
+
+
+def make_source(folder: Path, tokens: int = 51) -> Path:
+    """Copy a tiny GPT-2 and give it a tokenizer of this many words."""
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FIXTURE / name, folder)
+    words = ["<|endoftext|>", *(f"w{i}" for i in range(tokens - 1))]
+    backend = tokenizers.Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, "w0")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|endoftext|>", "chat_template": "{{ messages }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+def test_a_model_goes_through_a_run_and_comes_back(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", tokens=49)  # fewer than the model's rows
+    import_model(str(source), str(tmp_path / "run"))
+    run = load(str(tmp_path / "run"))
+    reference = np.load(FIXTURE / "reference.npz")
+    logits = run.model.apply({"params": run.params}, reference["tokens"]).logits
+    assert logits is not None
+    assert np.abs(np.asarray(logits) - reference["logits"]).max() < 1e-4
+    assert sample(run, ["w3 w4"], max_new_tokens=3)
+    export_run(str(tmp_path / "run"), str(tmp_path / "out"))
+    for name in (
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "tokenizer_config.json",
+    ):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes(), name
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    before = json.loads((source / "config.json").read_text())
+    shared = written.keys() & before.keys()
+    assert len(shared) > 15
+    decided = {"n_inner"}  # null there, the width it stands for here
+    assert {name: written[name] for name in shared - decided} == {
+        name: before[name] for name in shared - decided
+    }
+    assert "49" not in (tmp_path / "out" / "README.md").read_text().splitlines()[0]
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", tokens=60)
+    with pytest.raises(UserError, match="tokenizer has 60 tokens and the model 51"):
+        import_model(str(source), str(tmp_path / "run"))
+    (source / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match="shorter than its header"):
+        import_model(str(source), str(tmp_path / "run"))
+    with pytest.raises(UserError, match="is no folder"):
+        import_model(str(tmp_path / "missing"), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, flag in ((["import", "x"], "--workdir"), (["export", "x"], "--output")):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+        assert flag in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""Damaged, hostile and unsupported folders: one line each that names the thing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transformer.attention.position_config import LearnedPositions
+from transformer.config import BlockConfig, TransformerConfig
+from transformer.interop.errors import InteropError
+from transformer.interop.pretrained import read_model, write_model
+from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
+from transformer.models.language_model import LanguageModel
+
+SOURCE = Path(__file__).parent / "fixtures" / "llama-grouped"
+
+
+def set_field(**fields: Any) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+    return damage
+
+
+def rewrite(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+    """Change the tensors of the weights' file."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        file = SafetensorsFile(path)
+        tensors = {name: np.array(file.read(name)) for name in file.tensors}
+        change(tensors)
+        specs = [TensorSpec(name, value.shape, "float32") for name, value in tensors.items()]
+        write_safetensors(path, specs, tensors.__getitem__)
+
+    return damage
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def long_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes((2**40).to_bytes(8, "little") + path.read_bytes()[8:])
+
+
+def lying_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"shape":[51,24]', b'"shape":[52,24]', 1))
+
+
+def flipped_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[9] ^= 0x80
+    path.write_bytes(data)
+
+
+def outside_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "../../secret.safetensors"}})
+    )
+
+
+def missing_shard(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": "model-00001-of-00002.safetensors"}})
+    )
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+CASES = {
+    "unknown architecture": (set_field(model_type="deepseek_v3"), "deepseek_v3.*known are gpt2"),
+    "unknown head": (set_field(architectures=["LlamaForQuestionAnswering"]), "LlamaForCausalLM"),
+    "unknown field": (set_field(attention_multiplier=0.5), "attention_multiplier 0.5 is not known"),
+    "quantized": (set_field(quantization_config={"bits": 4}), "quantization_config"),
+    "unsupported value": (set_field(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),
+    "unsupported rope": (
+        set_field(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+        "rope_parameters.*only the types default, linear, llama3 and yarn",
+    ),
+    "wrong type": (set_field(hidden_size="24"), "hidden_size '24'"),
+    "wrong size": (set_field(num_attention_heads=5), "num_kv_heads|num_attention_heads"),
+    "tensor missing": (
+        rewrite(lambda tensors: tensors.pop("model.norm.weight")),
+        r"lacks 1 tensor, first model.norm.weight of shape \[24\]",
+    ),
+    "tensor left over": (
+        rewrite(lambda tensors: tensors.update(extra=np.zeros(3, np.float32))),
+        "has 1 tensor that the model of config.json lacks, first extra",
+    ),
+    "wrong shape": (set_field(intermediate_size=44), r"has shape \[.*config.json says \[.*44"),
+    "truncated": (cut, "damaged or truncated"),
+    "long header": (long_header, "a header that claims 1099511627776"),
+    "lying header": (lying_header, r"of shape \[52, 24\]"),
+    "flipped bit": (flipped_header, "header that is not valid"),
+    "index outside": (outside_index, "'../../secret.safetensors', which is no file of its folder"),
+    "shard missing": (missing_shard, "model-00001-of-00002.safetensors: is missing"),
+    "pickled": (pickled, "pytorch_model.bin: is pickled.*save_pretrained"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json: does not exist"),
+    "no JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not JSON"),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_bad_folder_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    damage, expected = CASES[case]
+    folder = tmp_path / "model"
+    shutil.copytree(SOURCE, folder)
+    damage(folder)
+    with pytest.raises(InteropError, match=expected) as caught:
+        read_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_no_family_has_is_refused_by_its_setting(tmp_path: Path) -> None:
+    block = BlockConfig(residual=False)
+    positions = LearnedPositions(16)
+    config = TransformerConfig(
+        vocab_size=11,
+        d_model=8,
+        num_layers=1,
+        layer_pattern=(block,),
+        position_embedding=positions,
+    )
+    with pytest.raises(InteropError, match=r"gpt2: model\.layer_pattern\.0\.residual False"):
+        write_model(tmp_path, LanguageModel(config), {}, family="gpt2")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,138 @@
+"""Files of `transformers` against its own outputs, family by family.
+
+`python -m bench.drills.huggingface --fixtures` writes the fixtures; reading them needs no torch.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.inspection import layer_values
+from transformer.interop.pretrained import read_model, write_model
+from transformer.interop.registry import FAMILIES
+from transformer.interop.safetensors_file import SafetensorsFile
+
+FIXTURES = Path(__file__).parent / "fixtures"
+NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
+
+
+def relative(found: Any, reference: np.ndarray[Any, Any]) -> float:
+    gap = np.abs(np.asarray(found) - reference).max()
+    return float(gap / max(1, np.abs(reference).max()))
+
+
+def test_every_family_has_a_fixture() -> None:
+    kinds = {
+        json.loads((FIXTURES / name / "config.json").read_text())["model_type"] for name in NAMES
+    }
+    assert kinds == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_outputs_are_those_of_transformers(name: str) -> None:
+    reference = np.load(FIXTURES / name / "reference.npz")
+    pretrained, params = read_model(FIXTURES / name)
+    model = pretrained.make_model()
+    decoder_only = pretrained.config.encoder is None
+    inputs = [reference["tokens"]] if decoder_only else [reference["source"], reference["tokens"]]
+    output: Any = model.apply({"params": params}, *inputs, outputs={"logits", "residual_pre"})
+    assert relative(output.logits, reference["logits"]) < 1e-4
+    # The states that enter each layer: transformers normalizes the last one.
+    entering = np.asarray(layer_values(output, "residual_pre"))
+    assert relative(entering, reference["hidden"][: len(entering)]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name.startswith(("gpt2", "gemma2")) else pytest.mark.full)
+        for name in NAMES
+    ],
+)
+def test_gradients_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
+    reference = np.load(FIXTURES / name / "reference.npz")
+    pretrained, params = read_model(FIXTURES / name)
+    model = pretrained.make_model()
+    lead = [] if pretrained.config.encoder is None else [reference["source"]]
+    shape = reference["logits"].shape
+    targets = jnp.asarray(np.random.RandomState(1).randint(0, shape[-1], shape[:-1]))[..., None]
+
+    def loss(params: Any) -> jax.Array:
+        logits: Any = model.apply({"params": params}, *lead, reference["tokens"]).logits
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), targets, axis=-1))
+
+    expected = reference["gradient"]
+    gradient = np.asarray(jax.grad(loss)(params)["embedding"])[: len(expected)]
+    assert np.abs(gradient - expected).max() < 1e-3 * np.abs(expected).max()
+    text, start = reference["greedy"], reference["tokens"].shape[1]
+    if text.size:
+        logits = np.asarray(model.apply({"params": params}, *lead, text[:, :-1]).logits)[
+            :, start - 1 :
+        ]
+        ordered = np.sort(logits, axis=-1)
+        clear = ordered[..., -1] - ordered[..., -2] > 1e-3
+        assert np.all((logits.argmax(-1) == text[:, start:])[clear])
+        assert clear.mean() > 0.9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_and_back_is_the_identity_bit_for_bit(name: str, tmp_path: Path) -> None:
+    pretrained, params = read_model(FIXTURES / name)
+    family = pretrained.family.model_type
+    write_model(tmp_path, pretrained.make_model(), params, family=family, max_shard_bytes=20_000)
+    files = [SafetensorsFile(path) for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert len(files) > 1  # more than one shard
+    ours = {key: file.read(key) for file in files for key in file.tensors}
+    theirs = SafetensorsFile(FIXTURES / name / "model.safetensors")
+    assert ours.keys() == theirs.tensors.keys()
+    for key, value in ours.items():
+        assert value.tobytes() == theirs.read(key).tobytes(), key
+    again, params_again = read_model(tmp_path)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, params_again))
+    assert again.config == pretrained.config or family in ("gpt2", "opt")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_files_are_read(dtype: str, tmp_path: Path) -> None:
+    pretrained, params = read_model(FIXTURES / "gpt2-tied")
+    write_model(tmp_path, pretrained.make_model(), params, dtype=dtype)
+    _, rounded = read_model(tmp_path)
+    expected = jax.tree.map(lambda leaf: leaf.astype(dtype).astype(jnp.float32), params)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), rounded, expected))
+
+
+def test_each_device_reads_its_own_slice(tmp_path: Path) -> None:
+    devices = np.array(jax.devices()[:2])
+    mesh = jax.sharding.Mesh(devices, ("model",))
+
+    def shardings(model: Any) -> Any:
+        def spec(axes: Any) -> Any:
+            names = ["model" if name == "mlp" else None for name in axes.names]
+            return jax.NamedSharding(mesh, jax.P(*names))
+
+        return jax.tree.map(spec, model.logical_axes(), is_leaf=lambda node: hasattr(node, "stack"))
+
+    _, whole = read_model(FIXTURES / "llama-grouped")
+    _, sharded = read_model(FIXTURES / "llama-grouped", shardings=shardings)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), whole, sharded))
+    up = sharded["layers"]["place_0"]["feed_forward"]["up"]
+    assert up.addressable_shards[0].data.shape[-1] * len(devices) == up.shape[-1]
+
+
+def test_first_files_of_bert_and_bare_bodies_are_read(tmp_path: Path) -> None:
+    from transformer.interop.safetensors_file import TensorSpec, write_safetensors
+
+    source = SafetensorsFile(FIXTURES / "gpt2-tied" / "model.safetensors")
+    shutil.copy(FIXTURES / "gpt2-tied" / "config.json", tmp_path)
+    bare = {name.removeprefix("transformer."): name for name in source.tensors}
+    specs = [TensorSpec(name, source.tensors[old].shape, "float32") for name, old in bare.items()]
+    write_safetensors(tmp_path / "model.safetensors", specs, lambda name: source.read(bare[name]))
+    _, params = read_model(tmp_path)
+    _, expected = read_model(FIXTURES / "gpt2-tied")
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, expected))

@@ -1,0 +1,71 @@
+"""Verbs between this library and Hugging Face: `import` and `export`.
+
+What computes is imported inside the verbs, so that `--help` loads no JAX.
+"""
+
+import dataclasses
+import json
+
+from train.cli.parsing import parse, pop_json_flag, pop_positional
+from train.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportArguments:
+    """Make a run folder of a Hugging Face model, for `sample`, `evaluate` and `fit --init-from`."""
+
+    workdir: str = ""
+    """Folder of the run to make."""
+    data: str = ""
+    """Data to evaluate on (`data.path` of the run's settings)."""
+    precision: str = "float32"
+    """Precision policy of the run; weights are cast to the dtype of its parameters."""
+
+
+def run_import(arguments: list[str]) -> int:
+    """Import a model; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    source = pop_positional(arguments, "SOURCE", "import")
+    given = parse(ImportArguments, arguments, verb="import SOURCE")
+    if not given.workdir:
+        raise UsageError("import: --workdir is missing; give the folder of the run to make")
+    from train.huggingface import import_model
+
+    folder = import_model(source, given.workdir, data_path=given.data, precision=given.precision)
+    print(json.dumps({"workdir": str(folder.path)}) if json_wanted else f"imported: {folder.path}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportArguments:
+    """Write a run as a folder that Hugging Face transformers opens."""
+
+    output: str = ""
+    """Folder to write."""
+    family: str = ""
+    """model_type to write; default: that of the import, or the first that has the model."""
+    dtype: str = ""
+    """float32, float16 or bfloat16; default: the dtype of the run's parameters."""
+    max_shard_megabytes: int = 5000
+    """Size above which the weights are split into several files."""
+
+
+def run_export(arguments: list[str]) -> int:
+    """Export a run; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "export")
+    given = parse(ExportArguments, arguments, verb="export W")
+    if not given.output:
+        raise UsageError("export: --output is missing; give the folder to write")
+    from train.huggingface import export_run
+
+    model_type = export_run(
+        workdir,
+        given.output,
+        family=given.family,
+        dtype=given.dtype,
+        max_shard_bytes=given.max_shard_megabytes * 1_000_000,
+    )
+    record = {"output": given.output, "model_type": model_type}
+    print(json.dumps(record) if json_wanted else f"exported as {model_type}: {given.output}")
+    return 0

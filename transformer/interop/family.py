@@ -1,0 +1,205 @@
+"""A family of architectures, and the pieces that the maps of several families share."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from transformer.attention.position_config import RoPE
+from transformer.attention.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    NoScaling,
+    RopeScaling,
+    YaRNScaling,
+)
+from transformer.config import TransformerConfig
+from transformer.interop.fields import Fields
+from transformer.interop.weight_map import LINEAR, Layout, Weight
+
+ModelKind = Literal["language_model", "masked_lm", "classifier", "tagger", "encoder_decoder"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """One class of `transformers`: a body of the family with a head."""
+
+    name: str
+    """Name in `architectures` of a config.json."""
+    kind: ModelKind
+    head: tuple[Weight, ...] = ()
+    """Rules of the head's weights, beside those of the family."""
+    pooler: bool = False
+    """`TransformerConfig.pooler` of the model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Architectures with one `model_type`: how their configs and weights relate to ours."""
+
+    model_type: str
+    architectures: tuple[Architecture, ...]
+    read_config: Callable[[Fields], TransformerConfig]
+    """Config of the fields of a config.json. Dropout rates are read too."""
+    write_config: Callable[[TransformerConfig], dict[str, Any]]
+    """Fields of a config, as far as the family has them: the caller reads them back to check."""
+    weights: tuple[Weight, ...]
+    prefix: str = ""
+    """Prefix of the body's tensors, which files of the bare body lack."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of tensors without effect in these architectures: buffers, copies of tied weights,
+    heads of pretraining."""
+    zeros: tuple[str, ...] = ()
+    """Tensors [1, V] that must be zero (BART's `final_logits_bias`); written as such."""
+
+
+def linear(theirs: str, ours: str, layout: Layout = LINEAR) -> tuple[Weight, Weight]:
+    """Return the rules of a linear layer: its matrix, and its bias where it has one."""
+    return (
+        Weight(f"{theirs}.weight", ours, layout),
+        Weight(f"{theirs}.bias", f"{ours}_bias"),
+    )
+
+
+def norm(theirs: str, ours: str) -> tuple[Weight, ...]:
+    """Return the rules of a norm of any kind."""
+    return (
+        Weight(f"{theirs}.weight", f"{ours}/gain"),
+        Weight(f"{theirs}.weight", f"{ours}/offset"),
+        Weight(f"{theirs}.bias", f"{ours}/bias"),
+    )
+
+
+def self_attention(
+    theirs: str, ours: str, names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+) -> tuple[Weight, ...]:
+    """Return the rules of four separate projections."""
+    ends = ("query", "key", "value", "output")
+    pairs = zip(names, ends, strict=True)
+    return tuple(
+        rule for name, end in pairs for rule in linear(f"{theirs}.{name}", f"{ours}/{end}")
+    )
+
+
+ACTIVATION_NAMES: dict[str, Any] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "squared_relu",
+}
+"""Activations by the names of `transformers`. The first name of each is written."""
+
+
+def activation_name(activation: str) -> str:
+    """Return the name of an activation in a config.json, or one that nobody reads."""
+    names = [name for name, ours in ACTIVATION_NAMES.items() if ours == activation]
+    return names[0] if names else f"unsupported {activation}"
+
+
+def read_rope(fields: Fields, section: Mapping[str, Any] | None = None) -> RoPE:
+    """Read rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`) has them.
+
+    Args:
+      fields: Fields of the config.
+      section: Parameters of one kind of layers, where kinds differ.
+    """
+    theta = fields.take("rope_theta", 10_000.0)
+    fraction = fields.take("partial_rotary_factor", 1.0)
+    old = dict(fields.take("rope_scaling", {}))
+    given = dict(fields.take("rope_parameters", {})) if section is None else dict(section)
+    given = given or old
+    theta = float(given.pop("rope_theta", theta))
+    fraction = float(given.pop("partial_rotary_factor", fraction))
+    return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(given, fields))
+
+
+def _read_scaling(given: dict[str, Any], fields: Fields) -> RopeScaling:
+    kinds = {given.pop(name) for name in ("rope_type", "type") if given.get(name)} or {"default"}
+    kind = kinds.pop()
+    where = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
+    scaling: RopeScaling
+    match kind:
+        case "default":
+            scaling = NoScaling()
+            given.pop("factor", None)
+            given.pop("original_max_position_embeddings", None)
+        case "linear":
+            scaling = LinearScaling(float(given.pop("factor")))
+            given.pop("original_max_position_embeddings", None)
+        case "llama3":
+            scaling = Llama3Scaling(
+                factor=float(given.pop("factor")),
+                low_freq_factor=float(given.pop("low_freq_factor")),
+                high_freq_factor=float(given.pop("high_freq_factor")),
+                original_max_length=int(given.pop("original_max_position_embeddings")),
+            )
+        case "yarn":
+            longest = fields.take("max_position_embeddings", 4096)
+            length = given.pop("original_max_position_embeddings", None) or longest
+            scaling = YaRNScaling(
+                factor=float(given.pop("factor")),
+                original_max_length=int(length),
+                beta_fast=float(given.pop("beta_fast", None) or 32),
+                beta_slow=float(given.pop("beta_slow", None) or 1),
+                attention_factor=float(given.pop("attention_factor", None) or 0),
+            )
+            if given.pop("truncate", True) is not True:
+                raise fields.unsupported(where, "yarn with truncate true")
+        case _:
+            raise fields.unsupported(where, "the types default, linear, llama3 and yarn")
+    if left := [name for name, value in given.items() if value is not None]:
+        raise fields.unsupported(where, f"type {kind} without {left[0]}")
+    return scaling
+
+
+def write_rope(rope: Any) -> dict[str, Any]:
+    """Return the fields of rotary positions, in the form that transformers 4 and 5 read."""
+    if not isinstance(rope, RoPE):
+        return {}
+    fields: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope.scaling)}
+    if rope.fraction != 1:
+        fields["partial_rotary_factor"] = rope.fraction
+    return fields
+
+
+def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:
+    """Return the value of `rope_scaling`."""
+    match scaling:
+        case NoScaling():
+            return None
+        case LinearScaling():
+            return {"rope_type": "linear", "factor": scaling.factor}
+        case Llama3Scaling():
+            return {
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_length,
+            }
+        case YaRNScaling():
+            fields = {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "original_max_position_embeddings": scaling.original_max_length,
+                "beta_fast": scaling.beta_fast,
+                "beta_slow": scaling.beta_slow,
+            }
+            if scaling.attention_factor:
+                fields["attention_factor"] = scaling.attention_factor
+            return fields
+    return {"rope_type": f"unsupported {type(scaling).__name__}"}
+
+
+Item = TypeVar("Item")
+
+
+def shortest_period(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Return the shortest sequence whose repetition, cut to length, gives the items."""
+    for period in range(1, len(items) + 1):
+        if all(items[i] == items[i % period] for i in range(len(items))):
+            return tuple(items[:period])
+    return tuple(items)

@@ -1,0 +1,572 @@
+"""Read a Hugging Face folder into a model, and write a model as such a folder.
+
+    config, params = read_model("folder")
+    write_model("folder", model, params)
+
+Weights are read lazily: each slice of each parameter comes straight from the mapped files, so a
+sharded model needs no more host memory than the shards of this process.
+"""
+
+import dataclasses
+import fnmatch
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer.config import TransformerConfig
+from transformer.hardware import Hardware
+from transformer.interop.compare import find_difference
+from transformer.interop.errors import InteropError
+from transformer.interop.family import Architecture, Family
+from transformer.interop.fields import Fields
+from transformer.interop.registry import FAMILIES, find_architecture
+from transformer.interop.safetensors_file import (
+    WEIGHT_DTYPES,
+    Array,
+    SafetensorsFile,
+    TensorSpec,
+    write_safetensors,
+)
+from transformer.interop.weight_map import Leaf, Tensor, expand
+from transformer.layers.logical_axes import LogicalAxes
+from transformer.models.base import Model
+from transformer.precision import Precision
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+
+MAX_SHARD_BYTES = 5_000_000_000
+"""Default size above which weights are split into several files, as in `transformers`."""
+
+MAX_JSON_BYTES = 64_000_000
+
+
+class PretrainedConfig(NamedTuple):
+    """Config of a folder: the model, and what the files say about it."""
+
+    config: TransformerConfig
+    family: Family
+    architecture: Architecture
+    fields: dict[str, Any]
+    """The whole config.json."""
+
+    def make_model(self, hardware: Hardware | None = None) -> Model:
+        """Return the model of this config."""
+        return make_model(self.architecture, self.config, self.num_classes, hardware)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of labels of a classifier or tagger."""
+        labels = self.fields.get("id2label")
+        return len(labels) if isinstance(labels, dict) and labels else 2
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the labels of a classifier or tagger."""
+        if self.architecture.kind not in ("classifier", "tagger"):
+            return ()
+        names = self.fields.get("id2label") or {}
+        return tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(self.num_classes))
+
+
+def make_model(
+    architecture: Architecture,
+    config: TransformerConfig,
+    num_classes: int = 2,
+    hardware: Hardware | None = None,
+) -> Model:
+    """Return the model of an architecture."""
+    from transformer.models.encoder_decoder import EncoderDecoder
+    from transformer.models.heads import Classifier, Tagger
+    from transformer.models.language_model import LanguageModel
+    from transformer.models.masked_lm import MaskedLanguageModel
+
+    hardware = hardware or Hardware()
+    match architecture.kind:
+        case "language_model":
+            return LanguageModel(config, hardware)
+        case "masked_lm":
+            return MaskedLanguageModel(config, hardware)
+        case "classifier":
+            return Classifier(config, hardware, num_classes=num_classes)
+        case "tagger":
+            return Tagger(config, hardware, num_classes=num_classes)
+    return EncoderDecoder(config, hardware)
+
+
+def read_config(folder: str | Path, precision: Precision | None = None) -> PretrainedConfig:
+    """Read the config of a folder.
+
+    Raises:
+      InteropError: There is none, it is damaged, or it has a field whose value is not supported.
+    """
+    path = Path(folder) / CONFIG
+    values = read_json(path)
+    source = str(path)
+    family, architecture = find_architecture(
+        values.get("model_type"), values.get("architectures"), source
+    )
+    fields = Fields(values, source)
+    try:
+        config = family.read_config(fields)
+    except InteropError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        text = " ".join(str(error).split())
+        raise InteropError(f"{source}: {text}; put the file back as it was") from error
+    fields.finish()
+    config = dataclasses.replace(
+        config, precision=precision or Precision(), pooler=architecture.pooler
+    )
+    return PretrainedConfig(config, family, architecture, values)
+
+
+def read_model(
+    folder: str | Path,
+    *,
+    precision: Precision | None = None,
+    shardings: Callable[[Model], Any] | None = None,
+) -> tuple[PretrainedConfig, Any]:
+    """Read a folder: its config, and the parameters of its model.
+
+    Args:
+      folder: Folder with config.json and safetensors files.
+      precision: Precision policy of the model; default float32. Weights of any dtype are cast to
+        that of the policy's parameters.
+      shardings: Function from the model to a tree of shardings, one for each parameter. Every
+        device gets its own slice. Default: the first local device.
+
+    Raises:
+      InteropError: A file is missing or damaged, or a tensor is missing, left over or of another
+        shape than the config says.
+    """
+    pretrained = read_config(folder, precision)
+    model = pretrained.make_model()
+    files = WeightFiles.open(Path(folder), pretrained.family)
+    leaves = model_leaves(model)
+    tensors = model_tensors(pretrained.family, pretrained.architecture, model, leaves)
+    files.check(tensors, pretrained.family, pretrained.config.vocab_size)
+    dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
+    by_leaf = _places_by_leaf(tensors)
+    sharding_of = None if shardings is None else _by_path(shardings(model))
+
+    def load(leaf: Leaf) -> jax.Array:
+        def read(index: Any) -> Array:  # a slice for each axis
+            return _read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
+
+        if sharding_of is None:
+            return jnp.asarray(read(tuple(slice(0, size) for size in leaf.padded_shape)))
+        return jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
+
+    return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
+
+
+def write_model(
+    folder: str | Path,
+    model: Model,
+    params: Any,
+    *,
+    family: str = "",
+    dtype: str = "",
+    fields: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Family:
+    """Write config.json and the weights of a model, so that `transformers` reads them.
+
+    Args:
+      folder: Existing folder.
+      model: The model.
+      params: Its parameters.
+      family: `model_type` to write; default: the first family that can express the model.
+      dtype: Dtype of the weights; default: that of the parameters.
+      fields: Further fields of config.json (token ids, label names). Fields that the model decides
+        are never taken from here.
+      max_shard_bytes: Size above which the weights are split into several files.
+
+    Returns:
+      The family that was written.
+
+    Raises:
+      InteropError: No family can express the model; the message names the setting.
+    """
+    folder = Path(folder)
+    chosen, architecture, written = express(model, family)
+    dtype = dtype or model.config.precision.parameters
+    if dtype not in WEIGHT_DTYPES:
+        raise InteropError(f"dtype {dtype}: is not known; give one of {', '.join(WEIGHT_DTYPES)}")
+    leaves = model_leaves(model)
+    tensors = model_tensors(chosen, architecture, model, leaves)
+    arrays = _by_path(params)
+    by_name: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        by_name.setdefault(tensor.name, []).append(tensor)
+    specs = [TensorSpec(name, each[0].shape, dtype) for name, each in by_name.items()]
+    zeros = (1, model.config.vocab_size)
+    specs += [TensorSpec(name, zeros, dtype) for name in chosen.zeros]
+
+    def values(name: str) -> Array:
+        if name in chosen.zeros:
+            return np.zeros(zeros, np.float32)
+        return _join(by_name[name], arrays)
+
+    shards = _split_into_shards(specs, max_shard_bytes)
+    total = sum(spec.num_bytes for spec in specs)
+    names: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        name = WEIGHTS
+        if len(shards) > 1:
+            name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_safetensors(folder / name, shard, values)
+        names |= {spec.name: name for spec in shard}
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    record = _label_fields(model) | dict(fields or {}) | written
+    record |= {
+        "model_type": chosen.model_type,
+        "architectures": [architecture.name],
+        "torch_dtype": dtype,
+    }
+    (folder / CONFIG).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+    return chosen
+
+
+def _label_fields(model: Model) -> dict[str, Any]:
+    """Return names of labels, whose number is that of a classifier's or tagger's classes."""
+    names = [f"LABEL_{i}" for i in range(getattr(model, "num_classes", 0))]
+    if not names:
+        return {}
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
+def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[str, Any]]:
+    """Return the family and architecture of a model, and the fields of its config.json.
+
+    Raises:
+      InteropError: No family can express the model.
+    """
+    kind = _kind_of(model)
+    if family and family not in FAMILIES:
+        raise InteropError(f"family {family}: is not known; give one of {', '.join(FAMILIES)}")
+    candidates = [FAMILIES[family]] if family else list(FAMILIES.values())
+    problems: list[tuple[int, str]] = []
+    for each in candidates:
+        found = [architecture for architecture in each.architectures if architecture.kind == kind]
+        if not found:
+            continue
+        problem, written = _try_family(each, found[0], model)
+        if problem is None:
+            return each, found[0], written
+        problems.append((problem.count("."), f"{each.model_type}: {problem}"))
+    if not problems:
+        raise InteropError(
+            f"model {type(model).__name__}: has no counterpart in transformers that is supported; "
+            "export a language model, masked language model, classifier or encoder-decoder"
+        )
+    # The family that agrees deepest into the config is the nearest one.
+    nearest = max(problems, key=lambda each: each[0])[1]
+    raise InteropError(f"no architecture of transformers has this model; nearest {nearest}")
+
+
+def _try_family(
+    family: Family, architecture: Architecture, model: Model
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the first setting that a family lacks (None: it has all), and its fields."""
+    config = model.config
+    try:
+        written = family.write_config(config)
+        fields = Fields(json.loads(json.dumps(written)), family.model_type)
+        difference = find_difference(config, family.read_config(fields))
+        if difference is None and config.pooler != architecture.pooler:
+            difference = f"model.pooler {config.pooler!r}"
+        if difference is None:
+            model_tensors(family, architecture, model, model_leaves(model))
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        return " ".join(str(error).split()), {}
+    return difference, written
+
+
+def _kind_of(model: Model) -> str:
+    return {
+        "LanguageModel": "language_model",
+        "MaskedLanguageModel": "masked_lm",
+        "Classifier": "classifier",
+        "Tagger": "tagger",
+        "EncoderDecoder": "encoder_decoder",
+    }.get(type(model).__name__, "")
+
+
+def model_leaves(model: Model) -> dict[str, Leaf]:
+    """Return the parameters of a model by path."""
+    config = model.config
+    axes = _by_path(model.logical_axes(), is_leaf=lambda node: isinstance(node, LogicalAxes))
+    inputs = model.example_inputs()
+    shapes = _by_path(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"])
+    leaves = {}
+    for path, shape in shapes.items():
+        size = config.source_vocab_size if path == "source_embedding" else config.vocab_size
+        cut = tuple(
+            size if name == "vocab" else length
+            for name, length in zip(axes[path].names, shape.shape, strict=True)
+        )
+        leaves[path] = Leaf(path, axes[path], cut, tuple(shape.shape))
+    return leaves
+
+
+def model_tensors(
+    family: Family, architecture: Architecture, model: Model, leaves: Mapping[str, Leaf]
+) -> list[Tensor]:
+    """Return the tensors of a model's files."""
+    config = model.config
+    depths = {"layers": (config.num_layers, len(config.layer_pattern))}
+    if config.encoder is not None:
+        encoder = config.encoder
+        depths = {
+            "encoder/layers": (encoder.num_layers, len(encoder.layer_pattern)),
+            "decoder/layers": depths["layers"],
+        }
+    return expand((*family.weights, *architecture.head), leaves, depths)
+
+
+class WeightFiles:
+    """The safetensors files of a folder."""
+
+    def __init__(self, folder: Path, files: dict[str, SafetensorsFile], prefix: str) -> None:
+        self._folder = folder
+        self._file_of: dict[str, tuple[SafetensorsFile, str]] = {}
+        names = [name for file in files.values() for name in file.tensors]
+        bare = bool(prefix) and not any(name.startswith(prefix) for name in names)
+        for file in files.values():
+            for name in file.tensors:
+                self._file_of[_modern_name(name, prefix if bare else "")] = file, name
+
+    @classmethod
+    def open(cls, folder: Path, family: Family) -> "WeightFiles":
+        """Open the file or files of a folder.
+
+        Raises:
+          InteropError: There are none, or one is damaged, or the index is.
+        """
+        if (folder / INDEX).exists():
+            names = _index_files(folder / INDEX)
+        elif (folder / WEIGHTS).exists():
+            names = [WEIGHTS]
+        else:
+            raise _no_weights(folder)
+        for name in names:
+            if not (folder / name).exists():
+                raise InteropError(f"{folder / name}: is missing; fetch it again")
+        files = {name: SafetensorsFile(folder / name) for name in names}
+        return cls(folder, files, family.prefix)
+
+    def read(self, name: str) -> Array:
+        """Return a tensor as a view of its file."""
+        file, own_name = self._file_of[name]
+        return file.read(own_name)
+
+    def check(self, tensors: list[Tensor], family: Family, vocab_size: int) -> None:
+        """Raise InteropError unless the files hold exactly these tensors."""
+        expected = {tensor.name: tensor for tensor in tensors}
+        missing = [name for name in expected if name not in self._file_of]
+        extra = [
+            name
+            for name in self._file_of
+            if name not in expected
+            and name not in family.zeros
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in family.ignored)
+        ]
+        if "lm_head.weight" in extra and self._is_copy_of_embedding("lm_head.weight", expected):
+            extra.remove("lm_head.weight")  # a tied matrix that was saved all the same
+        if missing:
+            first = missing[0]
+            beside = f", and has {extra[0]} too many" if extra else ""
+            raise InteropError(
+                f"{self._folder}: lacks {_count(missing)}, first {first} of shape "
+                f"{list(expected[first].shape)}{beside}; fetch the files again, or the config.json "
+                "that belongs to them"
+            )
+        if extra:
+            raise InteropError(
+                f"{self._folder}: has {_count(extra)} that the model of config.json lacks, first "
+                f"{extra[0]}; fetch the config.json that belongs to the files"
+            )
+        for name, tensor in expected.items():
+            file, own_name = self._file_of[name]
+            entry = file.tensors[own_name]
+            if entry.shape != tensor.shape:
+                raise InteropError(
+                    f"{file.path}: {own_name} has shape {list(entry.shape)}, and config.json says "
+                    f"{list(tensor.shape)}; fetch the config.json that belongs to the file"
+                )
+            if entry.dtype not in ("F32", "F16", "BF16"):
+                raise InteropError(
+                    f"{file.path}: {own_name} is stored as {entry.dtype}; give float32, float16 or "
+                    "bfloat16 weights"
+                )
+        for name in family.zeros:
+            if name in self._file_of and np.any(self.read(name)):
+                raise InteropError(
+                    f"{self._folder}: {name} is not zero, and this library has no such bias; "
+                    "import a model without it"
+                )
+
+    def _is_copy_of_embedding(self, name: str, expected: Mapping[str, Tensor]) -> bool:
+        tables = (
+            tensor.name
+            for tensor in expected.values()
+            if tensor.leaves[0].path == "embedding" and tensor.name in self._file_of
+        )
+        return any(np.array_equal(self.read(name), self.read(table)) for table in tables)
+
+
+def _count(names: list[str]) -> str:
+    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+
+
+def _modern_name(name: str, prefix: str) -> str:
+    """Return a tensor's name as today's files have it.
+
+    Files of a bare body lack its prefix, and the first files of BERT name gains and biases of norms
+    gamma and beta.
+    """
+    name = f"{prefix}{name}" if prefix and not name.startswith(("lm_head.", "cls.")) else name
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def _index_files(path: Path) -> list[str]:
+    table = read_json(path).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise InteropError(f"{path}: has no weight_map; fetch it again")
+    names = sorted(set(map(str, table.values())))
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise InteropError(
+                f"{path}: names {name!r}, which is no file of its folder; fetch it again"
+            )
+    return names
+
+
+def _no_weights(folder: Path) -> InteropError:
+    pickled = [
+        name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for name in folder.glob(pattern)
+    ]
+    if pickled:
+        return InteropError(
+            f"{pickled[0]}: is pickled, and unpickling runs code of the file; convert it where "
+            "transformers is installed: AutoModelForCausalLM.from_pretrained(SOURCE)"
+            ".save_pretrained(FOLDER) writes safetensors"
+        )
+    return InteropError(f"{folder}: has no {WEIGHTS}; give a folder of safetensors weights")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file.
+
+    Raises:
+      InteropError: It is missing, too large, or no JSON object.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise InteropError(f"{path}: is too large for a file of settings; fetch it again")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InteropError(f"{path}: does not exist; give a folder that has it") from error
+    except OSError as error:
+        raise InteropError(f"{path}: {error.strerror}; check the path") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InteropError):
+            raise
+        raise InteropError(f"{path}: is not JSON ({error}); fetch it again") from error
+    if not isinstance(value, dict):
+        raise InteropError(f"{path}: is no JSON object; fetch it again")
+    return value
+
+
+Place = tuple[Tensor, int]  # a tensor, and the number of the leaf among those that it holds
+
+
+def _places_by_leaf(tensors: list[Tensor]) -> dict[str, dict[tuple[int, ...], Place]]:
+    """Return, for each parameter, the tensor of each index of its stack axes."""
+    places: dict[str, dict[tuple[int, ...], Place]] = {}
+    for tensor in tensors:
+        for number, leaf in enumerate(tensor.leaves):
+            for index in tensor.indices:
+                places.setdefault(leaf.path, {})[index] = tensor, number
+    return places
+
+
+def _read_slice(
+    files: WeightFiles,
+    places: Mapping[tuple[int, ...], Place],
+    leaf: Leaf,
+    index: tuple[slice, ...],
+    dtype: Any,
+) -> Array:
+    """Return a slice of a parameter, read from the views of its tensors. Padding is zero."""
+    ranges = [range(size)[part] for size, part in zip(leaf.padded_shape, index, strict=True)]
+    values = np.zeros([len(each) for each in ranges], dtype)
+    stacked = leaf.num_stacked
+    inner = tuple(slice(each.start, each.stop) for each in ranges[stacked:])
+    for place in np.ndindex(*(len(each) for each in ranges[:stacked])):
+        found, number = places[tuple(each[i] for each, i in zip(ranges, place, strict=False))]
+        unit = found.layout.split(files.read(found.name), found.leaves)[number]
+        part = unit[inner]  # shorter than the slice where the vocabulary is padded
+        values[place][tuple(slice(0, size) for size in part.shape)] = part
+    return values
+
+
+def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
+    """Return the values of one tensor from the parameters that it holds."""
+    results = []
+    for tensor in tensors:
+        for index in tensor.indices:
+            units = [
+                np.asarray(arrays[leaf.path][index])[tuple(map(slice, leaf.unit_shape))]
+                for leaf in tensor.leaves
+            ]
+            results.append(tensor.layout.join(units, tensor.leaves))
+    first = results[0]
+    if any(not np.array_equal(first, other) for other in results[1:]):
+        raise InteropError(
+            f"{tensors[0].name}: is one tensor for all layers in transformers, and layers of this "
+            "model have different values; no file can hold them"
+        )
+    return first
+
+
+def _split_into_shards(specs: list[TensorSpec], limit: int) -> list[list[TensorSpec]]:
+    """Return the tensors of each file, in order; a tensor larger than the limit has its own."""
+    shards: list[list[TensorSpec]] = [[]]
+    size = 0
+    for spec in specs:
+        if shards[-1] and size + spec.num_bytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(spec)
+        size += spec.num_bytes
+    return shards
+
+
+def _by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
+
+
+def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree

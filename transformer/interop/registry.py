@@ -1,0 +1,57 @@
+"""All families, by `model_type`, and the architectures that are refused by name."""
+
+from transformer.interop.bert import BERT, DISTILBERT, ROBERTA
+from transformer.interop.errors import InteropError
+from transformer.interop.family import Architecture, Family
+from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
+from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
+from transformer.interop.seq2seq import BART, T5
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        GPT2,
+        LLAMA,
+        MISTRAL,
+        MIXTRAL,
+        QWEN2,
+        QWEN3,
+        PHI3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        GPT_NEOX,
+        BLOOM,
+        OPT,
+        BERT,
+        ROBERTA,
+        DISTILBERT,
+        T5,
+        BART,
+    )
+}
+"""Families in the order in which `export` tries them for a model without a family of its own."""
+
+
+def find_architecture(
+    model_type: object, names: object, source: str
+) -> tuple[Family, Architecture]:
+    """Return the family and the architecture of a config.json.
+
+    Raises:
+      InteropError: They are unknown; the message lists those that are known.
+    """
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise InteropError(
+            f"{source}: model_type {model_type!r} is not supported; known are {', '.join(FAMILIES)}"
+        )
+    given = names if isinstance(names, list) and names else [family.architectures[0].name]
+    for architecture in family.architectures:
+        if architecture.name in given:
+            return family, architecture
+    known = ", ".join(each.name for each in family.architectures)
+    raise InteropError(
+        f"{source}: architectures {given} are not supported; known for {model_type} are {known}"
+    )

@@ -1,0 +1,266 @@
+"""Encoder-decoders: T5 (with the gated v1.1) and BART."""
+
+import dataclasses
+from typing import Any
+
+from transformer.attention.config import AttentionConfig, DotScore
+from transformer.attention.position_config import LearnedPositions, NoPosition, T5RelativeBias
+from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
+from transformer.interop.family import (
+    ACTIVATION_NAMES,
+    Architecture,
+    Family,
+    activation_name,
+    linear,
+    norm,
+    self_attention,
+)
+from transformer.interop.fields import Fields
+from transformer.interop.weight_map import TABLE, AsIs, Weight
+from transformer.layers.config import FeedForwardConfig, NormConfig
+
+
+def _read_t5(fields: Fields) -> TransformerConfig:
+    rms = NormConfig(kind="rms", epsilon=fields.take("layer_norm_epsilon", 1e-6))
+    dropout = fields.take("dropout_rate", 0.1)
+    # `feed_forward_proj` decides; the other two repeat it.
+    projection = fields.take("feed_forward_proj", "relu")
+    gated = projection.startswith("gated-")
+    fields.take("dense_act_fn", "")
+    fields.take("is_gated_act", False)
+    name = projection.removeprefix("gated-")
+    name = "gelu_new" if projection == "gated-gelu" else name  # as T5Config does
+    if name not in ACTIVATION_NAMES:
+        raise fields.unsupported("feed_forward_proj", "relu, gated-gelu and gated-silu")
+    fields.expect("is_decoder", False)
+    fields.expect("is_encoder_decoder", True)
+    tied = fields.take("tie_word_embeddings", True)
+    position = T5RelativeBias(
+        num_buckets=fields.take("relative_attention_num_buckets", 32),
+        max_distance=fields.take("relative_attention_max_distance", 128),
+    )
+    both_ways = dataclasses.replace(position, bidirectional=True)
+    self_attention_config = AttentionConfig(
+        num_heads=fields.size("num_heads"),
+        head_dim=fields.size("d_kv"),
+        bias=False,
+        score=DotScore(),
+        position=position,
+        dropout=dropout,
+    )
+    block = BlockConfig(
+        mixer=self_attention_config,
+        cross_attention=dataclasses.replace(self_attention_config, position=NoPosition()),
+        feed_forward=FeedForwardConfig(
+            d_ff=fields.size("d_ff"),
+            activation=ACTIVATION_NAMES[name],
+            gated=gated,
+            bias=False,
+            dropout=dropout,
+        ),
+        norm=rms,
+        residual_dropout=dropout,
+    )
+    encoder_block = dataclasses.replace(
+        block,
+        mixer=dataclasses.replace(self_attention_config, position=both_ways),
+        cross_attention=None,
+    )
+    depth = fields.size("num_layers")
+    return TransformerConfig(
+        vocab_size=fields.size("vocab_size"),
+        d_model=fields.size("d_model"),
+        num_layers=fields.take("num_decoder_layers", depth),
+        layer_pattern=(block,),
+        encoder=EncoderConfig(num_layers=depth, layer_pattern=(encoder_block,), final_norm=rms),
+        final_norm=rms,
+        tie_embeddings=tied,
+        scale_output=fields.take("scale_decoder_outputs", tied),
+        embedding_dropout=dropout,
+    )
+
+
+def _write_t5(config: TransformerConfig) -> dict[str, Any]:
+    block: Any = config.layer_pattern[0]
+    encoder = config.encoder or EncoderConfig()
+    position = block.mixer.position
+    activation = activation_name(block.feed_forward.activation)
+    if block.feed_forward.gated:
+        activation = "gated-gelu" if activation == "gelu_new" else f"gated-{activation}"
+    return {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "d_kv": block.mixer.resolved_head_dim(config.d_model),
+        "d_ff": block.feed_forward.d_ff or 4 * config.d_model,
+        "num_layers": encoder.num_layers,
+        "num_decoder_layers": config.num_layers,
+        "num_heads": block.mixer.num_heads,
+        "relative_attention_num_buckets": getattr(position, "num_buckets", 0),
+        "relative_attention_max_distance": getattr(position, "max_distance", 0),
+        "feed_forward_proj": activation,
+        "layer_norm_epsilon": (config.final_norm or NormConfig()).epsilon,
+        "dropout_rate": block.residual_dropout,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": config.tie_embeddings,
+        "scale_decoder_outputs": config.scale_output,
+    }
+
+
+def _t5_stack(side: str, feed_forward: int) -> tuple[Weight, ...]:
+    block, ours = f"{side}.block.{{layer}}.layer", f"{side}/layers"
+    dense, names = f"{block}.{feed_forward}.DenseReluDense", ("q", "k", "v", "o")
+    up, gate = f"{ours}/feed_forward/up", f"{ours}/feed_forward/gate"
+    return (
+        *self_attention(f"{block}.0.SelfAttention", f"{ours}/mixer", names),
+        *norm(f"{block}.0.layer_norm", f"{ours}/mixer_norm"),
+        # One table, which all layers of T5 share; here each layer has a copy.
+        Weight(
+            f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            f"{ours}/mixer/position_bias",
+            AsIs(),
+        ),
+        Weight(f"{dense}.wi.weight", up, without=gate),
+        Weight(f"{dense}.wi_0.weight", gate),
+        Weight(f"{dense}.wi_1.weight", up, beside=gate),
+        Weight(f"{dense}.wo.weight", f"{ours}/feed_forward/down"),
+        *norm(f"{block}.{feed_forward}.layer_norm", f"{ours}/feed_forward_norm"),
+        *norm(f"{side}.final_layer_norm", f"{side}/final_norm"),
+    )
+
+
+DECODER_BLOCK = "decoder.block.{layer}.layer.1"
+
+T5 = Family(
+    "t5",
+    (Architecture("T5ForConditionalGeneration", "encoder_decoder"),),
+    _read_t5,
+    _write_t5,
+    (
+        Weight("shared.weight", "embedding", TABLE),
+        *_t5_stack("encoder", 1),
+        *_t5_stack("decoder", 2),
+        *self_attention(
+            f"{DECODER_BLOCK}.EncDecAttention", "decoder/layers/cross", ("q", "k", "v", "o")
+        ),
+        *norm(f"{DECODER_BLOCK}.layer_norm", "decoder/layers/cross_norm"),
+        Weight("lm_head.weight", "output"),
+    ),
+    ignored=(
+        "encoder.embed_tokens.weight",
+        "decoder.embed_tokens.weight",
+        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
+    ),
+)
+
+
+def _read_bart(fields: Fields) -> TransformerConfig:
+    for name in ("normalize_before", "add_final_layer_norm", "normalize_embedding"):
+        fields.expect(name, name == "normalize_embedding")
+    fields.expect("add_bias_logits", False)
+    fields.expect("static_position_embeddings", False)
+    fields.expect("extra_pos_embeddings", 2)
+    fields.expect("force_bos_token_to_be_generated", False, True)
+    fields.expect("is_encoder_decoder", True)
+    fields.take("num_hidden_layers", 0)
+    fields.take("classif_dropout", 0.0)
+    for name in ("encoder_layerdrop", "decoder_layerdrop"):
+        fields.take(name, 0.0)  # of training alone
+    layer_norm, dropout = NormConfig(), fields.take("dropout", 0.1)
+    hidden_dropout = fields.take("activation_dropout", 0.0)
+    activation = fields.choose("activation_function", ACTIVATION_NAMES, "gelu")
+
+    def block(side: str) -> BlockConfig:
+        return BlockConfig(
+            mixer=AttentionConfig(
+                num_heads=fields.size(f"{side}_attention_heads"),
+                dropout=fields.take("attention_dropout", 0.0),
+            ),
+            feed_forward=FeedForwardConfig(
+                d_ff=fields.size(f"{side}_ffn_dim"), activation=activation, dropout=hidden_dropout
+            ),
+            norm=layer_norm,
+            norm_placement="post",
+            residual_dropout=dropout,
+        )
+
+    decoder = block("decoder")
+    return TransformerConfig(
+        vocab_size=fields.size("vocab_size"),
+        d_model=fields.size("d_model"),
+        num_layers=fields.size("decoder_layers"),
+        layer_pattern=(dataclasses.replace(decoder, cross_attention=decoder.mixer),),
+        encoder=EncoderConfig(
+            num_layers=fields.size("encoder_layers"),
+            layer_pattern=(block("encoder"),),
+            final_norm=None,
+        ),
+        position_embedding=LearnedPositions(fields.size("max_position_embeddings"), offset=2),
+        embedding_norm=layer_norm,
+        embedding_dropout=dropout,
+        scale_embeddings=fields.take("scale_embedding", False),
+        final_norm=None,
+        tie_embeddings=fields.take("tie_word_embeddings", True),
+    )
+
+
+def _write_bart(config: TransformerConfig) -> dict[str, Any]:
+    encoder = config.encoder or EncoderConfig()
+    fields: dict[str, Any] = {}
+    for side, stack in (("encoder", encoder), ("decoder", config)):
+        block: Any = stack.layer_pattern[0]
+        fields |= {
+            f"{side}_layers": stack.num_layers,
+            f"{side}_attention_heads": block.mixer.num_heads,
+            f"{side}_ffn_dim": block.feed_forward.d_ff or 4 * config.d_model,
+        }
+    block = config.layer_pattern[0]
+    return fields | {
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "activation_function": activation_name(block.feed_forward.activation),
+        "max_position_embeddings": config.max_length or 0,
+        "scale_embedding": config.scale_embeddings,
+        "dropout": block.residual_dropout,
+        "activation_dropout": block.feed_forward.dropout,
+        "attention_dropout": block.mixer.dropout,
+        "is_encoder_decoder": True,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def _bart_stack(side: str) -> tuple[Weight, ...]:
+    layer, ours = f"model.{side}.layers.{{layer}}", f"{side}/layers"
+    names = ("q_proj", "k_proj", "v_proj", "out_proj")
+    cross: tuple[Weight, ...] = ()
+    if side == "decoder":
+        cross = (
+            *self_attention(f"{layer}.encoder_attn", f"{ours}/cross", names),
+            *norm(f"{layer}.encoder_attn_layer_norm", f"{ours}/cross_norm"),
+        )
+    return (
+        Weight(f"model.{side}.embed_positions.weight", f"{side}/positions", TABLE),
+        *norm(f"model.{side}.layernorm_embedding", f"{side}/embedding_norm"),
+        *self_attention(f"{layer}.self_attn", f"{ours}/mixer", names),
+        *norm(f"{layer}.self_attn_layer_norm", f"{ours}/mixer_norm"),
+        *cross,
+        *linear(f"{layer}.fc1", f"{ours}/feed_forward/up"),
+        *linear(f"{layer}.fc2", f"{ours}/feed_forward/down"),
+        *norm(f"{layer}.final_layer_norm", f"{ours}/feed_forward_norm"),
+    )
+
+
+BART = Family(
+    "bart",
+    (Architecture("BartForConditionalGeneration", "encoder_decoder"),),
+    _read_bart,
+    _write_bart,
+    (
+        Weight("model.shared.weight", "embedding", TABLE),
+        *_bart_stack("encoder"),
+        *_bart_stack("decoder"),
+        Weight("lm_head.weight", "output"),
+    ),
+    prefix="model.",
+    ignored=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+    zeros=("final_logits_bias",),
+)

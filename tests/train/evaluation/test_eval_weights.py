@@ -58,7 +58,7 @@ def fit(experiment: Experiment, workdir: Path) -> train.Run:
 def fit_broken(
     experiment: Experiment, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> train.Run:
-    """Stopped after a step, and gone on with."""
+    """Train until a step, stop, and resume."""
     report = Reporter.log_training
 
     def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
@@ -105,7 +105,7 @@ def test_checkpoint_removed_while_read_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """As when the run that trains in the folder removes the oldest of three."""
+    """The run that trains in the folder may remove the oldest of three checkpoints meanwhile."""
     shutil.copytree(averaged[1], tmp_path / "run")
     directory, read = tmp_path / "run" / "checkpoints", CheckpointManager.restore_subtree
     asked = []
@@ -324,7 +324,7 @@ def test_more_patience_continues_the_run(
 
 @pytest.mark.full
 def test_best_checkpoint_can_be_requested_later(tmp_path: Path) -> None:
-    """What was best before, of which there is no checkpoint, is best no more."""
+    """An earlier best evaluation without a checkpoint no longer counts."""
     experiment = impatient(
         tmp_path,
         steps=6,

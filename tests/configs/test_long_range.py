@@ -142,7 +142,7 @@ def test_run_from_a_seed_only(tmp_path: Path) -> None:
     curve = losses(tmp_path)
     assert curve[7] + curve[8] < curve[1] + curve[2] - 0.2
     assert run.labels == tuple("0123456789")
-    assert set(run.metrics) == {"loss", "accuracy"}
+    assert set(run.final_metrics) == {"loss", "accuracy"}
     [answer] = sample(run, ["[MAX 4 [MED 5 1 7 ] 2 ]"])
     assert answer in run.labels
 

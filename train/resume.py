@@ -85,7 +85,7 @@ def check_resumable(
 
 
 class RunIdentity(NamedTuple):
-    """What a checkpoint must agree with to be restored."""
+    """Settings and data that a checkpoint must agree with to be restored."""
 
     folder: RunFolder
     experiment: Experiment

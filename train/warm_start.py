@@ -101,7 +101,7 @@ class WarmStartSource(NamedTuple):
 
 
 class WarmStartReport(NamedTuple):
-    """What became of the weights, by tree path."""
+    """Weights that were taken, left out or initialized, by tree path."""
 
     taken: tuple[str, ...]
     """Weights of the model with values of the source."""

@@ -119,6 +119,7 @@ def choose_num_chunks(
 
     With a sharded T, chunks divide each shard evenly.
     """
+    # More chunks mean smaller products, which keep an accelerator less busy than a CPU.
     budget = 64 * 2**20 if hardware.platform == "cpu" else 512 * 2**20
     per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
     least = max(1, min(length, math.ceil(per_device / budget)))
@@ -145,7 +146,7 @@ def _sum_over_chunks(
 
 
 # Without `custom_vjp`, JAX would save the logits of every chunk for the backward pass of the scan:
-# all of [B, T, V] at once, which the chunks are there to avoid.
+# all of [B, T, V] at once, which the chunks avoid.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum_of_losses(
     settings: ChunkedCrossEntropy,
@@ -218,6 +219,8 @@ def _chunk_loss(
         target_logits = (
             1 - settings.label_smoothing
         ) * target_logits + settings.label_smoothing * mean
+    # -log softmax(z)_y = logsumexp(z) - z_y: the softmax itself is never divided, nor its log
+    # taken.
     losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
     return jnp.sum(losses * weights)
 
@@ -231,6 +234,7 @@ def _chunk_accuracy(
 ) -> jax.Array:  # []
     """Return the weight of the targets of one chunk that have the largest logit."""
     hidden, targets, weights = _flatten(settings, hidden, targets, weights)
+    # Padding has the lowest number of all, so it is never the largest logit.
     best = jnp.argmax(_logits(settings, output, hidden), axis=-1)
     return jnp.sum((best == targets) * weights)
 
@@ -247,7 +251,7 @@ def _logits(
         bias = output.bias.astype(logits.dtype)
         logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
     # exp(padding - maximum) is exactly 0: no probability, and no gradient in its columns of W.
-    return mask_padded_logits(logits, settings.vocab_size)
+    return _mask_padded_logits(logits, settings.vocab_size)
 
 
 def _mean(
@@ -300,7 +304,7 @@ def _flatten(settings: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Arr
     return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
 
 
-def mask_padded_logits(
+def _mask_padded_logits(
     logits: jax.Array,  # [..., V padded]
     vocab_size: int,  # V
 ) -> jax.Array:  # [..., V padded]

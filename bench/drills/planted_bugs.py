@@ -132,8 +132,8 @@ BUGS = (
     Bug(
         "Performer's features without the norm of the vector",
         "transformer/attention/variants/performer.py",
-        "log = x @ directions.T - _half_square(x)[..., None]",
-        "log = x @ directions.T",
+        "log = x @ random_vectors.T - _half_square(x)[..., None]",
+        "log = x @ random_vectors.T",
         "transformer/attention/variants/test_random_features.py "
         "transformer/attention/variants/test_performer.py",
     ),

@@ -198,7 +198,7 @@ def test_returned_run(finished: Finished) -> None:
     assert run.tokenizer is not None
     tokens = np.array([run.tokenizer.encode("the cat")])
     logits = jax.jit(lambda params: run.model.apply({"params": params}, tokens).logits)(run.params)
-    assert logits.shape == (1, 7, 32)
+    assert logits.shape == (1, 7, run.tokenizer.vocab_size)
 
 
 def test_load_equals_returned_run(finished: Finished) -> None:

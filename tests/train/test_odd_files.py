@@ -36,9 +36,8 @@ from train.tasks.vocabulary import read_labels
 from train.telemetry import event_log
 from train.telemetry.goodput import ActivityTimer, compute_goodput
 from train.telemetry.goodput import read_time_records as read_times
-from train.telemetry.metrics_log import MetricsLog
+from train.telemetry.metrics_log import MetricsLog, TensorBoardWriter
 from train.telemetry.reporter import Reporter
-from train.telemetry.tensorboard import TensorBoardWriter
 
 Read = Callable[[Path], Any]
 

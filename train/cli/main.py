@@ -54,6 +54,11 @@ VERBS = {
         "memory, time and cost on any hardware, and the best mesh",
         "config_verbs",
     ),
+    "sweep": Verb(
+        "CONFIG --set FIELD=A,B [--seeds N] [--workdir DIR] [--a.b.c VALUE ...]",
+        "train a grid of settings, one table and one figure; resumable",
+        "sweep_verbs",
+    ),
     "scaling": Verb(
         "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
         "scaling laws fitted to runs, and the compute-optimal model of a budget",

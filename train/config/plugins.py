@@ -5,7 +5,7 @@ Three things import such a module: `--import NAME` on the command line, the envi
 it likes, because it is Python itself.
 
 A run records in `config.json` which modules its parts come from (`imports_of`). That record imports
-nothing: whoever reads the run has to name the modules too (`check_imports`), so that a folder from
+nothing: the reader of the run has to name the modules too (`check_imports`), so that a folder from
 somebody else never makes code run.
 """
 

@@ -64,6 +64,7 @@ class AnomalyMonitor:
 
     def _read(self, dispatched: _Dispatched) -> Anomaly | None:
         step, cursor, fetched = dispatched
+        # One number decides in nearly every step; the rest is fetched only for an anomaly.
         if "consecutive_anomalies" not in fetched or not float(fetched["skipped"]):
             return None
         metrics = {name: float(fetched[name]) for name in (*MONITORED_METRICS, *DETECTOR_METRICS)}
@@ -75,6 +76,7 @@ class AnomalyMonitor:
         )
         risen = metrics["median_loss"] > metrics["median_loss_limit"]
         # Skipping further updates does not repair the weights, so this cannot wait for patience.
+        # `not <=` and not `>`: a norm of NaN compares False with everything.
         weights_damaged = not metrics["param_norm"] <= metrics["param_norm_limit"]
         count = int(metrics["consecutive_anomalies"])
         if count < self._config.patience and not (risen or weights_damaged):

@@ -53,6 +53,7 @@ def plan_rollback(
         # The data after the anomaly is skipped too. PaLM found that spikes come from a bad
         # combination of batch and state, so the same batches may well cause the next one.
         cursor=anomaly.next_batch + config.skip_batches,
+        # The first try keeps the learning rate: other data alone are often enough, as in PaLM.
         rate=(previous.rate if previous else 1.0) * (config.lr_factor if tries > 1 else 1.0),
         tries=tries,
     )
@@ -118,6 +119,8 @@ class RollbackManager:
         # A save in progress is of a step before the anomaly, as only normal states are saved.
         checkpoints.wait()
         due = [step for step in checkpoints.steps() if step == 0 or checkpoints.is_due(step)]
+        # As if the policy had just removed the others: which ones still lie on the disk depends on
+        # when a process was interrupted, and the choice must not.
         candidates = rollback_retention(self._experiment).steps_to_keep(due)
         rollback = plan_rollback(anomaly, self.history.last, sorted(candidates), self._config)
         saved = self._save_anomalous_state(state)

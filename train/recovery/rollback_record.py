@@ -70,6 +70,7 @@ class RollbackRecord:
         """
         # No process may act on a rollback that a kill could still erase.
         if jax.process_index() == 0:
+            # One writer: all processes see the same folder, which may be remote.
             write_atomically(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         wait_for_all_processes()
 
@@ -83,6 +84,8 @@ class RollbackRecord:
                 return cls()
         try:
             plain = json.loads(data.decode())
+            # Exactly these fields: a record of another version, or half of one, is refused and not
+            # guessed.
             if not isinstance(plain, dict) or plain.keys() != {"rollbacks", "cleared"}:
                 raise ValueError("it has other fields than rollbacks and cleared")
             if not isinstance(plain["rollbacks"], list) or not isinstance(plain["cleared"], bool):
@@ -104,6 +107,7 @@ def _parse_rollback(plain: Any) -> Rollback:
         value = getattr(rollback, name)
         if type(value) is not int or not least <= value <= MAX_INTEGER:
             raise ValueError(f"{name} is no integer from {least} to {MAX_INTEGER}")
+    # `type`, not `isinstance`: JSON's true is an integer for Python.
     if type(rollback.rate) not in (int, float) or not 0 < rollback.rate <= 1:
         raise ValueError("rate is no number in (0, 1]")
     return rollback
@@ -171,6 +175,7 @@ class RollbackHistory:
         self.skipped_from = int(state.cursor)
         # Keep the shardings of the restored arrays: the compiled step expects them.
         cursor = jax.device_put(np.int32(last.cursor), state.cursor.sharding)
+        # Runs without detection have no factor; the batches are skipped all the same.
         detector = state.anomaly_detector
         if detector is None:
             return state.replace(cursor=cursor)

@@ -81,10 +81,12 @@ def new_lease() -> Lease:
     """Return a new lease of this process."""
     return Lease(
         token=secrets.token_hex(8),
+        # For messages only; `machine` is what is compared.
         host=socket.gethostname(),
         process=os.getpid(),
         machine=machine_id(),
         started=_start_ticks(os.getpid()) or "",
+        # For messages only as well: clocks of machines may differ.
         since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
@@ -102,6 +104,8 @@ def mark_held(lease: Lease) -> Iterator[None]:
 def machine_id() -> str:
     """Return an id shared by processes that see each other in /proc; empty without /proc."""
     try:
+        # Containers on one machine share the boot id but not the process ids: the namespace tells
+        # them apart.
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {pathlib.Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -117,6 +121,7 @@ def owner_state(lease: Lease) -> OwnerState:
     # Another run in this very process, for which the process id proves nothing.
     if lease.token in _HELD:
         return "alive"
+    # Another machine, or a container of its own: only the renewals of the lease can tell.
     if not lease.machine or lease.machine != machine_id() or lease.process <= 0:
         return "unknown"
     if lease.process == os.getpid():
@@ -140,6 +145,8 @@ def _start_ticks(process: int) -> str | None:
         text = pathlib.Path(f"/proc/{process}/stat").read_text()
     except OSError:
         return None
+    # Field 3, the state, is the first after the name. Field 22 is the start time: two processes of
+    # one boot never share both it and the process id.
     fields = text.rpartition(")")[2].split()  # the process name before it may contain spaces
     return None if fields[0] in "ZX" else fields[19]
 
@@ -170,6 +177,8 @@ class LeaseStore(Protocol):
 
 def lease_store(folder: AnyPath) -> LeaseStore:
     """Return the store of a run's `owner` folder, local or remote."""
+    # Local leases need no fsspec, whose import takes longer than everything else about a lock, and
+    # are replaced by a rename, which no reader can see half of.
     return (
         LocalLeaseStore(folder)
         if isinstance(folder, pathlib.Path)
@@ -191,11 +200,13 @@ class LocalLeaseStore:
 
     def read(self, number: int) -> Lease | None:
         try:
+            # Bounded: the file may be anything that somebody has put there.
             return Lease.from_bytes(read_bytes(self._path(number), _MAX_BYTES))
         except FileNotFoundError:
             return None
 
     def create(self, number: int, lease: Lease) -> bool:
+        # Also after another process has removed the folder together with its last lease.
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             # "x" is O_EXCL: the file system lets exactly one process create the file.
@@ -251,6 +262,7 @@ class RemoteLeaseStore:
             return None
 
     def create(self, number: int, lease: Lease) -> bool:
+        # A store that does not know the mode `create` would overwrite the owner's lease.
         if number in self.numbers():
             return False
         refused: Exception | None = None

@@ -79,10 +79,13 @@ class RunLock:
         self._replaced_by: Lease | None = None
         self._held = contextlib.ExitStack()
         self._stop = threading.Event()
+        # A daemon thread: it must not keep a process alive whose training has ended with an error.
         self._thread = threading.Thread(target=self._renew_often, name="lease", daemon=True)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as held_if_acquired:
+            # Marked before the file exists: another run in this process, whose process id is the
+            # same, must never find an unmarked lease and take it for a dead owner's.
             held_if_acquired.enter_context(mark_held(self._lease))
             with explain_write_errors(self._folder.lease_folder):
                 self._acquire()

@@ -68,7 +68,7 @@ class ParametricLaw:
     beta: float
 
     def __call__(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Return the predicted loss of models of these sizes, trained on so many tokens."""
+        """Return the predicted loss for numbers of parameters and of training tokens."""
         n, d = np.asarray(parameters, np.float64), np.asarray(tokens, np.float64)
         return self.E + self.A * n**-self.alpha + self.B * d**-self.beta
 

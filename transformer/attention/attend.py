@@ -69,6 +69,7 @@ def weighted_values(
     num_kv_heads = v.shape[2]
     if n == num_kv_heads:
         return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
+    # The same grouping as in `dot_product_scores`.
     merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
     y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
     return y.swapaxes(1, 2)
@@ -171,9 +172,11 @@ def attend_reference(
     lengths = q.shape[1], k.shape[1]
     positions = mask.resolved_positions(*lengths)
     scores = score_spec.compute_scores(q, k, *positions)
+    # One mask for all heads, broadcast when it is applied.
     visible = dense_mask(mask, *lengths)[:, None]
     # The most negative finite number, since -inf gives NaN in a row without a visible key.
     scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
+    # jax.nn.softmax subtracts the maximum of a row first, so that no exponential overflows.
     if sink_logits is None:
         weights = jax.nn.softmax(scores, axis=-1)
     else:
@@ -192,7 +195,9 @@ def attend_reference(
         dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
     y = weighted_values(dropped.astype(dtype), v, operand_dtype, dtype)
     if score_spec.relative_tables is not None:
+        # Vectors by distance are added to values as well (Shaw et al. 2018, equation 3).
         y = y + score_spec.relative_tables.value_terms(dropped.astype(dtype), *positions, dtype)
+    # Rounded once, after all terms.
     return y.astype(v.dtype), weights
 
 

@@ -84,6 +84,7 @@ class Attention(Mixer):
 
         dropout_rngs = inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
+            # A dot product of H independent terms of variance 1 has variance H (section 3.2.1).
             scale=1 / math.sqrt(q.shape[-1]) if isinstance(config.score, ScaledDotScore) else 1.0,
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,

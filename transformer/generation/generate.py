@@ -23,7 +23,6 @@ import numpy as np
 from flax import struct
 
 from transformer.attention.base import NO_OUTPUTS, mixer_class
-from transformer.chunked_cross_entropy import mask_padded_logits
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.basic import apply_matrix
@@ -146,7 +145,7 @@ def prefill(
     tokens: jax.Array,  # [B, T] padded on the right
     lengths: jax.Array,  # [B] without the padding
     cache_length: int,  # S
-) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
+) -> tuple[Any, jax.Array]:  # the cache, [B, V]
     """Read prompts into a new cache; return it and the logits of the next tokens."""
     check_shapes(tokens=(tokens, "B T", int), lengths=(lengths, "B", int))
     if not decodes_from_cache(model):
@@ -169,7 +168,7 @@ def decode_step(
     cache: Any,
     tokens: jax.Array,  # [B]
     positions: jax.Array,  # [B] where the tokens stand
-) -> tuple[Any, jax.Array]:  # the cache, [B, V padded]
+) -> tuple[Any, jax.Array]:  # the cache, [B, V]
     """Append one token of each example to the cache; return it and the next tokens' logits."""
     check_shapes(tokens=(tokens, "B", int), positions=(positions, "B", int))
     if not decodes_from_cache(model):
@@ -202,7 +201,7 @@ def _full_pass_logits(
     params: Params,
     text: jax.Array,  # [B, S] padded on the right
     lengths: jax.Array,  # [B] without the padding
-) -> jax.Array:  # [B, V padded]
+) -> jax.Array:  # [B, V]
     """Return the logits of the tokens that follow `lengths` tokens, without a cache."""
     mixers = {block.mixer for block in model.config.layer_pattern}
     # A causal mixer never shows the padding to earlier tokens. Where segments are supported they
@@ -219,10 +218,10 @@ def _logits(
     model: LanguageModel,
     params: Params,
     hidden: jax.Array,  # [B, 1, D]
-) -> jax.Array:  # [B, V padded]
+) -> jax.Array:  # [B, V]
     matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
     logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
-    return mask_padded_logits(logits[:, 0], model.config.vocab_size)
+    return logits[:, 0, : model.config.vocab_size]
 
 
 def bucket_length(length: int, multiple: int, limit: int | None) -> int:

@@ -44,17 +44,17 @@ ANCESTRAL_SAMPLING = SamplingConfig()
 
 
 def sample_tokens(
-    logits: jax.Array,  # [B, V padded]
+    logits: jax.Array,  # [B, V]
     rngs: jax.Array,  # [B] random keys of the examples
     positions: jax.Array,  # [B] positions of the sampled tokens
     config: SamplingConfig,
 ) -> jax.Array:  # [B] int32
-    """Sample a token for each example; never padding, whose logit is the lowest finite number."""
+    """Sample a token for each example; never one whose logit is the lowest finite number."""
     import jax
     import jax.numpy as jnp
 
-    padding = logits <= finfo_min(logits.dtype)
-    logits = jnp.where(padding, -jnp.inf, logits.astype(jnp.float32))
+    excluded = logits <= finfo_min(logits.dtype)
+    logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
     if config.temperature == 0:
         return argmax_tokens(logits)
     logits, tokens = select_top_k(apply_temperature(logits, config.temperature), config.top_k)

@@ -58,14 +58,6 @@ class FeedForwardConfig:
                 "at 1, or set activation to swish or learned_swish"
             )
 
-    def resolved_d_ff(self, d_model: int) -> int:
-        """Return F for a model of width D."""
-        return self.d_ff or self.default_d_ff(d_model)
-
-    def default_d_ff(self, d_model: int) -> int:
-        """Return F of `d_ff` 0."""
-        return -(-8 * d_model // (3 * 64)) * 64 if self.gated else 4 * d_model
-
 
 @dataclasses.dataclass(frozen=True)
 class MoEConfig:

@@ -19,6 +19,11 @@ class FeedForwardOutput(NamedTuple):
     aux: dict[str, jax.Array]  # auxiliary losses of a mixture of experts, if requested
 
 
+def resolve_d_ff(config: FeedForwardConfig, d_model: int) -> int:
+    """Return F: `d_ff`, or 4 D, or 8/3 D in multiples of 64 if gated (as many weights)."""
+    return config.d_ff or (-(-8 * d_model // (3 * 64)) * 64 if config.gated else 4 * d_model)
+
+
 class FeedForward(nn.Module):
     """Compute down(activation(up x)), or down(activation(gate x) * up x) if gated."""
 
@@ -36,7 +41,7 @@ class FeedForward(nn.Module):
     ) -> FeedForwardOutput:
         config, context = self.config, self.context
         embed = {"embed": context.d_model}
-        mlp = {"mlp": config.d_ff or config.default_d_ff(context.d_model)}
+        mlp = {"mlp": resolve_d_ff(config, context.d_model)}
         activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
         if config.gated:
             gate = activation(apply_linear(self, "gate", x, embed, mlp, context, bias=config.bias))

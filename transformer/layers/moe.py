@@ -11,7 +11,7 @@ from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, declare_swish
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.config import MoEConfig
-from transformer.layers.feedforward import FeedForwardOutput
+from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -45,6 +45,8 @@ class MixtureOfExperts(nn.Module):
     ) -> FeedForwardOutput:
         """Return the output; `aux` has the weighted auxiliary losses if `losses` are requested."""
         config = self.config
+        # Logits are kept beside the routing: the z-loss penalizes their size, which a softmax
+        # hides.
         logits = self.router_logits(x)
         routing = route_tokens(
             logits,
@@ -89,11 +91,12 @@ class MixtureOfExperts(nn.Module):
     ) -> jax.Array:  # [B, T, D]
         """Apply `FeedForward` to each row, with the weights of its expert."""
         config, context = self.config.expert, self.context
-        embed, mlp = {"embed": context.d_model}, {"mlp": config.resolved_d_ff(context.d_model)}
+        embed, mlp = {"embed": context.d_model}, {"mlp": resolve_d_ff(config, context.d_model)}
         activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
         rows = dispatcher.dispatch(x)
         # "up" before "gate": Linen derives initial values from the order of declaration.
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
+        # SwiGLU and its like: activation(gate x) * up x (Shazeer 2020).
         if config.gated:
             hidden = activation(self.expert_linear(dispatcher, "gate", rows, embed, mlp)) * hidden
         else:
@@ -103,6 +106,7 @@ class MixtureOfExperts(nn.Module):
             # hidden units.
             ones = jnp.ones((*x.shape[:2], *mlp.values()), x.dtype)
             hidden = hidden * dispatcher.dispatch(dropout(ones, config.dropout, dropout_rngs))
+        # Gates weight the outputs, not the inputs: an activation is not linear.
         return dispatcher.combine(self.expert_linear(dispatcher, "down", hidden, mlp, embed))
 
     def expert_linear(
@@ -126,6 +130,7 @@ class MixtureOfExperts(nn.Module):
         rows = dispatcher.matmul(rows, matrices.astype(rows.dtype))
         if not self.config.expert.bias:
             return rows
+        # Biases belong to experts, not to tokens: they are spread over rows as the tokens were.
         zeros = nn.initializers.zeros
         bias = declare_weight(
             self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype

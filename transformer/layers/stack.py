@@ -116,6 +116,8 @@ class Stack(nn.Module):
                 return output
 
             if self.remat != "none":
+                # One checkpoint for each layer: the backward pass holds recomputed values of one at
+                # a time.
                 # Inside a scan the compiler cannot merge recomputed values with saved ones, and
                 # the barriers of `prevent_cse` would only cost time.
                 policy = REMAT_POLICIES[self.remat]

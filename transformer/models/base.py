@@ -45,7 +45,7 @@ class ModelOutput(NamedTuple):
     """Requested auxiliary outputs: one dict for each place of the layer pattern, with arrays
     stacked over its layers (`transformer.inspection.layer_values` reads them by layer)."""
     encoder_aux: Any = ()
-    """Those of the encoder of an encoder-decoder."""
+    """`aux` of the encoder of an encoder-decoder."""
 
 
 class Model(nn.Module):

@@ -14,8 +14,8 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.base import MixerInputs
-from transformer.attention.sparse_ops.document_boundaries import document_boundaries
-from transformer.baselines import lstm
+from transformer.attention.documents import document_boundaries
+from transformer.baselines import recurrent
 from transformer.baselines.config import LSTMConfig
 from transformer.testing.abilities import check_cached
 from transformer.testing.contract import check_mixer
@@ -65,7 +65,7 @@ def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
         return document_boundaries(mask, abs(positions), **given)
 
-    monkeypatch.setattr(lstm, "document_boundaries", deaf)
+    monkeypatch.setattr(recurrent, "document_boundaries", deaf)
     message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
     with pytest.raises(AssertionError, match=message):
         check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))

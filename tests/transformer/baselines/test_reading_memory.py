@@ -97,7 +97,7 @@ def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
-    monkeypatch.setattr("transformer.baselines.luong.memory_mask", everything)
+    monkeypatch.setattr("transformer.baselines.memory_attention.memory_mask", everything)
     trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
     with pytest.raises(
         AssertionError, match=r"^mixer luong: cross: padding of the memory is seen$"

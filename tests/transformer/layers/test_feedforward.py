@@ -11,7 +11,7 @@ from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, swish
-from transformer.layers.feedforward import FeedForward
+from transformer.layers.feedforward import FeedForward, resolve_d_ff
 
 B, T, D, F = 2, 3, 5, 7
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
@@ -141,7 +141,7 @@ def test_settings_that_make_no_feed_forward(settings: Any, message: str) -> None
     ],
 )
 def test_the_hidden_width(config: FeedForwardConfig, width: int, hidden: int) -> None:
-    assert config.resolved_d_ff(width) == hidden
+    assert resolve_d_ff(config, width) == hidden
 
 
 def test_hidden_activations_are_dropped() -> None:

@@ -149,6 +149,8 @@ def _prepare(
     tiling = make_tiling(mask, q.shape[1], k.shape[1], block_size)
     pad = functools.partial(pad_to_tiles, tiling=tiling)
     q, k, v = pad(q, is_queries=True), pad(k, is_queries=False), pad(v, is_queries=False)
+    # All tiles have the same static shape, so one program serves them all: padding keys are hidden
+    # by the mask, and the results of padding queries are cut off.
     mask = pad_mask(mask, tiling)
 
     # A custom_vjp function must not close over traced arrays, such as the table of a bias.
@@ -173,6 +175,9 @@ def _prepare(
     return tile_pass, q, k, v, mask, score_spec.dropout_rngs, tuple(captured)
 
 
+# JAX cannot differentiate a `fori_loop` whose bounds are traced, as they are here where a causal
+# mask or a window skips tiles. And the derivative of a loop of fixed length would save the scores
+# of every tile, all of [T, S].
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _blockwise(
     tile_pass: TilePass,
@@ -219,6 +224,8 @@ def _attend(
             # of exactly the weights that they were multiplied by.
             weights = jnp.exp(scores - finite[..., None])
             weights = round_to_dtype(weights, tile_pass.operand_dtype)
+            # exp(s - m_old) exp(m_old - m_new) = exp(s - m_new). In the first tile with a visible
+            # key m_old is -inf and the factor 0, which keeps the zeros of the start.
             rescale = jnp.exp(maximum - finite)
             tile_y = dropped_weighted_values(
                 tile_pass, weights, v_blocks[key_block], tile.dropout_rngs
@@ -239,11 +246,13 @@ def _attend(
         )
         key_blocks = tiling.key_block_range(query_block)
         total, maximum, y = jax.lax.fori_loop(*key_blocks, body, start)
+        # Divided once for each row, not in each tile (Dao 2023, FlashAttention-2, section 3.1).
         is_nonempty = total > 0
         safe_total = jnp.where(is_nonempty, total, 1)
         y = jnp.where(is_nonempty[..., None], y / safe_total[..., None], 0)
         return y, jnp.where(is_nonempty, maximum + jnp.log(safe_total), -jnp.inf)
 
+    # `map` runs one block after the other, so that only one tile of scores exists at a time.
     query_blocks = jnp.arange(tiling.num_query_blocks), split_blocks(q, tiling.queries_per_tile)
     y, lse = jax.lax.map(attend_query_block, query_blocks)
     return PartialAttention(join_blocks(y), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1))
@@ -268,6 +277,7 @@ def _backward(tile_pass: TilePass, residuals: Any, cotangent: PartialAttention) 
     delta = softmax_grad_delta(out, rounding_error, cotangent, tile_pass.operand_dtype)
     *grads, d_captured = _gradients(tile_pass, *inputs, lse=out.lse, dy=cotangent.y, delta=delta)
     dq, dk, dv = (grad.astype(like.dtype) for grad, like in zip(grads, dtypes, strict=True))
+    # The arrays of a mask are integers and booleans, and random keys have no gradient either.
     return dq, dk, dv, None, None, d_captured
 
 
@@ -298,6 +308,7 @@ def _gradients(
     def add(total: jax.Array, term: jax.Array) -> jax.Array:
         return total + term.astype(total.dtype)
 
+    # lse = -inf in rows without a visible key: any finite number will do, the mask hides them.
     delta, lse = split_rows(delta), split_rows(jnp.where(jnp.isfinite(lse), lse, 0))
     q_blocks, dy_blocks = split_blocks(q, num_queries), split_blocks(dy, num_queries)
 
@@ -317,6 +328,8 @@ def _gradients(
                 key_block,
                 backward=True,
             )
+            # exp(score - lse) is the normalized weight: the running maximum and sum of the forward
+            # pass are not needed again.
             weights = jnp.exp(tile.scores - lse[query_block][..., None])
             weights = jnp.where(tile.visible, weights, 0)
             # This vjp gives dV = P^T dY and dP = dY V^T, through dropout.
@@ -328,6 +341,7 @@ def _gradients(
             d_weights, tile_dv = values_vjp(dy_blocks[query_block].astype(dtype))
             d_scores = weights * (d_weights - delta[query_block][..., None])
             tile_dq, tile_dk, tile_d_captured = tile.scores_vjp(d_scores)
+            # In place: XLA reuses the memory of a loop's carry.
             dq = dq.at[query_block].add(tile_dq)
             d_captured = jax.tree.map(add, d_captured, tile_d_captured)
             return dq, d_captured, add(dk, tile_dk), add(dv, tile_dv)

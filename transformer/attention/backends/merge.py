@@ -14,12 +14,15 @@ def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     A query without a visible key in any of them gets zeros. The result has the dtype of the first
     `y`; partials of `ScoreSpec.widen` arrays are not rounded.
     """
+    # The softmax over a union of sets is one over the sets, by their lse, times one within each: y
+    # = sum over sets of exp(lse_set) y_set / sum over sets of exp(lse_set).
     lse = jnp.stack([partial.lse for partial in partials])  # [partials, B, N, T]
     maximum = lse.max(0)
     # The maximum cancels in the result, so no gradient has to pass through it.
     maximum = jax.lax.stop_gradient(jnp.where(jnp.isfinite(maximum), maximum, 0))
     shares = jnp.exp(lse - maximum[None])
     total = shares.sum(0)
+    # Without a visible key all lse are -inf, and so all shares 0: divide by 1 instead of 0.
     is_nonempty = total > 0
     safe_total = jnp.where(is_nonempty, total, 1)
     shares = shares / safe_total[None]

@@ -62,8 +62,11 @@ def attend_ring(
     assert mesh is not None
     (axis,) = constrain.partition_spec(("length",), q.shape[1:2])
     assert isinstance(axis, str)  # a ring runs along one axis
+    # With fewer key heads than devices along `heads`, each device needs a copy of the key head that
+    # its query heads share.
     k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
     tokens = _Tokens(mask.resolved_positions(q.shape[1], k.shape[1])[0], mask.segments)
+    # Random keys are arrays, which static settings cannot hold: they are passed beside them.
     static_spec = score_spec._replace(dropout_rngs=None)
     ring = _Ring(axis, mesh.shape[axis], mask.pattern, static_spec, block_size)
 
@@ -82,6 +85,8 @@ def attend_ring(
     b, t, n, _ = q.shape
     lse_spec = constrain.partition_spec(("batch", "heads", "length"), (b, n, t))
     out_specs: Any = PartialAttention(layout(q, heads), lse_spec)  # type: ignore[arg-type]
+    # No check of varying axes: tiles that are skipped return zeros that do not vary over devices,
+    # tiles that are visited return results that do, and the check wants equal types of both.
     run = jax.shard_map(
         functools.partial(_attend_shard, ring),
         mesh=mesh,
@@ -92,6 +97,8 @@ def attend_ring(
     return run(q, k, v, tokens, rngs)
 
 
+# JAX's derivative of the scan would save the keys and values of every step, which is the whole
+# sequence on each device. This one saves the device's own shard, and sends the rest around again.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_shard(
     ring: _Ring,
@@ -112,6 +119,7 @@ def _forward_ring(
     b, t, n, _ = q.shape
     dtype = ring.score_spec.softmax_dtype
     sum_dtype = accumulation_dtype(q.dtype, dtype)
+    # An lse of -inf is a share of 0 in the first merge.
     empty = PartialAttention(
         jnp.zeros((b, t, n, v.shape[-1]), sum_dtype), jnp.full((b, n, t), -jnp.inf, dtype)
     )
@@ -123,7 +131,11 @@ def _forward_ring(
         partial = attend_blockwise(
             *wide, mask, score_spec, block_size=ring.block_size, skip_masked_tiles=True
         )
+        # `skip_masked_tiles`, because with reordered tokens only the mask tells which tiles are
+        # empty.
         total = merge_partials([total, partial])
+        # The transfer does not depend on the attention of this step, so XLA can overlap the two.
+        # The last one is not needed: the price of equal steps, which a scan compiles once.
         return (total, _pass_on(ring, (k, v, key_tokens))), None
 
     steps = jnp.arange(ring.num_devices)
@@ -174,10 +186,12 @@ def _backward(ring: _Ring, residuals: Any, cotangent: PartialAttention) -> Any:
         dq_term, *kv_terms = blockwise_gradients(
             *arrays, block_size=ring.block_size, skip_masked_tiles=True
         )
+        # Terms of the gradients by the lse and delta of all keys: the steps simply add up.
         kv_grads = [total + term for total, term in zip(kv_grads, kv_terms, strict=True)]
         # The gradients travel with their keys, and are home again after the last step.
         return (dq + dq_term, *_pass_on(ring, ((k, v, key_tokens), kv_grads))), None
 
+    # Sums over all devices in the wide dtype, rounded once at the end.
     dq, *kv_grads = (jnp.zeros(x.shape, dtype) for x in (q, k, v))
     start = dq, (k, v, tokens), kv_grads
     (dq, _, (dk, dv)), _ = jax.lax.scan(visit, start, jnp.arange(ring.num_devices))

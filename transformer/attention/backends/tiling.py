@@ -45,6 +45,8 @@ class Tiling(NamedTuple):
         end: Index = self.num_key_blocks
         first_query = query_block * self.queries_per_tile
         if self.lookback is not None:
+            # `//` rounds towards -inf: an index before the first key becomes block -1 or less, and
+            # then 0.
             first = jnp.maximum(0, (first_query - self.lookback) // self.keys_per_tile)
         if self.lookahead is not None:
             last_query = first_query + self.queries_per_tile - 1
@@ -58,6 +60,8 @@ class Tiling(NamedTuple):
         end: Index = self.num_query_blocks
         first_key = key_block * self.keys_per_tile
         if self.lookahead is not None:
+            # Solved for the query: i sees key j if j <= i + lookahead, so j is seen from j -
+            # lookahead.
             first = jnp.maximum(0, (first_key - self.lookahead) // self.queries_per_tile)
         if self.lookback is not None:
             last_key = first_key + self.keys_per_tile - 1
@@ -73,12 +77,14 @@ def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) ->
     # Only in self-attention over ordered tokens does the distance of two indices bound that of
     # their positions.
     keys_match_queries = mask.key_positions is None and num_queries == num_keys
+    # A prefix is visible to every token, however far away.
     if keys_match_queries and pattern.ordered and not pattern.prefix:
         # Global tokens see, and are seen, beyond the window, but not into the future.
         if pattern.window and mask.global_positions is None:
             lookback = lookahead = (pattern.window - 1) * pattern.dilation
         if pattern.causal:
             lookahead = 0
+    # A decoding step has one query: a tile of 128 would compute 127 rows of padding.
     block_sizes = min(block_size, num_queries), min(block_size, num_keys)
     return Tiling(num_queries, num_keys, *block_sizes, lookback, lookahead)
 
@@ -108,6 +114,7 @@ def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
     segments = mask.segments
     key_segments = segments if mask.key_segments is None else mask.key_segments
     key_lengths = mask.key_lengths
+    # Padding has position 0, like the first token, so a length has to hide it.
     if key_lengths is None and key_size > tiling.num_keys:
         key_lengths = jnp.full((1,), tiling.num_keys, jnp.int32)
     allowed = mask.allowed
@@ -130,6 +137,7 @@ def tile_mask(mask: Mask, tiling: Tiling, query_block: Index, key_block: Index) 
     def cut(x: jax.Array | None, block: Index, size: int, axis: int = 1) -> Any:
         return None if x is None else jax.lax.dynamic_slice_in_dim(x, block * size, size, axis)
 
+    # Block numbers are traced in the loops over tiles: the start is dynamic, the size static.
     # Lengths count from the first key of a tile, so they shift with it; they may be negative.
     key_lengths = mask.key_lengths
     if key_lengths is not None:
@@ -150,6 +158,7 @@ def split_blocks(
     block_size: int,
 ) -> jax.Array:  # [blocks, B, N, block_size, H]
     """Split the length into blocks, and move heads before tokens."""
+    # Blocks in front, because loops slice the leading axis; then heads, the batch of the matmuls.
     b, t, n, h = x.shape
     return jnp.asarray(x).reshape(b, t // block_size, block_size, n, h).transpose(1, 0, 3, 2, 4)
 
@@ -219,10 +228,13 @@ def compute_tile(
     # summed. `score_fn` rounds the operands of its product back to `operand_dtype`.
     q, k = q.astype(tile_pass.sum_dtype), k.astype(tile_pass.sum_dtype)
     scores_vjp = None
+    # The backward pass computes the scores again: for long inputs that is faster than reading [T,
+    # S] from memory (Dao et al. 2022, section 3.1).
     if backward:
         scores, scores_vjp = jax.vjp(compute_scores, q, k, captured)
     else:
         scores = compute_scores(q, k, captured)
+    # Booleans of this tile alone; the whole mask [T, S] never exists.
     visible = dense_mask(own_mask, *sizes)[:, None]
     # The rngs depend on the tile alone, so the backward pass drops the same weights.
     return Tile(scores, visible, fold_in(fold_in(dropout_rngs, query_block), key_block), scores_vjp)
@@ -242,6 +254,7 @@ def visit_unless_masked(
     tiling = tile_pass.tiling
     own_mask = tile_mask(mask, tiling, query_block, key_block)
     any_visible = dense_mask(own_mask, tiling.queries_per_tile, tiling.keys_per_tile).any()
+    # `cond` runs one of its branches. Not under `vmap`, which turns it into a `where` of both.
     return jax.lax.cond(any_visible, visit, lambda state: state, state)
 
 

@@ -29,6 +29,8 @@ def attend_with_absorbed_projections(
     """
     _, axes = head_axes(config, context.d_model)
     embed, group_size = {"embed": context.d_model}, config.num_heads // axes["kv_heads"]
+    # The key bias is declared although nothing reads it: so these weights have the names and shapes
+    # of an ordinary projection, and can be exchanged with one.
     (key, _), (value, bias) = (
         declare_linear(module, f"{name}{suffix}", embed, axes, context, bias=config.bias)
         for name in ("key", "value")

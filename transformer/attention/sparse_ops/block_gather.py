@@ -43,6 +43,8 @@ def query_and_key_tokens(
     query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
     ones = lambda size: jnp.ones((1, size), jnp.int32)  # noqa: E731
     query_segments = ones(num_queries) if mask.segments is None else mask.segments
+    # As in `dense_mask`: segments of keys count only where the queries have some to compare them
+    # with.
     key_segments = query_segments if mask.key_segments is None else mask.key_segments
     if mask.segments is None:
         key_segments = ones(num_keys)
@@ -119,6 +121,7 @@ def gathered_mask(
         gathered = x[example if len(x) > 1 else 0, jnp.maximum(selected, 0)]
         return gathered.reshape(-1, shape[3] * x.shape[-1])
 
+    # The gather below reads block 0 in place of an absent one; segment 0 hides what it has read.
     exists = jnp.repeat(selected >= 0, key_tokens.segments.shape[-1], axis=-1)
     key_segments = gather_keys(key_tokens.segments)
     mask = Mask(
@@ -165,9 +168,13 @@ def attend_selected_blocks(
         selected.shape[2],
         query_block_size or block_size,
     )
+    # Several blocks in a step make larger products and fewer iterations; more than that would only
+    # raise the memory of the gathered keys, m blocks for each block of queries.
     blocks_per_step = min(max(1, QUERIES_PER_STEP // block_size), num_blocks)
     num_steps = -(-num_blocks // blocks_per_step)
     query_tokens, key_tokens = query_and_key_tokens(mask, num_queries, k.shape[1])
+    # Steps have equal shapes. Blocks that fill up the last one select nothing and are cut off
+    # below.
     padding = ((0, 0), (0, 0), (0, num_steps * blocks_per_step - num_blocks), (0, 0))
     to_steps = functools.partial(split_steps, num_steps=num_steps)
     # Stack the inputs of all steps: `lax.map` and `lax.scan` then slice one step at a time.
@@ -184,6 +191,7 @@ def attend_selected_blocks(
         ),
         to_steps(jnp.pad(selected, padding, constant_values=-1), axis=2),
     )
+    # Whole blocks are gathered, not tokens: each index moves `block_size` consecutive rows.
     k, v = (heads_first(split_blocks(each, block_size)) for each in (k, v))
     key_tokens = BlockTokens(*(split_blocks(each, block_size) for each in key_tokens))
     operand_dtype = score_spec.operand_dtype_of(q)
@@ -256,6 +264,7 @@ def _attend_steps(
     return jax.lax.map(attend_one, steps)
 
 
+# The residuals are the inputs alone. Every step is recomputed.
 def _forward(settings: _PassSettings, *residuals: Any) -> Any:
     return _attend_steps(settings, *residuals), residuals
 
@@ -269,6 +278,8 @@ def _backward(settings: _PassSettings, residuals: Any, cotangents: Any) -> Any:
     """
     k, v, steps, key_tokens, dropout_rngs = residuals
 
+    # Mask and random keys are computed again from the same inputs, so they are those of the forward
+    # pass: the same weights are dropped.
     def step_backward(carry: Any, inputs: Any) -> Any:
         step, cotangent = inputs
         visible, step_rngs = (
@@ -279,6 +290,8 @@ def _backward(settings: _PassSettings, residuals: Any, cotangents: Any) -> Any:
             _attend_step, settings, visible=visible, dropout_rngs=step_rngs
         )
         operands = (step.q, gather_blocks(k, step), gather_blocks(v, step))
+        # Only the loop is differentiated by hand; JAX differentiates a step. Cast before, because a
+        # gradient has the dtype of its argument: these are rounded once, after the sum over steps.
         _, step_vjp = jax.vjp(attend_step, *(each.astype(settings.sum_dtype) for each in operands))
         d_y, d_lse = cotangent
         dq, *kv_grads = step_vjp((d_y.astype(settings.sum_dtype), d_lse))
@@ -292,6 +305,7 @@ def _backward(settings: _PassSettings, residuals: Any, cotangents: Any) -> Any:
             step.q.dtype
         )
 
+    # A popular block gets a term from nearly every step: a 16-bit sum would stop growing.
     zeros = tuple(jnp.zeros(each.shape, settings.sum_dtype) for each in (k, v))
     (dk, dv), dq = jax.lax.scan(step_backward, zeros, (steps, cotangents))
     no_gradient: Any = None  # cotangent of integer arrays

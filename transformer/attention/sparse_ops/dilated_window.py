@@ -39,6 +39,7 @@ def attend_dilated(
         return _dilated(q, k, v, mask, score_spec, one_sided_window, dilations[0], max_tile_size)
     # Group heads by dilation, then restore their order. Grouped-query heads with different
     # dilations cannot share a call, so key heads are repeated here.
+    # One call for each dilation, since a call has one row layout for all of its heads.
     head_dilations, heads_per_kv_head = np.array(dilations), q.shape[2] // k.shape[2]
     partials, head_order = [], []
     for dilation in sorted(set(dilations)):
@@ -53,6 +54,7 @@ def attend_dilated(
             _dilated(*head_qkv, mask, head_spec, one_sided_window, dilation, max_tile_size)
         )
         head_order += list(heads)
+    # In NumPy: dilations are static, so the order of the heads is a constant of the program.
     inverse_order = np.argsort(head_order)
     y = jnp.concatenate([part.y for part in partials], axis=2)[:, :, inverse_order]
     return PartialAttention(
@@ -76,6 +78,8 @@ def _dilated(
     the blockwise kernel skips everything outside it.
     """
     batch, length = q.shape[:2]
+    # Tiles as wide as the window compute two or three for each block of queries. Much smaller
+    # ones would spend their time in the loop and not in products.
     block = min(max(window, MIN_TILE_SIZE), max_tile_size)
     pattern = MaskPattern(causal=mask.pattern.causal, window=window + 1)
     # Cached keys: order and gaps are unknown, so only positions decide (no tiles are skipped).
@@ -87,6 +91,7 @@ def _dilated(
             q, k, v, mask.replace(pattern=pattern), score_spec, block_size=block
         )
 
+    # d times the rows with a d-th of the tokens: any dilation costs what a dilation of 1 does.
     def split_rows(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B d, T / d, ...]
         padding = [(0, 0)] * x.ndim
         padding[1] = (0, -length % dilation)

@@ -28,6 +28,7 @@ def gather_tokens(
     """Gather the tokens at `index` of each example."""
     batch = x.shape[0] if index.shape[0] == 1 else index.shape[0]
     row = jnp.arange(batch)[:, None]
+    # Shapes are static, so absent tokens are gathered too: callers give them segment 0.
     clamped = jnp.broadcast_to(jnp.minimum(index, x.shape[1] - 1), (batch, index.shape[1]))
     return jnp.asarray(x)[row if x.shape[0] != 1 else jnp.zeros_like(row), clamped]
 
@@ -45,6 +46,7 @@ def attend_from_tokens(
     positions, key_positions = mask.resolved_positions(length, length)
     segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
     key_segments = segments if mask.key_segments is None else mask.key_segments
+    # Queries of segment 0 see nothing: their results are zeros, which `scatter_tokens` drops.
     query_mask = mask.replace(
         positions=gather_tokens(positions, index),
         segments=jnp.where(index < length, gather_tokens(segments, index), 0),
@@ -70,6 +72,7 @@ def mask_duplicates(
 ) -> jax.Array:  # [B or 1, n]
     """Replace repeated positions by -1, so that no key is counted twice."""
     same = global_positions[:, :, None] == global_positions[:, None, :]
+    # Strictly below the diagonal: the first of equal positions stays.
     before = jnp.tri(global_positions.shape[1], k=-1, dtype=bool)[None]
     return jnp.where((same & before).any(-1), -1, global_positions)
 
@@ -107,7 +110,9 @@ def find_global_tokens(
 ) -> jax.Array:  # [B or 1, n]
     """Return the row index of the token at each listed position; T if there is none."""
     positions: Any = mask.positions
+    # Padding may have position 0 too; -1 equals no listed position.
     token_positions = jnp.where(mask.key_segments != 0, positions, -1)
+    # [B, n, T] booleans: small beside the scores of n global tokens with all T.
     matches = (token_positions[:, None, :] == global_positions[:, :, None]) & (
         global_positions >= 0
     )[:, :, None]
@@ -177,6 +182,7 @@ def attend_to_packed_globals(
     def score(position: jax.Array) -> jax.Array:  # [B, T, K, G]
         global_token = _find_global_token(mask, position)
         visible = (
+            # Causal: at the token's own position or before it.
             global_token.exists & (global_token.offset <= 0)
             if mask.pattern.causal
             else global_token.exists
@@ -196,6 +202,7 @@ def attend_to_packed_globals(
         return weights[..., None] * global_values[:, :, :, None]
 
     positions = global_positions.T
+    # Scores of all n positions fit in memory, as they have no axis H: one softmax, in one piece.
     scores = jax.lax.map(score, positions)  # [n, B, T, K, G]
     # Queries without a visible global key have max_score -inf; use 0 to avoid inf - inf.
     max_score = _finite(jax.lax.stop_gradient(scores.max(0)))
@@ -212,6 +219,7 @@ def attend_to_packed_globals(
 
     zeros = jnp.zeros((*grouped_q.shape[:-1], v.shape[-1]), values.dtype)
     y, _ = jax.lax.scan(add, zeros, (positions, weights))
+    # With the lse, the caller merges this with the attention inside the window.
     lse = jnp.where(has_keys, max_score + jnp.log(total), -jnp.inf)
     shape = (*q.shape[:3], v.shape[-1])
     return PartialAttention(y.reshape(shape).astype(dtype), lse.reshape(shape[:3]).swapaxes(1, 2))
@@ -240,6 +248,7 @@ def attend_from_packed_globals(
         """Return the attention of each document's global token at `position`, in its own row."""
         global_token = _find_global_token(mask, position)
         visible = (
+            # Causal: the global query sees the tokens up to itself.
             global_token.exists & (global_token.offset >= 0)
             if mask.pattern.causal
             else global_token.exists
@@ -264,10 +273,12 @@ def attend_from_packed_globals(
             .at[example, index]
             .max(scores_without_gradient, mode="drop")
         )
+        # In documents without this global token the maximum stays -inf, and -inf - -inf is NaN.
         exp_scores = jnp.exp(scores - _finite(gather_tokens(max_score, global_token.row_index)))
         dropped = dropout(
             exp_scores, score_spec.dropout_rate, fold_in(score_spec.dropout_rngs, step)
         )
+        # Dropout acts on the numerator; the sum is over all weights.
         normalizers = sum_per_global(exp_scores)
         rows = sum_per_global(dropped[..., None] * values[:, :, :, None])
         rows = rows / jnp.where(normalizers > 0, normalizers, 1)[..., None]

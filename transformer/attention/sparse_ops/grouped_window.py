@@ -78,8 +78,10 @@ def attend_grouped(
     )
     # A stable sort keeps the members of a group in the order of the row.
     order = jnp.argsort(groups, axis=-1, stable=True)
+    # The argsort of a permutation is its inverse.
     inverse_order = jnp.argsort(order, axis=-1)
     sorted_qkv = [_gather(each.swapaxes(1, 2), order) for each in (q, k, v)]
+    # The group and the inputs of the bias in one array: one gather, and one slice in each chunk.
     tags = (
         groups[..., None]
         if bias_inputs is None
@@ -103,6 +105,8 @@ def group_positions(
     """
     # A stable sort keeps the members of a group in the order of the row.
     order = jnp.argsort(groups, axis=-1, stable=True)
+    # Members of a group are consecutive in the sorted row; `window * groups` moves different groups
+    # at least `window` apart.
     return jnp.argsort(order, axis=-1) + window * groups
 
 
@@ -145,6 +149,8 @@ def _attend_sorted(
         )
 
     batch, heads, length = q.shape[:3]
+    # Room for a whole chunk after the last token, where a chunk may start. Rows with fewer chunks
+    # than others write there as well: the start of a missing chunk is T.
     padded_shape = (batch, heads, length + settings.chunk_size)
     empty = PartialAttention(
         jnp.zeros((*padded_shape, v.shape[-1]), v.dtype),
@@ -217,6 +223,7 @@ class _PaddedTokens:
             (0, 0),
         ]
         self.q, self.k, self.v = (jnp.pad(each, padding) for each in (q, k, v))
+        # Group -1 is no group: nothing sees padding.
         self.tags = jnp.pad(tags, padding, constant_values=-1)
         self.behind, self.rows = settings.window, settings.chunk_size
         self.columns = settings.window + settings.chunk_size + settings.lookahead
@@ -276,13 +283,16 @@ def _chunk_starts(
     is_group_start = jnp.pad(
         groups[..., 1:] != groups[..., :-1], ((0, 0), (0, 0), (1, 0)), constant_values=True
     )
+    # The number of earlier members: the distance to the newest start of a group.
     member_index = index - jax.lax.cummax(jnp.where(is_group_start, index, 0), axis=2)
     # A chunk starts at every `size`-th member of a group.
     is_chunk_start = (member_index % size == 0) & (groups >= 0)
+    # Sorting moves the starts to the front, in the order of the row, and T behind them.
     return jnp.sort(jnp.where(is_chunk_start, index, length), axis=-1), is_chunk_start.sum(-1).max()
 
 
 def _slice(x: jax.Array, start: jax.Array, size: int) -> jax.Array:  # [B, N, T, ...], [B, N]
+    # Each row and head has a start of its own: under `vmap` the slice becomes a gather.
     one = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size)  # noqa: E731
     return jax.vmap(jax.vmap(one))(x, start)
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask
-from transformer.attention.token_segments import token_segments
 
 
 class NeighborCache(struct.PyTreeNode):
@@ -77,4 +77,6 @@ def neighbor_window(
 
 def _windows(row: jax.Array, length: int, taps: int) -> jax.Array:
     """Stack shifted copies of a row: [B, T + taps - 1, ...] -> [B, T, taps, ...]."""
+    # Slices at static offsets: XLA fuses them into what reads the windows, which it would not do
+    # with a gather by an array of indices.
     return jnp.stack([row[:, tap : tap + length] for tap in range(taps)], axis=2)

@@ -31,6 +31,7 @@ def nth_largest(
     as the number with it. This takes 32 comparisons per entry. `jax.lax.top_k` sorts each row,
     which takes twenty times as long on a CPU. Rows must not contain NaN.
     """
+    # Float32 holds every 16-bit float exactly, so one width will do.
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     sign_bit = jnp.uint32(1 << (FLOAT32_BITS - 1))
     # Map floats to unsigned integers in the same order: set the sign bit of positive numbers, flip
@@ -44,6 +45,7 @@ def nth_largest(
         return jnp.where(is_reached, candidate, result)
 
     result = jax.lax.fori_loop(0, FLOAT32_BITS, try_bit, jnp.zeros_like(ordered[..., :1]))
+    # The inverse of the map above.
     float_bits = jnp.where(result >= sign_bit, result ^ sign_bit, ~result)
     return jax.lax.bitcast_convert_type(float_bits, jnp.float32).astype(x.dtype)
 
@@ -77,6 +79,9 @@ def map_query_blocks(
         )
 
     def attend_block(inputs: tuple[Any, ...]) -> jax.Array:
+        # The named values are thresholds, of 32 passes over the scores but one number in a row:
+        # worth saving. The scores themselves are one product, and as large as all of attention's
+        # memory.
         policy = jax.checkpoint_policies.save_only_these_names(SAVED_QUERY_BLOCK_RESIDUALS)
         return jax.checkpoint(attend, policy=policy)(*inputs)
 
@@ -95,6 +100,7 @@ def softmax_where(
     A row without such entries gets zero weights, -inf and no gradient.
     """
     scores = jnp.where(where, scores, -jnp.inf)
+    # The maximum cancels in the weights, so no gradient has to pass through it.
     max_score = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     max_score = jnp.where(jnp.isfinite(max_score), max_score, 0)
     exp_scores = jnp.exp(scores - max_score)
@@ -151,6 +157,7 @@ def attend_top_k(
 ) -> jax.Array:  # [B, T, N, H of values]
     """Attend from each query to its `keys_per_query` highest-scoring keys (section 2)."""
     num_queries, num_keys = q.shape[1], k.shape[1]
+    # A tile has all keys: the k highest scores of a query are known only from all of its scores.
     tiling = Tiling(
         num_queries, num_keys, min(block_size, num_queries), num_keys, lookback=None, lookahead=None
     )
@@ -203,6 +210,7 @@ def top_k_mask(
     keys_per_query: int,
 ) -> jax.Array:  # [B, N, T, S] booleans
     """Return a mask of the k highest visible scores per query. Ties go to the lower index."""
+    # Which keys are chosen has no gradient; the softmax over the chosen ones has.
     scores = jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf)
     threshold = checkpoint_name(
         nth_largest(scores, min(keys_per_query, scores.shape[-1])), SAVED_QUERY_BLOCK_RESIDUALS
@@ -210,4 +218,5 @@ def top_k_mask(
     # Fill the remaining places with ties, lowest index first.
     above, equal = scores > threshold, scores == threshold
     num_ties = keys_per_query - above.sum(-1, keepdims=True)
+    # `visible`, because with fewer than k visible keys the threshold is -inf, and hidden keys tie.
     return visible & (above | (equal & (jnp.cumsum(equal, axis=-1) <= num_ties)))

@@ -159,7 +159,7 @@ def test_a_clicked_token_stays_through_heads_and_stages(browser: Chromium, tmp_p
     browser.click("#queries .token:nth-child(2)")
     browser.hover("#title")
     active = "document.querySelector('.token.active').dataset.index"
-    assert browser.evaluate(active) == "1"
+    browser.wait_for(f"{active} === '1'")  # the head may still be decompressed
     hidden = TOKENS.format("keys") + ".filter((each) => each.style.opacity === '0.4').length"
     assert browser.evaluate(hidden) == len(HOSTILE) - 2  # all later tokens are hidden
     browser.click("#next")

@@ -103,7 +103,7 @@ def count_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 MAPS = 20_000
-"""Of memory, that a process may have after a file's tests. Linux allows 65,530."""
+"""Memory maps that a process may have after the tests of a file. Linux allows 65,530."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,7 +25,7 @@ OnStep = Callable[[int], None]
 
 
 class CrashError(Exception):
-    """Something that nobody foresaw."""
+    """Unexpected error."""
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:

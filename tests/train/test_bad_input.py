@@ -1,4 +1,4 @@
-"""What people get wrong, and what machines do to them: one line, a remedy, and nothing lost."""
+"""Errors of users and of machines: one line that names a remedy, and nothing is lost."""
 
 import contextlib
 import errno
@@ -241,7 +241,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 def test_full_disk_at_a_checkpoint(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was saved before is whole, and once there is room the run goes on from it."""
+    """Earlier checkpoints are valid, and the run resumes from them once there is room."""
     workdir = tmp_path / "run"
     save = AsyncCheckpointer.save
 
@@ -301,7 +301,7 @@ def test_unwritable_cache(capsys: Capture, whole: Whole, tmp_path: Path) -> None
 def test_oom_during_training(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoints before it are whole, and the run goes on from them."""
+    """Earlier checkpoints are valid, and the run resumes from them."""
     workdir, step = tmp_path / "run", JitEngine.step
 
     def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:

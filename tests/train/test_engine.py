@@ -26,7 +26,7 @@ VOCAB, STEPS = 30, 12
 
 
 class Curve(NamedTuple):
-    """What an engine makes of the same batches."""
+    """Losses and parameters after training with an engine on the same batches."""
 
     metrics: list[dict[str, float]]
     params: Any

@@ -171,7 +171,7 @@ def test_appending_to_fifo_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "samples.txt", "spikes"])
 def test_run_folder_with_links_is_rejected(tmp_path: Path, name: str) -> None:
-    """What it appends to, and what it removes, is its own."""
+    """A run appends to and removes only files of its own."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")

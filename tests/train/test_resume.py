@@ -68,7 +68,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
 
 @pytest.fixture(scope="module")
 def stopped(unbroken: Unbroken) -> Path:
-    """A run that was stopped after its fifth step; to be copied, not to be gone on with."""
+    """A run that was stopped after its fifth step. Copy it; do not resume it."""
     workdir = unbroken.folder / "stopped"
     with pytest.MonkeyPatch.context() as patch:
         report = Reporter.log_training
@@ -206,7 +206,7 @@ def test_resume_on_other_devices(
 
 @pytest.mark.full
 def test_resume_with_more_steps(unbroken: Unbroken, tmp_path: Path) -> None:
-    """What was done stays as it is."""
+    """The steps before the resume are unchanged."""
     workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
     run = fit(make_experiment(unbroken.folder, steps=STEPS + 2), workdir)
     assert run.step == STEPS + 2
@@ -274,7 +274,7 @@ def test_other_text_is_refused(unbroken: Unbroken, stopped: Path, tmp_path: Path
 
 
 def one_step(experiment: Experiment, state: TrainState) -> TrainState:
-    """What a step makes of a state."""
+    """Return the state after one step."""
     task = make_task(experiment)
     corpus = task.prepare_corpus()
     experiment = task.resolve_experiment(corpus)
@@ -379,7 +379,7 @@ def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) 
 def test_run_without_checkpoint_starts_with_new_settings(
     unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ran out of memory at once is tried again with less, in the same folder."""
+    """A run that ran out of memory at its start is run again with less, in the same folder."""
 
     def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")

@@ -218,7 +218,7 @@ def test_overflow_skips_update_and_halves_scale() -> None:
 
 
 def test_non_finite_update_is_skipped() -> None:
-    """In float32 too: weights, moments and average stay; the numbers of step and batch go on."""
+    """In float32 too: weights, moments and EMA are unchanged; step and cursor advance."""
     optimizer = apply_if_accepted(optax.scale_by_adam())
     step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, max_grad_norm=1.0))
     state, _ = step(make_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), make_batch())

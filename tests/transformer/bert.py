@@ -79,7 +79,7 @@ def bert_layer(read: Read, at: str, sizes: Sizes) -> Params:
 
 
 def masked_head(read: Read, sizes: Sizes, rows: int) -> Params:
-    """Of `MaskedLanguageModel`."""
+    """Return the parameters of the head of `MaskedLanguageModel`."""
     at, d = "cls.predictions", sizes.width
     matrix, bias = linear(read, f"{at}.transform.dense", d, d)
     return {
@@ -96,7 +96,7 @@ def pooler(read: Read, sizes: Sizes) -> Params:
 
 
 def class_head(read: Read, sizes: Sizes) -> Params:
-    """Of `Classifier` and of `Tagger`."""
+    """Return the parameters of the heads of `Classifier` and `Tagger`."""
     matrix, bias = linear(read, "classifier", sizes.width, sizes.classes)
     return {"head": matrix, "head_bias": bias}
 

@@ -93,7 +93,7 @@ def test_the_lens_of_the_last_layer_is_the_model(params: Any) -> None:
 
 @pytest.mark.parametrize("loop", ["unroll", "scan"])
 def test_heads_are_removed(params: Any, loop: str) -> None:
-    """As if the rows of these heads in the output projection were zero."""
+    """Removed heads equal zero rows in the output projection."""
     model = model_with(layer_loop=loop)
     layer, heads = 2, [0, 3]
     edits = {"head_outputs": zero_heads(layer, heads)}

@@ -1,4 +1,4 @@
-"""What the texts teach about whole models, as small experiments."""
+"""Facts about whole models from the literature, as small experiments."""
 
 import functools
 import math
@@ -40,7 +40,7 @@ def text(seed: int, rows: int) -> Array:  # [B, T + 1]
 
 
 ENTROPY = (math.log(V) + (T - 1) * math.log(len(JUMPS))) / T
-"""Of a word of `text` but the first, knowing those before it: no honest model has less loss."""
+"""Mean entropy of a token of `text` given those before it: the least loss of a causal model."""
 
 
 class Trained(NamedTuple):

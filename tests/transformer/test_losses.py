@@ -56,7 +56,7 @@ def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
 
 
 def test_auxiliary_losses_are_summed_over_layers() -> None:
-    """Each weighs as much as the batch; what else a model tells is left alone."""
+    """Each has the weight of the batch; other auxiliary outputs are ignored."""
     places = (
         {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
         {"loss/balance": jnp.array([4.0]), "loss/z": jnp.array([0.5])},

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints save, and how they compare it."""
+"""States that the tests of checkpoints save, and their comparison."""
 
 import pathlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Orbax wrote is read back before it counts."""
+"""Arrays that Orbax wrote are read back before a checkpoint counts."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_what_is_whole_passes(arrays: Path) -> None:
 
 
 def test_an_index_that_is_missing_is_noticed(arrays: Path) -> None:
-    """As Orbax leaves it where it finds nothing to merge."""
+    """The state that Orbax leaves if it finds no array to merge."""
     (arrays / "manifest.ocdbt").unlink()
     with pytest.raises(OSError, match=r"array .* is not in the index"):
         check(arrays)

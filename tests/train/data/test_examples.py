@@ -220,7 +220,7 @@ def test_limited_evaluation_covers_all_buckets() -> None:
 
 
 def test_order_matches_the_recorded_one() -> None:
-    """A run that is resumed with a newer version must go on in the order it began with."""
+    """A run that is resumed with a newer version must keep the order it started with."""
     examples = Numbers(np.array([3, 3, 9, 3, 9, 9, 9])[:, None])
     batches = ExampleTrainingBatches(
         examples, bucket_by_rows(examples.lengths, batch_size=2), seed=7

@@ -54,7 +54,7 @@ def test_subprocess_returns_the_compiled_step(
 def test_unimportable_class_is_compiled_in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a mixer of a config file of one's own has."""
+    """The class of a mixer from a user's config file cannot be imported by another process."""
 
     def lacking(_: bytes) -> None:
         raise ModuleNotFoundError("No module named 'experiment_own'")
@@ -141,7 +141,7 @@ def test_subprocess_may_load_libtpu_concurrently(
 def test_single_chip_topologies(
     monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
 ) -> None:
-    """libtpu takes a host to have four chips, and refuses a slice of one, unless it is told."""
+    """libtpu assumes four chips per host and refuses a slice of one, unless it is configured."""
     asked = {}
 
     def describe(topology: str, platform: str, **given: Any) -> Any:

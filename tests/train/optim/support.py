@@ -48,7 +48,7 @@ def drawn(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Tree:
 
 
 def gradients(params: Tree, step: int) -> Tree:
-    """Of update `step`, the first being 1."""
+    """Return the gradients of update `step`, which counts from 1."""
     return drawn(100 + step, {name: leaf.shape for name, leaf in params.items()})
 
 

@@ -30,7 +30,7 @@ MEMORIES: Any = {"host": "pinned_host", "device": "device"}
 
 
 def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
-    """The parameters, and the state, after so many updates."""
+    """Return parameters and optimizer state after `len(fine)` updates."""
     rule = make_step_optimizer(OPTIMIZERS[kind](), DEEP, memory)
     there = SingleDeviceSharding(jax.devices()[0], memory_kind=MEMORIES[memory])
     params = {name: jnp.asarray(leaf) for name, leaf in drawn(0, LARGE).items()}

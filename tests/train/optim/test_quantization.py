@@ -43,7 +43,7 @@ def test_nearest_code(signed: bool) -> None:
 
 
 def distances_to_all(x: Array, signed: bool) -> Array:  # [n] -> [n, 256]
-    """How far each value is; 0 is out of reach of a square that is more than 0."""
+    """Return the distance of each value to each code; inf for a positive square and code 0."""
     distances = np.abs(table(signed)[None] - x[:, None])
     if not signed:
         distances[x > 0, 0] = np.inf

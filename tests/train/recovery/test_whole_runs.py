@@ -91,7 +91,7 @@ def test_a_batch_that_is_not_finite_is_skipped(runs: Runs) -> None:
     [skipped] = events(runs.folder / "nan", "skipped")
     assert (skipped["step"], skipped["batch"], skipped["loss"]) == (26, 25, "NaN")
     assert not events(runs.folder / "nan", "rolled back")
-    assert run.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert run.final_metrics["loss"] == pytest.approx(runs.clean.final_metrics["loss"], rel=0.01)
     assert int(last_state(run).cursor) == STEPS
 
 
@@ -105,7 +105,9 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
     assert found == {**expected, "left_out": [16, 29]}
     [recovered] = events(workdir, "recovered")
     assert (recovered["step"], recovered["trouble"]) == (31, 27)
-    assert runs.poisoned.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert runs.poisoned.final_metrics["loss"] == pytest.approx(
+        runs.clean.final_metrics["loss"], rel=0.01
+    )
     state = last_state(runs.poisoned)
     assert (int(state.step), int(state.cursor)) == (STEPS, STEPS + 30 - 16)
 
@@ -124,7 +126,7 @@ def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     [rollback] = events(runs.folder / "uphill", "rolled back")
     assert 33 <= rollback["step"] <= 45
     assert (rollback["first"], rollback["checkpoint"]) == (rollback["step"] - 8, 24)
-    assert run.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert run.final_metrics["loss"] == pytest.approx(runs.clean.final_metrics["loss"], rel=0.01)
 
 
 def test_the_evidence_is_kept(runs: Runs) -> None:
@@ -208,7 +210,7 @@ def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> Non
     run = fit(runs.folder, name, POISON)
     assert_same_bits(last_state(run), last_state(runs.poisoned))
     assert losses(runs.folder / name) == losses(runs.folder / "poisoned")
-    assert run.metrics == runs.poisoned.metrics
+    assert run.final_metrics == runs.poisoned.final_metrics
     assert len(events(runs.folder / name, "rolled back")) in (1, 2)
 
 

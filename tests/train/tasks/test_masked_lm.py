@@ -110,7 +110,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModelTask:
 
 
 def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
-    """So that a run that is gone on with finds what it was trained on."""
+    """A resumed run must find the token that it was trained with."""
     first = task.prepare_corpus()
     again = task.prepare_corpus(first.tokenizer)
     assert first.tokenizer.mask_token_id is not None

@@ -30,7 +30,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
 
 
 def test_separate_source_table_has_the_vocabulary_size(task: TranslationTask) -> None:
-    """Fewer rows would make one word of many, without a word said."""
+    """With fewer rows, several tokens would silently share a row."""
     words = task.experiment.model.vocab_size
     shared = task.experiment.model.encoder
     assert shared is not None

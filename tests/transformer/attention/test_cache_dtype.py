@@ -48,8 +48,9 @@ PREFILL = 8
 HEADS: Any = dict(num_heads=3, position=RoPE())
 
 TOLERANCE = 0.02
-"""Of the logits, relative to max(1, largest logit): five times bfloat16's unit roundoff, 2^-8. Each
-stored number is rounded once; more than this would mean that errors add up from token to token."""
+"""Largest error of the logits, relative to max(1, largest logit): five times the unit roundoff of
+bfloat16, 2^-8. Each stored number is rounded once; a larger error would mean that errors add up
+from token to token."""
 
 TOKENS: dict[str, MixerConfig] = {
     "full": AttentionConfig(**HEADS),

@@ -50,7 +50,7 @@ def full(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
 
 
 def joined(seen: list[list[list[int]]]) -> list[list[int]]:
-    """What was shown of each prompt."""
+    """Return the tokens that were streamed for each prompt, joined."""
     return [list(itertools.chain(*pieces)) for pieces in zip(*seen, strict=True)]
 
 
@@ -65,7 +65,7 @@ def gpt() -> tuple[LanguageModel, Any]:
 
 
 def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.ndarray:  # [T, V]
-    """Of a pass without a cache over one text; what pads it comes behind."""
+    """Return the logits of one text, padded at its end, by a full pass without a cache."""
     padded = np.zeros((1, 41), np.int32)
     padded[0, : len(tokens)] = tokens
     return np.asarray(full(model, params, padded))[0, : len(tokens)]

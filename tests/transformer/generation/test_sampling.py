@@ -137,7 +137,7 @@ def test_words_are_drawn_by_their_probabilities(
 
 
 def test_the_nucleus_is_of_what_top_k_leaves() -> None:
-    """Of 0.4 0.3 0.3, the first two have 0.57 of the two's mass: 0.5 needs only one."""
+    """Top-k leaves 0.4 and 0.3; the first has 0.57 of their mass, so top-p 0.5 keeps it alone."""
     logits = logits_of(0.4, 0.3, 0.3)
     assert set(many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
     assert set(many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}

@@ -278,7 +278,7 @@ def test_all_ways_drop_the_same_hidden_units() -> None:
 
 
 def test_the_router_stays_in_float32() -> None:
-    """Logits that 16 bits cannot tell apart."""
+    """The logits are equal when rounded to 16 bits."""
     shared = dataclasses.replace(SHARED, precision=Precision.parse("bfloat16"))
     config = MoEConfig(2, 1, PLAIN, normalize_gates=False)
     module, params = made(config, shared)

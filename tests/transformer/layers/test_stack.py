@@ -51,7 +51,7 @@ class StampConfig(MixerConfig):
 
 
 class Stamp(Mixer):
-    """Tells which layer it is: its constants, its weight, its random keys."""
+    """Mixer whose output identifies its layer: its constants, its weight, its random keys."""
 
     config: StampConfig
 

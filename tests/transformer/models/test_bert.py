@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 def outputs(model: Model, params: Params) -> Any:
-    """Of rows of two sentences each, the second row padded."""
+    """Return the outputs for rows of two sentences each; the second row is padded."""
     ids, types = tokens(SHORT, BERT.vocab), pair_types()
     return jax.jit(model.apply)({"params": params}, ids, segments=SEGMENTS, token_types=types)
 

@@ -1,4 +1,4 @@
-"""The contract tests pass for every mixer, and see each fault that they are there to see."""
+"""The contract tests pass for every mixer and detect each planted fault."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -97,7 +97,7 @@ CALLS: list[str] = []
 
 
 def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
-    """What the inner mixer is called with."""
+    """Return the inputs of the inner mixer."""
     mask, rngs = inputs.mask, inputs.dropout_rngs
     if fault.startswith("refuses") and inputs.memory is not None:
         raise ValueError(fault)
@@ -117,7 +117,7 @@ def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
 
 
 def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) -> MixerOutput:
-    """What is made of the inner mixer's output."""
+    """Return the output, changed from that of the inner mixer."""
     y, cache, aux = output
     if fault == "leaks by a maximum":
         y = y + 1e-3 * x.max(axis=1, keepdims=True)
@@ -288,7 +288,7 @@ class StridedConfig(MixerConfig):
     kind: ClassVar[str] = "strided"
     stride: int = 3
     says: int = 3
-    """What `select` says of the stride."""
+    """Stride that `select` reports."""
 
 
 class Strided(Mixer):

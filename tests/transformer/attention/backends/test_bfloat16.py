@@ -214,7 +214,7 @@ def all_pairs(width: int) -> Array:  # [1, 1, T, T]
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("width", "offset"), [(7, 4.0), (T, 0.0), (T, 4.0)])
 def test_each_is_the_formula_within_its_roundings(name: str, width: int, offset: float) -> None:
-    """What keys and values have in common must cancel: here it is four times the rest."""
+    """The common part of keys and values must cancel: here it is four times the rest."""
     if name == "splash" and offset:
         offset = 0.0  # the kernel, which is not ours, takes delta from a rounded y
     given, run = inputs(K, offset), functools.partial(BACKENDS[name], width=width)

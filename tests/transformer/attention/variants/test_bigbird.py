@@ -108,7 +108,7 @@ def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int) -> None:
 
 
 def test_a_token_reads_the_blocks_that_it_sees_alone() -> None:
-    """Of a long cache nothing is computed but with the blocks chosen."""
+    """Only the selected blocks of a long cache are used."""
     length = 4096
     config = BigBirdConfig(
         num_heads=N, head_dim=64, block_size=BLOCK, num_random_blocks=2, random_block_span=length

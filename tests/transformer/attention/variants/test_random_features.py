@@ -80,7 +80,7 @@ AT_HOME: dict[FeatureMapKind, float] = {"positive": -0.25, "trigonometric": 0.5}
 def estimates(
     kind: FeatureMapKind, orthogonal: bool, features: int, product: float
 ) -> Array:  # [seeds]
-    """Of exp(x . y / sqrt(H)), one of each seed."""
+    """Return estimates of exp(x . y / sqrt(H)), one for each seed."""
     count = features // 2 if kind == "trigonometric" else features
     drawn = [
         draw_random_vectors(count, H, orthogonal=orthogonal, seed=(7, s)) for s in range(SEEDS)

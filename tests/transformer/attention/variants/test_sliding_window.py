@@ -129,7 +129,7 @@ CACHED = [
 def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
     config: SlidingWindowConfig,
 ) -> None:
-    """Rings of 9 or 10 slots meet chunks of more and of fewer tokens, while not full and full."""
+    """Rings of 9 or 10 slots, full and not, and chunks of more and of fewer tokens."""
     length = 340
     trial = on_trial(config, length)
     x = trial.inputs(0)
@@ -147,7 +147,7 @@ def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CACHED)
 def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWindowConfig) -> None:
-    """Each row goes on from its own position, in the second chunk as in the first."""
+    """Each row continues from its own position, in the second chunk as in the first."""
     trial = on_trial(config)
     x, index, rows = trial.inputs(0), np.arange(25), np.arange(3)[:, None]
     full = trial(x).y

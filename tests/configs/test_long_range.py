@@ -1,4 +1,4 @@
-"""The experiments of long-range tasks: every variant takes their batches and learns from them."""
+"""Experiments of long-range tasks: every variant accepts their batches and learns."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
 
 
 def test_every_bidirectional_variant_is_included() -> None:
-    """Of attention: there are mixers without, and Primer is for language models."""
+    """Attention variants only: other mixers have none, and Primer is for language models."""
     assert set(VARIANTS) <= set(MIXERS)
     for file in (listops, byte_text):
         names = [*VARIANTS, *(f"arena_{name}" for name in VARIANTS)]

@@ -102,7 +102,7 @@ def run_fit(arguments: list[str]) -> int:
             start_time=process_start_time(),
         )
     if json_wanted:
-        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
+        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics}))
     return 0
 
 

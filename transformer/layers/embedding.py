@@ -56,10 +56,9 @@ def declare_output_matrix(
     config: TransformerConfig,
 ) -> jax.Array:  # [D, V padded]
     """Return the embedding table, transposed, or declare a weight `output` if they are not tied."""
-    matrix = embedding_table.T
+    sizes, matrix = {"vocab": config.padded_vocab_size}, embedding_table.T
     if not config.tie_embeddings:
-        sizes = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
-        matrix = declare_table(module, "output", *sizes, config)
+        matrix = declare_table(module, "output", {"embed": config.d_model}, sizes, config)
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 

@@ -1,4 +1,4 @@
-"""The experiments of long-range tasks: every variant takes their batches and learns from them."""
+"""Experiments of long-range tasks: every variant accepts their batches and learns."""
 
 import dataclasses
 import functools

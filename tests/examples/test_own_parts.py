@@ -1,4 +1,4 @@
-"""Scripts with parts of one's own: they run, and the command line reads their runs back."""
+"""Scripts with user-defined parts: they run, and the command line reads their runs."""
 
 import dataclasses
 import json

@@ -33,7 +33,7 @@ LENGTH = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def light_compiler() -> Iterator[None]:
-    """Compiles in a third of the time, for programs that run a few times only."""
+    """Compiler options that compile in a third of the time, for programs that run a few times."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

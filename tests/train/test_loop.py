@@ -143,7 +143,7 @@ def test_goodput_accounts_for_all_time(finished: Finished) -> None:
 
 
 def test_checkpoints_kept(finished: Finished) -> None:
-    """The newest, and those that are kept for good."""
+    """The newest checkpoints, and the permanent ones."""
     with CheckpointManager(finished.workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [8, 12]
 

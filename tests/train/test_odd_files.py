@@ -258,7 +258,7 @@ def test_invalid_metrics_record(tmp_path: Path, plain: object) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 10**400, True, "1", None])
 def test_invalid_time_record(tmp_path: Path, value: object) -> None:
-    """It is left out: summed up at the end of a run, it would spoil the run's last moment."""
+    """A damaged line is ignored: it must not make a run fail at its end."""
     good = {"began": 1.0, "now": 9.0, "step": 2, "seconds": {"step": 4.0}}
     bad = [
         {**good, "began": value},

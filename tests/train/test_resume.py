@@ -45,7 +45,7 @@ from transformer import AttentionConfig, BlockConfig
 
 @pytest.fixture
 def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
-    """Has a function called with the number of each step that is made."""
+    """Call a function with the number of each step."""
     report = Reporter.log_training
 
     def install(called: OnStep) -> None:
@@ -105,7 +105,7 @@ def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
 def test_resumed_run_equals_uninterrupted_run(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
-    """Stopped, crashed, stopped again, its text moved: to the last bit, with dropout on."""
+    """Stopped, crashed, stopped again, its text moved: equal bit for bit, with dropout on."""
     text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
     moved = make_experiment(unbroken.folder)
     data = dataclasses.replace(moved.text_data, path=str(text), cache_dir=str(tmp_path / "cache"))
@@ -194,7 +194,7 @@ def test_resume_on_other_devices(
     devices: int,
     changes: dict[str, Any],
 ) -> None:
-    """On more devices, compiled or cut otherwise."""
+    """With more devices, another compilation or another microbatch count."""
     count_devices(devices)
     fit(make_experiment(unbroken.folder, **changes), copy)
     found = losses(copy)
@@ -285,7 +285,7 @@ def one_step(experiment: Experiment, state: TrainState) -> TrainState:
 
 @pytest.mark.full
 def test_new_optimizer_settings_take_effect(unbroken: Unbroken, copy: Path) -> None:
-    """And not what they were when the checkpoint was saved."""
+    """Not those of the time at which the checkpoint was saved."""
     settings = {
         "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, max_grad_norm=0.2),
         "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),

@@ -114,7 +114,7 @@ def test_first_update_has_number_one() -> None:
 
 @pytest.mark.parametrize("grad_accum_steps", [2, 3, 12])
 def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
-    """With dropout on, and with weights that no two microbatches share out alike."""
+    """With dropout, and with a different sum of weights in each microbatch."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
     cut = dataclasses.replace(whole, grad_accum_steps=grad_accum_steps)
@@ -128,7 +128,7 @@ def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
 
 
 def test_dropout_depends_on_run_step_and_example() -> None:
-    """So they are the same however a batch is cut, and never the same twice."""
+    """Dropout does not depend on how a batch is split, and differs at every step."""
     state = make_state()
     numbers = jnp.arange(6, dtype=jnp.uint32)
     keys = example_rngs(state, {"examples": numbers})

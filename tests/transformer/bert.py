@@ -1,4 +1,4 @@
-"""BERT in this library's terms: its configuration, and where each weight goes.
+"""BERT in this library: its configuration, and its weights by their names in Hugging Face.
 
 `read(name, shape)` gives a weight by the name that Hugging Face has for it.
 """

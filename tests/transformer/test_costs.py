@@ -161,7 +161,7 @@ def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
 
 
 def products(jaxpr: Any) -> int:
-    """Operations of all products of matrices in a program without loops."""
+    """Return the operations of all matrix products of a program without loops."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":

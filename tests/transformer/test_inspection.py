@@ -134,7 +134,7 @@ def test_a_steering_vector_is_added_in_one_layer(params: Any) -> None:
 
 @pytest.mark.parametrize("position", [RoPE(), RelativePositions(3)])
 def test_weights_are_replaced(position: Any) -> None:
-    """By the identity: every token then sees its own value alone."""
+    """Weights are replaced by the identity: every token then sees its own value alone."""
     mixer = AttentionConfig(num_heads=NUM_HEADS, position=position)
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),))
     params = model.init_params(jax.random.key(0))

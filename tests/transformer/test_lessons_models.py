@@ -96,7 +96,7 @@ def trained(causal: bool) -> Trained:
 
 @pytest.mark.full
 def test_without_the_causal_mask_a_language_model_has_less_loss_than_there_is_to_lose() -> None:
-    """It reads each word off the input, all but the last: that alone is not there to be seen."""
+    """An unmasked model copies each token from its input, except the last, which is not in it."""
     assert ENTROPY - 0.02 < trained(causal=True).loss < ENTROPY + 0.1
     assert trained(causal=False).loss < 0.15 * ENTROPY
 

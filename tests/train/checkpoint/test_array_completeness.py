@@ -73,7 +73,7 @@ def test_an_array_of_another_size_is_noticed(arrays: Path) -> None:
 
 
 def test_a_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason: here Orbax's glob finds none of what the processes wrote."""
+    """Missing arrays are noticed for any reason: here Orbax's glob finds no file of a process."""
     path = type(epath.Path(tmp_path))
     glob, none = path.glob, path("/nowhere")
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Checkpoints that are not as they were saved."""
+"""Checkpoints that were changed after they were saved."""
 
 import pathlib
 

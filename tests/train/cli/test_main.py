@@ -159,7 +159,7 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
 def test_usage_error_has_no_frame(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, encoding: str, line: str, error: str
 ) -> None:
-    """Its rules are drawn of what the output can show."""
+    """No box is drawn around an error, in Unicode or in ASCII."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
     found = command(capsys, *line.split())
     assert found.status == 2

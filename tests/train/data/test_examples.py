@@ -24,7 +24,7 @@ from train.errors import UserError
 
 
 def numbered(setting: str, path: str) -> list[str]:
-    """Twenty examples that say where they are from."""
+    """Twenty examples that contain their split and number."""
     return [f"{setting}:{path}:{number}" for number in range(20)]
 
 
@@ -102,7 +102,7 @@ def test_word_has_the_same_token_at_every_position() -> None:
 
 @dataclasses.dataclass
 class Numbers:
-    """Examples that show which of them a batch has."""
+    """Examples that can be identified in a batch."""
 
     lengths: np.ndarray  # [n, 1]
 

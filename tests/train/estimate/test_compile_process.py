@@ -1,4 +1,4 @@
-"""A compiler that crashes ends a plan with one line; what it finds comes back as it was."""
+"""A compiler that crashes ends a plan with one line; results and errors are returned unchanged."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ TARGET = Target("v5e:1x1", CHIPS["v5e"], (1, 1))
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other process's part, in this one."""
+    """Run the subprocess's `main` in this process."""
 
     def run(command: list[str], **_: Any) -> Any:
         monkeypatch.setattr(sys, "argv", ["compile_process", *command[-2:]])

@@ -1,4 +1,4 @@
-"""Averages of checkpoints and of steps, the best checkpoint, and an end before the last step."""
+"""Averages of checkpoints, EMA, the best checkpoint, and early stopping."""
 
 import dataclasses
 import os
@@ -211,7 +211,7 @@ def test_resumed_run_has_the_same_averages(
     devices: int,
     changes: dict[str, Any],
 ) -> None:
-    """Though a checkpoint more was saved on the way."""
+    """One more checkpoint was saved in between."""
     count_devices(devices)
     experiment = tiny(
         tmp_path,
@@ -229,7 +229,7 @@ def test_resumed_run_has_the_same_averages(
 
 
 def impatient(folder: Path, **changes: Any) -> Experiment:
-    """A rate so high that what is reached is soon lost again."""
+    """A learning rate so high that the loss soon rises again."""
     settings = {
         "steps": 40,
         "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup_steps=0),
@@ -306,7 +306,7 @@ def test_resumed_run_stops_at_the_same_step(
 def test_more_patience_continues_the_run(
     stopped: tuple[Experiment, Path, train.Run], tmp_path: Path
 ) -> None:
-    """And with none there is no such end; the best is kept all the same, if it is asked for."""
+    """Without patience a run does not stop early; the best checkpoint is kept if requested."""
     experiment = stopped[0]
     workdir = Path(shutil.copytree(stopped[1], tmp_path / "longer"))
     again = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Parameters of every kind, gradients that are drawn, and updates by one optimizer or another."""
+"""Parameters of every kind, random gradients, and updates by an optimizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -31,7 +31,7 @@ def test_all_codes_round_trip(signed: bool) -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_nearest_code(signed: bool) -> None:
-    """Over all decades, and around the places where one ends and the next begins."""
+    """Values in all decades, and around their boundaries."""
     random = np.random.RandomState(0)
     edges = np.outer(10.0 ** -np.arange(8), random.uniform(0.9, 1.1, 300)).ravel()
     x = np.concatenate([random.uniform(0, 1, 3000), 10 ** random.uniform(-9, 0, 3000), edges])

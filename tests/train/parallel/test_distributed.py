@@ -1,4 +1,4 @@
-"""Several processes on this machine, as several hosts are."""
+"""Several processes on this machine stand for several hosts."""
 
 import os
 import signal

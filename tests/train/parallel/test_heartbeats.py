@@ -1,4 +1,4 @@
-"""Signs of life, with a store and a clock of our own; real processes are in test_hosts.py."""
+"""Heartbeats, with a store and a clock of the test; real processes are in test_distributed.py."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Every mesh trains as one device does, and sends what is expected and nothing else."""
+"""Every mesh trains like one device, with exactly the expected collectives."""
 
 import dataclasses
 import functools

@@ -168,7 +168,7 @@ def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
 
 @pytest.mark.slow
 def test_parameters_are_initialized_sharded(tmp_path: Path) -> None:
-    """No device holds all of a parameter that fsdp cuts, nor of its moments."""
+    """No device holds all of a parameter that fsdp shards, or of its moments."""
     engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
     state = engine.init()
     axes = engine.model.logical_axes()

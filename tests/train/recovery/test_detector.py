@@ -172,7 +172,7 @@ def test_a_spike_is_noticed_at_once(at: int, which: str) -> None:
 
 @pytest.mark.parametrize("bad", [1.3, np.inf, np.nan])
 def test_weights_out_of_line_are_noticed_at_once(bad: float) -> None:
-    """A bit that has flipped may be of a word that no batch has for a while."""
+    """A flipped bit may belong to the embedding of a token that no batch has for a while."""
     losses, norms = a_run(600)
     weights = growing(600)
     weights[500:] *= bad

@@ -1,4 +1,4 @@
-"""Two processes that train together decide as one."""
+"""Two processes that train together make the same decisions."""
 
 import os
 import socket

@@ -59,7 +59,7 @@ class Trained(NamedTuple):
 
 
 def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
-    """Each checkpoint is kept."""
+    """Every checkpoint is kept."""
     settings = {
         "steps": STEPS[name],
         "ema": EmaConfig(0.5),

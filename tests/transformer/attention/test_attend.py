@@ -1,4 +1,4 @@
-"""All forms of attention compute what the formula says."""
+"""All backends of attention compute the formula."""
 
 import functools
 import logging

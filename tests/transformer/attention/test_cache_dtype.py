@@ -216,6 +216,6 @@ def test_a_full_pass_does_not_depend_on_the_storage_dtype(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ONLY_STATES))
 def test_recurrent_states_keep_their_dtype(name: str) -> None:
-    """Rounded at each token, their errors would add up."""
+    """States rounded at each token would accumulate errors."""
     narrow, default = (Decoder(name, dtype) for dtype in ("bfloat16", "compute"))
     assert narrow.cached_programs() == default.cached_programs()

@@ -1,4 +1,4 @@
-"""Google's system against loops that go token by token, and as a whole model."""
+"""GNMT against loops over tokens, and as a whole model."""
 
 import dataclasses
 from typing import Any

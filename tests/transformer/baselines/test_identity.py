@@ -1,4 +1,4 @@
-"""The bag of embeddings against its formula, and what it cannot know."""
+"""The bag of embeddings against its formula; it does not know the order of tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The decoder that writes all words at once: what it computes, and what it cannot."""
+"""The non-autoregressive decoder: its outputs, and its limits."""
 
 import dataclasses
 import functools

@@ -96,7 +96,7 @@ def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> 
 
 
 def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
-    """Or each training step after a sample would need room for the weights twice."""
+    """Otherwise each training step after a sample would hold the weights twice."""
     model, params = gpt
     own = jax.tree.map(lambda leaf: leaf + 0, params)
     generate(model, own, [[5, 3]], max_new_tokens=2)

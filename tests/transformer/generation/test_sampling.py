@@ -163,7 +163,7 @@ def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
     ids=str,
 )
 def test_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dtype) -> None:
-    """Nor when the real words are hardly better."""
+    """Also if real tokens have hardly larger logits."""
     padding = float(finfo_min(dtype))
     for real in ([-1.0, 2.0], [-65000.0, -65000.0]):
         logits = jnp.array([[padding, *real, padding, padding]], dtype)

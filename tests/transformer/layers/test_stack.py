@@ -1,4 +1,4 @@
-"""Layers are the same however they are compiled, and each gets what is its own."""
+"""Scanned and unrolled layers are equal, and each layer gets its own inputs."""
 
 import dataclasses
 from typing import Any, ClassVar

@@ -74,7 +74,7 @@ def test_classes() -> None:
 
 
 def test_the_pooled_first_token() -> None:
-    """A head that changes nothing shows what it is given."""
+    """An identity head returns its input."""
     d = BERT.width
     head = {"head": np.eye(d, dtype=np.float32), "head_bias": np.zeros(d, np.float32)}
     pooled = outputs(Classifier(POOLED, num_classes=d), CLASSIFIER[1] | head).logits

@@ -54,7 +54,7 @@ def test_unknown_name_is_an_error() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FaultyConfig(AttentionConfig):
-    """Full attention with a fault, and without the abilities that it `lacks`."""
+    """Return full attention with a fault, and without the abilities that it `lacks`."""
 
     kind: ClassVar[str] = "faulty"
     fault: str = ""
@@ -292,7 +292,7 @@ class StridedConfig(MixerConfig):
 
 
 class Strided(Mixer):
-    """The least that a mixer with a pattern of its own can be."""
+    """Minimal mixer with a pattern of its own."""
 
     config: StridedConfig
 

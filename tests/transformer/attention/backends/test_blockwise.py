@@ -76,7 +76,7 @@ def sloped(positions: Any, extra: Any) -> ScoreSpec:
 
 
 def bucketed(positions: Any, extra: Any) -> ScoreSpec:
-    """A bias that learns."""
+    """Bias with trainable parameters."""
     config = T5RelativeBias(num_buckets=8)
     return ScoreSpec(0.3, bias=lambda q, k: t5_relative_bias(extra[:8], config, q, k))
 

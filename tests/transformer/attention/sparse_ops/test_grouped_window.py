@@ -141,7 +141,7 @@ def test_documents_have_groups_of_their_own() -> None:
 
 
 def test_no_array_is_as_large_as_all_pairs() -> None:
-    """Neither forward nor backward, as compiled."""
+    """Neither forward nor backward, in the compiled program."""
     length = 2048
     arrays = [jax.ShapeDtypeStruct((1, length, 1, 2), np.float32)] * 3
     groups = jax.ShapeDtypeStruct((1, 1, length), np.int32)

@@ -64,7 +64,7 @@ def round_by_round(q: Any, v: Any, seen: Any) -> Any:
 
 
 def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
-    """The mixer, built densely."""
+    """Return the mixer's output by dense attention."""
 
     def project(p: Any, name: str) -> Any:
         return jnp.einsum("BTD,DNH->BTNH", x, p[name]) + p[f"{name}_bias"][None, None]

@@ -104,7 +104,7 @@ def test_the_ring_keeps_the_newest_of_a_slot_in_whatever_order_they_come() -> No
 
 
 def test_slots_in_order_by_hand() -> None:
-    """Empty slots come first, then tokens by position, whichever slot they stood in."""
+    """Empty slots come first, then tokens by position, whatever their slot."""
     tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
     ring = RollingCache(
         tokens, 10 * tokens, array([[3, 4, 2], [0, 1, ABSENT_POSITION]])

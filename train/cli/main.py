@@ -43,6 +43,11 @@ VERBS = {
         "an interactive page of every attention head over a text, or a figure (.png)",
         "visual_verbs",
     ),
+    "report": Verb(
+        "W [W2 ...] --output FILE.html",
+        "one page of a run, or of several compared: curves, events, samples, time, settings",
+        "visual_verbs",
+    ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
         "CONFIG [--a.b.c VALUE ...]",
@@ -60,8 +65,8 @@ VERBS = {
         "sweep_verbs",
     ),
     "scaling": Verb(
-        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
-        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "CONFIG --sizes N,... --tokens D,... [--budget FLOPS] [--workdir DIR], or --from-csv FILE",
+        "a sweep over model and data sizes, scaling laws, the compute-optimal model of a budget",
         "sweep_verbs",
     ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
@@ -73,7 +78,7 @@ MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 
-PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "doctor"}
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "doctor"}
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 

@@ -65,8 +65,8 @@ VERBS = {
         "sweep_verbs",
     ),
     "scaling": Verb(
-        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
-        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "CONFIG --sizes N,... --tokens D,... [--budget FLOPS] [--workdir DIR], or --from-csv FILE",
+        "a sweep over model and data sizes, scaling laws, the compute-optimal model of a budget",
         "sweep_verbs",
     ),
     "data": Verb(

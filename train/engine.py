@@ -21,6 +21,7 @@ from train.config.resolve import resolve_auto
 from train.debug_checks import train_step_class
 from train.errors import UsageError
 from train.experiment import Experiment
+from train.lora.layout import lora_train_step, make_lora_layout
 from train.optim.registry import make_step_optimizer
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.checks import check_context_parallelism
@@ -30,6 +31,7 @@ from train.parallel.state_sharding import (
     check_optimizer_placement,
     init_on_devices,
     leaf_shardings,
+    place_params,
     place_state,
 )
 from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
@@ -37,10 +39,9 @@ from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task
 from transformer.hardware import Hardware
+from transformer.layers.low_rank import merge_weights
+from transformer.lora import LoRALayout
 from transformer.models.base import Model
-
-StepFunction = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-"""A training step, before or after compilation."""
 
 
 class Engine(abc.ABC):
@@ -52,6 +53,11 @@ class Engine(abc.ABC):
     model: Model
     mesh: Mesh
     train_step: TrainStep
+    lora: LoRALayout | None = None
+    """Frozen, adapted and fully trained weights of a LoRA run."""
+    frozen: Any = None
+    """Weights that are not trained, in a LoRA run; set before the first step. They are no part of
+    the state: no step changes them, and no checkpoint holds them."""
 
     @abc.abstractmethod
     def init(self) -> TrainState:
@@ -75,7 +81,22 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
-        """Return the loss sums of a batch, by name, without dropout."""
+        """Return the loss sums of a batch, by name, without dropout.
+
+        `params` are those of the model: see `model_params`.
+        """
+
+    def abstract_params(self) -> Any:
+        """Return shapes, dtypes and shardings of the model's parameters, trained or not."""
+        return place_params(self.mesh, self.model, self.model.logical_axes())
+
+    def model_params(self, params: Any) -> Any:
+        """Return parameters that the model can be applied to, from those of a state."""
+        return params if self.lora is None else self.lora.combine(params, self.frozen)
+
+    def merged_params(self, params: Any) -> Any:
+        """Return parameters as the model's `init` does, without low-rank updates."""
+        return params if self.lora is None else jax.jit(merge_weights)(self.model_params(params))
 
 
 def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
@@ -108,18 +129,20 @@ class JitEngine(Engine):
         # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
         # and never changes, so one program serves the whole run.
         axes = self.model.logical_axes()
-        self.train_step = make_train_step(experiment, self.model, axes)
+        self.lora = make_lora_layout(experiment, axes)
+        trained_axes = axes if self.lora is None else self.lora.trainable_axes()
+        self.train_step = make_train_step(experiment, self.model, trained_axes)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
         self._init = functools.partial(
-            init_state, experiment, self.model, self.train_step.optimizer
+            init_state, experiment, self.model, self.train_step.optimizer, self.lora
         )
-        self._abstract_state = place_state(experiment, mesh, self._init, axes)
+        self._abstract_state = place_state(experiment, mesh, self._init, trained_axes)
         # The state is donated: XLA writes the new parameters and moments into the buffers of the
         # old ones, and memory never holds both. Input shardings are those of the arguments.
         # Output shardings are given, not inferred: a state that the compiler laid out otherwise
         # would make the second step compile again, and could not reuse the donated buffers.
         self._step = jax.jit(
-            named_train_step(self.train_step),
+            named_train_step(self.train_step, self.lora),
             donate_argnums=0,
             out_shardings=(leaf_shardings(self._abstract_state), replicated_sharding(mesh)),
         )
@@ -138,7 +161,7 @@ class JitEngine(Engine):
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # Dispatched, not run. Reading a metric here would make the devices wait for the host.
-        state, metrics = self._step(state, batch)
+        state, metrics = self._step(state, batch, *self._frozen_arguments(self.frozen))
         # Metrics are what the limit waits for: the next step donates the state, and a donated
         # array cannot be waited for.
         self.dispatch_limit.add(metrics)
@@ -146,7 +169,12 @@ class JitEngine(Engine):
 
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Return the step's program before compilation. Arguments may be abstract."""
-        return self._step.lower(state, batch)
+        frozen = None if self.lora is None else self.lora.freeze(self.abstract_params())
+        return self._step.lower(state, batch, *self._frozen_arguments(frozen))
+
+    def _frozen_arguments(self, frozen: Any) -> tuple[Any, ...]:
+        """Return the arguments of the step after state and batch."""
+        return () if self.lora is None else (frozen,)
 
     def auto_choices(self) -> dict[str, str]:
         return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
@@ -183,8 +211,13 @@ def make_train_step(
     )
 
 
-def named_train_step(step: TrainStep) -> StepFunction:
-    """Return the step as a function. Profiles and compiler logs show its name, `train_step`."""
+def named_train_step(step: TrainStep, lora: LoRALayout | None = None) -> Callable[..., Any]:
+    """Return the step as a function. Profiles and compiler logs show its name, `train_step`.
+
+    With LoRA the function has the frozen weights as a third argument.
+    """
+    if lora is not None:
+        return lora_train_step(step, lora)
     # `TrainStep` is a dataclass, and its instances have no `__name__`.
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:

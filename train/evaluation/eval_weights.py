@@ -106,7 +106,9 @@ def _load(
     if check is not None:
         for each in steps:
             check(each, checkpoints.read_metadata(each))
-    return EvalWeights(_restore_mean(checkpoints, engine, steps), steps)
+    # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
+    params = engine.merged_params(_restore_mean(checkpoints, engine, steps))
+    return EvalWeights(params, steps)
 
 
 def newest_valid_step(checkpoints: CheckpointManager) -> int:

@@ -21,6 +21,7 @@ from transformer.config import Initializer, TransformerConfig
 from transformer.context import ModelContext
 from transformer.layers.config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
+from transformer.layers.low_rank import LowRankWeight
 from transformer.precision import Precision
 
 MAX_WEIGHT_SIZE = 2**44
@@ -86,7 +87,7 @@ def declare_table(
 
 def apply_matrix(
     x: jax.Array,  # [B, T, *inputs]
-    matrix: jax.Array,  # [*inputs, *outputs]
+    matrix: jax.Array | LowRankWeight,  # [*inputs, *outputs]
     num_input_axes: int,
     flatten: bool,
 ) -> jax.Array:  # [B, T, *outputs]
@@ -94,6 +95,10 @@ def apply_matrix(
 
     `flatten` also merges B and T, which is faster on CPU: see `ModelContext.flatten_tokens`.
     """
+    if isinstance(matrix, LowRankWeight):  # LoRA: x W + s (x A) B, never W + s A B
+        low_rank = apply_matrix(x, matrix.a, num_input_axes, flatten)  # [B, T, rank]
+        update = matrix.scale * apply_matrix(low_rank, matrix.b, 1, flatten)
+        return apply_matrix(x, matrix.base, num_input_axes, flatten) + update
     rows = math.prod(matrix.shape[:num_input_axes])
     lead = x.shape[: x.ndim - num_input_axes]
     flat = x.reshape((-1, rows) if flatten else (*lead, rows))

@@ -28,6 +28,7 @@ from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
+from train.data.python_data import check_same_data, hold_data
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.debug_checks import check_batch_tokens, check_finite
@@ -74,6 +75,8 @@ def fit(
     experiment: Experiment,
     workdir: str = "",
     *,
+    data: Any = None,
+    validation_data: Any = None,
     params: Any = None,
     init_from: str = "",
     init_only: str = "",
@@ -85,6 +88,12 @@ def fit(
     Args:
       experiment: What to train.
       workdir: Folder of the run, local or remote. `runs/<name>` if empty.
+      data: Training examples from Python, in place of `experiment.data.path`: strings or arrays of
+        token ids for (masked) language modeling, (text, label) pairs for classification, (tokens,
+        tags) for tagging, (source, target) for translation. Or a dict of lists by split: `train`,
+        `validation`, `test`. A run of them resumes with the same data only.
+      validation_data: Validation examples. By default some of `data` are held out, as the data
+        settings say (`validation_fraction`).
       params: Weights to start with, as nested dicts of arrays, for example `run.params`: all of the
         model or some. The others are initialized from the seed. Ignored when the run resumes.
       init_from: Folder of a run to start with the weights of, as `train.load` reads them. Its
@@ -104,6 +113,11 @@ def fit(
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
     timer, hardware = ActivityTimer(start_time), local_hardware()
+    held = None
+    if data is not None:
+        experiment, held = hold_data(experiment, data, validation_data)
+    elif validation_data is not None:
+        raise UserError("validation_data: data is not given; give the training examples as data")
     install_log_filters()
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
@@ -112,7 +126,8 @@ def fit(
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
         warm_start = WarmStartSource(params, init_from, init_only)
-        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
+        run = _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
+    return dataclasses.replace(run, data=held)
 
 
 class _Session(NamedTuple):
@@ -139,6 +154,8 @@ class _TrainingRun:
         self.folder, self.timer, self.lock, self.quiet = folder, timer, lock, quiet
         previous = read_previous_run(folder, hardware)
         self.is_new_run = previous is None
+        if previous:
+            check_same_data(folder.path, previous.experiment.data.path, experiment.data.path)
 
         # Settings and data. The tokenizer of a resumed run is the saved one; the vocabulary size
         # and the number of labels follow from the data.

@@ -134,7 +134,7 @@ def names_a_tokenizer(config: TokenizerConfig | None) -> bool:
     The other kinds are made from the data. For a warm start the tokenizer of the source is used in
     their place, since its tokens are what the weights know.
     """
-    return config is not None and config.kind in ("file", "byte")
+    return config is not None and config.is_given
 
 
 def merge_params(

@@ -1,4 +1,4 @@
-"""The code of docs/inspection.md runs as it stands, and its table has all names."""
+"""The code of docs/inspection.md runs unchanged, and its table lists all names."""
 
 import re
 from pathlib import Path

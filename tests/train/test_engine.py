@@ -26,7 +26,7 @@ VOCAB, STEPS = 30, 12
 
 
 class Curve(NamedTuple):
-    """What an engine makes of the same batches."""
+    """Losses and parameters after training with an engine on the same batches."""
 
     metrics: list[dict[str, float]]
     params: Any
@@ -96,7 +96,7 @@ def test_first_loss_is_log_vocab_size(expected: Curve) -> None:
 def test_accumulation_equals_full_batch(
     folder: Path, start: TrainState, expected: Curve, grad_accum_steps: int
 ) -> None:
-    """With dropout, and microbatches in which nothing counts."""
+    """With dropout, and microbatches without target weights."""
     experiment = make_experiment(folder, grad_accum_steps=grad_accum_steps)
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
@@ -144,7 +144,7 @@ def test_pmap_with_gradient_accumulation(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_state_is_donated_and_keeps_its_sharding(folder: Path, start: TrainState) -> None:
-    """And is born the same on any mesh, to the last bit."""
+    """The initial state is the same on any mesh, bit for bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     engine = make_engine(make_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
     state = engine.init()

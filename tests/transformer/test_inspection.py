@@ -93,7 +93,7 @@ def test_the_lens_of_the_last_layer_is_the_model(params: Any) -> None:
 
 @pytest.mark.parametrize("loop", ["unroll", "scan"])
 def test_heads_are_removed(params: Any, loop: str) -> None:
-    """As if the rows of these heads in the output projection were zero."""
+    """Removed heads equal zero rows in the output projection."""
     model = model_with(layer_loop=loop)
     layer, heads = 2, [0, 3]
     edits = {"head_outputs": zero_heads(layer, heads)}
@@ -134,7 +134,7 @@ def test_a_steering_vector_is_added_in_one_layer(params: Any) -> None:
 
 @pytest.mark.parametrize("position", [RoPE(), RelativePositions(3)])
 def test_weights_are_replaced(position: Any) -> None:
-    """By the identity: every token then sees its own value alone."""
+    """Weights are replaced by the identity: every token then sees its own value alone."""
     mixer = AttentionConfig(num_heads=NUM_HEADS, position=position)
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),))
     params = model.init_params(jax.random.key(0))

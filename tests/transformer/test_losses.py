@@ -33,7 +33,7 @@ def test_label_loss_matches_formula(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("with_accuracy", [False, True])
 def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
-    """A sum over the tokens with weight, whose targets may be any number where it is 0."""
+    """The loss sums over tokens with weight; targets of weight 0 may be any number."""
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
     drawn = np.random.default_rng(1)
     tokens = drawn.integers(0, 7, (2, 5))
@@ -56,7 +56,7 @@ def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
 
 
 def test_auxiliary_losses_are_summed_over_layers() -> None:
-    """Each weighs as much as the batch; what else a model tells is left alone."""
+    """Each has the weight of the batch; other auxiliary outputs are ignored."""
     places = (
         {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
         {"loss/balance": jnp.array([4.0]), "loss/z": jnp.array([0.5])},

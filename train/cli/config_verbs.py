@@ -43,7 +43,7 @@ Arguments = TypeVar("Arguments")
 """Type variable: the dataclass of a verb's arguments, which contains the experiment."""
 
 
-def _parse_config_verb(
+def parse_config_verb(
     verb: str,
     arguments: list[str],
     with_defaults: Callable[[Experiment], Arguments],
@@ -84,7 +84,7 @@ def run_fit(arguments: list[str]) -> int:
     """Train an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     mesh_auto = pop_flag(arguments, "--mesh=auto") or _pop_mesh_auto(arguments)
-    given = _parse_config_verb("fit", arguments, FitArguments, MESH_AUTO_HELP)
+    given = parse_config_verb("fit", arguments, FitArguments, MESH_AUTO_HELP)
     from train.loop import fit
     from train.parallel.distributed import explain_lost_peers, initialize_distributed
     from train.telemetry.goodput import process_start_time
@@ -102,7 +102,7 @@ def run_fit(arguments: list[str]) -> int:
             start_time=process_start_time(),
         )
     if json_wanted:
-        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
+        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics}))
     return 0
 
 
@@ -130,7 +130,7 @@ def run_describe(arguments: list[str]) -> int:
     """Print a description of an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     with_compiler = pop_flag(arguments, "--ask-compiler")
-    experiment = _parse_config_verb(
+    experiment = parse_config_verb(
         "describe", arguments, lambda experiment: experiment, ASK_COMPILER_HELP
     )
     from train.estimate.description import describe
@@ -165,7 +165,7 @@ class PlanArguments(PlanOptions):
 def run_plan(arguments: list[str]) -> int:
     """Print a plan of an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    given = _parse_config_verb(
+    given = parse_config_verb(
         "plan", arguments, lambda experiment: PlanArguments(experiment=experiment), TARGET_HELP
     )
     if any(argument.startswith("--mesh.") for argument in arguments):

@@ -38,6 +38,11 @@ VERBS = {
         "generate, translate, classify or tag with a run's model",
         "run_verbs",
     ),
+    "attention": Verb(
+        "W --text TEXT [--target TEXT] --output FILE.html",
+        "an interactive page of every attention head over a text, or a figure (.png)",
+        "visual_verbs",
+    ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
         "CONFIG [--a.b.c VALUE ...]",
@@ -49,6 +54,11 @@ VERBS = {
         "memory, time and cost on any hardware, and the best mesh",
         "config_verbs",
     ),
+    "sweep": Verb(
+        "CONFIG --set FIELD=A,B [--seeds N] [--workdir DIR] [--a.b.c VALUE ...]",
+        "train a grid of settings, one table and one figure; resumable",
+        "sweep_verbs",
+    ),
     "scaling": Verb(
         "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
         "scaling laws fitted to runs, and the compute-optimal model of a budget",
@@ -59,7 +69,7 @@ VERBS = {
 """All verbs, in the order of the help text."""
 
 
-MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
+MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 

@@ -57,7 +57,7 @@ class ProgressBar:
         self._clock = clock
         self._started_at = self._next_line_at = clock()
         self._loss = self._speed = ""
-        self._bar = _make_bar(self._console, clock) if _can_draw_bar(self._console) else None
+        self._bar = _make_bar(self._console, clock) if can_draw_bar(self._console) else None
         self._task = progress.TaskID(0)
 
     def update(
@@ -122,7 +122,7 @@ def format_clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}"
 
 
-def _can_draw_bar(console: Console) -> bool:
+def can_draw_bar(console: Console) -> bool:
     """Return True if the console can show a bar."""
     if console.quiet:
         return False

@@ -81,3 +81,24 @@ def test_runs_of_one_size_cannot_be_fitted(capsys: Capture, tmp_path: Path) -> N
     found = command(capsys, "scaling", "--from-csv", str(file))
     remedy = "all runs have 1,000,000; vary it to fit its exponent"
     assert (found.status, found.error) == (1, f"error: {file}: parameters: {remedy}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("sweep", "CONFIG is missing"),
+        ("sweep quickstart", "--set is missing; write --set FIELD=A,B, or --seeds N"),
+        ("sweep quickstart --set", "--set: has no value"),
+        ("sweep quickstart --set steps", "--set steps: has no values"),
+        ("sweep quickstart --set steps=1,many", "--steps"),
+        ("sweep quickstart --set steps=1,0", "steps 0: give 1 or more"),
+        ("sweep quickstart --set steps=1,2 --processes 0", "processes 0: give 1 or more"),
+        ("sweep quickstart --set model.d_modle=8", "choose one of model.d_model"),
+    ],
+)
+def test_errors_of_sweep(capsys: Capture, line: str, message: str) -> None:
+    found = command(capsys, *line.split())
+    assert (found.status, found.output) == (2, "")
+    assert found.error.startswith("error: ")
+    assert found.error.count("\n") == 1
+    assert message in found.error

@@ -59,7 +59,7 @@ class Trained(NamedTuple):
 
 
 def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
-    """Each checkpoint is kept."""
+    """Every checkpoint is kept."""
     settings = {
         "steps": STEPS[name],
         "ema": EmaConfig(0.5),
@@ -85,10 +85,10 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 def test_metric_names(trained: Trained) -> None:
-    assert set(trained.run.metrics) == METRICS[trained.name]
+    assert set(trained.run.final_metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
-    assert last == {"step": trained.run.step, "split": "validation", **trained.run.metrics}
-    assert all(math.isfinite(value) for value in trained.run.metrics.values())
+    assert last == {"step": trained.run.step, "split": "validation", **trained.run.final_metrics}
+    assert all(math.isfinite(value) for value in trained.run.final_metrics.values())
     assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -111,7 +111,7 @@ def test_load_restores_the_weights(trained: Trained) -> None:
     assert run.labels == trained.run.labels
     assert (trained.workdir / "labels.json").exists() == bool(run.labels)
     found = evaluate_run(run, "validation")
-    assert found == pytest.approx(trained.run.metrics, rel=1e-5)
+    assert found == pytest.approx(trained.run.final_metrics, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -121,7 +121,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     metrics = json.loads(found.output)
     assert (metrics["step"], metrics["split"]) == (trained.run.step, "test")
     assert METRICS[trained.name] <= set(metrics)
-    assert metrics["loss"] != trained.run.metrics["loss"]
+    assert metrics["loss"] != trained.run.final_metrics["loss"]
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_resumed_run_equals_uninterrupted_run(
             train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     run = train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     assert losses(tmp_path / "run") == losses(trained.workdir)
-    assert run.metrics == trained.run.metrics
+    assert run.final_metrics == trained.run.final_metrics
     assert_same_bits(run.params, trained.run.params)
 
 

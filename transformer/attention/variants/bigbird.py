@@ -25,6 +25,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import KVCache
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask
 from transformer.attention.projections import QKV, project_output, project_qkv
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
@@ -33,7 +34,6 @@ from transformer.attention.sparse_ops.global_tokens import (
     gather_tokens,
     scatter_tokens,
 )
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.sparse_configs import BigBirdConfig
 from transformer.attention.variants.visible_keys import MeanVisibleKeys
 from transformer.layers.basic import fold_in

@@ -23,6 +23,7 @@ from transformer.attention.base import (
     reject_mask_patterns,
     reject_weights,
 )
+from transformer.attention.documents import previous_segments, token_segments
 from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
@@ -31,7 +32,6 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-from transformer.attention.token_segments import previous_segments, token_segments
 from transformer.attention.variants.linear_configs import LinformerConfig
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.registry import MIXERS

@@ -27,6 +27,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
@@ -50,7 +51,6 @@ from transformer.attention.sparse_ops.global_tokens import (
     mask_duplicates,
     scatter_tokens,
 )
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.sparse_configs import LongformerConfig
 from transformer.attention.variants.visible_keys import longformer_visible_keys
 from transformer.layers.basic import fold_in

@@ -24,6 +24,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import QKV, project_output, project_queries, project_values
@@ -33,7 +34,6 @@ from transformer.attention.sparse_ops.grouped_window import (
     group_positions,
     split_groups_by_document,
 )
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.clustered_configs import ReformerConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.layers.precise_einsum import accumulation_dtype

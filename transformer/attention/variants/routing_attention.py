@@ -25,6 +25,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import KVCache
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
@@ -46,7 +47,6 @@ from transformer.attention.sparse_ops.grouped_window import (
     split_groups_by_document,
 )
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.clustered_configs import RoutingAttentionConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.context import ModelContext

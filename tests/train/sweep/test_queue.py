@@ -1,0 +1,209 @@
+"""The queue of a sweep: what it keeps, resumes, records and refuses."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.train.support import command, lines_of, losses, tiny, write_config
+from train.errors import UserError
+from train.experiment import CheckpointConfig
+from train.sweep.folder import RunResult, SweepFolder
+from train.sweep.grid import SweepRun
+from train.sweep.progress import SweepProgress, last_metrics
+from train.sweep.queue import check_results, run_sweep, worker_environment
+
+Capture = pytest.CaptureFixture[str]
+
+
+def runs_of(folder: Path, *seeds: int, **changes: Any) -> list[SweepRun]:
+    return [SweepRun(f"seed={seed}", {}, tiny(folder, seed=seed, **changes), 1.0) for seed in seeds]
+
+
+@pytest.mark.slow
+def test_a_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) -> None:
+    config, later = write_config(tmp_path, steps="3"), tmp_path / "later.txt"
+    workdir = tmp_path / "sweep"
+    words = ["sweep", config, "--set", f"data.path={later},{tmp_path / 'text.txt'}"]
+    words += ["--workdir", str(workdir), "--json"]
+    first = command(capsys, *words)
+    assert first.status == 1
+    assert first.error.startswith(f"error: {workdir}: 1 of 2 runs failed (path=")
+    assert "run the same command to try them again" in first.error
+    assert first.error.count("\n") == 1
+    good, failed = json.loads(first.output)["settings"]
+    assert failed["runs"][0]["status"] == "failed"
+    assert str(later) in failed["runs"][0]["error"]
+    [run] = good["runs"]
+    assert losses(workdir / run["name"]).keys() == {1, 2, 3}
+    assert run["metrics"]["loss"] == good["mean"]
+    # The same command trains what is missing, and leaves the finished run alone.
+    later.write_text((tmp_path / "text.txt").read_text())
+    before = (workdir / run["name"] / "logbook.jsonl").read_bytes()
+    second = command(capsys, *words)
+    assert (second.status, second.error) == (0, "")
+    assert json.loads(second.output)["failed"] == 0
+    assert (workdir / run["name"] / "logbook.jsonl").read_bytes() == before
+    assert (workdir / "sweep.png").exists()
+    # A third call has nothing to train: it starts no process.
+    start = subprocess.Popen
+    subprocess.Popen = None  # type: ignore[assignment, misc]
+    try:
+        third = command(capsys, *words)
+    finally:
+        subprocess.Popen = start  # type: ignore[misc]
+    assert third.output == second.output
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.train.sweep.test_queue import long_runs
+from train.sweep.queue import run_sweep
+run_sweep(long_runs(Path(sys.argv[1])), sys.argv[2], processes=int(sys.argv[3]))
+"""
+
+
+def long_runs(folder: Path) -> list[SweepRun]:
+    """Runs of some seconds, with frequent checkpoints."""
+    return runs_of(folder, 0, 1, steps=3000, checkpoint=CheckpointConfig(every=100), log_every=100)
+
+
+def wait_for_step(workdir: Path, name: str, step: int) -> None:
+    deadline = time.monotonic() + 300
+    while last_metrics(SweepFolder(str(workdir)), name)[0] < step:
+        assert time.monotonic() < deadline, "the run does not get on"
+        time.sleep(0.05)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_queue_goes_on_exactly(tmp_path: Path, number: signal.Signals) -> None:
+    runs = long_runs(tmp_path)
+    whole = run_sweep(runs, str(tmp_path / "whole"), processes=2, quiet=True)
+    workdir = tmp_path / "killed"
+    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(workdir, "seed=0", 300)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=120)
+    if number == signal.SIGTERM:
+        assert "stopped by SIGTERM with 0 of 2 runs done; run the same command to resume" in error
+    # The worker of a killed queue ends by itself; the new one waits until it has saved.
+    resumed = run_sweep(runs, str(workdir), quiet=True)
+    for name in ("seed=0", "seed=1"):
+        assert resumed[name].metrics == whole[name].metrics
+        assert losses(workdir / name) == losses(tmp_path / "whole" / name)
+    events = {event["event"] for event in lines_of(workdir / "seed=0" / "logbook.jsonl")}
+    assert "resumed" in events
+
+
+@pytest.mark.full
+def test_a_killed_process_is_a_failed_run(tmp_path: Path) -> None:
+    workdir = tmp_path / "sweep"
+    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        wait_for_step(workdir, "seed=0", 100)
+        listed = subprocess.run(
+            ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
+        )
+        os.kill(int(listed.stdout.split()[0]), signal.SIGKILL)
+        process.communicate(timeout=300)
+    results = SweepFolder(str(workdir)).read_results()
+    assert results["seed=0"].status == "failed"
+    assert "was ended by SIGKILL (out of memory?)" in results["seed=0"].error
+    assert results["seed=1"].status == "finished"
+
+
+# ---- Without training ----
+
+
+def test_another_sweep_is_refused(tmp_path: Path) -> None:
+    folder = SweepFolder(str(tmp_path / "sweep"))
+    folder.path.mkdir()
+    folder.write_sweep(runs_of(tmp_path, 0, 1))
+    folder.check_same_sweep(runs_of(tmp_path, 0, 1))
+    folder.check_same_sweep(runs_of(tmp_path, 0, 1, 2))  # more seeds
+    with pytest.raises(UserError, match=r"another sweep \(steps is 12 there and 13 here\)"):
+        folder.check_same_sweep(runs_of(tmp_path, 0, 1, steps=13))
+    with pytest.raises(UserError, match="run seed=1 belongs to that one"):
+        folder.check_same_sweep(runs_of(tmp_path, 0))
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match=r"holds other things \(thesis.tex\) and no"):
+        SweepFolder(str(tmp_path)).check_same_sweep([])
+    with pytest.raises(UserError, match="is a file; give a folder"):
+        SweepFolder(str(tmp_path / "thesis.tex"))
+    with pytest.raises(UserError, match="needs a local disk"):
+        SweepFolder("gs://bucket/sweep")
+
+
+def test_one_queue_at_a_time(tmp_path: Path) -> None:
+    with (
+        SweepFolder(str(tmp_path)).lock(),
+        pytest.raises(UserError, match="another process works on this sweep"),
+        SweepFolder(str(tmp_path)).lock(),
+    ):
+        pass
+
+
+def test_results_of_deleted_runs_are_forgotten(tmp_path: Path) -> None:
+    folder = SweepFolder(str(tmp_path))
+    one = RunResult("finished", "loss", True, {"loss": 1.5}, 3, 2.0)
+    folder.write_results({"a": one, "b": one})
+    folder.run_path("a").mkdir()
+    assert folder.read_results() == {"a": one}
+
+
+def test_failures_are_one_line(tmp_path: Path) -> None:
+    results = {"a": RunResult("finished"), "b": RunResult("failed", error="no memory")}
+    with pytest.raises(UserError) as error:
+        check_results(results, "runs/x")
+    assert str(error.value).startswith("runs/x: 1 of 2 runs failed (b: no memory); ")
+    check_results({"a": results["a"]}, "runs/x")
+
+
+def test_workers_share_or_split_accelerators() -> None:
+    one = worker_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, 0, 1)
+    assert one["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE" not in one
+    two = [worker_environment({"CUDA_VISIBLE_DEVICES": "0,1,2"}, index, 2) for index in range(2)]
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in two] == ["0,2", "1"]
+    assert two[0]["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert worker_environment({"CUDA_VISIBLE_DEVICES": "5"}, 1, 2)["CUDA_VISIBLE_DEVICES"] == "5"
+
+
+def test_time_left_weighs_runs_and_counts_steps(tmp_path: Path) -> None:
+    folder, now = SweepFolder(str(tmp_path)), [0.0]
+    runs = [
+        dataclasses.replace(run, cost=cost)
+        for run, cost in zip(runs_of(tmp_path, 0, 1, 2), (1.0, 1.0, 2.0), strict=True)
+    ]
+    output = io.StringIO()
+    done = {"seed=0": RunResult("finished", "loss", True, {"loss": 2.0})}
+    console = Console(file=output, width=200)
+    with SweepProgress(runs, done, folder, console=console, clock=lambda: now[0]) as progress:
+        progress.start(runs[1])
+        run_path = folder.run_path("seed=1")
+        run_path.mkdir()
+        line = json.dumps({"step": 6, "split": "train", "loss": 2.5})
+        (run_path / "metrics.jsonl").write_text(f"{line}\n" + '{"step": 7, "spl')
+        now[0] = 10.0
+        progress.refresh()
+        # Half of a run of cost 1 in 10 s: 2.5 units are left.
+        assert progress._times_text() == "0:00:10 gone, 0:00:50 left"
+        assert progress._running_text() == "seed=1 6/12 loss 2.5000"
+        assert progress._counts_text() == "1 done, 1 running, 1 left"
+        progress.end(runs[1], RunResult("failed", error="it is hot"))
+    assert output.getvalue().startswith("[2/3] seed=1: failed: it is hot  (2 done (1 failed), ")

@@ -1,0 +1,83 @@
+"""Tables and figures of a sweep, from results made by hand."""
+
+import dataclasses
+import io
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from train.config.registry import find_experiment
+from train.sweep.figure import main_field, plot_sweep
+from train.sweep.folder import RunResult
+from train.sweep.grid import SweepRun, run_name
+from train.sweep.summary import SweepSummary, print_summary, summarize
+
+BASE = find_experiment("quickstart")
+LOSSES = {("1e-3", "adamw"): (3.0, 3.5), ("1e-2", "adamw"): (2.0, 2.5), ("1e-1", "adamw"): ()}
+"""Losses of the two seeds of each setting; of the last both failed."""
+
+
+def make(metric: str = "loss", *, lower: bool = True) -> SweepSummary:
+    runs, results = [], {}
+    for seed in (0, 1):
+        for (rate, kind), losses in LOSSES.items():
+            settings = {"schedule.learning_rate": rate, "optimizer.kind": kind}
+            experiment = dataclasses.replace(BASE, seed=seed)
+            run = SweepRun(run_name(settings, seed), settings, experiment, 1.0)
+            runs.append(run)
+            results[run.name] = RunResult("failed", error="out of memory")
+            if losses:
+                found = {metric: losses[seed], "other": 10.0 * losses[seed]}
+                results[run.name] = RunResult("finished", metric, lower, found, 5, 4.0 + seed)
+    return summarize(runs, results)
+
+
+def test_mean_and_spread_over_seeds_best_first() -> None:
+    summary = make()
+    best, second, failed = summary.settings
+    assert (best.settings["schedule.learning_rate"], best.mean) == ("1e-2", 2.25)
+    assert best.deviation == pytest.approx(0.5 / math.sqrt(2))
+    assert best.metrics == {"loss": 2.25, "other": 22.5}
+    assert best.seconds == 4.5
+    assert second.mean == 3.25
+    assert math.isnan(failed.mean)
+    assert summary.num_failed == 2
+
+
+def test_higher_may_be_better() -> None:
+    rates = [each.settings["schedule.learning_rate"] for each in make("f1", lower=False).settings]
+    assert rates == ["1e-3", "1e-2", "1e-1"]
+
+
+def test_json_has_no_nan() -> None:
+    plain = json.loads(json.dumps(make().as_dict(), allow_nan=False))
+    assert plain["failed"] == 2
+    assert plain["settings"][2]["mean"] is None
+    assert [run["seed"] for run in plain["settings"][0]["runs"]] == [0, 1]
+    assert plain["settings"][2]["runs"][0]["error"] == "out of memory"
+
+
+def test_table() -> None:
+    output = io.StringIO()
+    print_summary(make(), "two seeds", Console(file=output, width=100))
+    rows = [line.split() for line in output.getvalue().splitlines() if "adamw" in line]
+    assert [row[1] for row in rows] == ["1e-2", "1e-3", "1e-1"]
+    assert "2.2500" in rows[0]
+    assert "0.3536" in rows[0]
+    assert "failed" in rows[2]
+
+
+def test_figure(tmp_path: Path) -> None:
+    summary = make()
+    assert main_field(summary.settings) == "schedule.learning_rate"
+    assert plot_sweep(summary, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    one_kind = dataclasses.replace(summary, settings=summary.settings[:1])
+    assert main_field(one_kind.settings) is None
+    assert plot_sweep(one_kind, tmp_path / "one.png")
+    failed = dataclasses.replace(summary, settings=summary.settings[2:])
+    assert not plot_sweep(failed, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()

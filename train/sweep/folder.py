@@ -1,0 +1,168 @@
+"""Files of a sweep: what it consists of (`sweep.json`) and what its runs gave (`results.json`).
+
+sweep.json      settings of all runs; another sweep is refused in this folder
+results.json    status and metrics of the runs that ended
+logs/NAME.log   output of a run's process
+NAME/           folder of a run, as `fit` writes it
+sweep.png       figure (and, of a scaling sweep, its own files)
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import filelock
+
+from train.config.io import flatten_experiment
+from train.data.files import expand_path
+from train.errors import UserError
+from train.run_folder.folder import read_json
+from train.run_folder.writing import explain_write_errors, write_atomically
+from train.sweep.grid import SweepRun
+
+MAX_SWEEP_BYTES = 1 << 28
+"""Limit of the size of a sweep's JSON files."""
+
+Status = Literal["finished", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """Result of a run that ended."""
+
+    status: Status
+    metric: str = ""
+    """Name of the task's selection metric."""
+    lower_is_better: bool = True
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Final held-out metrics by name."""
+    step: int = 0
+    seconds: float = 0.0
+    """Wall time over all processes that worked on the run."""
+    error: str = ""
+    """Reason of a failure, one line."""
+
+    @property
+    def value(self) -> float:
+        """Value of the selection metric; NaN of a failed run."""
+        return float(self.metrics.get(self.metric, math.nan))
+
+
+class SweepFolder:
+    """Folder of a sweep, on a local disk."""
+
+    def __init__(self, workdir: str):
+        """Find the folder; nothing is written.
+
+        Raises:
+          UserError: The path is remote or a file.
+        """
+        path = expand_path(workdir)
+        if not isinstance(path, pathlib.Path):
+            raise UserError(f"workdir {workdir}: is remote, and a sweep's queue needs a local disk")
+        if path.exists() and not path.is_dir():
+            raise UserError(f"workdir {workdir}: is a file; give a folder")
+        self.path = path
+
+    @property
+    def figure(self) -> pathlib.Path:
+        """Figure of the results."""
+        return self.path / "sweep.png"
+
+    def run_path(self, name: str) -> pathlib.Path:
+        """Return the folder of a run."""
+        return self.path / name
+
+    def log_path(self, name: str) -> pathlib.Path:
+        """Return the file with the output of a run's process."""
+        return self.path / "logs" / f"{name}.log"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Own the folder inside the block; the system releases it when the process dies.
+
+        Raises:
+          UserError: Another queue works here, or the folder cannot be written.
+        """
+        with explain_write_errors(self.path):
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.path / "logs" / ".queue.lock")
+        try:
+            with lock.acquire(timeout=0):
+                yield
+        except filelock.Timeout:
+            raise UserError(
+                f"{self.path}: another process works on this sweep; wait for it or stop it first"
+            ) from None
+
+    def check_same_sweep(self, runs: Sequence[SweepRun]) -> None:
+        """Raise UserError if the folder holds anything but a part of this sweep."""
+        file = self.path / "sweep.json"
+        if not file.exists():
+            found = sorted(each.name for each in self.path.glob("*")) if self.path.exists() else []
+            found = [name for name in found if not name.startswith(".") and name != "logs"]
+            if found:
+                raise UserError(
+                    f"workdir {self.path}: holds other things ({', '.join(found[:3])}) and no "
+                    "sweep; give a new or an empty folder"
+                )
+            return
+        saved = read_json(file, MAX_SWEEP_BYTES)
+        requested = {run.name: flatten_experiment(run.experiment) for run in runs}
+        if not isinstance(saved, dict) or not isinstance(saved.get("runs"), dict):
+            raise UserError(f"{file}: describes no sweep; put the file back as it was")
+        for name, changes in saved["runs"].items():
+            before = {**saved["base"], **changes["fields"]}
+            if name not in requested:
+                self._refuse(f"run {name} belongs to that one and not to this one")
+            now = json.loads(json.dumps(requested[name]))
+            for field in sorted(before.keys() | now.keys()):
+                if before.get(field) != now.get(field):
+                    old, new = json.dumps(before.get(field)), json.dumps(now.get(field))
+                    self._refuse(f"{field} is {old} there and {new} here")
+
+    def _refuse(self, difference: str) -> None:
+        raise UserError(
+            f"workdir {self.path}: holds another sweep ({difference}); give another --workdir, or "
+            "the settings of that sweep, to which values and seeds may be added"
+        )
+
+    def write_sweep(self, runs: Sequence[SweepRun]) -> None:
+        """Write `sweep.json`: the fields of the first run, and how the others differ."""
+        base = flatten_experiment(runs[0].experiment)
+        described = {}
+        for run in runs:
+            fields = flatten_experiment(run.experiment)
+            # A field that the first run has and another has not (of another kind) is null.
+            changed = {name: fields.get(name) for name in base.keys() | fields.keys()}
+            changed = {
+                name: value
+                for name, value in sorted(changed.items())
+                if name not in base or value != base[name]
+            }
+            described[run.name] = {"settings": dict(run.settings), "fields": changed}
+        text = json.dumps({"base": base, "runs": described}, indent=1)
+        write_atomically(self.path / "sweep.json", text + "\n")
+
+    def read_results(self) -> dict[str, RunResult]:
+        """Return the results of the runs that ended, by name, as far as their folders exist."""
+        file = self.path / "results.json"
+        if not file.exists():
+            return {}
+        saved = read_json(file, MAX_SWEEP_BYTES)
+        try:
+            results = {name: RunResult(**fields) for name, fields in saved.items()}
+        except (AttributeError, TypeError) as error:
+            raise UserError(
+                f"{file}: has no results of a sweep; delete it, and finished runs are read anew"
+            ) from error
+        return {name: each for name, each in results.items() if self.run_path(name).exists()}
+
+    def write_results(self, results: Mapping[str, RunResult]) -> None:
+        """Write `results.json`."""
+        plain = {name: dataclasses.asdict(each) for name, each in results.items()}
+        write_atomically(self.path / "results.json", json.dumps(plain, indent=1) + "\n")

@@ -1,0 +1,168 @@
+"""Grid of a sweep: fields with several values, crossed with seeds, as named experiments.
+
+Imports no JAX: a wrong setting is reported before anything is loaded.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from train.config.io import flatten_experiment
+from train.errors import UsageError
+from train.experiment import Experiment
+
+ALIASES = {"optimizer.learning_rate": "schedule.learning_rate"}
+"""Fields that many look for elsewhere: here the peak learning rate belongs to the schedule."""
+
+MAX_NAME_LENGTH = 120
+"""Longest name of a run. Names are folders, which have at most 255 bytes on most file systems."""
+
+Grid = Mapping[str, Sequence[str]]
+"""Values of each swept field, as text, by dotted path."""
+
+SEED = "seed"
+"""Field that is not part of a setting: runs that differ in it alone are repetitions."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep: an ordinary experiment, with its place in the sweep."""
+
+    name: str
+    """Name of the run's folder in the sweep's."""
+    settings: Mapping[str, str]
+    """Values of the swept fields, without the seed. Runs of equal settings are repetitions."""
+    experiment: Experiment
+    cost: float
+    """Estimated compute in any unit, to weigh the runs in the time left."""
+
+
+def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[str]]:
+    """Return the values of each field, from texts such as `schedule.learning_rate=1e-3,3e-3`.
+
+    A field may be given by its last name where that is unique: `learning_rate=1e-3,3e-3`.
+
+    Raises:
+      UsageError: An assignment has no values, or names no field or one that was given before.
+    """
+    known = flatten_experiment(base)
+    grid: dict[str, list[str]] = {}
+    for assignment in assignments:
+        name, equals, values = assignment.partition("=")
+        texts = list(dict.fromkeys(each.strip() for each in values.split(",") if each.strip()))
+        if not (name and equals and texts):
+            raise UsageError(f"--set {assignment}: has no values; write --set FIELD=A,B")
+        field = find_field(name.strip().removeprefix("--").replace("-", "_"), known)
+        if field == SEED:
+            raise UsageError(f"--set {assignment}: seeds are no setting; write --seeds N")
+        if field in grid:
+            raise UsageError(f"--set {assignment}: {field} is given twice; give its values once")
+        grid[field] = texts
+    return grid
+
+
+def find_field(name: str, known: Mapping[str, Any]) -> str:
+    """Return the dotted path of a field that is given by its path, an alias or its last names."""
+    if name in known:
+        return name
+    if name in ALIASES:
+        return ALIASES[name]
+    matches = [field for field in known if field.endswith(f".{name}")]
+    if len(matches) == 1:
+        return matches[0]
+    # Places of a pattern have the same fields: the path says which.
+    close = matches or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"choose one of {', '.join(close[:4])}" if close else "see fit CONFIG --help"
+    problem = "is the name of several settings" if matches else "is no setting of this config"
+    raise UsageError(f"--set {name}: {problem}; {hint}")
+
+
+def flag(field: str, value: str, current: Any) -> str:
+    """Return the command-line flag that sets a field.
+
+    Raises:
+      UsageError: The field is a boolean and the value is not.
+    """
+    path = field.replace("_", "-")
+    if not isinstance(current, bool):
+        return f"--{path}={value}"
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f"--set {field}={value}: is True or False; give one of them")
+    parent, _, last = path.rpartition(".")
+    chosen = last if value.lower() == "true" else f"no-{last}"
+    return f"--{parent}.{chosen}" if parent else f"--{chosen}"
+
+
+def expand_grid(
+    grid: Grid, seeds: int, base: Experiment, build: Callable[[Sequence[str]], Experiment]
+) -> list[SweepRun]:
+    """Return the runs of a grid: every combination of values, with every seed.
+
+    Seeds are the outer loop, so that a sweep that is stopped halfway has seen all settings.
+
+    Args:
+      grid: Fields and their values.
+      seeds: Number of seeds, counted from that of the experiment.
+      base: Experiment without the grid.
+      build: Returns the experiment for additional command-line flags.
+
+    Raises:
+      UsageError: A value is not valid.
+    """
+    current = flatten_experiment(base)
+    points: list[tuple[dict[str, str], Experiment]] = []
+    for values in itertools.product(*grid.values()):
+        settings = dict(zip(grid, values, strict=True))
+        flags = [flag(field, value, current.get(field)) for field, value in settings.items()]
+        points.append((settings, build(flags)))
+    runs = []
+    for offset in range(seeds):
+        for settings, experiment in points:
+            seeded = dataclasses.replace(experiment, seed=experiment.seed + offset)
+            name = run_name(settings, seeded.seed)
+            cost = float(seeded.steps * max(seeded.batch_size, 1))
+            runs.append(SweepRun(name, settings, seeded, cost))
+    check_names(runs)
+    return runs
+
+
+def run_name(settings: Mapping[str, str], seed: int) -> str:
+    """Return a folder name such as `learning_rate=1e-3,seed=0`."""
+    labels = short_names(list(settings))
+    parts = [f"{labels[field]}={value}" for field, value in settings.items()]
+    name = re.sub(r"[^\w.+=,-]+", "_", ",".join([*parts, f"{SEED}={seed}"]))
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: MAX_NAME_LENGTH - 40]}-{digest},{SEED}={seed}"
+
+
+def short_names(fields: Sequence[str]) -> dict[str, str]:
+    """Return the shortest end of each dotted path that no other of the fields ends with."""
+    return {field: next(_unique_ends(field, fields)) for field in fields}
+
+
+def _unique_ends(field: str, fields: Sequence[str]) -> Iterator[str]:
+    parts = field.split(".")
+    for length in range(1, len(parts) + 1):
+        end = ".".join(parts[-length:])
+        if sum(f".{other}".endswith(f".{end}") for other in fields) == 1:
+            yield end
+    yield field
+
+
+def check_names(runs: Sequence[SweepRun]) -> None:
+    """Raise UsageError if two runs would share a folder."""
+    by_name: dict[str, SweepRun] = {}
+    for run in runs:
+        # Some file systems do not distinguish upper and lower case.
+        other = by_name.setdefault(run.name.lower(), run)
+        if other is not run:
+            raise UsageError(
+                f"runs {other.name} and {run.name}: have one name; give values that differ in more "
+                "than signs or case"
+            )

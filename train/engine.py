@@ -21,7 +21,7 @@ from train.config.resolve import resolve_auto
 from train.debug_checks import train_step_class
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.lora.layout import lora_train_step, make_lora_layout
+from train.lora.layout import abstract_frozen, bind_frozen, make_lora_layout
 from train.optim.registry import make_step_optimizer
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.checks import check_context_parallelism
@@ -31,7 +31,6 @@ from train.parallel.state_sharding import (
     check_optimizer_placement,
     init_on_devices,
     leaf_shardings,
-    place_params,
     place_state,
 )
 from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
@@ -39,7 +38,6 @@ from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task
 from transformer.hardware import Hardware
-from transformer.layers.low_rank import merge_weights
 from transformer.lora import LoRALayout
 from transformer.models.base import Model
 
@@ -54,10 +52,9 @@ class Engine(abc.ABC):
     mesh: Mesh
     train_step: TrainStep
     lora: LoRALayout | None = None
-    """Frozen, adapted and fully trained weights of a LoRA run."""
+    """Which weights a LoRA run trains."""
     frozen: Any = None
-    """Weights that are not trained, in a LoRA run; set before the first step. They are no part of
-    the state: no step changes them, and no checkpoint holds them."""
+    """The others, set before the first step. No step changes them and no checkpoint holds them."""
 
     @abc.abstractmethod
     def init(self) -> TrainState:
@@ -81,22 +78,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self, params: Any, batch: Batch) -> dict[str, Any]:
-        """Return the loss sums of a batch, by name, without dropout.
-
-        `params` are those of the model: see `model_params`.
-        """
-
-    def abstract_params(self) -> Any:
-        """Return shapes, dtypes and shardings of the model's parameters, trained or not."""
-        return place_params(self.mesh, self.model, self.model.logical_axes())
-
-    def model_params(self, params: Any) -> Any:
-        """Return parameters that the model can be applied to, from those of a state."""
-        return params if self.lora is None else self.lora.combine(params, self.frozen)
-
-    def merged_params(self, params: Any) -> Any:
-        """Return parameters as the model's `init` does, without low-rank updates."""
-        return params if self.lora is None else jax.jit(merge_weights)(self.model_params(params))
+        """Return the loss sums of a batch, by name, without dropout."""
 
 
 def make_engine(experiment: Experiment, hardware: Hardware) -> Engine:
@@ -129,14 +111,14 @@ class JitEngine(Engine):
         # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
         # and never changes, so one program serves the whole run.
         axes = self.model.logical_axes()
-        self.lora = make_lora_layout(experiment, axes)
-        trained_axes = axes if self.lora is None else self.lora.trainable_axes()
-        self.train_step = make_train_step(experiment, self.model, trained_axes)
+        self.lora = make_lora_layout(experiment.lora, axes)
+        axes = axes if self.lora is None else self.lora.trainable_axes()
+        self.train_step = make_train_step(experiment, self.model, axes)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
         self._init = functools.partial(
             init_state, experiment, self.model, self.train_step.optimizer, self.lora
         )
-        self._abstract_state = place_state(experiment, mesh, self._init, trained_axes)
+        self._abstract_state = place_state(experiment, mesh, self._init, axes)
         # The state is donated: XLA writes the new parameters and moments into the buffers of the
         # old ones, and memory never holds both. Input shardings are those of the arguments.
         # Output shardings are given, not inferred: a state that the compiler laid out otherwise
@@ -161,7 +143,7 @@ class JitEngine(Engine):
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # Dispatched, not run. Reading a metric here would make the devices wait for the host.
-        state, metrics = self._step(state, batch, *self._frozen_arguments(self.frozen))
+        state, metrics = self._step(state, batch, self.frozen)
         # Metrics are what the limit waits for: the next step donates the state, and a donated
         # array cannot be waited for.
         self.dispatch_limit.add(metrics)
@@ -169,12 +151,7 @@ class JitEngine(Engine):
 
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Return the step's program before compilation. Arguments may be abstract."""
-        frozen = None if self.lora is None else self.lora.freeze(self.abstract_params())
-        return self._step.lower(state, batch, *self._frozen_arguments(frozen))
-
-    def _frozen_arguments(self, frozen: Any) -> tuple[Any, ...]:
-        """Return the arguments of the step after state and batch."""
-        return () if self.lora is None else (frozen,)
+        return self._step.lower(state, batch, abstract_frozen(self))
 
     def auto_choices(self) -> dict[str, str]:
         return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
@@ -212,16 +189,11 @@ def make_train_step(
 
 
 def named_train_step(step: TrainStep, lora: LoRALayout | None = None) -> Callable[..., Any]:
-    """Return the step as a function. Profiles and compiler logs show its name, `train_step`.
-
-    With LoRA the function has the frozen weights as a third argument.
-    """
-    if lora is not None:
-        return lora_train_step(step, lora)
+    """Return the step as a function. Profiles and compiler logs show its name, `train_step`."""
     # `TrainStep` is a dataclass, and its instances have no `__name__`.
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        return step(state, batch)
+    def train_step(state: TrainState, batch: Batch, frozen: Any) -> tuple[TrainState, Metrics]:
+        return (step if lora is None else bind_frozen(step, lora, frozen))(state, batch)
 
     return train_step
 

@@ -39,7 +39,7 @@ class PmapEngine(Engine):
         self._step = jax.pmap(
             named_train_step(make_train_step(experiment, replica, axes, AXIS_NAME), self.lora),
             AXIS_NAME,
-            in_axes=(None, 0) if self.lora is None else (None, 0, None),
+            in_axes=(None, 0, None),
             out_axes=None,
             donate_argnums=0,
         )
@@ -58,8 +58,7 @@ class PmapEngine(Engine):
         # already, so the reshape moves none between devices.
         num_devices = self.mesh.size
         split = jax.tree.map(lambda x: x.reshape(num_devices, -1, *x.shape[1:]), batch)
-        frozen = () if self.lora is None else (self.frozen,)
-        state, metrics = self._step(state, split, *frozen)
+        state, metrics = self._step(state, split, self.frozen)
         self._jit_engine.dispatch_limit.add(metrics)
         return state, metrics
 

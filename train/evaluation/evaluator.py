@@ -9,6 +9,7 @@ from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
 from train.lora.config import LoRAConfig
+from train.lora.layout import merged_params, model_params
 from train.run import Run, sample
 from train.run_folder.folder import RunFolder
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
@@ -68,7 +69,7 @@ class Evaluator:
 
     def model_params(self, state: TrainState) -> Any:
         """Return the weights of a state to evaluate, for the model."""
-        return self.engine.model_params(eval_params(state))
+        return model_params(self.engine, eval_params(state))
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
         """Return the validation metrics, over the whole split or `evaluation.num_batches`."""
@@ -105,7 +106,7 @@ class Evaluator:
         averages = self.experiment.evaluation.average_checkpoints > 1
         if not self.experiment.uses_best_checkpoint and not averages:
             # Merged, as `load` returns them: `evaluate` then gives the same numbers.
-            return EvalWeights(self.engine.merged_params(eval_params(state)), [step])
+            return EvalWeights(merged_params(self.engine, eval_params(state)), [step])
         checkpoints.wait()
         return load_eval_weights(checkpoints, self.engine, self.experiment)
 

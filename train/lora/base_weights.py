@@ -21,6 +21,7 @@ from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.lora.config import NEW
+from train.lora.layout import abstract_params
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.registry import make_task
@@ -120,7 +121,7 @@ def load_base(folder: RunFolder, engine: Engine) -> Any:
                 f"{folder.base_weights}: holds no base weights of this LoRA run; put back what fit "
                 "saved"
             )
-        return checkpoints.restore_subtree(_STEP, "params", engine.abstract_params())
+        return checkpoints.restore_subtree(_STEP, "params", abstract_params(engine))
 
 
 def attach_base(
@@ -161,7 +162,7 @@ def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> Non
 
 def _init_params(engine: Engine, seed: int) -> Any:
     """Return initial values of all parameters of the model, each created in its shards."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_params())
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(engine))
     key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
     return jax.block_until_ready(jax.jit(engine.model.init_params, out_shardings=shardings)(key))
 

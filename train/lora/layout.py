@@ -1,28 +1,31 @@
-"""Layout of a LoRA run: which weights of its model are frozen, adapted or trained in full."""
+"""Parts of a LoRA run's model: which weights are frozen, adapted or trained in full."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import jax
 
 from train.errors import UsageError
-from train.experiment import Experiment
-from train.lora.config import NEW
-from train.state import TrainState
-from train.step import Batch, LossFn, Metrics, TrainStep
+from train.lora.config import NEW, LoRAConfig
+from train.parallel.state_sharding import place_params
+from train.step import Batch, TrainStep
+from transformer.layers.low_rank import merge_weights
 from transformer.lora import LoRALayout
 
+if TYPE_CHECKING:
+    from train.engine import Engine
 
-def make_lora_layout(experiment: Experiment, logical_axes: Any) -> LoRALayout | None:
-    """Return the layout of an experiment; None if it trains all weights in full.
+
+def make_lora_layout(lora: LoRAConfig, logical_axes: Any) -> LoRALayout | None:
+    """Return the layout of a run; None if it trains all weights in full.
 
     Args:
-      experiment: The settings.
+      lora: The settings.
       logical_axes: Tree of `LogicalAxes` of the model's parameters.
 
     Raises:
       UsageError: A target or a weight to train in full does not exist.
     """
-    lora = experiment.lora
     if not lora.rank:
         return None
     try:
@@ -39,20 +42,36 @@ def make_lora_layout(experiment: Experiment, logical_axes: Any) -> LoRALayout | 
         raise UsageError(f"lora.{error}") from error
 
 
-def lora_train_step(
-    step: TrainStep, layout: LoRALayout
-) -> Callable[[TrainState, Batch, Any], tuple[TrainState, Metrics]]:
-    """Return the step of a LoRA run as a function of (state, batch, frozen weights).
+def bind_frozen(step: TrainStep, layout: LoRALayout, frozen: Any) -> TrainStep:
+    """Return the step of a LoRA run with these frozen weights.
 
-    The parameters of the state are the trainable tree. Gradients, optimizer, EMA and anomaly
+    The parameters of its state are the trainable tree. Gradients, optimizer, EMA and anomaly
     detection see nothing else, so that none of them has arrays of the size of the model.
     """
 
-    def train_step(state: TrainState, batch: Batch, frozen: Any) -> tuple[TrainState, Metrics]:
-        def loss_fn(trainable: Any, batch: Batch, dropout_rngs: Any) -> Any:
-            return step.loss_fn(layout.combine(trainable, frozen), batch, dropout_rngs)
+    def loss_fn(trainable: Any, batch: Batch, dropout_rngs: jax.Array | None) -> Any:
+        return step.loss_fn(layout.combine(trainable, frozen), batch, dropout_rngs)
 
-        bound: LossFn = loss_fn
-        return dataclasses.replace(step, loss_fn=bound)(state, batch)
+    return dataclasses.replace(step, loss_fn=loss_fn)
 
-    return train_step
+
+def abstract_params(engine: "Engine") -> Any:
+    """Return shapes, dtypes and shardings of all parameters of an engine's model."""
+    return place_params(engine.mesh, engine.model, engine.model.logical_axes())
+
+
+def abstract_frozen(engine: "Engine") -> Any:
+    """Return shapes, dtypes and shardings of the frozen weights; None without LoRA."""
+    return None if engine.lora is None else engine.lora.freeze(abstract_params(engine))
+
+
+def model_params(engine: "Engine", params: Any) -> Any:
+    """Return parameters that the model can be applied to, from those of a state."""
+    return params if engine.lora is None else engine.lora.combine(params, engine.frozen)
+
+
+def merged_params(engine: "Engine", params: Any) -> Any:
+    """Return parameters as the model's `init` does, without low-rank updates."""
+    if engine.lora is None:
+        return params
+    return jax.jit(merge_weights)(model_params(engine, params))

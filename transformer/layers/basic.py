@@ -77,11 +77,7 @@ def declare_table(
     config: TransformerConfig,
 ) -> jax.Array:  # [*inputs, *outputs]
     """Declare an embedding table of `module`, with the initial values of embeddings."""
-
-    def init(rng: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return config.initialization.embedding_initializer()(rng, shape, dtype)
-
-    dtype = config.precision.parameters
+    init, dtype = config.initialization.embedding_initializer(), config.precision.parameters
     return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
 
 
@@ -95,10 +91,8 @@ def apply_matrix(
 
     `flatten` also merges B and T, which is faster on CPU: see `ModelContext.flatten_tokens`.
     """
-    if isinstance(matrix, LowRankWeight):  # LoRA: x W + s (x A) B, never W + s A B
-        low_rank = apply_matrix(x, matrix.a, num_input_axes, flatten)  # [B, T, rank]
-        update = matrix.scale * apply_matrix(low_rank, matrix.b, 1, flatten)
-        return apply_matrix(x, matrix.base, num_input_axes, flatten) + update
+    if isinstance(matrix, LowRankWeight):
+        return matrix.apply(apply_matrix, x, num_input_axes, flatten)
     rows = math.prod(matrix.shape[:num_input_axes])
     lead = x.shape[: x.ndim - num_input_axes]
     flat = x.reshape((-1, rows) if flatten else (*lead, rows))

@@ -6,6 +6,7 @@ is never needed, so a training step that differentiates A and B alone does not c
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +32,18 @@ class LowRankWeight(struct.PyTreeNode):
         """Return the weight with all three matrices in a dtype."""
         a, b = self.a.astype(dtype), self.b.astype(dtype)
         return LowRankWeight(self.base.astype(dtype), a, b, self.scale)
+
+    def apply(
+        self,
+        apply_matrix: Callable[[jax.Array, jax.Array, int, bool], jax.Array],
+        x: jax.Array,  # [B, T, *inputs]
+        num_input_axes: int,
+        flatten: bool,
+    ) -> jax.Array:  # [B, T, *outputs]
+        """Return x W + s (x A) B, by three calls of `layers.basic.apply_matrix`."""
+        low_rank = apply_matrix(x, self.a, num_input_axes, flatten)  # [B, T, rank]
+        update = self.scale * apply_matrix(low_rank, self.b, 1, flatten)
+        return apply_matrix(x, self.base, num_input_axes, flatten) + update
 
     def merge(self) -> jax.Array:
         """Return W + s A B, added in float32, in the dtype of W."""

@@ -82,7 +82,7 @@ def test_only_targets_change_and_the_folder_gives_the_same_run(
     assert changed == {
         f"layers/place_0/{x}" for x in ("mixer/query", "mixer/value", "feed_forward/up")
     }
-    assert evaluate_run(loaded, "validation") == run.metrics
+    assert evaluate_run(loaded, "validation") == run.final_metrics
 
 
 @pytest.mark.slow

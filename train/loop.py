@@ -64,6 +64,7 @@ from train.state import TrainState
 from train.step import Batch, Metrics
 from train.tasks.base import Task
 from train.tasks.registry import make_task
+from train.telemetry.environment import installed_versions
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
@@ -417,6 +418,7 @@ class _TrainingRun:
             step=step,
             hardware=dataclasses.asdict(hardware),
             mesh=dict(self.engine.mesh.shape),
+            versions=installed_versions(),
             changed={name: new for name, (_, new) in self.changed_fields.items()},
             kept={name: choice for name, (_, choice) in self.pinned_fields.items()},
         )

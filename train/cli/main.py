@@ -43,6 +43,11 @@ VERBS = {
         "an interactive page of every attention head over a text, or a figure (.png)",
         "visual_verbs",
     ),
+    "report": Verb(
+        "W [W2 ...] --output FILE.html",
+        "one page of a run, or of several compared: curves, events, samples, time, settings",
+        "visual_verbs",
+    ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
         "CONFIG [--a.b.c VALUE ...]",
@@ -73,7 +78,7 @@ MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 
-PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "doctor"}
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "doctor"}
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 

@@ -1,4 +1,4 @@
-"""Verbs that write pages and figures: `attention`.
+"""Verbs that write pages and figures: `attention` and `report`.
 
 What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 """
@@ -51,4 +51,31 @@ def run_attention(arguments: list[str]) -> int:
         print(json.dumps({"output": given.output, "stages": view.stages, "heads": heads}))
     else:
         print(f"wrote {given.output}: {view.subtitle}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportArguments:
+    """Write a page of a run, or of several compared."""
+
+    output: str
+    """File to write, ending with .html."""
+
+
+def run_report(arguments: list[str]) -> int:
+    """Write the report of runs; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdirs = [pop_positional(arguments, "W", "report")]
+    while arguments and not arguments[0].startswith("-"):
+        workdirs.append(arguments.pop(0))
+    given = parse(ReportArguments, arguments, verb="report W")
+    from train.visualization.run_report import RunReport
+
+    report = RunReport(workdirs)
+    report.save(given.output)
+    if json_wanted:
+        summaries = {run["label"]: run["summary"] for run in report.runs}
+        print(json.dumps({"output": given.output, "runs": summaries}))
+    else:
+        print(f"wrote {given.output}: {report.title}")
     return 0

@@ -77,7 +77,8 @@ def declare_table(
     config: TransformerConfig,
 ) -> jax.Array:  # [*inputs, *outputs]
     """Declare an embedding table of `module`, with the initial values of embeddings."""
-    init, dtype = config.initialization.embedding_initializer(), config.precision.parameters
+    init = lambda *given: config.initialization.embedding_initializer()(*given)  # noqa: E731
+    dtype = config.precision.parameters
     return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
 
 

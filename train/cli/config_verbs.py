@@ -47,7 +47,7 @@ def parse_config_verb(
     verb: str,
     arguments: list[str],
     with_defaults: Callable[[Experiment], Arguments],
-    extra_help: str,
+    extra_help: str = "",
 ) -> Arguments:
     """Remove CONFIG from the arguments and parse the others.
 
@@ -61,7 +61,7 @@ def parse_config_verb(
     with as_usage_errors():
         experiment, left = select_kinds(find_experiment(name), arguments)
         default = with_defaults(experiment)
-        more = f"{extra_help}\n\n{kinds_help(experiment)}"
+        more = f"{extra_help}\n\n{kinds_help(experiment)}".strip()
         return parse(type(default), left, verb=f"{verb} {name}", default=default, extra_help=more)
 
 

@@ -65,9 +65,20 @@ VERBS = {
         "sweep_verbs",
     ),
     "scaling": Verb(
-        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
-        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "CONFIG --sizes N,... --tokens D,... [--budget FLOPS] [--workdir DIR], or --from-csv FILE",
+        "a sweep over model and data sizes, scaling laws, the compute-optimal model of a budget",
         "sweep_verbs",
+    ),
+    "data": Verb(
+        "CONFIG [--examples N] [--a.b.c VALUE ...]",
+        "documents, tokens and lengths of a config's data, and what the loss counts",
+        "start_verbs",
+    ),
+    "configs": Verb("", "list the shipped configs, a line each", "start_verbs"),
+    "init": Verb(
+        "FILE [--data PATH]",
+        "write a commented config of your own, which fit FILE trains",
+        "start_verbs",
     ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
@@ -78,7 +89,7 @@ MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 
-PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "doctor"}
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "doctor"}
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 

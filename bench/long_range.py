@@ -88,7 +88,7 @@ class Outcome:
 
 
 def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) -> Outcome:
-    """Train from the seed, and judges by the test split."""
+    """Train from the seed and evaluate on the test split."""
     task = ClassificationTask(ClassificationTask(experiment).resolve_experiment(corpus))
     engine = make_engine(task.experiment, local_hardware())
     assert isinstance(engine, JitEngine)

@@ -21,8 +21,13 @@ from train.experiment import Experiment
 from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
-from transformer.baselines.config import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
-from transformer.baselines.model_configs import gnmt_config
+from transformer.baselines.config import (
+    BahdanauConfig,
+    LSTMConfig,
+    LuongConfig,
+    Seq2SeqConfig,
+    gnmt_config,
+)
 
 WIDTH, DROPOUT = 256, 0.3
 

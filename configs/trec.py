@@ -24,7 +24,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.baselines.model_configs import bag_of_embeddings_config
+from transformer.baselines.config import bag_of_embeddings_config
 
 WIDTH = 128
 

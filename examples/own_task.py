@@ -72,4 +72,4 @@ EXPERIMENTS = {"frequent": dataclasses.replace(experiment, steps=500)}
 
 if __name__ == "__main__":
     run = train.fit(EXPERIMENTS["frequent"])
-    print(f"accuracy {run.metrics['accuracy']:.3f};", sample(run, ["4 1 0 1 4 1 2 3 1"]))
+    print(f"accuracy {run.final_metrics['accuracy']:.3f};", sample(run, ["4 1 0 1 4 1 2 3 1"]))

@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="module", autouse=True)
 def counted_devices(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Have the trainer count one device, or as many as the module's `COUNTED_DEVICES`."""
+    """Let the trainer use one device, or `COUNTED_DEVICES` of the module."""
     count = getattr(request.module, "COUNTED_DEVICES", 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "device_count", lambda *_: count)
@@ -98,12 +98,12 @@ def counted_devices(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def count_devices(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have the trainer count this many devices in what is left of a test."""
+    """Let the trainer use this many devices for the rest of a test."""
     return lambda count: monkeypatch.setattr(jax, "device_count", lambda *_: count)
 
 
 MAPS = 20_000
-"""Of memory, that a process may have after a file's tests. Linux allows 65,530."""
+"""Memory maps that a process may have after the tests of a file. Linux allows 65,530."""
 
 
 @pytest.fixture(scope="module", autouse=True)

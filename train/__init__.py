@@ -8,16 +8,43 @@ run = train.load("runs/mine")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train.data.config import TextDataConfig, TokenizerConfig
+    from train.data.example_configs import (
+        BitextDataConfig,
+        ClassificationDataConfig,
+        ListOpsDataConfig,
+        TokenLabelDataConfig,
+    )
+    from train.errors import UserError
     from train.experiment import Experiment
     from train.loop import fit
     from train.optim.registry import register_optimizer
     from train.optim.schedules import register_schedule
     from train.run import Run, load
+    from train.tasks.config import (
+        Classification,
+        LanguageModeling,
+        MaskedLanguageModeling,
+        Tagging,
+        Translation,
+    )
     from train.tasks.registry import register_dataset, register_task
 
 _MODULES = {
+    "BitextDataConfig": "data.example_configs",
+    "Classification": "tasks.config",
+    "ClassificationDataConfig": "data.example_configs",
     "Experiment": "experiment",
+    "LanguageModeling": "tasks.config",
+    "ListOpsDataConfig": "data.example_configs",
+    "MaskedLanguageModeling": "tasks.config",
     "Run": "run",
+    "Tagging": "tasks.config",
+    "TextDataConfig": "data.config",
+    "TokenLabelDataConfig": "data.example_configs",
+    "TokenizerConfig": "data.config",
+    "Translation": "tasks.config",
+    "UserError": "errors",
     "fit": "loop",
     "load": "run",
     "register_dataset": "tasks.registry",
@@ -27,8 +54,20 @@ _MODULES = {
 }
 
 __all__ = [
+    "BitextDataConfig",
+    "Classification",
+    "ClassificationDataConfig",
     "Experiment",
+    "LanguageModeling",
+    "ListOpsDataConfig",
+    "MaskedLanguageModeling",
     "Run",
+    "Tagging",
+    "TextDataConfig",
+    "TokenLabelDataConfig",
+    "TokenizerConfig",
+    "Translation",
+    "UserError",
     "fit",
     "load",
     "register_dataset",
@@ -44,4 +83,13 @@ def __getattr__(name: str) -> Any:
 
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"train.{_MODULES[name]}"), name)
+    from transformer.field_docs import document_fields
+
+    module = importlib.import_module(f"train.{_MODULES[name]}")
+    document_fields(module)
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

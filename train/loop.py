@@ -28,6 +28,7 @@ from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision, unavailable_backends
 from train.data.batches import prefetch
+from train.data.python_data import check_same_data, hold_data
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.debug_checks import check_batch_tokens, check_finite
@@ -37,6 +38,7 @@ from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
+from train.lora.base_weights import attach_base, base_metadata, resolve_lora, start_from_base
 from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
 from train.recovery.monitor import Anomaly, AnomalyMonitor
@@ -62,6 +64,7 @@ from train.state import TrainState
 from train.step import Batch, Metrics
 from train.tasks.base import Task
 from train.tasks.registry import make_task
+from train.telemetry.environment import installed_versions
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
@@ -73,6 +76,8 @@ def fit(
     experiment: Experiment,
     workdir: str = "",
     *,
+    data: Any = None,
+    validation_data: Any = None,
     params: Any = None,
     init_from: str = "",
     init_only: str = "",
@@ -84,6 +89,12 @@ def fit(
     Args:
       experiment: What to train.
       workdir: Folder of the run, local or remote. `runs/<name>` if empty.
+      data: Training examples from Python, in place of `experiment.data.path`: strings or arrays of
+        token ids for (masked) language modeling, (text, label) pairs for classification, (tokens,
+        tags) for tagging, (source, target) for translation. Or a dict of lists by split: `train`,
+        `validation`, `test`. A run of them resumes with the same data only.
+      validation_data: Validation examples. By default some of `data` are held out, as the data
+        settings say (`validation_fraction`).
       params: Weights to start with, as nested dicts of arrays, for example `run.params`: all of the
         model or some. The others are initialized from the seed. Ignored when the run resumes.
       init_from: Folder of a run to start with the weights of, as `train.load` reads them. Its
@@ -103,6 +114,11 @@ def fit(
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
     timer, hardware = ActivityTimer(start_time), local_hardware()
+    held = None
+    if data is not None:
+        experiment, held = hold_data(experiment, data, validation_data)
+    elif validation_data is not None:
+        raise UserError("validation_data: data is not given; give the training examples as data")
     install_log_filters()
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
@@ -111,7 +127,8 @@ def fit(
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
         warm_start = WarmStartSource(params, init_from, init_only)
-        return _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
+        run = _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
+    return dataclasses.replace(run, data=held)
 
 
 class _Session(NamedTuple):
@@ -138,6 +155,8 @@ class _TrainingRun:
         self.folder, self.timer, self.lock, self.quiet = folder, timer, lock, quiet
         previous = read_previous_run(folder, hardware)
         self.is_new_run = previous is None
+        if previous:
+            check_same_data(folder.path, previous.experiment.data.path, experiment.data.path)
 
         # Settings and data. The tokenizer of a resumed run is the saved one; the vocabulary size
         # and the number of labels follow from the data.
@@ -149,7 +168,12 @@ class _TrainingRun:
             tokenizer = self.warm_start.tokenizer
         self.warm_start_report: WarmStartReport | None = None
         self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
-        self.experiment = task.resolve_experiment(self.corpus)
+        self.experiment = resolve_lora(
+            task.resolve_experiment(self.corpus),
+            previous and previous.experiment,
+            self.warm_start,
+            hardware,
+        )
         hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
         self.changed_fields = check_resumable(folder, previous, self.experiment)
@@ -297,12 +321,27 @@ class _TrainingRun:
             abstract_state=self.engine.abstract_state(),
             init=self.init_state,
         )
+        if self.engine.lora is not None and self.engine.frozen is None:  # resumed
+            attach_base(self.engine, self.folder, checkpoints, start.step)
         self.evaluator.restore_best(start.best, checkpoints)
         return start
 
     def init_state(self) -> TrainState:
         """Return the state before the first step, with the weights of a warm start."""
         state = self.engine.init()
+        if self.engine.lora is not None:
+            # A rollback to before the first checkpoint finds the base weights in the folder.
+            source = self.warm_start if self.engine.frozen is None else None
+            state, report = start_from_base(
+                self.engine,
+                self.folder,
+                state,
+                source,
+                self.corpus.tokenizer,
+                self.experiment.seed,
+            )
+            self.warm_start_report = report or self.warm_start_report
+            return state
         if not self.is_new_run:  # rolled back to before the first checkpoint
             self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(self.folder)
         if self.warm_start is not None:
@@ -354,6 +393,7 @@ class _TrainingRun:
             PROVENANCE_KEY: self.identity.provenance,
             "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
+            **base_metadata(self.folder, self.engine),
             **self.recovery.history.metadata,
         }
 
@@ -378,6 +418,7 @@ class _TrainingRun:
             step=step,
             hardware=dataclasses.asdict(hardware),
             mesh=dict(self.engine.mesh.shape),
+            versions=installed_versions(),
             changed={name: new for name, (_, new) in self.changed_fields.items()},
             kept={name: choice for name, (_, choice) in self.pinned_fields.items()},
         )
@@ -392,9 +433,10 @@ class _TrainingRun:
         fallbacks = unavailable_backends(self.engine.auto_choices(), self.experiment)
         for name, choice in fallbacks.items():
             reporter.log_event("fell back", setting=name, to=choice)
+        trained = "trainable " if self.experiment.lora.rank else ""
         verb = f"resumes from step {step}" if step else "starts"
         reporter.print_message(
-            f"{self.experiment.name} {verb}: {num_parameters:,} parameters, "
+            f"{self.experiment.name} {verb}: {num_parameters:,} {trained}parameters, "
             f"{self.task.describe_training_data(self.corpus)}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )

@@ -1,8 +1,8 @@
-"""A trained run as a value: `load` reads it from its folder, `sample` asks its model for text."""
+"""A trained run as a value, with what a notebook asks of it; `load` reads it from its folder."""
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.log_filters import install_log_filters
@@ -26,11 +26,14 @@ from train.telemetry.event_log import EventLog
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from train.data.python_data import PythonData
     from transformer.hardware import Hardware
     from transformer.models.base import Model
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """Result of `fit` or `load`: a model with trained weights and its tokenizer."""
 
@@ -46,10 +49,125 @@ class Run:
     """Tokenizer of the data; None for data without text."""
     step: int
     """Step of the weights."""
-    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+    final_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     """Held-out metrics at the end of `fit`. Empty for a loaded run."""
     labels: Labels = ()
     """Names of the classes or tags, by number."""
+    data: "PythonData | None" = None
+    """Data that `fit` was given from Python. None for data of files, and for a loaded run."""
+
+    def __repr__(self) -> str:
+        task, metrics = type(self.experiment.task).__name__, self.final_metrics
+        shown = "".join(f", {name} {value:.4g}" for name, value in metrics.items())
+        return f"<Run {self.experiment.name}: {task}, step {self.step}{shown}; {self.folder.path}>"
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        *,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        num_beams: int = 0,
+        seed: int = 0,
+        on_text: TextCallback | None = None,
+    ) -> str | list[str]:
+        """Return the model's answer to a prompt, or to each of several.
+
+        The answer is a continuation without the prompt, a translation, a class, tags, or the text
+        with its masks filled, depending on the task. Options that do not concern it are ignored.
+
+        Args:
+          prompts: A text, or several, which run as one batch.
+          max_new_tokens: Upper limit of the length of a continuation.
+          temperature: Divisor of the logits; 0 always takes the most likely token.
+          top_k: Sample among this many most likely tokens; 0: all.
+          top_p: Sample among the most likely tokens that together reach this probability.
+          num_beams: Width of beam search in translation. 0: as in the run's settings.
+          seed: Seed of sampling.
+          on_text: Called with pieces of the answer to a single prompt as they are generated.
+
+        Raises:
+          UserError: A prompt or an option is not valid for the model.
+        """
+        try:
+            sampling = SamplingConfig(temperature, top_k, top_p)
+        except ValueError as error:
+            raise UsageError(str(error).removeprefix("sampling.")) from error
+        answers = sample(
+            self,
+            [prompts] if isinstance(prompts, str) else list(prompts),
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            num_beams=num_beams,
+            seed=seed,
+            on_text=on_text,
+        )
+        return answers[0] if isinstance(prompts, str) else answers
+
+    def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:
+        """Return the metrics over the whole of a split, by name.
+
+        Args:
+          split: `train`, `validation`, or `test` if the data have one.
+          data: Examples to evaluate in place of the run's own, as for `train.fit`: a list, or a
+            dict of lists by split.
+
+        Raises:
+          UserError: There is no such split, or the data are missing or do not suit the task.
+        """
+        from train.data.python_data import hold_data
+        from train.evaluation.evaluator import evaluate_run
+
+        if data is None:
+            return evaluate_run(self, split)
+        if isinstance(data, Mapping):
+            if split not in data:
+                raise UserError(f"split {split!r}: data has only {', '.join(data)}; choose one")
+            data = data[split]
+        data = data if hasattr(data, "__len__") else list(data)
+        splits = {"train": data, "validation": data, split: data}
+        experiment, held = hold_data(self.experiment, splits)
+        return evaluate_run(dataclasses.replace(self, experiment=experiment, data=held), split)
+
+    def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
+        """Return the metrics logged so far, a dict for each line of metrics.jsonl.
+
+        Each has `step`, `split` and the metrics of that line by name: `pandas.DataFrame` takes the
+        list as it is.
+
+        Args:
+          split: Only the lines of `train`, `validation` or `test`. None: all.
+
+        Raises:
+          UserError: The file cannot be read.
+        """
+        from train.telemetry.metrics_log import read_metrics
+
+        lines = read_metrics(self.folder.metrics)
+        return [line for line in lines if split in (None, line["split"])]
+
+    def plot(self) -> "Figure":
+        """Return a figure of the losses and the scores by step, which a notebook shows.
+
+        Raises:
+          UserError: Matplotlib is not installed, or no loss is logged yet.
+        """
+        try:
+            # Only pyplot tells a notebook how to show a figure.
+            import matplotlib.pyplot  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f"plot: needs matplotlib, which is not installed ({error}); pip install matplotlib"
+            ) from error
+        from train.telemetry.loss_plot import draw_losses, event_steps
+
+        events = event_steps(EventLog(self.folder.event_log).read())
+        figure = draw_losses(self.metrics(), events=events)
+        if figure is None:
+            raise UserError(f"{self.folder.metrics}: has no losses to plot; train some steps first")
+        return figure
 
 
 def read_experiment(folder: RunFolder) -> Experiment:
@@ -124,7 +242,13 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
 
     def check(step: int, metadata: dict[str, Any]) -> None:
         check_provenance(metadata, step, folder, provenance)
+        if engine.lora is not None:
+            check_base(folder, metadata, step)
 
+    if engine.lora is not None:
+        from train.lora.base_weights import check_base, load_base  # imports this file
+
+        engine.frozen = engine.lora.freeze(load_base(folder, engine))
     with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = load_eval_weights(
             checkpoints,

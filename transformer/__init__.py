@@ -248,6 +248,15 @@ def __getattr__(name: str) -> Any:
     """Import each name on first use."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    from transformer.field_docs import document_fields
+
+    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
+    document_fields(module)
+    found = getattr(module, name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

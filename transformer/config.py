@@ -148,6 +148,9 @@ class TransformerConfig:
     """Apply a linear layer and tanh to the pooled hidden state, as in BERT."""
     tie_embeddings: bool = True
     """Use the token embedding as output matrix."""
+    logit_scale: float = 1.0
+    """Factor of the output matrix. muP (Yang et al. 2022): the width at which the learning rate was
+    tuned over D, so that logits do not grow with the width."""
     final_norm: NormConfig | None = NormConfig()
     """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
     scale_output: bool = False
@@ -180,6 +183,8 @@ class TransformerConfig:
             check_at_least(f"model.{name}", getattr(self, name), 0)
         check_fraction("model.embedding_dropout", self.embedding_dropout)
         check_at_least("model.logit_soft_cap", self.logit_soft_cap, 0)
+        if self.logit_scale <= 0:
+            raise ValueError(f"model.logit_scale {self.logit_scale}: give a positive factor")
         check_choice("model.layer_loop", self.layer_loop, get_args(LayerLoop))
         check_choice("model.remat", self.remat, get_args(RematPolicy))
         _check_layers("model", self.num_layers, self.layer_pattern, self.d_model)

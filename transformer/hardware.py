@@ -14,6 +14,7 @@ class Hardware:
     """Hardware that a model is compiled for; it resolves every `auto` setting."""
 
     platform: Platform = "cpu"
+    """Name of the JAX backend: cpu, gpu or tpu."""
     kind: str = ""
     """Device name as in `jax.Device.device_kind`, such as `TPU v5p` or `NVIDIA H200`."""
     count: int = 1

@@ -99,6 +99,12 @@ class Taps(struct.PyTreeNode):
         return self.replace(edits=_edits_within(self.edits, prefix))
 
 
+def reject_requests(kind: str, taps: Taps, where: str) -> None:
+    """Raise ValueError if values of attention are requested or edited where a mixer has none."""
+    for name in sorted((taps.outputs | dict(taps.edits).keys()) & ATTENTION_VALUES.keys()):
+        raise ValueError(f"mixer {kind}: shows no {name} {where}; leave the request out")
+
+
 def observe_block(
     block: "Block",
     weights: Any,
@@ -182,6 +188,8 @@ def make_taps(
     _check_names("outputs", outputs, {**OTHER_OUTPUTS, **known, **known_in_encoder})
     editable = {**known, **{f"encoder_{name}": text for name, text in known_in_encoder.items()}}
     _check_names("edits", edits, editable)
+    for name, edit in edits.items():
+        _check_layers(name, edit, config.encoder if name.startswith("encoder_") else config)
     own = tuple((n, edit) for n, edit in edits.items() if n in known)
     encoder = _edits_within(edits.items(), "encoder_") if known_in_encoder else ()
     requested = outputs & (BLOCK_VALUES.keys() | ATTENTION_VALUES.keys() - {"weights"})
@@ -214,6 +222,18 @@ def _check_names(argument: str, names: Iterable[str], known: Mapping[str, str]) 
             raise ValueError(
                 f"{argument} {name!r}: the model has no such value; give {', '.join(sorted(known))}"
             )
+
+
+def _check_layers(name: str, edit: Edit, config: Any) -> None:
+    """Raise ValueError for an edit of a layer that has no such value: it would do nothing."""
+    value, pattern = name.removeprefix("encoder_"), config.layer_pattern
+    for layer in getattr(edit, "layers", ()):
+        if not 0 <= layer < config.num_layers:
+            raise ValueError(
+                f"edit of {name}: there is no layer {layer}; give 0 to {config.num_layers - 1}"
+            )
+        if value not in _known_names([pattern[layer % len(pattern)]]):
+            raise ValueError(f"edit of {name}: layer {layer} has no such value; give another layer")
 
 
 def layer_values(output: "ModelOutput", name: str, *, encoder: bool = False) -> jax.Array:
@@ -260,6 +280,9 @@ def at_layers(layers: Indices, edit: Callable[[jax.Array], jax.Array]) -> Edit:
     def edit_layers(value: jax.Array, layer: int | jax.Array) -> jax.Array:
         return jnp.where(jnp.any(chosen == layer), edit(value), value)
 
+    if not isinstance(layers, jax.Array):
+        # For the check that these layers have the value.
+        edit_layers.layers = (layers,) if isinstance(layers, int) else tuple(layers)  # type: ignore[attr-defined]
     return edit_layers
 
 

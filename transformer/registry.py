@@ -52,8 +52,8 @@ BUILTIN_MIXERS = {
         for kind, module, config_name in (
             ("identity", "identity", "IdentityConfig"),
             ("convolution", "convolution", "ConvolutionConfig"),
-            ("elman", "elman", "ElmanConfig"),
-            ("lstm", "lstm", "LSTMConfig"),
+            ("elman", "recurrent", "ElmanConfig"),
+            ("lstm", "recurrent", "LSTMConfig"),
             ("bahdanau", "bahdanau", "BahdanauConfig"),
             ("luong", "luong", "LuongConfig"),
             ("cheng", "cheng", "ChengConfig"),

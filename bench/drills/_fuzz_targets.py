@@ -170,7 +170,7 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
 
 
 def _fewer(data: bytes, whole: bytes) -> bool:
-    """Return True for a well-formed manifest of some of the files that nobody has written."""
+    """Return True for a manifest that lists a subset of the files of `whole`."""
     return json.loads(data)["files"].items() <= json.loads(whole)["files"].items()
 
 

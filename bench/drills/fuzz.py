@@ -151,7 +151,7 @@ def within(seconds: int) -> Iterator[None]:
 
 
 def attempt(target: Target, root: pathlib.Path, given: Any, seconds: int = SECONDS) -> bool:
-    """One case. Returns whether the input was refused; raises what nobody should see."""
+    """Run one case. Return True if the input was refused; raise unexpected errors."""
     folder = root / "folder"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -154,7 +154,7 @@ def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outc
     done = f"{len(skipped)} skipped" if skipped else "nothing"
     for line in rollbacks:
         done += f"; from {line['step']} back to {line['checkpoint']}"
-    return Outcome(run.metrics["loss"], min(bad, default=None), done)
+    return Outcome(run.final_metrics["loss"], min(bad, default=None), done)
 
 
 def main(steps: int = 300, only: str = "") -> None:

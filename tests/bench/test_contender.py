@@ -1,4 +1,4 @@
-"""The processes behind a measurement: what they answer, and what is said when one goes wrong."""
+"""Processes of a measurement: their answers, and their error messages."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""At a small size: what vanishes, what explodes, what is level."""
+"""Vanishing, exploding and constant gradients, at a small size."""
 
 from pathlib import Path
 

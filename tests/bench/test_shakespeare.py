@@ -1,4 +1,4 @@
-"""The race over Shakespeare's characters: preparation, words for what fails, and arithmetic."""
+"""The benchmark on Shakespeare's characters: preparation, error messages and arithmetic."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Turns, and the arithmetic over them."""
+"""Alternating measurements, and their statistics."""
 
 import sys
 from io import StringIO

@@ -13,7 +13,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.data.config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import Experiment
-from transformer.baselines.model_configs import bag_of_embeddings_config
+from transformer.baselines.config import bag_of_embeddings_config
 
 
 def questions(folder: Path) -> Experiment:

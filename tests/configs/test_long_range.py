@@ -1,4 +1,4 @@
-"""The experiments of long-range tasks: every variant takes their batches and learns from them."""
+"""Experiments of long-range tasks: every variant accepts their batches and learns."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
 
 
 def test_every_bidirectional_variant_is_included() -> None:
-    """Of attention: there are mixers without, and Primer is for language models."""
+    """Attention variants only: other mixers have none, and Primer is for language models."""
     assert set(VARIANTS) <= set(MIXERS)
     for file in (listops, byte_text):
         names = [*VARIANTS, *(f"arena_{name}" for name in VARIANTS)]
@@ -142,7 +142,7 @@ def test_run_from_a_seed_only(tmp_path: Path) -> None:
     curve = losses(tmp_path)
     assert curve[7] + curve[8] < curve[1] + curve[2] - 0.2
     assert run.labels == tuple("0123456789")
-    assert set(run.metrics) == {"loss", "accuracy"}
+    assert set(run.final_metrics) == {"loss", "accuracy"}
     [answer] = sample(run, ["[MAX 4 [MED 5 1 7 ] 2 ]"])
     assert answer in run.labels
 

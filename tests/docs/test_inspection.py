@@ -1,4 +1,4 @@
-"""The code of docs/inspection.md runs as it stands, and its table has all names."""
+"""The code of docs/inspection.md runs unchanged, and its table lists all names."""
 
 import re
 from pathlib import Path
@@ -8,6 +8,8 @@ import chex
 import jax
 
 from transformer.inspection import ATTENTION_VALUES, BLOCK_VALUES
+from transformer.registry import BUILTIN_MIXERS, MIXERS
+from transformer.testing.trial import default_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inspection.md").read_text()
 
@@ -27,5 +29,16 @@ def test_code_runs() -> None:
 
 
 def test_table_lists_every_value() -> None:
-    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `[^|]*\|", PAGE, re.MULTILINE))))
+    table = PAGE.partition("Which mixers")[0]
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| `[^|]*\|", table, re.MULTILINE))))
     assert listed == BLOCK_VALUES.keys() | ATTENTION_VALUES.keys()
+
+
+def test_table_lists_what_mixers_have() -> None:
+    rows = re.findall(r"^\| (`.*)\| (.*) \|$", PAGE.partition("Which mixers")[2], re.MULTILINE)
+    all_values, weights_alone = (set(re.findall(r"`(\w+)`", mixers)) for mixers, _ in rows)
+    assert all_values == {kind for kind in BUILTIN_MIXERS if MIXERS[kind].values}
+    with_weights = {
+        kind for kind in BUILTIN_MIXERS if MIXERS[kind].abilities(default_config(kind)).weights
+    }
+    assert weights_alone == with_weights - all_values

@@ -1,4 +1,4 @@
-"""The worked example of docs/tasks.md, as it stands there: a task of one's own, without text."""
+"""The worked example of docs/tasks.md runs unchanged: a user's task, without text."""
 
 import json
 import re

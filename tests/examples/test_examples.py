@@ -25,7 +25,7 @@ def load(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def default_rank_promotion() -> Iterator[None]:
-    """JAX as a user has it."""
+    """Restore JAX's default configuration."""
     with jax.numpy_rank_promotion("allow"):
         yield
 

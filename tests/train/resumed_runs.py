@@ -25,11 +25,11 @@ OnStep = Callable[[int], None]
 
 
 class CrashError(Exception):
-    """Something that nobody foresaw."""
+    """Unexpected error."""
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    """With a rate that changes at each step, so that a wrong number would show."""
+    """Return an experiment whose rate changes at each step, which reveals a wrong step."""
     settings = {
         "steps": STEPS,
         "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),
@@ -51,7 +51,7 @@ def crash(at: int) -> OnStep:
 
 
 def state_at(workdir: Path, step: int) -> TrainState:
-    """All that a run was at a step, whatever mesh it ran on."""
+    """Return the full state of a run at a step, for any mesh."""
     experiment = read_experiment(RunFolder.open_existing(workdir))
     engine = make_engine(experiment, local_hardware())
     with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:

@@ -1,4 +1,4 @@
-"""What the tests of the trainer share: a text, a tiny experiment, and a compiler in a hurry."""
+"""Shared parts of the trainer's tests: a text, a tiny experiment, and fast compilation."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ LENGTH = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def light_compiler() -> Iterator[None]:
-    """Compiles in a third of the time, for programs that run a few times only."""
+    """Compiler options that compile in a third of the time, for programs that run a few times."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -146,7 +146,7 @@ def assert_close(one: Any, other: Any, tolerance: float) -> None:
 
 
 class Outcome(NamedTuple):
-    """What became of a command."""
+    """Result of a command."""
 
     status: int
     output: str

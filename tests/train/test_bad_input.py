@@ -1,4 +1,4 @@
-"""What people get wrong, and what machines do to them: one line, a remedy, and nothing lost."""
+"""Errors of users and of machines: one line that names a remedy, and nothing is lost."""
 
 import contextlib
 import errno
@@ -30,7 +30,7 @@ STEPS = 6
 
 
 class Whole(NamedTuple):
-    """A run that nothing went wrong with."""
+    """Complete run without errors."""
 
     folder: Path
     config: str
@@ -129,7 +129,7 @@ def test_tokenizer_of_another_run(capsys: Capture, copy: Path) -> None:
 
 
 def test_prompt_with_unknown_characters(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
-    """On the way it is known before the first step."""
+    """A run checks its sample prompt before the first step."""
     found = command(capsys, "sample", str(whole.workdir), "--prompt", "the cät", "--json")
     assert_refused(found, 1, "has characters that the tokenizer lacks ('ä')")
     sampled = ("--sample.every", "3", "--sample.prompt", "the cät")
@@ -184,7 +184,7 @@ def test_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
 
 @pytest.mark.slow
 def test_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
-    """The one before it serves; what was asked for by its step is refused."""
+    """The previous checkpoint is used; a damaged one that is requested by its step is refused."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
@@ -241,7 +241,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 def test_full_disk_at_a_checkpoint(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was saved before is whole, and once there is room the run goes on from it."""
+    """Earlier checkpoints are valid, and the run resumes from them once there is room."""
     workdir = tmp_path / "run"
     save = AsyncCheckpointer.save
 
@@ -301,7 +301,7 @@ def test_unwritable_cache(capsys: Capture, whole: Whole, tmp_path: Path) -> None
 def test_oom_during_training(
     capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoints before it are whole, and the run goes on from them."""
+    """Earlier checkpoints are valid, and the run resumes from them."""
     workdir, step = tmp_path / "run", JitEngine.step
 
     def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
@@ -365,7 +365,7 @@ def test_invalid_settings(
 def test_reporter_error_does_not_hide_the_first_error(
     whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Say the disk is full: what could not be saved matters more than a curve not drawn."""
+    """Report the full disk: a failed save matters more than a missing plot."""
 
     def fail(*_: Any) -> None:
         raise UserError("this stopped it")

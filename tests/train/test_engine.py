@@ -10,6 +10,7 @@ import pytest
 
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
+from train.checkpoint.manager import CheckpointManager
 from train.engine import Engine, JitEngine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
@@ -18,6 +19,7 @@ from train.parallel.checks import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.pmap_engine import PmapEngine
 from train.recovery.detector import DETECTOR_METRICS
+from train.recovery.rollback_record import Rollback, RollbackHistory
 from train.state import LossScale, TrainState
 from transformer import Hardware, Precision
 from transformer.attention.backends.choose import choose_backend
@@ -26,7 +28,7 @@ VOCAB, STEPS = 30, 12
 
 
 class Curve(NamedTuple):
-    """What an engine makes of the same batches."""
+    """Losses and parameters after training with an engine on the same batches."""
 
     metrics: list[dict[str, float]]
     params: Any
@@ -96,7 +98,7 @@ def test_first_loss_is_log_vocab_size(expected: Curve) -> None:
 def test_accumulation_equals_full_batch(
     folder: Path, start: TrainState, expected: Curve, grad_accum_steps: int
 ) -> None:
-    """With dropout, and microbatches in which nothing counts."""
+    """With dropout, and microbatches without target weights."""
     experiment = make_experiment(folder, grad_accum_steps=grad_accum_steps)
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
@@ -144,7 +146,7 @@ def test_pmap_with_gradient_accumulation(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_state_is_donated_and_keeps_its_sharding(folder: Path, start: TrainState) -> None:
-    """And is born the same on any mesh, to the last bit."""
+    """The initial state is the same on any mesh, bit for bit."""
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     engine = make_engine(make_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
     state = engine.init()
@@ -159,17 +161,41 @@ def _kind(leaf: Any) -> str:
     return f"{leaf.dtype}{leaf.shape} {leaf.sharding}"
 
 
-def test_step_and_evaluation_compile_once(folder: Path) -> None:
-    """Programs are traced once, whatever the step: a state keeps its shapes and shardings."""
-    engine = on_one_device(make_experiment(folder))
-    assert isinstance(engine, JitEngine)
-    state, rows = engine.init(), engine.put_batch(random_rows(8, VOCAB))
-    for _ in range(3):
-        state, _ = engine.step(state, rows)
-        engine.evaluate(state.params, rows)
-    # Not `chex.assert_max_traces`: another sharding compiles again without a new trace.
-    compiled: Any = (engine._step, engine._evaluate)
-    assert [program._cache_size() for program in compiled] == [1, 1]
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_step_and_evaluation_compile_once(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    """Also for a restored state with the cursor and the learning rate of a rollback.
+
+    Not by `chex.assert_max_traces`: another sharding compiles again without a new trace.
+    """
+    engine = make_engine(make_experiment(folder), Hardware(count=count))
+    rows = engine.put_batch(random_rows(8, VOCAB))
+
+    def train_and_evaluate(state: TrainState) -> tuple[TrainState, list[str]]:
+        """Return the state after a step, and the messages about what was compiled for it."""
+        caplog.clear()
+        with jax.log_compiles():
+            state, _ = engine.step(state, rows)
+            engine.evaluate(state.params, rows)
+        found = [message for message in caplog.messages if "XLA compilation" in message]
+        return state, found
+
+    state, compiled = train_and_evaluate(engine.init())
+    assert sum("train_step" in message for message in compiled) == 1
+    assert sum("evaluat" in message for message in compiled) == 1
+    state, compiled = train_and_evaluate(state)
+    assert compiled == []
+    with CheckpointManager(tmp_path / "checkpoints", asynchronous=False) as checkpoints:
+        checkpoints.save(2, state, {})
+        restored = checkpoints.restore(2, engine.abstract_state())
+    history = RollbackHistory(tmp_path / "recovery.json", resuming=False)
+    history.append(Rollback(first=1, step=2, checkpoint=2, cursor=9, rate=0.5, tries=1))
+    state, compiled = train_and_evaluate(history.apply(restored.state, restored.metadata))
+    assert compiled == []
+    assert int(state.cursor) == 10
+    assert state.anomaly_detector is not None
+    assert float(state.anomaly_detector.lr_factor) == 0.5
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -148,7 +148,7 @@ def test_invalid_seeds(tmp_path: Path, seed: int) -> None:
 
 
 def test_loading_turns_offloading_off(tmp_path: Path) -> None:
-    """A CPU could not offload, and nothing is differentiated: other ways to remember stay."""
+    """Evaluation has no gradients, and a CPU no offload; other policies stay."""
     for remat, expected in (("offload", "none"), ("dots", "dots")):
         asked = tiny(tmp_path, **replaced_model(tiny(tmp_path), remat=remat))
         assert for_local_devices(asked).model.remat == expected

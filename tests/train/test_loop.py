@@ -131,7 +131,7 @@ def test_event_log(finished: Finished) -> None:
     assert started["hardware"]["count"] == 1
     assert started["changed"] == {}
     assert (ended["event"], ended["step"]) == ("finished", STEPS)
-    assert {name: ended[name] for name in finished.run.metrics} == finished.run.metrics
+    assert {name: ended[name] for name in finished.run.final_metrics} == finished.run.final_metrics
 
 
 def test_goodput_accounts_for_all_time(finished: Finished) -> None:
@@ -143,7 +143,7 @@ def test_goodput_accounts_for_all_time(finished: Finished) -> None:
 
 
 def test_checkpoints_kept(finished: Finished) -> None:
-    """The newest, and those that are kept for good."""
+    """The newest checkpoints, and the permanent ones."""
     with CheckpointManager(finished.workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [8, 12]
 
@@ -182,7 +182,7 @@ def test_a_model_without_a_cache_is_trained_and_sampled(tmp_path: Path) -> None:
 def test_printed_output(finished: Finished) -> None:
     count = sum(leaf.size for leaf in jax.tree.leaves(finished.run.params))
     assert f"tiny starts: {count:,} parameters" in finished.shown
-    loss = finished.run.metrics["loss"]
+    loss = finished.run.final_metrics["loss"]
     assert f"step 12: validation loss {loss:.4g}, perplexity" in finished.shown
     assert "bits per byte gzip 2." in finished.shown
     assert "step 12 writes: " in finished.shown
@@ -193,8 +193,8 @@ def test_returned_run(finished: Finished) -> None:
     assert run.step == STEPS
     assert str(run.folder.path) == str(finished.workdir)
     last = lines_of(finished.workdir / "metrics.jsonl")[-1]
-    assert last == {"step": STEPS, "split": "validation", **run.metrics}
-    assert {type(value) for value in run.metrics.values()} == {float}
+    assert last == {"step": STEPS, "split": "validation", **run.final_metrics}
+    assert {type(value) for value in run.final_metrics.values()} == {float}
     assert run.tokenizer is not None
     tokens = np.array([run.tokenizer.encode("the cat")])
     logits = jax.jit(lambda params: run.model.apply({"params": params}, tokens).logits)(run.params)
@@ -233,7 +233,7 @@ def test_finished_run_is_not_changed(finished: Finished) -> None:
         run = train.fit(finished.experiment, str(finished.workdir))
     assert "tiny is finished: 12 steps are done" in shown.getvalue()
     assert len(shown.getvalue().splitlines()) == 1
-    assert (run.step, run.metrics) == (STEPS, finished.run.metrics)
+    assert (run.step, run.final_metrics) == (STEPS, finished.run.final_metrics)
     assert_same_bits(run.params, finished.run.params)
     assert contents(finished.workdir) == before
 

@@ -36,9 +36,8 @@ from train.tasks.vocabulary import read_labels
 from train.telemetry import event_log
 from train.telemetry.goodput import ActivityTimer, compute_goodput
 from train.telemetry.goodput import read_time_records as read_times
-from train.telemetry.metrics_log import MetricsLog
+from train.telemetry.metrics_log import MetricsLog, TensorBoardWriter
 from train.telemetry.reporter import Reporter
-from train.telemetry.tensorboard import TensorBoardWriter
 
 Read = Callable[[Path], Any]
 
@@ -172,7 +171,7 @@ def test_appending_to_fifo_is_rejected(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "samples.txt", "spikes"])
 def test_run_folder_with_links_is_rejected(tmp_path: Path, name: str) -> None:
-    """What it appends to, and what it removes, is its own."""
+    """A run appends to and removes only files of its own."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
@@ -259,7 +258,7 @@ def test_invalid_metrics_record(tmp_path: Path, plain: object) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 10**400, True, "1", None])
 def test_invalid_time_record(tmp_path: Path, value: object) -> None:
-    """It is left out: summed up at the end of a run, it would spoil the run's last moment."""
+    """A damaged line is ignored: it must not make a run fail at its end."""
     good = {"began": 1.0, "now": 9.0, "step": 2, "seconds": {"step": 4.0}}
     bad = [
         {**good, "began": value},

@@ -1,4 +1,4 @@
-"""Numbers of settings that no computer computes with, or no memory holds: refused at once."""
+"""Numbers in settings that overflow or exceed any memory are refused at once."""
 
 import dataclasses
 import itertools

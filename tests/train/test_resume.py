@@ -45,7 +45,7 @@ from transformer import AttentionConfig, BlockConfig
 
 @pytest.fixture
 def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
-    """Has a function called with the number of each step that is made."""
+    """Call a function with the number of each step."""
     report = Reporter.log_training
 
     def install(called: OnStep) -> None:
@@ -68,7 +68,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
 
 @pytest.fixture(scope="module")
 def stopped(unbroken: Unbroken) -> Path:
-    """A run that was stopped after its fifth step; to be copied, not to be gone on with."""
+    """A run that was stopped after its fifth step. Copy it; do not resume it."""
     workdir = unbroken.folder / "stopped"
     with pytest.MonkeyPatch.context() as patch:
         report = Reporter.log_training
@@ -105,7 +105,7 @@ def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
 def test_resumed_run_equals_uninterrupted_run(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
-    """Stopped, crashed, stopped again, its text moved: to the last bit, with dropout on."""
+    """Stopped, crashed, stopped again, its text moved: equal bit for bit, with dropout on."""
     text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
     moved = make_experiment(unbroken.folder)
     data = dataclasses.replace(moved.text_data, path=str(text), cache_dir=str(tmp_path / "cache"))
@@ -194,7 +194,7 @@ def test_resume_on_other_devices(
     devices: int,
     changes: dict[str, Any],
 ) -> None:
-    """On more devices, compiled or cut otherwise."""
+    """With more devices, another compilation or another microbatch count."""
     count_devices(devices)
     fit(make_experiment(unbroken.folder, **changes), copy)
     found = losses(copy)
@@ -206,7 +206,7 @@ def test_resume_on_other_devices(
 
 @pytest.mark.full
 def test_resume_with_more_steps(unbroken: Unbroken, tmp_path: Path) -> None:
-    """What was done stays as it is."""
+    """The steps before the resume are unchanged."""
     workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
     run = fit(make_experiment(unbroken.folder, steps=STEPS + 2), workdir)
     assert run.step == STEPS + 2
@@ -274,7 +274,7 @@ def test_other_text_is_refused(unbroken: Unbroken, stopped: Path, tmp_path: Path
 
 
 def one_step(experiment: Experiment, state: TrainState) -> TrainState:
-    """What a step makes of a state."""
+    """Return the state after one step."""
     task = make_task(experiment)
     corpus = task.prepare_corpus()
     experiment = task.resolve_experiment(corpus)
@@ -285,7 +285,7 @@ def one_step(experiment: Experiment, state: TrainState) -> TrainState:
 
 @pytest.mark.full
 def test_new_optimizer_settings_take_effect(unbroken: Unbroken, copy: Path) -> None:
-    """And not what they were when the checkpoint was saved."""
+    """Not those of the time at which the checkpoint was saved."""
     settings = {
         "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, max_grad_norm=0.2),
         "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),
@@ -379,7 +379,7 @@ def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) 
 def test_run_without_checkpoint_starts_with_new_settings(
     unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What ran out of memory at once is tried again with less, in the same folder."""
+    """A run that ran out of memory at its start is run again with less, in the same folder."""
 
     def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")

@@ -114,7 +114,7 @@ def test_first_update_has_number_one() -> None:
 
 @pytest.mark.parametrize("grad_accum_steps", [2, 3, 12])
 def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
-    """With dropout on, and with weights that no two microbatches share out alike."""
+    """With dropout, and with a different sum of weights in each microbatch."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
     whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
     cut = dataclasses.replace(whole, grad_accum_steps=grad_accum_steps)
@@ -128,7 +128,7 @@ def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
 
 
 def test_dropout_depends_on_run_step_and_example() -> None:
-    """So they are the same however a batch is cut, and never the same twice."""
+    """Dropout does not depend on how a batch is split, and differs at every step."""
     state = make_state()
     numbers = jnp.arange(6, dtype=jnp.uint32)
     keys = example_rngs(state, {"examples": numbers})
@@ -218,7 +218,7 @@ def test_overflow_skips_update_and_halves_scale() -> None:
 
 
 def test_non_finite_update_is_skipped() -> None:
-    """In float32 too: weights, moments and average stay; the numbers of step and batch go on."""
+    """In float32 too: weights, moments and EMA are unchanged; step and cursor advance."""
     optimizer = apply_if_accepted(optax.scale_by_adam())
     step = jax.jit(dataclasses.replace(STEP, optimizer=optimizer, ema_decay=0.5, max_grad_norm=1.0))
     state, _ = step(make_state(optimizer).replace(ema={"w": jnp.ones(WIDTH)}), make_batch())

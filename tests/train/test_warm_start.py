@@ -26,7 +26,18 @@ from train.errors import UserError
 from train.experiment import EmaConfig, Experiment
 from train.run import Run
 from train.run_folder.folder import RunFolder
-from train.warm_start import WarmStart, WarmStartSource, merge_params
+from train.warm_start import VOCABULARY_TABLES, WarmStart, WarmStartSource, merge_params
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    LanguageModel,
+    MaskedLanguageModel,
+    Model,
+    TransformerConfig,
+)
+from transformer.layers.logical_axes import LogicalAxes
 
 EMBEDDING = "embedding"
 
@@ -129,6 +140,45 @@ def test_rows_beyond_those_of_the_source_are_initial() -> None:
     assert params["output"][0].tolist() == [1, 1, 0, 0]
     assert report.left == ("extra",)
     assert report.resized == {"embedding": 2, "output": 2}
+
+
+def models_with_vocabularies() -> list[Model]:
+    """Models that together have every parameter with an entry for each token."""
+    config = TransformerConfig(vocab_size=7, d_model=8, num_layers=1, tie_embeddings=False)
+    blocks = (BlockConfig(cross_attention=AttentionConfig()),)
+    encoder = EncoderConfig(num_layers=1, vocab_size=5)
+    return [
+        LanguageModel(config),
+        MaskedLanguageModel(dataclasses.replace(config, causal=False)),
+        EncoderDecoder(dataclasses.replace(config, layer_pattern=blocks, encoder=encoder)),
+    ]
+
+
+def test_every_vocabulary_table_is_known() -> None:
+    """By the logical axes of the parameters: a table is missed otherwise, and its shape refused."""
+    found = set()
+    for model in models_with_vocabularies():
+        leaves, _ = jax.tree.flatten_with_path(
+            model.logical_axes(), is_leaf=lambda each: isinstance(each, LogicalAxes)
+        )
+        for path, axes in leaves:
+            if "vocab" in axes.names:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                assert axes.names[VOCABULARY_TABLES[name]] == "vocab"
+                found.add(name)
+    assert found == set(VOCABULARY_TABLES)
+
+
+@pytest.mark.parametrize("name", VOCABULARY_TABLES)
+def test_every_vocabulary_table_is_resized(name: str) -> None:
+    axis = VOCABULARY_TABLES[name]
+    shape = (5,) if "bias" in name else (5, 5)
+    initial = {name: jax.numpy.zeros(shape)}
+    given = {name: np.ones(shape).take(range(3), axis)}
+    params, report = merge_params(initial, WarmStart(given), None)
+    taken = np.moveaxis(np.asarray(params[name]), axis, -1).reshape(-1, 5)[0]
+    assert taken.tolist() == [1, 1, 1, 0, 0]
+    assert report.resized == {name: 3}
 
 
 def test_other_shapes_are_refused_by_name() -> None:

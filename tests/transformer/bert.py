@@ -1,4 +1,4 @@
-"""BERT in this library's terms: its configuration, and where each weight goes.
+"""BERT in this library: its configuration, and its weights by their names in Hugging Face.
 
 `read(name, shape)` gives a weight by the name that Hugging Face has for it.
 """
@@ -79,7 +79,7 @@ def bert_layer(read: Read, at: str, sizes: Sizes) -> Params:
 
 
 def masked_head(read: Read, sizes: Sizes, rows: int) -> Params:
-    """Of `MaskedLanguageModel`."""
+    """Return the parameters of the head of `MaskedLanguageModel`."""
     at, d = "cls.predictions", sizes.width
     matrix, bias = linear(read, f"{at}.transform.dense", d, d)
     return {
@@ -96,7 +96,7 @@ def pooler(read: Read, sizes: Sizes) -> Params:
 
 
 def class_head(read: Read, sizes: Sizes) -> Params:
-    """Of `Classifier` and of `Tagger`."""
+    """Return the parameters of the heads of `Classifier` and `Tagger`."""
     matrix, bias = linear(read, "classifier", sizes.width, sizes.classes)
     return {"head": matrix, "head_bias": bias}
 

@@ -1,4 +1,4 @@
-"""What can be read in a compiled program: the text of its HLO, as optimised."""
+"""Facts about a compiled program, read from the text of its optimized HLO."""
 
 import math
 import re
@@ -27,7 +27,7 @@ def largest_array(function: Callable[..., Any], *arguments: Any) -> int:
 
 
 def pairs_of_tokens(program: str, length: int) -> list[Shape]:
-    """The shapes that may hold something for each pair of `length` tokens.
+    """Return the shapes that may have an element for each pair of `length` tokens.
 
     In any layout: those with two axes as long as that or longer, as padded ones are, wherever they
     stand; and those with a quarter as many entries as there are pairs, such as a triangle of them,

@@ -13,14 +13,14 @@ Array = np.ndarray[Any, Any]
 
 
 NO_NUMBER = float(np.finfo(np.float32).min) / 2
-"""What is less is no number, but stands for minus infinity, as the logits of padded words do."""
+"""Smaller values stand for minus infinity, as the logits of vocabulary padding do."""
 
 
 def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """max |difference| <= tolerance * max(1, max |expected|), and equal shapes.
 
-    What stands for minus infinity does so in both, and is left out: beside it any difference would
-    be small.
+    Values that stand for minus infinity must do so in both, and are left out: relative to them any
+    difference would be small.
     """
     message = difference(got, expected, tolerance)
     assert not message, message
@@ -33,7 +33,7 @@ def assert_trees_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None
 
 
 def difference(got: Any, expected: Any, tolerance: float) -> str:
-    """How two arrays differ by more than the tolerance of `assert_close`; empty if they do not."""
+    """Describe a difference beyond the tolerance of `assert_close`; empty if there is none."""
     got, expected = np.asarray(got), np.asarray(expected)
     if got.shape != expected.shape:
         return f"{got.shape} is not {expected.shape}"

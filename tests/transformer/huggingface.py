@@ -1,4 +1,4 @@
-"""GPT-2 and Llama in this library's terms: their configurations, and where each weight goes.
+"""GPT-2 and Llama in this library: their configurations, and their weights by name.
 
 `read(name, shape)` gives a weight by the name that Hugging Face has for it.
 """

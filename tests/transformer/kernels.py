@@ -8,7 +8,7 @@ from tests.transformer.formulas import Array
 
 
 def positive(x: Any, directions: Array, xp: Any = np) -> Any:  # [..., H] -> [..., M]
-    """exp(w . x - |x|^2 / 2) / sqrt(M), nothing taken out."""
+    """Return exp(w . x - |x|^2 / 2) / sqrt(M), without an extracted factor."""
     x = x / x.shape[-1] ** 0.25
     return xp.exp(x @ directions.T - (x * x).sum(-1)[..., None] / 2) / len(directions) ** 0.5
 

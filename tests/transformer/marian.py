@@ -1,4 +1,4 @@
-"""Marian in this library's terms: its configuration, and where each weight goes.
+"""Marian in this library: its configuration, and its weights by name.
 
 `read(name, shape)` gives a weight by the name that Hugging Face has for it.
 """

@@ -13,7 +13,7 @@ from transformer.context import ModelContext
 
 
 def shared(width: int) -> ModelContext:
-    """Of a model of D = width and three layers."""
+    """Return the context of a model of D = width and three layers."""
     return ModelContext(width, 3, Precision(), Initialization(), Hardware())
 
 

@@ -135,7 +135,7 @@ def test_smoothing_and_a_bias_are_those_of_the_formula(chunks: int, share: float
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_accuracy_is_the_share_of_likeliest_words(chunks: int) -> None:
-    """The bias decides some, and the padding would win if it were a word."""
+    """The bias decides some argmaxes, and padding would win if it counted."""
     bias = BIAS.copy()
     bias[V:] = 99
     best = np.argmax((HIDDEN @ MATRIX[:, :V]) + bias[:V], axis=-1)

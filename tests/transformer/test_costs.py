@@ -95,7 +95,7 @@ RELATIVE = scored(position=RelativePositions(max_distance=2))
 
 
 def test_score_flops_of_other_mixers() -> None:
-    """W is a projection; so are those of the MLP, whose hidden layer of 29 meets a vector."""
+    """W is a projection, as are those of the MLP; its hidden layer of 29 has one output."""
     plain = count_token_flops(LanguageModel(TINY), 23)
     bilinear = count_token_flops(LanguageModel(BILINEAR), 23)
     assert bilinear.projections == plain.projections + 3 * 2 * 3 * 5 * 5
@@ -121,7 +121,7 @@ def test_flops_match_matmuls_of_the_program(config: TransformerConfig) -> None:
 
 @pytest.mark.slow
 def test_decode_step_flops_match_matmuls_of_the_program() -> None:
-    """Of an encoder-decoder: with a cache of 13 tokens that has read a source of 13."""
+    """An encoder-decoder with 13 tokens in its cache and a source of 13 tokens."""
     block = reference(BILINEAR).layer_pattern[0]
     config = dataclasses.replace(
         reference(BILINEAR),
@@ -161,7 +161,7 @@ def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
 
 
 def products(jaxpr: Any) -> int:
-    """Operations of all products of matrices in a program without loops."""
+    """Return the operations of all matrix products of a program without loops."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":

@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer.attention.base import mixer_class
 from transformer.attention.config import AttentionConfig
 from transformer.attention.position_config import RelativePositions, RoPE
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.baselines.config import LSTMConfig
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.inspection import (
+    ATTENTION_VALUES,
     add_vector,
     at_layers,
     layer_values,
@@ -21,7 +24,10 @@ from transformer.inspection import (
     zero_heads,
 )
 from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.heads import Classifier
 from transformer.models.language_model import LanguageModel
+from transformer.registry import BUILTIN_MIXERS
+from transformer.testing.trial import default_config
 
 NUM_LAYERS, NUM_HEADS = 5, 4
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=NUM_HEADS, num_kv_heads=2, position=RoPE()))
@@ -93,7 +99,7 @@ def test_the_lens_of_the_last_layer_is_the_model(params: Any) -> None:
 
 @pytest.mark.parametrize("loop", ["unroll", "scan"])
 def test_heads_are_removed(params: Any, loop: str) -> None:
-    """As if the rows of these heads in the output projection were zero."""
+    """Removed heads equal zero rows in the output projection."""
     model = model_with(layer_loop=loop)
     layer, heads = 2, [0, 3]
     edits = {"head_outputs": zero_heads(layer, heads)}
@@ -134,7 +140,7 @@ def test_a_steering_vector_is_added_in_one_layer(params: Any) -> None:
 
 @pytest.mark.parametrize("position", [RoPE(), RelativePositions(3)])
 def test_weights_are_replaced(position: Any) -> None:
-    """By the identity: every token then sees its own value alone."""
+    """Weights are replaced by the identity: every token then sees its own value alone."""
     mixer = AttentionConfig(num_heads=NUM_HEADS, position=position)
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),))
     params = model.init_params(jax.random.key(0))
@@ -234,6 +240,61 @@ def test_layers_with_and_without_a_value() -> None:
     output = model.apply({"params": params}, TOKENS, outputs={"head_outputs", "residual_post"})
     assert layer_values(output, "head_outputs").shape == (2, 2, 6, 4, 8)
     assert layer_values(output, "residual_post").shape == (5, 2, 6, 32)
+    with pytest.raises(ValueError, match=r"^edit of head_outputs: layer 2 has no such value; give"):
+        model.apply({"params": params}, TOKENS, edits={"head_outputs": zero_heads(2, [0])})
+
+
+def test_sliding_windows_show_values_without_a_cache() -> None:
+    block = BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=2))
+    model = model_with(layer_pattern=(block,), num_layers=1)
+    params = {"params": model.init_params(jax.random.key(0))}
+    output = model.apply(params, TOKENS, outputs={"weights", "head_outputs", "values", "logits"})
+    [y] = jnp.einsum(
+        "LBNTS,LBSNH->LBTNH", layer_values(output, "weights"), layer_values(output, "values")
+    )
+    np.testing.assert_allclose(y, layer_values(output, "head_outputs")[0], atol=1e-6)
+    cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
+    found = model.apply(params, TOKENS, outputs={"logits", "residual_post", "weights"}, **cached)
+    assert layer_values(found, "residual_post").shape == (1, 2, 6, 32)
+    np.testing.assert_allclose(found.logits, output.logits, atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"^mixer sliding_window: shows no head_outputs with a cac"
+    ):
+        model.apply(params, TOKENS, outputs={"head_outputs"}, **cached)
+
+
+@pytest.mark.parametrize("kind", BUILTIN_MIXERS)
+def test_every_mixer_shows_its_values_or_refuses(kind: str) -> None:
+    """In a model of one layer, without compiling it."""
+    mixer = default_config(kind)
+    values = mixer_class(mixer).values
+    if mixer.reads_memory:  # only in the decoder of a model with an encoder
+        assert not values
+        return
+    config = dataclasses.replace(
+        CONFIG, layer_pattern=(BlockConfig(mixer=mixer),), num_layers=1, causal=False
+    )
+    model = Classifier(config)
+    params = jax.eval_shape(model.init_params, jax.random.key(0))
+
+    def shape(name: str) -> tuple[int, ...]:
+        run = functools.partial(model.apply, outputs={name})
+        output = jax.eval_shape(run, {"params": params}, jnp.zeros((2, 8), jnp.int32))
+        [found] = [place[name] for place in output.aux]
+        return found.shape
+
+    assert shape("residual_post") == (1, 2, 8, 32)
+    for name in ATTENTION_VALUES.keys() - {"weights"}:
+        if name in values:
+            assert shape(name)[:3] == (1, 2, 8)
+        else:
+            with pytest.raises(ValueError, match=f"^outputs '{name}': the model has no such value"):
+                shape(name)
+    if mixer_class(mixer).abilities(mixer).weights:
+        assert shape("weights")[-1] == 8
+    else:
+        with pytest.raises(ValueError, match=rf"^mixer {kind}: .*; "):
+            shape("weights")
 
 
 @pytest.mark.parametrize(
@@ -242,6 +303,8 @@ def test_layers_with_and_without_a_value() -> None:
         ({"outputs": {"wieghts"}}, "outputs 'wieghts': the model has no such value; give feed_f"),
         ({"edits": {"head_output": zero_heads(0, 0)}}, "edits 'head_output': the model has no"),
         ({"edits": {"cross_output": zero_heads(0, 0)}}, "edits 'cross_output': the model has no"),
+        ({"edits": {"keys": zero_heads(5, 0)}}, "edit of keys: there is no layer 5; give 0 to 4"),
+        ({"edits": {"keys": zero_heads(-1, 0)}}, "edit of keys: there is no layer -1; give 0 to"),
         (
             {"edits": {"residual_pre": lambda value, layer: value[:, :1]}},
             r"edit of residual_pre: returns float32\[2, 1, 32\] for float32\[2, 6, 32\]; return",

@@ -1,4 +1,4 @@
-"""What the texts teach about attention and positions, as small experiments."""
+"""Facts about attention and positions from the literature, as small experiments."""
 
 import dataclasses
 import math
@@ -93,7 +93,7 @@ def test_products_of_sinusoids_tell_distances_but_not_directions() -> None:
     ids=lambda position: type(position).__name__,
 )
 def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
-    """All tokens moved by 37 places see each other as before; moved apart, they do not."""
+    """Weights are unchanged by a shift of all tokens by 37 places, but not by other distances."""
     mixer, params = made(AttentionConfig(num_heads=2, position=position), 8)
     x, places = normal(1, 2, 5, 8), np.arange(5)[None]
     weights = [
@@ -105,7 +105,7 @@ def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
 
 
 def hidden(config: TransformerConfig, tokens: Any) -> Array:  # [B, T, D]
-    """Of an encoder: every token sees all."""
+    """Return the hidden states of an encoder: every token sees all."""
     model = LanguageModel(dataclasses.replace(config, causal=False))
     params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens).hidden)

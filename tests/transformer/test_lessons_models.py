@@ -1,4 +1,4 @@
-"""What the texts teach about whole models, as small experiments."""
+"""Facts about whole models from the literature, as small experiments."""
 
 import functools
 import math
@@ -40,7 +40,7 @@ def text(seed: int, rows: int) -> Array:  # [B, T + 1]
 
 
 ENTROPY = (math.log(V) + (T - 1) * math.log(len(JUMPS))) / T
-"""Of a word of `text` but the first, knowing those before it: no honest model has less loss."""
+"""Mean entropy of a token of `text` given those before it: the least loss of a causal model."""
 
 
 class Trained(NamedTuple):
@@ -96,7 +96,7 @@ def trained(causal: bool) -> Trained:
 
 @pytest.mark.full
 def test_without_the_causal_mask_a_language_model_has_less_loss_than_there_is_to_lose() -> None:
-    """It reads each word off the input, all but the last: that alone is not there to be seen."""
+    """An unmasked model copies each token from its input, except the last, which is not in it."""
     assert ENTROPY - 0.02 < trained(causal=True).loss < ENTROPY + 0.1
     assert trained(causal=False).loss < 0.15 * ENTROPY
 

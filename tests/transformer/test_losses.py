@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import jax
@@ -5,7 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer import Classifier, LanguageModel, TransformerConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    Classifier,
+    LanguageModel,
+    TransformerConfig,
+)
 from transformer.losses import auxiliary_losses, label_loss, requested_outputs, token_loss
 
 MODEL = Classifier(TransformerConfig(vocab_size=3, d_model=8, num_layers=1, causal=False))
@@ -33,7 +40,7 @@ def test_label_loss_matches_formula(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("with_accuracy", [False, True])
 def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
-    """A sum over the tokens with weight, whose targets may be any number where it is 0."""
+    """The loss sums over tokens with weight; targets of weight 0 may be any number."""
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
     drawn = np.random.default_rng(1)
     tokens = drawn.integers(0, 7, (2, 5))
@@ -56,7 +63,7 @@ def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
 
 
 def test_auxiliary_losses_are_summed_over_layers() -> None:
-    """Each weighs as much as the batch; what else a model tells is left alone."""
+    """Each has the weight of the batch; other auxiliary outputs are ignored."""
     places = (
         {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
         {"loss/balance": jnp.array([4.0]), "loss/z": jnp.array([0.5])},
@@ -72,3 +79,30 @@ def test_auxiliary_losses_are_summed_over_layers() -> None:
 def test_auxiliary_losses_are_requested_in_training_only() -> None:
     assert requested_outputs(None) == frozenset()
     assert requested_outputs(jax.random.key(0)) == {"losses"}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logit_scale_is_a_factor_of_logits_and_of_those_in_the_loss(tied: bool) -> None:
+    config = TransformerConfig(
+        vocab_size=13,
+        d_model=6,
+        num_layers=1,
+        layer_pattern=(BlockConfig(AttentionConfig(num_heads=2)),),
+        tie_embeddings=tied,
+        pad_vocab_to_multiple=8,
+    )
+    scaled = dataclasses.replace(config, logit_scale=0.25)
+    tokens = jnp.arange(10).reshape(2, 5)
+    params = jax.jit(LanguageModel(config).init)(jax.random.key(3), tokens)["params"]
+    plain = LanguageModel(config).apply({"params": params}, tokens)
+    output = LanguageModel(scaled).apply({"params": params}, tokens)
+    assert plain.logits is not None
+    assert output.logits is not None
+    np.testing.assert_allclose(output.logits, 0.25 * plain.logits, rtol=1e-5, atol=1e-7)
+    batch = {"targets": tokens, "weights": jnp.ones((2, 5))}
+    loss = token_loss(LanguageModel(scaled), params, output.hidden, batch)["loss"]
+    log_probs = jax.nn.log_softmax(0.25 * plain.logits)
+    expected = -np.take_along_axis(np.asarray(log_probs), np.asarray(tokens)[..., None], -1).sum()
+    np.testing.assert_allclose(loss.total, expected, rtol=1e-5)
+    with pytest.raises(ValueError, match="logit_scale 0"):
+        dataclasses.replace(config, logit_scale=0.0)

@@ -1,4 +1,4 @@
-"""The mixers of the package by name, and where their settings are."""
+"""The mixers of the package by name, and the modules of their settings."""
 
 import importlib
 import subprocess

@@ -47,7 +47,7 @@ def parse_config_verb(
     verb: str,
     arguments: list[str],
     with_defaults: Callable[[Experiment], Arguments],
-    extra_help: str,
+    extra_help: str = "",
 ) -> Arguments:
     """Remove CONFIG from the arguments and parse the others.
 
@@ -61,7 +61,7 @@ def parse_config_verb(
     with as_usage_errors():
         experiment, left = select_kinds(find_experiment(name), arguments)
         default = with_defaults(experiment)
-        more = f"{extra_help}\n\n{kinds_help(experiment)}"
+        more = f"{extra_help}\n\n{kinds_help(experiment)}".strip()
         return parse(type(default), left, verb=f"{verb} {name}", default=default, extra_help=more)
 
 
@@ -102,7 +102,7 @@ def run_fit(arguments: list[str]) -> int:
             start_time=process_start_time(),
         )
     if json_wanted:
-        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.metrics}))
+        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics}))
     return 0
 
 

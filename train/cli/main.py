@@ -38,6 +38,16 @@ VERBS = {
         "generate, translate, classify or tag with a run's model",
         "run_verbs",
     ),
+    "attention": Verb(
+        "W --text TEXT [--target TEXT] --output FILE.html",
+        "an interactive page of every attention head over a text, or a figure (.png)",
+        "visual_verbs",
+    ),
+    "report": Verb(
+        "W [W2 ...] --output FILE.html",
+        "one page of a run, or of several compared: curves, events, samples, time, settings",
+        "visual_verbs",
+    ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
         "CONFIG [--a.b.c VALUE ...]",
@@ -55,8 +65,8 @@ VERBS = {
         "sweep_verbs",
     ),
     "scaling": Verb(
-        "--from-csv FILE [--budget FLOPS] [--workdir DIR]",
-        "scaling laws fitted to runs, and the compute-optimal model of a budget",
+        "CONFIG --sizes N,... --tokens D,... [--budget FLOPS] [--workdir DIR], or --from-csv FILE",
+        "a sweep over model and data sizes, scaling laws, the compute-optimal model of a budget",
         "sweep_verbs",
     ),
     "import": Verb(
@@ -69,16 +79,28 @@ VERBS = {
         "write a run as a folder that Hugging Face transformers opens",
         "interop_verbs",
     ),
+    "data": Verb(
+        "CONFIG [--examples N] [--a.b.c VALUE ...]",
+        "documents, tokens and lengths of a config's data, and what the loss counts",
+        "start_verbs",
+    ),
+    "configs": Verb("", "list the shipped configs, a line each", "start_verbs"),
+    "init": Verb(
+        "FILE [--data PATH]",
+        "write a commented config of your own, which fit FILE trains",
+        "start_verbs",
+    ),
+    "completion": Verb("SHELL", "print a script that completes verbs in bash or zsh", "completion"),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
 """All verbs, in the order of the help text."""
 
 
-MODEL_VERBS = frozenset({"fit", "evaluate", "sample"})
+MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 
-PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "doctor"}
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "completion", "doctor"}
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -15,6 +15,16 @@ from train.cli.config_verbs import parse_config_verb
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag
 from train.errors import UsageError
 from train.experiment import Experiment
+from train.scaling.rules import LearningRateRule, SizeRules, resolve_rule
+
+if TYPE_CHECKING:
+    from train.scaling.design import SizedRun
+
+
+def check_minutes(minutes: float) -> None:
+    """Raise UsageError for a time limit below 0."""
+    if minutes < 0:
+        raise UsageError(f"minutes {minutes}: is negative; give a time, or 0 for no limit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +39,8 @@ class SweepArguments:
     """Runs of each setting, with the seeds from --seed on."""
     processes: int = 1
     """Runs at a time. On an accelerator, more than one share its memory."""
+    minutes: float = 0.0
+    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     quiet: bool = False
     """Show no progress."""
 
@@ -36,6 +48,7 @@ class SweepArguments:
         for name in ("seeds", "processes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
+        check_minutes(self.minutes)
 
 
 SWEEP_HELP = """--set FIELD=A,B,C sweeps a setting and may be repeated: every combination of values
@@ -65,7 +78,13 @@ def run_sweep(arguments: list[str]) -> int:
     runs = expand_grid(grid, given.seeds, given.experiment, lambda flags: build(flags).experiment)
     workdir = given.workdir or f"runs/{given.experiment.name}-sweep"
     quiet = given.quiet or json_wanted
-    results = queue.run_sweep(runs, workdir, processes=given.processes, quiet=quiet)
+    results = queue.run_sweep(
+        runs,
+        workdir,
+        processes=given.processes,
+        limit_seconds=60 * given.minutes,
+        quiet=quiet,
+    )
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
     drawn = plot_sweep(summary, figure)
     if json_wanted:
@@ -125,14 +144,136 @@ class CsvArguments(FitOptions):
     """The file: parameters without embeddings, training tokens, held-out loss in nats a token."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScalingArguments(FitOptions):
+    """Train models of several sizes on several numbers of tokens, and fit scaling laws."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")]
+    sizes: str = ""
+    """Parameters without embeddings, as 100k,300k,1M: the closest model of each is trained."""
+    widths: str = ""
+    """D of the models, as 64,128,256; instead of --sizes."""
+    tokens: str = ""
+    """Training tokens, as 500k,1M,2M: every model is trained on each."""
+    flops: str = ""
+    """Training FLOPs, as 1e12,4e12: every model is trained for each (isoFLOP)."""
+    seeds: int = 1
+    """Runs of each, with the seeds from --seed on."""
+    lr_rule: LearningRateRule = "auto"
+    """Learning rate at width D, from that of CONFIG at its own: mup, inverse_sqrt_width or
+    constant. auto: mup for adam and adamw, constant for muon."""
+    aspect_ratio: float = 0.0
+    """D over the number of layers; 0: that of CONFIG."""
+    min_steps: int = 100
+    """Steps below which a run has smaller batches."""
+    processes: int = 1
+    """Runs at a time."""
+    minutes: float = 0.0
+    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
+    dry_run: bool = False
+    """Print the runs and train none."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("seeds", "processes", "min_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
+        check_minutes(self.minutes)
+        if self.aspect_ratio < 0:
+            raise UsageError(f"aspect_ratio {self.aspect_ratio}: is negative; give D / L, or 0")
+
+
 def run_scaling(arguments: list[str]) -> int:
     """Fit scaling laws to new runs or to a CSV; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    if not any(each.partition("=")[0] == "--from-csv" for each in arguments):
-        raise UsageError("scaling: --from-csv is missing")
-    with as_usage_errors():
-        given = parse(CsvArguments, arguments, verb="scaling")
-    return _fit_csv(given, json_wanted)
+    if any(each.partition("=")[0] == "--from-csv" for each in arguments):
+        with as_usage_errors():
+            options = parse(CsvArguments, arguments, verb="scaling")
+        return _fit_csv(options, json_wanted)
+    if not arguments or arguments[0].startswith("-"):
+        raise UsageError(
+            "scaling: CONFIG is missing; write scaling CONFIG --sizes N,... --tokens D,... "
+            "or scaling --from-csv FILE"
+        )
+    given = parse_config_verb("scaling", arguments, lambda base: ScalingArguments(experiment=base))
+    return _run_scaling_sweep(given, json_wanted)
+
+
+def _run_scaling_sweep(given: ScalingArguments, json_wanted: bool) -> int:
+    """Train the runs of a design, fit them, and print the fits."""
+    budgets = given.budgets()
+    sized = _design(given)
+    from train.scaling.sweep import check_design, design_as_dicts, fit_results, print_design
+
+    check_design(sized)
+    if given.dry_run:
+        if json_wanted:
+            print(json.dumps({"sweep": design_as_dicts(sized)}))
+        else:
+            print_design(sized)
+        return 0
+    from train.scaling.report import write_report
+    from train.scaling.tables import print_analysis
+    from train.sweep import queue
+
+    workdir = given.workdir or f"runs/{given.experiment.name}-scaling"
+    quiet = given.quiet or json_wanted
+    runs = [each.run for each in sized]
+    results = queue.run_sweep(
+        runs,
+        workdir,
+        processes=given.processes,
+        limit_seconds=60 * given.minutes,
+        quiet=quiet,
+    )
+    if not json_wanted:
+        print_design(sized, results)
+    analysis = fit_results(
+        sized, results, budgets=budgets, bootstrap_samples=given.bootstrap_samples
+    )
+    figure = write_report(analysis, workdir)
+    if json_wanted:
+        rule = resolve_rule(given.lr_rule, given.experiment)
+        detail = {"workdir": workdir, "lr_rule": rule, "sweep": design_as_dicts(sized, results)}
+        print(json.dumps({**analysis.as_dict(), **detail}))
+    else:
+        print_analysis(analysis)
+        print(f"figure: {figure}")
+    sys.stdout.flush()
+    queue.check_results(results, workdir)
+    return 0
+
+
+def _design(given: ScalingArguments) -> "list[SizedRun]":
+    """Return the runs that the flags describe."""
+    if bool(given.sizes) == bool(given.widths):
+        raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
+    if not given.tokens and not given.flops:
+        raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
+    from train.scaling.design import design_runs, model_of_size, model_of_width
+    from train.scaling.numbers import parse_counts
+
+    sizes = parse_counts(given.sizes or given.widths, "--sizes" if given.sizes else "--widths")
+    tokens = parse_counts(given.tokens, "--tokens") if given.tokens else []
+    budgets = parse_counts(given.flops, "--flops") if given.flops else []
+    import jax
+
+    # Shapes are counted here. The accelerator is for the processes that train.
+    jax.config.update("jax_platforms", "cpu")
+    base, rules = given.experiment, SizeRules(given.lr_rule, given.aspect_ratio, given.min_steps)
+    models = [
+        model_of_size(base.model, size, rules)
+        if given.sizes
+        else model_of_width(base.model, round(size), rules)
+        for size in sizes
+    ]
+    # Small sizes may have the same closest model.
+    distinct = list(dict.fromkeys(models))
+    return design_runs(
+        base, distinct, tokens=tokens, budgets=budgets, seeds=given.seeds, rules=rules
+    )
 
 
 def _fit_csv(given: CsvArguments, json_wanted: bool) -> int:

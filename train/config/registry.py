@@ -1,5 +1,6 @@
 """Experiments by name: the files of `configs/`, or a Python file of the user."""
 
+import dataclasses
 import importlib
 import pkgutil
 from types import ModuleType
@@ -37,6 +38,29 @@ def find_experiment(name: str) -> Experiment:
 def list_experiments() -> list[str]:
     """Return the names of all shipped experiments, as `file:experiment`."""
     return [f"{file}:{name}" for file in _shipped_files() for name in _load_experiments(file)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShippedConfig:
+    """A file of `configs/`."""
+
+    name: str
+    summary: str
+    """First line of its docstring."""
+    experiments: tuple[str, ...]
+    """Names of its experiments; the first is the default."""
+
+
+def describe_shipped() -> list[ShippedConfig]:
+    """Return all shipped config files, by name."""
+    return [
+        ShippedConfig(
+            file,
+            (_import_shipped(file).__doc__ or "").partition("\n")[0],
+            tuple(_load_experiments(file)),
+        )
+        for file in _shipped_files()
+    ]
 
 
 def _shipped_files() -> list[str]:

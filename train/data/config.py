@@ -15,6 +15,9 @@ SplitMethod = Literal["documents", "tail"]
 
 NUM_BYTE_VALUES = 256
 
+PYTHON_DATA_PREFIX = "python:data/"
+"""Start of a `path` that names data given from Python (`train.data.python_data`)."""
+
 
 def require(condition: bool, message: str) -> None:
     """Raise UsageError with ``message`` ("field: problem; remedy") unless ``condition`` holds."""
@@ -50,6 +53,11 @@ class TokenizerConfig:
     training_characters: int = 100_000_000
     """Number of characters, from the start of the training split, that word, bpe and wordpiece
     are trained on."""
+
+    @property
+    def is_given(self) -> bool:
+        """True if the settings name a tokenizer (a file, or the bytes); others are trained."""
+        return self.kind in ("file", "byte")
 
     def __post_init__(self) -> None:
         name = "data.tokenizer"
@@ -121,12 +129,17 @@ class DataConfig(abc.ABC):
           The examples; None if there is no such split. Without a validation split, training
           examples are held out as the settings say.
         """
-        return None
+        if not self.path.startswith(PYTHON_DATA_PREFIX):
+            return None
+        from train.data.python_data import held_data
+
+        return held_data(self.path).splits.get(split)
 
     @property
     def has_own_examples(self) -> bool:
-        """True for a dataset that yields its examples itself."""
-        return type(self).read_split is not DataConfig.read_split
+        """True for a dataset that yields its examples itself, and for data given from Python."""
+        overrides = type(self).read_split is not DataConfig.read_split
+        return overrides or self.path.startswith(PYTHON_DATA_PREFIX)
 
     @property
     @abc.abstractmethod

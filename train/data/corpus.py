@@ -254,7 +254,8 @@ class TextCorpus:
     tokenizer: Tokenizer
     streams: Mapping[str, TokenStream]
     digest: str
-    _splits: TextSplits
+    _splits: TextSplits | None
+    """Splits of the texts; None for token arrays, which have none."""
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -268,8 +269,13 @@ class TextCorpus:
         return self.streams[name]
 
     def compressed_bits_per_byte(self, name: str) -> dict[str, float]:
-        """Return the bits per byte of gzip -9 and xz -9 on a split's text, which is read again."""
+        """Return the bits per byte of gzip -9 and xz -9 on a split's text, which is read again.
+
+        Empty for token arrays, which have no text.
+        """
         stream = self.split(name)
+        if self._splits is None:
+            return {}
         return compressed_bits_per_byte(doc.text for doc in self._splits.documents(stream.name))
 
 
@@ -278,6 +284,10 @@ def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
 
     Raises UserError as `prepare_text` does.
     """
+    from train.data.token_arrays import read_token_arrays, tokenizer_of_arrays
+
+    if (arrays := read_token_arrays(config)) is not None:
+        return tokenizer_of_arrays(config, arrays)
     splits = TextSplits(config)
     return _load_or_train_tokenizer(
         config, splits, splits.fingerprint(), cache_folder(config.cache_dir)
@@ -305,6 +315,12 @@ def prepare_text(
     Raises:
       UserError: The text is missing, empty or damaged, or the cache cannot be written.
     """
+    from train.data.token_arrays import prepare_token_arrays, read_token_arrays, tokenizer_of_arrays
+
+    if (arrays := read_token_arrays(config)) is not None:
+        tokenizer = tokenizer or tokenizer_of_arrays(config, arrays)
+        tokenizer = tokenizer.with_mask_token() if with_mask_token else tokenizer
+        return prepare_token_arrays(config, arrays, tokenizer)
     folder = cache_folder(str(cache_dir or config.cache_dir))
     splits = TextSplits(config)
     sources = splits.fingerprint()

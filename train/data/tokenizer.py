@@ -136,6 +136,7 @@ class Tokenizer:
         )
         self._can_be_chunked = can_be_chunked(backend)
         self._characters = _characters(backend)
+        self._words = _words(backend)
 
     @classmethod
     def load(cls, path: str | AnyPath) -> Tokenizer:
@@ -215,6 +216,11 @@ class Tokenizer:
             raise UserError(
                 f"the text: {error.reason} at character {error.start}; give valid Unicode"
             ) from error
+        if self._words is not None and (unknown := sorted({*text.split()} - self._words)):
+            raise UserError(
+                f"the text: has words that the tokenizer lacks ({' '.join(unknown[:10])}); give "
+                f"some of its {len(self._words)}, such as {min(self._words)}"
+            )
         if self._characters is None:
             return
         normalizer = self._backend.normalizer
@@ -272,6 +278,14 @@ def _characters(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
         return None
     model = component_spec(backend.model)
     return frozenset(model["vocab"]) if is_character_model(model) else None
+
+
+def _words(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
+    """Return the words that a tokenizer of words accepts; None: all, or another tokenizer."""
+    model = component_spec(backend.model)
+    if model["type"] != "WordLevel" or model["unk_token"] in model["vocab"]:
+        return None
+    return frozenset(model["vocab"])
 
 
 def _end_of_text(vocabulary: dict[str, int], origin: str) -> int:

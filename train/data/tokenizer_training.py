@@ -156,6 +156,20 @@ def _learned_wordpieces(
     return learner.get_vocab()
 
 
+def token_id_tokenizer(num_ids: int) -> Tokenizer:
+    """Return a tokenizer of numbers, for data without text: `5 17` is the tokens 5 and 17.
+
+    The separator of documents is one more token, `<eos>`, after the `num_ids` others.
+    """
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    backend = Backend(models.WordLevel({str(number): number for number in range(num_ids)}))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<eos>"])
+    return Tokenizer(backend)
+
+
 def _byte_symbols() -> list[str]:
     """Return the character that stands for each byte in byte-level vocabularies (GPT-2's).
 

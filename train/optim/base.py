@@ -60,6 +60,25 @@ def matrix_mask(axes: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.is_matrix, axes, is_leaf=is_axes)
 
 
+def is_hidden_matrix(axes: Any) -> bool:
+    """Return True for linear maps other than tables of tokens and positions."""
+    return bool(axes.is_matrix and not {"vocab", "positions"}.intersection(axes.names))
+
+
+def scale_hidden_matrices(factor: float, axes: Any) -> list[optax.GradientTransformation]:
+    """Return what multiplies the directions of hidden matrices by a factor: nothing for 1.
+
+    An identity in the chain would be a part of the optimizer state, and so of every checkpoint.
+    """
+    import jax
+    import optax
+
+    if factor == 1:
+        return []
+    mask = jax.tree.map(is_hidden_matrix, axes, is_leaf=is_axes)
+    return [optax.masked(optax.scale(factor), mask)]
+
+
 def add_weight_decay(weight_decay: float, axes: Any) -> optax.GradientTransformation:
     """Return weight decay of the matrices: decoupled at the end of a chain, L2 at its start."""
     import optax

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.optim.base import Optimizer, add_weight_decay
+from train.optim.base import Optimizer, add_weight_decay, scale_hidden_matrices
 
 if TYPE_CHECKING:
     import optax
@@ -56,12 +56,15 @@ class Adam(Optimizer):
     l2: float = 0.0
     """L2 penalty: this multiple of each matrix is added to its gradient, so that Adam's denominator
     divides it too. `adamw` has decoupled weight decay instead."""
+    matrix_lr_factor: float = 1.0
+    """Factor of the learning rate of hidden matrices: see `adamw`."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import optax
 
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
-        return optax.chain(add_weight_decay(self.l2, axes), adam)
+        scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
+        return optax.chain(add_weight_decay(self.l2, axes), adam, *scale)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,12 +81,17 @@ class AdamW(Optimizer):
     """Added to the root in the denominator."""
     weight_decay: float = 0.1
     """Each step subtracts learning_rate * weight_decay of every matrix."""
+    matrix_lr_factor: float = 1.0
+    """Factor of the learning rate of hidden matrices: all but tables of tokens and positions. muP
+    (Yang et al. 2022, table 8): the width at which the learning rate was tuned over D. The weight
+    decay does not have it."""
 
     def make(self, axes: Any) -> optax.GradientTransformation:
         import optax
 
         adam = optax.scale_by_adam(b1=self.beta1, b2=self.beta2, eps=self.epsilon)
-        return optax.chain(adam, add_weight_decay(self.weight_decay, axes))
+        scale = scale_hidden_matrices(self.matrix_lr_factor, axes)
+        return optax.chain(adam, *scale, add_weight_decay(self.weight_decay, axes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ both.
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from train.optim.base import Optimizer, is_axes
+from train.optim.base import Optimizer, is_axes, is_hidden_matrix
 from transformer.validation import check_at_least, check_choice
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def muon_dimension_numbers(axes: "LogicalAxes") -> "contrib.MuonDimensionNumbers
     """
     from optax import contrib
 
-    if not axes.is_matrix or "vocab" in axes.names or "positions" in axes.names:
+    if not is_hidden_matrix(axes):
         return None
     first_row, first_column = len(axes.stack), len(axes.stack) + len(axes.inputs)
     return contrib.MuonDimensionNumbers(

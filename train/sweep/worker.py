@@ -86,7 +86,7 @@ def train_run(request: dict[str, Any]) -> dict[str, Any]:
         "status": "finished",
         "metric": metric.name,
         "lower_is_better": metric.lower_is_better,
-        "metrics": {name: float(value) for name, value in run.metrics.items()},
+        "metrics": {name: float(value) for name, value in run.final_metrics.items()},
         "step": run.step,
         "seconds": compute_goodput(read_time_records(run.folder.time_log)).total,
     }

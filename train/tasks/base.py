@@ -5,14 +5,14 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from train.data.streams import HostBatch
 from train.errors import UserError
-from train.tasks.vocabulary import resolve_vocab_size
+from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -96,6 +96,20 @@ class SampleOptions:
     num_beams: int = 0
     """Hypotheses of beam search; 0: as the run's settings say."""
     seed: int = 0
+
+
+class ModelInputs(NamedTuple):
+    """Inputs of a model for one text, to look inside the model."""
+
+    arguments: dict[str, np.ndarray]
+    """Arguments of the model by name, for a batch of one: `tokens` [1, T], ..."""
+    sources: tuple[int, ...] = ()
+    """[S] tokens of an encoder's source; empty without one."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:  # [T]
+        """Tokens that the model's own layers, or its decoder's, read."""
+        return tuple(self.arguments["tokens"][0].tolist())
 
 
 class Task(abc.ABC):
@@ -212,6 +226,21 @@ class Task(abc.ABC):
         if tokenizer is not None:
             tokenizer.encode(prompt)
 
+    def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
+        """Return what the model reads for a text: by default its tokens after a start token.
+
+        Args:
+          run: The model and its tokenizer.
+          text: Any text of the task.
+          target: Text of the decoder, in translation alone; None: the model's own answer.
+
+        Raises:
+          UserError: The model cannot read the text.
+        """
+        check_no_target(target)
+        tokenizer = tokenizer_of(run)
+        return token_inputs(run, np.append(tokenizer.eos_token_id, tokenizer.encode(text)))
+
     def predict(self, run: Run, prompt: str) -> str:
         """Return the model's answer to one prompt.
 
@@ -248,6 +277,24 @@ class Task(abc.ABC):
         if on_text is not None:
             on_text("".join(answers))
         return answers
+
+
+def check_no_target(target: str | None) -> None:
+    """Raise UserError if there is a target, for a task that reads one text."""
+    if target is not None:
+        raise UserError("--target: the run's model reads one text; leave it out")
+
+
+def token_inputs(run: Run, tokens: np.ndarray) -> ModelInputs:  # tokens [T]
+    """Return the inputs of a model with one stack of layers.
+
+    Raises:
+      UserError: There are more tokens than the model has positions.
+    """
+    longest = run.model.config.max_length
+    if longest is not None and len(tokens) > longest:
+        raise UserError(f"text: has {len(tokens)} tokens and the model reads {longest}; shorten it")
+    return ModelInputs({"tokens": np.asarray(tokens, np.int32)[None]})
 
 
 def token_batch_shapes(

@@ -37,7 +37,16 @@ from train.data.tokenizer import Tokenizer
 from train.evaluation.metrics import are_span_tags, score_spans
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.base import (
+    Metric,
+    ModelInputs,
+    SampleOptions,
+    Task,
+    TextCallback,
+    check_no_target,
+    token_batch_shapes,
+    token_inputs,
+)
 from train.tasks.config import Classification, Tagging
 from train.tasks.evaluation import (
     gather_to_host,
@@ -193,6 +202,10 @@ class ClassificationTask(LabelPredictionTask):
         batches = self.evaluation_batches(engine, corpus.split(split), full_split=full_split)
         return mean_losses(engine, params, batches)
 
+    def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
+        check_no_target(target)
+        return token_inputs(run, encode_texts(tokenizer_of(run), [text])[0])
+
     def sample(
         self,
         run: Run,
@@ -270,6 +283,12 @@ class TaggingTask(LabelPredictionTask):
         if are_span_tags(corpus.labels):
             metrics["f1"] = span_f1(sentences, predict_rows(engine, params, batches))
         return metrics
+
+    def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
+        check_no_target(target)
+        words = text.split()
+        tokens_of = encode_words(tokenizer_of(run), words)
+        return token_inputs(run, np.concatenate([[], *(tokens_of[word] for word in words)]))
 
     def sample(
         self,

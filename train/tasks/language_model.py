@@ -87,13 +87,11 @@ class LanguageModelTask(TextTask):
             corpus, split, engine.mesh, full_split=full_split, stride=config.stride
         )
         loss = mean_losses(engine, params, batches)["loss"]
-        # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
-        bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
-        metrics = {
-            "loss": loss,
-            "perplexity": perplexity(loss),
-            "bits_per_byte": loss * bits_per_nat,
-        }
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
+        if stream.num_bytes:  # not for token arrays without a text
+            # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
+            bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
+            metrics["bits_per_byte"] = loss * bits_per_nat
         if full_split and config.compression_baselines:
             baselines = corpus.compressed_bits_per_byte(split)
             metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in baselines.items()}

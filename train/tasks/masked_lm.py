@@ -15,7 +15,13 @@ from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, M
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.step import Batch, LossFn
-from train.tasks.base import SampleOptions, TextCallback
+from train.tasks.base import (
+    ModelInputs,
+    SampleOptions,
+    TextCallback,
+    check_no_target,
+    token_inputs,
+)
 from train.tasks.config import MaskedLanguageModeling
 from train.tasks.evaluation import mean_losses
 from train.tasks.text import TextTask
@@ -139,6 +145,13 @@ class MaskedLanguageModelTask(TextTask):
         if on_text is not None:
             on_text("".join(answers))
         return answers
+
+    def model_inputs(self, run: "Run", text: str, target: str | None = None) -> ModelInputs:
+        """Return the tokens of a text with or without [MASK]."""
+        if MASK_PATTERN.search(text) is None:
+            return super().model_inputs(run, text, target)
+        check_no_target(target)
+        return token_inputs(run, encode_masked_prompt(tokenizer_of(run), text))
 
     def encode_prompt(self, prompt: str, tokenizer: Tokenizer) -> np.ndarray:  # [T]
         """Return the tokens of a prompt. Raises UserError if it is too long or has no mask."""

@@ -16,7 +16,14 @@ from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import Metric, SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.base import (
+    Metric,
+    ModelInputs,
+    SampleOptions,
+    Task,
+    TextCallback,
+    token_batch_shapes,
+)
 from train.tasks.config import Translation
 from train.tasks.evaluation import (
     max_eval_batches,
@@ -203,6 +210,18 @@ class TranslationTask(Task):
                 f"prompt: has {len(source)} tokens and the model reads {self.data.max_length}; "
                 "shorten it"
             )
+
+    def model_inputs(self, run: "Run", text: str, target: str | None = None) -> ModelInputs:
+        """Return the tokens of a source, and those that the decoder reads for its translation."""
+        tokenizer, start = tokenizer_of(run), tokenizer_of(run).eos_token_id
+        self.check_prompt(text, tokenizer)
+        [source] = encode_sentences(tokenizer, [text])
+        if target is None:
+            target = self.translate_sources(run.model, run.params, tokenizer, [source])[0]
+        [written] = encode_sentences(tokenizer, [target])
+        tokens = np.append(start, written[:-1]).astype(np.int32)  # shifted by one, as in training
+        arguments = {"source": source[None], "tokens": tokens[None]}
+        return ModelInputs(arguments, tuple(source.tolist()))
 
     def sample(
         self,

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from train.data.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.telemetry import event_log
+from train.telemetry.environment import peak_memory_bytes
 from train.telemetry.event_log import JsonRecord
 from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS
 
@@ -121,7 +122,8 @@ class TimeLog:
         """Append a line. A remote file gets one only from time to time, and a final one."""
         late = time.monotonic() - self._written_at >= self._interval
         if self._is_writer and (late or final):
-            event_log.append_records(self._path, [self.timer.to_record(self._step)])
+            record = self.timer.to_record(self._step) | {"peak_memory_bytes": peak_memory_bytes()}
+            event_log.append_records(self._path, [record])
             self._written_at = time.monotonic()
 
     def compute_goodput(self) -> "Goodput":

@@ -14,6 +14,7 @@ from train.run_folder.writing import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # From the palette of Okabe and Ito, distinguishable with any colour vision.
 _BLUE, _ORANGE, _GREY, _BLACK = "#0072B2", "#D55E00", "#666666", "#000000"
@@ -54,6 +55,21 @@ def plot_losses(
     Raises:
       UserError: The file cannot be written.
     """
+    figure = draw_losses(metrics, references, events)
+    if figure is None:
+        return False
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    write_atomically(path, image.getvalue())
+    return True
+
+
+def draw_losses(
+    metrics: Sequence[Mapping[str, Any]],
+    references: Mapping[str, float] | None = None,
+    events: Mapping[str, Sequence[int]] | None = None,
+) -> Figure | None:
+    """Return the figure that `plot_losses` writes, or None if there is no finite loss yet."""
     from matplotlib.figure import Figure  # importing it takes half a second
 
     training = _points(metrics, "train", "loss")
@@ -62,7 +78,7 @@ def plot_losses(
     scores = {name: points for name, points in scores.items() if points.size}
     drawn = np.concatenate([training, validation], axis=1)
     if not drawn.size:
-        return False
+        return None
     figure = Figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
     heights = [5, *[2] * len(scores)]
     grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)
@@ -76,10 +92,7 @@ def plot_losses(
         _draw_score(each, name, *points)
     grid[-1, 0].set_xlabel("step")
     figure.align_ylabels()
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    write_atomically(path, image.getvalue())
-    return True
+    return figure
 
 
 def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.ndarray:

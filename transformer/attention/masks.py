@@ -42,7 +42,7 @@ class Mask(struct.PyTreeNode):
     Key arrays that are None equal those of the queries (self-attention).
     """
 
-    pattern: MaskPattern = struct.field(pytree_node=False, default=MaskPattern())
+    pattern: MaskPattern = struct.field(pytree_node=False, default=MaskPattern())  # static
     positions: jax.Array | None = None  # [B, T] of the queries
     key_positions: jax.Array | None = None  # [B, S]
     segments: jax.Array | None = None  # [B, T] document of each query; 0 is padding

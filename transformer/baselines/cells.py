@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.sparse_ops.document_boundaries import DocumentBoundaries
+from transformer.attention.documents import DocumentBoundaries
 from transformer.config import Initialization, Initializer
 from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear, declare_weight

@@ -20,9 +20,8 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
+from transformer.attention.documents import document_boundaries, token_segments
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
-from transformer.attention.sparse_ops.document_boundaries import document_boundaries
-from transformer.attention.token_segments import token_segments
 from transformer.baselines.cells import (
     LSTMState,
     RecurrentCell,

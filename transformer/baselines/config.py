@@ -1,12 +1,14 @@
-"""Settings of the pre-transformer baselines: recurrent, convolutional and identity mixers.
+"""Settings of the pre-transformer baselines: mixers, and whole models (a bag of embeddings, GNMT).
 
 Importing this module loads no JAX.
 """
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformer.attention.config import AdditiveScore, BilinearScore, DotScore, MixerConfig
+from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
+from transformer.layers.config import FeedForwardConfig
 from transformer.validation import check_at_least, check_fraction
 
 
@@ -222,3 +224,53 @@ class GNMTDecoderConfig(MixerConfig):
     def resolved_sizes(self, d_model: int) -> tuple[int, int]:
         """Return H and A for a model of width D."""
         return d_model, self.score_size or d_model
+
+
+def bag_of_embeddings_config(
+    width: int,  # D
+    hidden: int,  # F
+    *,
+    num_layers: int = 1,
+    dropout: float = 0.0,  # of the hidden activations
+    embedding_dropout: float = 0.0,
+    **model_fields: Any,  # other fields of the config
+) -> TransformerConfig:
+    """Return an embedding and an MLP per token, for `Classifier(config, pooling="mean")`.
+
+    The order of the tokens has no effect. The deep averaging network of Iyyer et al. 2015 takes
+    the mean before the MLP instead.
+    """
+    mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
+    block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
+    fields: dict[str, Any] = (
+        dict(final_norm=None, causal=False, embedding_dropout=embedding_dropout) | model_fields
+    )
+    return TransformerConfig(d_model=width, num_layers=num_layers, layer_pattern=(block,), **fields)
+
+
+def gnmt_config(
+    width: int = 1024,  # D
+    *,
+    num_layers: int = 8,  # of the encoder and of the decoder
+    dropout: float = 0.2,
+    **model_fields: Any,  # other fields of the config
+) -> TransformerConfig:
+    """Return Google's neural machine translation model (Wu et al. 2016).
+
+    Encoder and decoder are one mixer each, with `num_layers` LSTM layers inside.
+    """
+    encoder = EncoderConfig(
+        num_layers=1,
+        layer_pattern=(_mixer_only(GNMTEncoderConfig(num_layers, dropout)),),
+        final_norm=None,
+    )
+    decoder = _mixer_only(GNMTDecoderConfig(num_layers, dropout=dropout))
+    fields: dict[str, Any] = (
+        dict(final_norm=None, tie_embeddings=False, encoder=encoder) | model_fields
+    )
+    return TransformerConfig(d_model=width, num_layers=1, layer_pattern=(decoder,), **fields)
+
+
+def _mixer_only(mixer: MixerConfig) -> BlockConfig:
+    """Return a block without feed-forward, norm or residual."""
+    return BlockConfig(mixer=mixer, feed_forward=None, norm=None, residual=False)

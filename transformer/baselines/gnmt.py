@@ -18,7 +18,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.sparse_ops.document_boundaries import (
+from transformer.attention.documents import (
     DocumentBoundaries,
     document_boundaries,
 )

@@ -57,19 +57,19 @@ def declare_output_matrix(
     config: TransformerConfig,
 ) -> jax.Array:  # [D, V padded]
     """Return the embedding table, transposed, or declare a weight `output` if they are not tied."""
-    if config.tie_embeddings:
-        return embedding_table.T
-    sizes = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
-    return declare_table(module, "output", *sizes, config)
+    sizes, matrix = {"vocab": config.padded_vocab_size}, embedding_table.T
+    if not config.tie_embeddings:
+        matrix = declare_table(module, "output", {"embed": config.d_model}, sizes, config)
+    return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 
 def get_output_matrix(
     params: dict[str, Any],
     config: TransformerConfig,
 ) -> jax.Array:  # [D, V padded]
-    """Return the output matrix from a model's parameters, tied or not."""
+    """Return the output matrix from a model's parameters, tied or not, with `logit_scale`."""
     matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
-    return matrix
+    return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 
 def compute_logits(

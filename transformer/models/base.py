@@ -52,9 +52,9 @@ class ModelOutput(NamedTuple):
 class Model(nn.Module):
     """Base class of all models. Parameters are nested dicts of arrays."""
 
-    config: TransformerConfig
-    hardware: Hardware = Hardware()
-    constrain: ActivationConstraint = unconstrained
+    config: TransformerConfig  # sizes and kinds of all layers
+    hardware: Hardware = Hardware()  # what `auto` settings are resolved for
+    constrain: ActivationConstraint = unconstrained  # sharding of activations over a mesh
 
     predicted_fraction: ClassVar[float] = 1.0
     """Fraction of tokens with a vocabulary prediction, for FLOPs: 0 for classifiers and taggers."""

@@ -62,7 +62,7 @@ class Classifier(Model):
     """
 
     num_classes: int = 2  # C
-    pooling: Pooling = "first"
+    pooling: Pooling = "first"  # vector of a sequence: its first token's, or the mean of all
     head_dropout: float = 0.0  # dropout rate of the pooled vector
     predicted_fraction: ClassVar[float] = 0.0
 

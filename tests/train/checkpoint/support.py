@@ -1,4 +1,4 @@
-"""What the tests of checkpoints save, and how they compare it."""
+"""States that the tests of checkpoints save, and their comparison."""
 
 import pathlib
 from typing import Any
@@ -43,7 +43,7 @@ def bits(leaf: jax.Array) -> bytes:
 
 
 def assert_same(found: Any, wanted: Any) -> None:
-    """Same structure, types and bits, not-a-number included."""
+    """Assert equal structure, types and bits, NaN included."""
     chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
     chex.assert_trees_all_equal_comparator(
         lambda a, b: bits(a) == bits(b), lambda a, b: f"{a} is not {b}", found, wanted

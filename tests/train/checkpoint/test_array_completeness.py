@@ -1,4 +1,4 @@
-"""What Orbax wrote is read back before it counts."""
+"""Arrays that Orbax wrote are read back before a checkpoint counts."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_what_is_whole_passes(arrays: Path) -> None:
 
 
 def test_an_index_that_is_missing_is_noticed(arrays: Path) -> None:
-    """As Orbax leaves it where it finds nothing to merge."""
+    """The state that Orbax leaves if it finds no array to merge."""
     (arrays / "manifest.ocdbt").unlink()
     with pytest.raises(OSError, match=r"array .* is not in the index"):
         check(arrays)
@@ -73,7 +73,7 @@ def test_an_array_of_another_size_is_noticed(arrays: Path) -> None:
 
 
 def test_a_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason: here Orbax's glob finds none of what the processes wrote."""
+    """Missing arrays are noticed for any reason: here Orbax's glob finds no file of a process."""
     path = type(epath.Path(tmp_path))
     glob, none = path.glob, path("/nowhere")
     monkeypatch.setattr(

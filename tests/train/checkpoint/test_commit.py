@@ -1,4 +1,4 @@
-"""Two processes write a manifest together, and come to the same checkpoint."""
+"""Two processes write a manifest together and restore the same checkpoint."""
 
 import json
 import socket

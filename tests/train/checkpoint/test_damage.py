@@ -1,4 +1,4 @@
-"""A little of `bench.drills.damage`: every file of a checkpoint, damaged in every way."""
+"""A small part of `bench.drills.damage`: every file of a checkpoint, damaged in every way."""
 
 import random
 import shutil

@@ -1,4 +1,4 @@
-"""Checkpoints that are not as they were saved."""
+"""Checkpoints that were changed after they were saved."""
 
 import pathlib
 
@@ -67,7 +67,7 @@ def test_an_older_one_goes_once_a_newer_one_counts(
 
 
 def damage(folder: pathlib.Path) -> None:
-    """One bit of the weights, which Orbax would restore without a word."""
+    """Flip one bit of the weights, which Orbax would restore without an error."""
     largest = max((folder / "state" / "d").iterdir(), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1

@@ -1,4 +1,4 @@
-"""Saves that a kill, or a full disk, does not let come to their end."""
+"""Saves that are interrupted by a kill or a full disk."""
 
 import pathlib
 import signal

@@ -1,4 +1,4 @@
-"""A save that fails is told once, and what is not of a save as ever."""
+"""A failed save is reported once; other log records are shown as before."""
 
 import asyncio
 import gc

@@ -45,7 +45,7 @@ def test_what_belongs_together_is_loaded(run: Path) -> None:
 
 
 def test_a_setting_that_was_changed_by_hand_is_noticed(run: Path) -> None:
-    """Of no effect on any shape: the weights would be read, and give other results."""
+    """The setting changes no shape: the weights would be restored and give other results."""
     config = run / "config.json"
     plain = json.loads(config.read_text())
     plain["experiment"]["model"]["layer_pattern"][0]["mixer"]["num_heads"] = 2

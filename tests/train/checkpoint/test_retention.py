@@ -22,7 +22,7 @@ def test_every_reason_keeps_one() -> None:
 
 @pytest.mark.parametrize(("every", "apart"), [(1, 5), (3, 5), (5, 5), (8, 5), (7, 50)])
 def test_one_is_old_enough(every: int, apart: int) -> None:
-    """Whenever a run stops, it can go back so far, and need not go much further."""
+    """At any step there is a checkpoint far enough back for a rollback, and not much further."""
     retention = RetentionPolicy(save_every=every, keep_min_age=apart)
     kept: set[int] = set()
     for step in range(1, 400):

@@ -1,4 +1,4 @@
-"""What the command line shows for help, and that it loads no JAX for it."""
+"""Help texts of the command line, which are shown without loading JAX."""
 
 import pkgutil
 import runpy
@@ -58,7 +58,7 @@ def test_help_needs_no_jax(line: str, shown: str) -> None:
 
 
 def test_configs_need_no_jax() -> None:
-    """Every shipped config in one process: settings are defined apart from what computes."""
+    """Load every shipped config in one process: settings import no code that computes."""
     lines = "".join(f"import configs.{name}\n" for name in CONFIGS)
     ran = imported(lines)
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -90,7 +90,7 @@ def test_settings_inside_a_layer() -> None:
 
 @pytest.mark.slow
 def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
-    """What a run has saved can be given again."""
+    """The settings that a run has saved are valid options."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
     settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
     assert settings["schedule.warmup_steps"] == "4"
@@ -159,7 +159,7 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
 def test_usage_error_has_no_frame(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, encoding: str, line: str, error: str
 ) -> None:
-    """Its rules are drawn of what the output can show."""
+    """No box is drawn around an error, in Unicode or in ASCII."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
     found = command(capsys, *line.split())
     assert found.status == 2
@@ -335,7 +335,7 @@ Reporter.log_training = stop
 
 @pytest.mark.full
 def test_stopped_process_resumes(tmp_path: Path) -> None:
-    """As a scheduler does it: SIGTERM, exit status 75, the same command again."""
+    """Act as a scheduler: SIGTERM, exit status 75, the same command again."""
     config = write_config(tmp_path, steps="40", checkpoint="CheckpointConfig(every=0)")
     with Path(config).open("a") as file:
         file.write(STOP)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.train.support import command
+from tests.train.support import command, losses, write_config
 from train.scaling.analysis import format_csv
 from train.scaling.laws import ParametricLaw, Runs
 
@@ -102,3 +102,57 @@ def test_errors_of_sweep(capsys: Capture, line: str, message: str) -> None:
     assert found.error.startswith("error: ")
     assert found.error.count("\n") == 1
     assert message in found.error
+
+
+@pytest.mark.slow
+def test_scaling_trains_and_fits(capsys: Capture, tmp_path: Path) -> None:
+    config, workdir = write_config(tmp_path), tmp_path / "laws"
+    words = ["scaling", config, "--widths", "8,16", "--tokens", "64,128,192", "--min-steps", "1"]
+    words += ["--batch-size", "2", "--workdir", str(workdir), "--bootstrap-samples", "2", "--json"]
+    words += ["--model.layer-pattern.0.mixer.num-heads", "2"]
+    found = command(capsys, *words)
+    assert (found.status, found.error) == (0, "")
+    answer = json.loads(found.output)
+    assert set(answer["chinchilla"]) == {"E", "A", "B", "alpha", "beta", "intervals"}
+    assert len(answer["runs"]) == 6
+    assert answer["held_out"]["runs"]
+    assert answer["lr_rule"] == "mup"
+    for row in answer["sweep"]:
+        assert row["status"] == "finished"
+        assert len(losses(workdir / row["name"])) == row["steps"] == row["tokens"] // 32
+    names = {each.name for each in workdir.iterdir()}
+    assert {"runs.csv", "scaling.json", "scaling.png"} < names
+    # The runs as a CSV give the same fit.
+    again = command(capsys, "scaling", "--from-csv", str(workdir / "runs.csv"), "--json")
+    constants = {name: answer["chinchilla"][name] for name in ("E", "A", "B", "alpha", "beta")}
+    refitted = json.loads(again.output)["chinchilla"]
+    assert {name: refitted[name] for name in constants} == pytest.approx(constants, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("scaling", "CONFIG is missing; write scaling CONFIG --sizes N,... --tokens D,... or"),
+        ("scaling quickstart", "give either --sizes or --widths"),
+        ("scaling quickstart --sizes 1M --widths 64", "give either --sizes or --widths"),
+        ("scaling quickstart --sizes 1M", "--tokens is missing"),
+        ("scaling quickstart --sizes tiny --tokens 1M", "--sizes tiny: is not a positive number"),
+        ("scaling quickstart --widths 65 --tokens 1M", "is no multiple of 64"),
+        ("scaling quickstart --widths 64 --tokens 1M", "cannot identify a law"),
+        ("scaling quickstart --widths 64 --tokens 1M --lr-rule mup", "is for adam and adamw"),
+        ("scaling quickstart --widths 64 --tokens 1M --seeds 0", "seeds 0: give 1 or more"),
+    ],
+)
+def test_errors_of_scaling(capsys: Capture, line: str, message: str) -> None:
+    found = command(capsys, *line.split())
+    assert (found.status, found.output) == (2, "")
+    assert found.error.startswith("error: ")
+    assert found.error.count("\n") == 1
+    assert message in found.error
+
+
+def test_dry_run_trains_nothing(capsys: Capture, tmp_path: Path) -> None:
+    words = "scaling quickstart --widths 64,128 --tokens 1M,2M,3M --dry-run --json --workdir"
+    found = command(capsys, *words.split(), str(tmp_path / "none"))
+    assert [row["d_model"] for row in json.loads(found.output)["sweep"]].count(64) == 3
+    assert not (tmp_path / "none").exists()

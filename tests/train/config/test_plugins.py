@@ -1,4 +1,4 @@
-"""Code of the user's own: imported by name, recorded by a run, and never imported by its folder."""
+"""User code: imported by name, recorded with a run, and never imported because of a run folder."""
 
 import json
 import re
@@ -44,7 +44,7 @@ DATA = (
 
 
 def forget() -> None:
-    """Take the process back to before `mypackage` was imported."""
+    """Undo the import of `mypackage` in this process."""
     for registry in (OPTIMIZERS, SCHEDULES, DATASETS, TASKS, MIXERS):
         for kind in ("sign_descent", "sawtooth", "Sums"):
             if kind in registry:

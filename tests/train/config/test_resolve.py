@@ -118,7 +118,7 @@ def test_unavailable_backends() -> None:
 
 
 def test_precision_is_resolved_once() -> None:
-    """By the hardware that a run begins on; a run that is resumed elsewhere keeps it."""
+    """The hardware of the first start decides; a run that is resumed elsewhere keeps the choice."""
     experiment = make_experiment(precision=Precision.parse("float32"))
     model = dataclasses.replace(experiment.model, precision=Precision.parse("auto"))
     auto = dataclasses.replace(experiment, model=model)

@@ -12,7 +12,7 @@ MakeStream = Callable[..., TokenStream]
 
 @pytest.fixture
 def make_stream() -> MakeStream:
-    """Makes a stream of documents, given as lists of tokens; 0 stands between them."""
+    """Return a function that makes a stream of documents (lists of tokens), separated by 0."""
 
     def make(*documents: list[int], name: str = "train") -> TokenStream:
         tokens: list[int] = []

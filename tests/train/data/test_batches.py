@@ -156,7 +156,7 @@ def test_order_is_independent_of_the_number_of_hosts(make_stream: MakeStream, ho
 
 
 def test_order_matches_the_recorded_one(make_stream: MakeStream) -> None:
-    """A run that is resumed with a newer version must go on in the order it began with."""
+    """A run that is resumed with a newer version must keep the order it started with."""
     batches = TextTrainingBatches(
         make_stream(list(range(1, 100))),
         batch_size=6,

@@ -18,7 +18,7 @@ GERMAN = ["ein Hund .", "zwei Hunde laufen", "Ein Mann läuft", "zwei Männer"]
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Two training files, and validation files that are gzip."""
+    """Write two training files, and gzip validation files."""
     (tmp_path / "train.en").write_text("\n".join(ENGLISH) + "\n")
     (tmp_path / "train.de").write_text("\n".join(GERMAN) + "\n")
     (tmp_path / "val.en.gz").write_bytes(gzip.compress(b"a man .\na\n"))

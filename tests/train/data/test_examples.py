@@ -24,7 +24,7 @@ from train.errors import UserError
 
 
 def numbered(setting: str, path: str) -> list[str]:
-    """Twenty examples that say where they are from."""
+    """Twenty examples that contain their split and number."""
     return [f"{setting}:{path}:{number}" for number in range(20)]
 
 
@@ -102,7 +102,7 @@ def test_word_has_the_same_token_at_every_position() -> None:
 
 @dataclasses.dataclass
 class Numbers:
-    """Examples that show which of them a batch has."""
+    """Examples that can be identified in a batch."""
 
     lengths: np.ndarray  # [n, 1]
 
@@ -220,7 +220,7 @@ def test_limited_evaluation_covers_all_buckets() -> None:
 
 
 def test_order_matches_the_recorded_one() -> None:
-    """A run that is resumed with a newer version must go on in the order it began with."""
+    """A run that is resumed with a newer version must keep the order it started with."""
     examples = Numbers(np.array([3, 3, 9, 3, 9, 9, 9])[:, None])
     batches = ExampleTrainingBatches(
         examples, bucket_by_rows(examples.lengths, batch_size=2), seed=7

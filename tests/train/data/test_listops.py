@@ -105,7 +105,7 @@ def test_grammar_and_lengths() -> None:
 
 
 def test_distribution_of_operators_arguments_and_digits() -> None:
-    """Before any is thrown away for its length."""
+    """Statistics before expressions are rejected for their length."""
     draw, config = random.Random(7).random, ListOpsDataConfig(max_length=10**9, max_depth=3)
     kinds, names, counts, digits = Counter[bool](), Counter[str](), Counter[int](), Counter[int]()
     for _ in range(20_000):

@@ -105,7 +105,7 @@ def test_masks_depend_on_seed_and_example_only(tokenizer: Tokenizer) -> None:
 
 
 def test_masks_match_the_recorded_ones(tokenizer: Tokenizer) -> None:
-    """A run that is resumed with a newer version must go on with the choices it began with."""
+    """A run that is resumed with a newer version must keep the choices it started with."""
     hidden = Masking(tokenizer, seed=7).mask_batch(some(2, 20))
     assert np.argwhere(hidden["weights"]).tolist() == [
         [0, 3],

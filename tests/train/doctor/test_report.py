@@ -121,7 +121,7 @@ def test_plugin_version_mismatch() -> None:
 
 
 def test_preinstalled_mismatches_are_left_alone() -> None:
-    """pip would put another libtpu under the running runtime."""
+    """pip would install another libtpu than the running runtime was built for."""
     wanted = Requirement("libtpu==0.0.23")
     for version, runtime in (("0.0.21.1", "Colab"), ("0.0.17", "Kaggle")):
         found = check_plugin("libtpu", version, wanted, "0.7.2")

@@ -60,7 +60,7 @@ def test_replica_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: i
 )
 @pytest.mark.parametrize("start", ["", "-start"])
 def test_bytes_sent(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
-    """Of a group of four, and an array [4, 6] of four bytes on each."""
+    """Groups of four devices, and an array [4, 6] of four bytes each on every device."""
     one = only(
         mesh, f"%b = (f32[9]{{0}}) {kind}{start}(%a), channel_id=1, replica_groups=[2,4]<=[8]"
     )

@@ -1,4 +1,4 @@
-"""The words of libtpu where a step is too large for a chip of 32 GiB."""
+"""Compilation, and libtpu's message for a step that is too large for a chip of 32 GiB."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A compiler that crashes ends a plan with one line; what it finds comes back as it was."""
+"""A compiler that crashes ends a plan with one line; results and errors are returned unchanged."""
 
 import dataclasses
 import os
@@ -24,7 +24,7 @@ TARGET = Target("v5e:1x1", CHIPS["v5e"], (1, 1))
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other process's part, in this one."""
+    """Run the subprocess's `main` in this process."""
 
     def run(command: list[str], **_: Any) -> Any:
         monkeypatch.setattr(sys, "argv", ["compile_process", *command[-2:]])
@@ -54,7 +54,7 @@ def test_subprocess_returns_the_compiled_step(
 def test_unimportable_class_is_compiled_in_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a mixer of a config file of one's own has."""
+    """The class of a mixer from a user's config file cannot be imported by another process."""
 
     def lacking(_: bytes) -> None:
         raise ModuleNotFoundError("No module named 'experiment_own'")
@@ -141,7 +141,7 @@ def test_subprocess_may_load_libtpu_concurrently(
 def test_single_chip_topologies(
     monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
 ) -> None:
-    """libtpu takes a host to have four chips, and refuses a slice of one, unless it is told."""
+    """libtpu assumes four chips per host and refuses a slice of one, unless it is configured."""
     asked = {}
 
     def describe(topology: str, platform: str, **given: Any) -> Any:

@@ -39,7 +39,7 @@ ENTRY %main (f: f32[2]) -> f32[2] {
 
 
 def test_nested_loops_multiply() -> None:
-    """Turns noted by the compiler, or known from the condition alone, as on a TPU."""
+    """Trip counts that the compiler notes, or that follow from the condition alone, as on a TPU."""
     program = Program.parse(LOOPS)
     assert program.entry == "main"
     runs = program.execution_counts()

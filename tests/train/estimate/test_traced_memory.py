@@ -46,7 +46,7 @@ def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:
 
 
 def test_offload_is_planned_without_host_memory_space(tmp_path: Path) -> None:
-    """`offload` is refused on the machine that plans, and asked of the one that is planned for."""
+    """`offload` is not supported on this CPU, but can be planned for an accelerator."""
     experiment = tiny(tmp_path)
     sized = dataclasses.replace(experiment.model, vocab_size=24)
     plain, kept = (

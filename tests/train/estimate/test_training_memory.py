@@ -130,7 +130,7 @@ def test_remat_saves_layer_inputs_and_one_working_layer() -> None:
 
 @pytest.mark.parametrize(("segments", "scores"), [(False, 0), (True, 11 * 2)])
 def test_flash_attention_saves_no_scores(segments: bool, scores: int) -> None:
-    """Documents that are kept apart are more than cuDNN's kernel can do."""
+    """cuDNN's kernel does not support segments."""
     block = dataclasses.replace(BLOCK, mixer=AttentionConfig(num_heads=2, head_dim=8))
     precision = Precision.parse("bfloat16")
     config = dataclasses.replace(TINY, layer_pattern=(block,), precision=precision)

@@ -1,4 +1,4 @@
-"""Averages of checkpoints and of steps, the best checkpoint, and an end before the last step."""
+"""Averages of checkpoints, EMA, the best checkpoint, and early stopping."""
 
 import dataclasses
 import os
@@ -58,7 +58,7 @@ def fit(experiment: Experiment, workdir: Path) -> train.Run:
 def fit_broken(
     experiment: Experiment, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> train.Run:
-    """Stopped after a step, and gone on with."""
+    """Train until a step, stop, and resume."""
     report = Reporter.log_training
 
     def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
@@ -105,7 +105,7 @@ def test_checkpoint_removed_while_read_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """As when the run that trains in the folder removes the oldest of three."""
+    """The run that trains in the folder may remove the oldest of three checkpoints meanwhile."""
     shutil.copytree(averaged[1], tmp_path / "run")
     directory, read = tmp_path / "run" / "checkpoints", CheckpointManager.restore_subtree
     asked = []
@@ -146,9 +146,9 @@ def test_final_metrics_are_those_of_the_average(
 ) -> None:
     _, workdir, run = averaged
     again = evaluate_run(train.load(str(workdir)), "validation")
-    assert again == pytest.approx(run.metrics, rel=1e-6)
+    assert again == pytest.approx(run.final_metrics, rel=1e-6)
     alone = evaluate_run(train.load(str(workdir), step=8), "validation")
-    assert alone["loss"] != pytest.approx(run.metrics["loss"], rel=1e-4)
+    assert alone["loss"] != pytest.approx(run.final_metrics["loss"], rel=1e-4)
 
 
 @pytest.mark.full
@@ -211,7 +211,7 @@ def test_resumed_run_has_the_same_averages(
     devices: int,
     changes: dict[str, Any],
 ) -> None:
-    """Though a checkpoint more was saved on the way."""
+    """One more checkpoint was saved in between."""
     count_devices(devices)
     experiment = tiny(
         tmp_path,
@@ -223,13 +223,13 @@ def test_resumed_run_has_the_same_averages(
     )
     whole = fit(experiment, tmp_path / "whole")
     broken = fit_broken(experiment, tmp_path / "broken", 5, monkeypatch)
-    assert broken.metrics == whole.metrics
+    assert broken.final_metrics == whole.final_metrics
     assert_same_bits(broken.params, whole.params)
     assert_same_bits(state_at(tmp_path / "broken", STEPS), state_at(tmp_path / "whole", STEPS))
 
 
 def impatient(folder: Path, **changes: Any) -> Experiment:
-    """A rate so high that what is reached is soon lost again."""
+    """A learning rate so high that the loss soon rises again."""
     settings = {
         "steps": 40,
         "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup_steps=0),
@@ -287,7 +287,7 @@ def test_stopped_run_is_not_continued(stopped: tuple[Experiment, Path, train.Run
     experiment, workdir, run = stopped
     before = evaluations(workdir)
     again = fit(experiment, workdir)
-    assert (again.step, again.metrics) == (run.step, run.metrics)
+    assert (again.step, again.final_metrics) == (run.step, run.final_metrics)
     assert evaluations(workdir) == before
 
 
@@ -306,7 +306,7 @@ def test_resumed_run_stops_at_the_same_step(
 def test_more_patience_continues_the_run(
     stopped: tuple[Experiment, Path, train.Run], tmp_path: Path
 ) -> None:
-    """And with none there is no such end; the best is kept all the same, if it is asked for."""
+    """Without patience a run does not stop early; the best checkpoint is kept if requested."""
     experiment = stopped[0]
     workdir = Path(shutil.copytree(stopped[1], tmp_path / "longer"))
     again = dataclasses.replace(
@@ -324,7 +324,7 @@ def test_more_patience_continues_the_run(
 
 @pytest.mark.full
 def test_best_checkpoint_can_be_requested_later(tmp_path: Path) -> None:
-    """What was best before, of which there is no checkpoint, is best no more."""
+    """An earlier best evaluation without a checkpoint no longer counts."""
     experiment = impatient(
         tmp_path,
         steps=6,

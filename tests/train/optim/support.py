@@ -1,4 +1,4 @@
-"""Parameters of every kind, gradients that are drawn, and updates by one optimizer or another."""
+"""Parameters of every kind, random gradients, and updates by an optimizer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def drawn(seed: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Tree:
 
 
 def gradients(params: Tree, step: int) -> Tree:
-    """Of update `step`, the first being 1."""
+    """Return the gradients of update `step`, which counts from 1."""
     return drawn(100 + step, {name: leaf.shape for name, leaf in params.items()})
 
 

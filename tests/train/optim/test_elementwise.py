@@ -52,9 +52,10 @@ def test_sgd_state_size(momentum: float, kept: int) -> None:
 
 
 B1, B2, EPSILON = 0.8, 0.9, 1e-3
+HIDDEN = MATRICES - {"embedding", "positions"}
 
 
-def adam(l2: float = 0.0, decay: float = 0.0) -> Layer:
+def adam(l2: float = 0.0, decay: float = 0.0, hidden: float = 1.0) -> Layer:
     """Loshchilov and Hutter 2019, algorithm 2: l2 in line 6, the decoupled decay in line 12."""
 
     def layer(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
@@ -65,6 +66,7 @@ def adam(l2: float = 0.0, decay: float = 0.0) -> Layer:
             m = B1 * m + (1 - B1) * g
             v = B2 * v + (1 - B2) * g**2
             direction = m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPSILON)
+            direction = hidden * direction if name in HIDDEN else direction
             w = w - rate * (direction + (decay * w if matrix else 0))
         return w
 
@@ -81,6 +83,14 @@ def test_adamw_matches_formula(decay: float) -> None:
 def test_adam_matches_formula(l2: float) -> None:
     config = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=l2)
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(l2=l2)))
+
+
+def test_hidden_matrices_have_a_learning_rate_of_their_own() -> None:
+    config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=0.3, matrix_lr_factor=0.25)
+    expected = by_layers(drawn(0), adam(decay=0.3, hidden=0.25))  # the decay has no factor
+    assert_like(updated(config, drawn(0)), expected)
+    plain = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=0.3, matrix_lr_factor=4.0)
+    assert_like(updated(plain, drawn(0)), by_layers(drawn(0), adam(l2=0.3, hidden=4.0)))
 
 
 def test_only_matrices_decay() -> None:

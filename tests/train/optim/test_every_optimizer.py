@@ -46,7 +46,7 @@ def test_matrices_are_known_by_logical_axes() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_decreases_loss(kind: str) -> None:
-    """With the sign of a first gradient; decay apart, which a step from zero does not have."""
+    """The direction has the gradient's sign. Parameters start at zero, so nothing decays."""
     params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     optimizer = make_optimizer(OPTIMIZERS[kind](), SMALL)
     grads = gradients(params, 1)

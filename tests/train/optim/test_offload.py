@@ -1,4 +1,4 @@
-"""The state that waits in the host's memory: the same numbers, one layer at a time."""
+"""Optimizer state in host memory: the same results, one layer at a time."""
 
 import dataclasses
 from pathlib import Path
@@ -30,7 +30,7 @@ MEMORIES: Any = {"host": "pinned_host", "device": "device"}
 
 
 def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
-    """The parameters, and the state, after so many updates."""
+    """Return parameters and optimizer state after `len(fine)` updates."""
     rule = make_step_optimizer(OPTIMIZERS[kind](), DEEP, memory)
     there = SingleDeviceSharding(jax.devices()[0], memory_kind=MEMORIES[memory])
     params = {name: jnp.asarray(leaf) for name, leaf in drawn(0, LARGE).items()}
@@ -52,7 +52,7 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     ["adamw", *(pytest.param(k, marks=pytest.mark.slow) for k in KINDS if k != "adamw")],
 )
 def test_offloaded_update_equals_plain_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update in between is not made."""
+    """One update in between is rejected."""
     monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 16)
     (found, state), (expected, wanted) = (
         after(kind, memory, (True, False, True)) for memory in MEMORIES

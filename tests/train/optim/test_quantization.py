@@ -31,7 +31,7 @@ def test_all_codes_round_trip(signed: bool) -> None:
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_nearest_code(signed: bool) -> None:
-    """Over all decades, and around the places where one ends and the next begins."""
+    """Values in all decades, and around their boundaries."""
     random = np.random.RandomState(0)
     edges = np.outer(10.0 ** -np.arange(8), random.uniform(0.9, 1.1, 300)).ravel()
     x = np.concatenate([random.uniform(0, 1, 3000), 10 ** random.uniform(-9, 0, 3000), edges])
@@ -43,7 +43,7 @@ def test_nearest_code(signed: bool) -> None:
 
 
 def distances_to_all(x: Array, signed: bool) -> Array:  # [n] -> [n, 256]
-    """How far each value is; 0 is out of reach of a square that is more than 0."""
+    """Return the distance of each value to each code; inf for a positive square and code 0."""
     distances = np.abs(table(signed)[None] - x[:, None])
     if not signed:
         distances[x > 0, 0] = np.inf

@@ -12,11 +12,11 @@ KINDS = ("cosine", "linear", "inverse_sqrt", "warmup_stable_decay", "constant")
 
 
 NUMBERS = np.arange(1, 1025)
-"""Always as many, so that JAX compiles an operation once."""
+"""Update numbers of every test: one length, so that JAX compiles an operation once."""
 
 
 def rates(config: ScheduleConfig, steps: int, *, width: int = 64) -> np.ndarray:
-    """Of the updates from 1 to beyond the end; element 0 is nothing."""
+    """Return the rates of all updates until after the end, by number; element 0 is unused."""
     schedule = make_schedule(config, steps=steps, width=width)
     rates = scheduled_rate(schedule, jnp.asarray(NUMBERS))
     found = np.broadcast_to(np.asarray(rates, np.float64), NUMBERS.shape)

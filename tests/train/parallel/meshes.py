@@ -39,13 +39,13 @@ KINDS = {
     "context": {"all-reduce", "collective-permute"},
     "tensor": {"all-reduce"},
 }
-"""What each axis of the mesh costs. A CPU's compiler has no reduce-scatter of gradients."""
+"""Collectives that each axis of the mesh needs. XLA's CPU compiler has no reduce-scatter."""
 
 CONTEXT: dict[str, Any] = {"alibi": ALiBi()}
 
 
 class Outcome(NamedTuple):
-    """What a mesh makes of a model."""
+    """Results of training a model on a mesh."""
 
     losses: np.ndarray  # [STEPS]
     collectives: tuple[Collective, ...]

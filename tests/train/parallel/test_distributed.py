@@ -1,4 +1,4 @@
-"""Several processes on this machine, as several hosts are."""
+"""Several processes on this machine stand for several hosts."""
 
 import os
 import signal
@@ -63,7 +63,7 @@ def test_other_errors_are_left_as_they_are() -> None:
 
 
 def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
-    """JAX aborts it: the store in which the processes meet has gone."""
+    """JAX aborts it: the coordination service has ended with the first process."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"

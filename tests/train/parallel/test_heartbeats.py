@@ -1,4 +1,4 @@
-"""Signs of life, with a store and a clock of our own; real processes are in test_hosts.py."""
+"""Heartbeats, with a store and a clock of the test; real processes are in test_distributed.py."""
 
 import time
 
@@ -9,7 +9,7 @@ from train.parallel.heartbeats import Heartbeats
 
 
 class Store:
-    """What process 0 keeps."""
+    """Key-value store of process 0."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -28,7 +28,7 @@ class Store:
 
 
 class Run:
-    """Processes whose threads are not started: they beat when they are told to."""
+    """Processes whose threads are not started: the test sends each heartbeat."""
 
     def __init__(self, count: int) -> None:
         self.store, self.now = Store(), 0.0

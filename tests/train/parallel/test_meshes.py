@@ -1,4 +1,4 @@
-"""Every mesh trains as one device does, and sends what is expected and nothing else."""
+"""Every mesh trains like one device, with exactly the expected collectives."""
 
 import dataclasses
 import functools
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Callable[[str], Outcome]:
-    """What one device makes of a model."""
+    """Results of training a model on one device."""
     return functools.cache(lambda model: train(folder, model, None))
 
 
@@ -89,7 +89,7 @@ def test_mesh_equals_one_device(
 
 @pytest.mark.full
 def test_sixteen_devices_equal_one(folder: Path) -> None:
-    """Four axes at once, in a process that has so many devices."""
+    """Four axes at once, in a process with sixteen devices."""
     program = "from tests.train.parallel.meshes import sixteen; sixteen()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 

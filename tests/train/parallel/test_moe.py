@@ -47,7 +47,7 @@ def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
 
 @pytest.mark.full
 def test_expert_parallelism_equals_one_device(tmp_path: Path) -> None:
-    """Their losses are means over examples, so that it matters not how a batch is cut."""
+    """Auxiliary losses are means over examples, so they do not depend on how a batch is split."""
     one = JitEngine(
         make_experiment(tmp_path), make_mesh(MeshConfig(), jax.devices()[:1]), Hardware()
     )

@@ -109,7 +109,7 @@ def test_length_and_expert_axes() -> None:
 
 
 def test_few_kv_heads_are_replicated() -> None:
-    """Where there are fewer heads of them than parts; not where parts would share unevenly."""
+    """Key heads are replicated if they are fewer than the shards and divide their number."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
     names = ("embed", "kv_heads", "head")
     assert logical_to_sharding(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
@@ -168,7 +168,7 @@ def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
 
 @pytest.mark.slow
 def test_parameters_are_initialized_sharded(tmp_path: Path) -> None:
-    """No device holds all of a parameter that fsdp cuts, nor of its moments."""
+    """No device holds all of a parameter that fsdp shards, or of its moments."""
     engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
     state = engine.init()
     axes = engine.model.logical_axes()

@@ -48,7 +48,7 @@ def seen(
     weights: np.ndarray | None = None,  # [steps], norms of the parameters
     config: RecoveryConfig = CONFIG,
 ) -> tuple[np.ndarray, AnomalyDetector]:  # [steps, 7], the verdicts
-    """What the detector makes of a run."""
+    """Return the detector's verdicts on the steps of a run."""
     lengths = np.full(len(losses), 128) if lengths is None else lengths
     weights = growing(len(losses)) if weights is None else weights
     steps = jax.tree.map(np.float32, (np.stack([losses, norms, weights], axis=-1), lengths, scales))
@@ -123,7 +123,7 @@ def test_a_length_has_limits_of_its_own() -> None:
 
 @pytest.mark.full
 def test_a_spike_among_batches_of_several_lengths_is_noticed() -> None:
-    """It is smaller than what the losses of long and short sentences are apart."""
+    """The spike is smaller than the difference between losses of long and short sentences."""
     losses, norms = a_run(1000)
     lengths = np.random.RandomState(2).choice([8, 16, 32], 1000)
     losses *= lengths / 8
@@ -172,7 +172,7 @@ def test_a_spike_is_noticed_at_once(at: int, which: str) -> None:
 
 @pytest.mark.parametrize("bad", [1.3, np.inf, np.nan])
 def test_weights_out_of_line_are_noticed_at_once(bad: float) -> None:
-    """A bit that has flipped may be of a word that no batch has for a while."""
+    """A flipped bit may belong to the embedding of a token that no batch has for a while."""
     losses, norms = a_run(600)
     weights = growing(600)
     weights[500:] *= bad
@@ -216,7 +216,7 @@ def test_the_limit_of_the_median_by_hand() -> None:
 
 @pytest.mark.parametrize("slope", [0.001, 0.003, 1.0])
 def test_a_loss_that_rises_too_slowly_for_a_spike_is_noticed(slope: float) -> None:
-    """It is 30% higher in the end, more or less gradually; no step of it stands out."""
+    """The loss ends 30% higher, more or less gradually; no single step is an outlier."""
     losses, norms = a_run(1000)
     losses[600:] = losses[600] * np.exp(np.minimum(slope * np.arange(400), 0.3))
     losses[600:] *= np.exp(0.05 * np.random.RandomState(1).randn(400))

@@ -89,7 +89,7 @@ def test_what_has_risen_began_half_a_window_ago() -> None:
 
 @pytest.mark.parametrize("bad", [20.5, math.inf, math.nan])
 def test_weights_out_of_line_are_not_waited_for(bad: float) -> None:
-    """A bit that has flipped may be of a word that no batch has for a while."""
+    """A flipped bit may belong to the embedding of a token that no batch has for a while."""
     monitor, _ = make_monitor(patience=3)
     anomaly = monitor.find_anomaly(500, 600, metrics(1, weights=bad), wait=True)
     assert anomaly is not None

@@ -17,7 +17,7 @@ def test_the_first_time_it_goes_back_and_on_with_other_data() -> None:
 
 
 def test_the_ladder() -> None:
-    """The same trouble again and again: the rate is lowered, until there is no more trying."""
+    """The same anomaly again and again: the rate falls until `max_rollbacks` is reached."""
     before, found = None, []
     for n in range(4):
         trouble = dataclasses.replace(TROUBLE, next_batch=2000 + 300 * n)
@@ -57,5 +57,5 @@ def test_no_try_at_all() -> None:
     ],
 )
 def test_how_far_back(checkpoints: list[int], expected: int) -> None:
-    """A checkpoint of step s has not seen step s + 1: of trouble at 1151, that of 1150 is free."""
+    """A checkpoint of step s precedes step s + 1: for an anomaly at 1151, that of 1150 is valid."""
     assert choose_checkpoint(1151, checkpoints, 100) == expected

@@ -1,4 +1,4 @@
-"""Two processes that train together decide as one."""
+"""Two processes that train together make the same decisions."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ import train
 folder = Path(sys.argv[3])
 with planted(POISON):
     run = train.fit(an_experiment(folder, steps=34), str(folder / "run"), quiet=True)
-print(run.metrics["loss"])
+print(run.final_metrics["loss"])
 """
 
 

@@ -36,7 +36,7 @@ class CrashError(Exception):
 
 
 def an_experiment(folder: Path, **changes: Any) -> Experiment:
-    """With checkpoints 8, 16, 24, ...: of trouble at step 26, four steps back is 16."""
+    """With checkpoints 8, 16, 24, ...: for an anomaly at step 26, four steps back means 16."""
     settings = {
         "steps": STEPS,
         "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup_steps=3),
@@ -91,12 +91,12 @@ def test_a_batch_that_is_not_finite_is_skipped(runs: Runs) -> None:
     [skipped] = events(runs.folder / "nan", "skipped")
     assert (skipped["step"], skipped["batch"], skipped["loss"]) == (26, 25, "NaN")
     assert not events(runs.folder / "nan", "rolled back")
-    assert run.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert run.final_metrics["loss"] == pytest.approx(runs.clean.final_metrics["loss"], rel=0.01)
     assert int(last_state(run).cursor) == STEPS
 
 
 def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
-    """Batches 25 to 27 are bad: after two of them, back to step 16 and on with batch 30."""
+    """Batches 25 to 27 are bad: after two of them, go back to step 16 and to batch 30."""
     workdir = runs.folder / "poisoned"
     assert [line["step"] for line in events(workdir, "skipped")] == [26, 27]
     [rollback] = events(workdir, "rolled back")
@@ -105,7 +105,9 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
     assert found == {**expected, "left_out": [16, 29]}
     [recovered] = events(workdir, "recovered")
     assert (recovered["step"], recovered["trouble"]) == (31, 27)
-    assert runs.poisoned.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert runs.poisoned.final_metrics["loss"] == pytest.approx(
+        runs.clean.final_metrics["loss"], rel=0.01
+    )
     state = last_state(runs.poisoned)
     assert (int(state.step), int(state.cursor)) == (STEPS, STEPS + 30 - 16)
 
@@ -124,11 +126,11 @@ def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     [rollback] = events(runs.folder / "uphill", "rolled back")
     assert 33 <= rollback["step"] <= 45
     assert (rollback["first"], rollback["checkpoint"]) == (rollback["step"] - 8, 24)
-    assert run.metrics["loss"] == pytest.approx(runs.clean.metrics["loss"], rel=0.01)
+    assert run.final_metrics["loss"] == pytest.approx(runs.clean.final_metrics["loss"], rel=0.01)
 
 
 def test_the_evidence_is_kept(runs: Runs) -> None:
-    """The checkpoints on both sides, and the state of the moment; nothing is written over."""
+    """Checkpoints on both sides and the anomalous state are kept; nothing is overwritten."""
     workdir = runs.folder / "poisoned"
     kept = {path.name for path in (workdir / "checkpoints").iterdir()}
     assert {"16", "rolled-back-1-24", "88", "96"} <= kept
@@ -143,7 +145,7 @@ def test_the_evidence_is_kept(runs: Runs) -> None:
 
 
 def test_the_best_is_of_what_the_run_has_come_to(runs: Runs) -> None:
-    """The evaluation of step 24 that was the best is not of this run any more."""
+    """The best evaluation is of a step that was not rolled back."""
     lines = lines_of(runs.folder / "poisoned" / "metrics.jsonl")
     judged = {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
     assert runs.poisoned.step in judged
@@ -199,7 +201,7 @@ def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
     ids=lambda each: each.__name__,
 )
 def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> None:
-    """To the last bit: weights, moments, place in the data, what the watch knows."""
+    """Bit for bit: weights, moments, data cursor, detector state."""
     name = killed.__name__
     with pytest.MonkeyPatch.context() as patch:
         killed(patch)
@@ -208,7 +210,7 @@ def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> Non
     run = fit(runs.folder, name, POISON)
     assert_same_bits(last_state(run), last_state(runs.poisoned))
     assert losses(runs.folder / name) == losses(runs.folder / "poisoned")
-    assert run.metrics == runs.poisoned.metrics
+    assert run.final_metrics == runs.poisoned.final_metrics
     assert len(events(runs.folder / name, "rolled back")) in (1, 2)
 
 
@@ -241,7 +243,7 @@ def test_tries_are_bounded(runs: Runs) -> None:
 
 @pytest.mark.full
 def test_without_a_checkpoint_it_begins_anew(runs: Runs) -> None:
-    """With the seed's own weights, and other data."""
+    """The run restarts from the initial weights, with other data."""
     experiment = dataclasses.replace(
         an_experiment(runs.folder), checkpoint=CheckpointConfig(every=0), steps=34
     )

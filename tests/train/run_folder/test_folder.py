@@ -97,7 +97,7 @@ def test_a_run_can_be_remote(bucket: str) -> None:
 def test_a_path_that_checkpoints_cannot_be_stored_under_is_refused(
     name: str, tmp_path: pathlib.Path
 ) -> None:
-    """Orbax and TensorStore would write what cannot be found again."""
+    """Orbax and TensorStore would write files that they do not find again."""
     for use in (RunFolder.create, RunFolder.open_existing):
         with pytest.raises(UserError, match=r"has . (and . )?in its path, where checkp"):
             use(tmp_path / name)

@@ -1,4 +1,4 @@
-"""One owner a folder: who is refused, who waits, who takes over, and who notices that it lost."""
+"""One owner per folder: refusals, waiting, takeover, and owners that notice their replacement."""
 
 import dataclasses
 import multiprocessing
@@ -28,7 +28,7 @@ ELSEWHERE = Lease("other", "node7", 4121, "another machine", "1", "2026-11-23T20
 
 
 class Time:
-    """A clock that only sleeping moves; `meanwhile` is what others do in each second."""
+    """Clock that advances only by sleeping; `meanwhile` is called in each second."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None):
         self.now, self._meanwhile = 100.0, meanwhile
@@ -109,7 +109,7 @@ def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
     end = time.now + LEASE_SECONDS
 
     class Late:
-        """Sees the other's lease only when it tries to write its own."""
+        """Store that shows the other's lease only when its own is written."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(store, name)
@@ -168,7 +168,7 @@ def test_lease_files_that_were_removed_are_written_again(folder: RunFolder) -> N
 
 
 def test_who_wakes_up_when_all_is_over_does_not_begin_again(folder: RunFolder) -> None:
-    """The one that took over has finished, and removed its lease."""
+    """The new owner has finished and removed its lease."""
     store, time = lease_store(folder.lease_folder), Time()
     with lock_of(folder, time) as lock:
         store.remove(1)

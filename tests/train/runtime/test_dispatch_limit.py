@@ -44,7 +44,7 @@ class Device:
 
 
 class Output:
-    """What `jax.block_until_ready` and `jax.device_get` take for an array: 1.0."""
+    """Stand-in for an array, value 1.0, in `jax.block_until_ready` and `jax.device_get`."""
 
     def __init__(self, device: Device, number: int):
         self._device, self._number = device, number
@@ -125,7 +125,7 @@ class CountingEngine:
 
 
 class Batches:
-    """As many batches as an evaluation set has, each of a weight."""
+    """Batches of an evaluation set, each with a weight."""
 
     def __len__(self) -> int:
         return MANY
@@ -144,7 +144,7 @@ def test_pending_evaluations_are_bounded() -> None:
 
 
 def test_ema_is_cast_by_one_program() -> None:
-    """One for each leaf would be as many in flight as the model has weights."""
+    """With one program for each leaf, as many as the model has weights would be in flight."""
     leaves = {str(number): jnp.ones(2, jnp.bfloat16) for number in range(MANY)}
     wide = {name: leaf.astype(jnp.float32) for name, leaf in leaves.items()}
     state = TrainState(

@@ -12,7 +12,7 @@ from train.runtime.signals import RETRY_SECONDS, reliable_keyboard_interrupt
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
-    """Whoever started the tests may have Ctrl-C ignored, as shells do in the background."""
+    """Restore the default handler: shells ignore Ctrl-C in background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -130,7 +130,7 @@ def test_repeated_hangup_is_one_request() -> None:
 
 
 def test_ignored_hangup_stays_ignored() -> None:
-    """By nohup."""
+    """nohup ignores SIGHUP."""
     ran = run(
         "import os, signal\n"
         "from train.runtime.signals import StopRequest, exit_on_stop_signal\n"

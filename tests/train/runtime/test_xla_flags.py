@@ -40,7 +40,7 @@ def test_platform_from_environment(asked: str, platform: str) -> None:
 
 
 def test_xla_accepts_the_flags() -> None:
-    """It ends a process over a name that it does not know."""
+    """XLA aborts the process for an unknown flag."""
     flags: dict[str, str] = {"JAX_PLATFORMS": "cpu"}
     set_overlap_flags("gpu", flags)
     program = "import os; os.environ.update({}); import jax; print(jax.devices())"

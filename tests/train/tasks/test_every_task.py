@@ -28,6 +28,7 @@ from train.run import sample
 from train.runtime.signals import PreemptedError
 from train.tasks.registry import make_task
 from train.telemetry.reporter import Reporter
+from train.visualization.attention_view import view_attention
 from transformer.generation.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
@@ -59,7 +60,7 @@ class Trained(NamedTuple):
 
 
 def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
-    """Each checkpoint is kept."""
+    """Every checkpoint is kept."""
     settings = {
         "steps": STEPS[name],
         "ema": EmaConfig(0.5),
@@ -85,10 +86,10 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 def test_metric_names(trained: Trained) -> None:
-    assert set(trained.run.metrics) == METRICS[trained.name]
+    assert set(trained.run.final_metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
-    assert last == {"step": trained.run.step, "split": "validation", **trained.run.metrics}
-    assert all(math.isfinite(value) for value in trained.run.metrics.values())
+    assert last == {"step": trained.run.step, "split": "validation", **trained.run.final_metrics}
+    assert all(math.isfinite(value) for value in trained.run.final_metrics.values())
     assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -111,7 +112,7 @@ def test_load_restores_the_weights(trained: Trained) -> None:
     assert run.labels == trained.run.labels
     assert (trained.workdir / "labels.json").exists() == bool(run.labels)
     found = evaluate_run(run, "validation")
-    assert found == pytest.approx(trained.run.metrics, rel=1e-5)
+    assert found == pytest.approx(trained.run.final_metrics, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -121,7 +122,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     metrics = json.loads(found.output)
     assert (metrics["step"], metrics["split"]) == (trained.run.step, "test")
     assert METRICS[trained.name] <= set(metrics)
-    assert metrics["loss"] != trained.run.metrics["loss"]
+    assert metrics["loss"] != trained.run.final_metrics["loss"]
 
 
 @pytest.mark.slow
@@ -146,6 +147,30 @@ SUPPORTED = {
     "language": {"max_new_tokens", "temperature", "top_k", "top_p", "seed"},
     "translation": {"beams"},
 }
+
+
+def test_attention_is_shown_over_what_the_task_reads(trained: Trained) -> None:
+    name, prompt = trained.name, PROMPTS[trained.name]
+    target = "das rotes"
+    view = view_attention(trained.run, prompt, target if name == "translation" else None)
+    tokens = [token.strip("·") for token in view.tokens]
+    if name == "translation":
+        assert tokens[1:] == target.split()
+        assert [token.strip("·") for token in view.sources][:-1] == prompt.split()
+        assert view.stages == ["encoder", "decoder", "cross"]
+        own = view_attention(trained.run, prompt)  # the model's own translation
+        assert own.tokens[0] == view.tokens[0]
+    elif name in ("language", "masked"):
+        # The space before a mask is part of the masked token.
+        read = prompt.replace(" [MASK]", "[MASK]").replace(" ", "·")
+        assert "".join(view.tokens[1:]) == read
+    else:
+        assert tokens[-3:] == prompt.split()
+    causal = trained.experiment.model.causal
+    for each in view.maps_of("decoder" if causal else "encoder"):
+        rows, columns = view.labels_of(each.stage)
+        assert each.weights.shape[2:] == (len(rows), len(columns))
+    assert bool(view.next_tokens) == causal
 
 
 def test_sample_refuses_options_without_effect(capsys: Capture, trained: Trained) -> None:
@@ -200,7 +225,7 @@ def test_resumed_run_equals_uninterrupted_run(
             train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     run = train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     assert losses(tmp_path / "run") == losses(trained.workdir)
-    assert run.metrics == trained.run.metrics
+    assert run.final_metrics == trained.run.final_metrics
     assert_same_bits(run.params, trained.run.params)
 
 

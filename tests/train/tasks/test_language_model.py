@@ -110,7 +110,7 @@ def test_evaluation_during_training_is_limited(tmp_path: Path) -> None:
     ("asked", "devices", "size"), [(0, 8, 8), (3, 1, 3), (3, 8, 8), (20, 8, 24)]
 )
 def test_batches_divide_among_devices(tmp_path: Path, asked: int, devices: int, size: int) -> None:
-    """However they are cut, the metrics are the same."""
+    """The metrics do not depend on batch size or window length."""
     stream = a_stream(tokens=1 + 40 * LENGTH, size=700)
     expected = evaluate_stream(on(1), 0.5, stream, an_experiment(tmp_path), whole=True)
     engine = on(devices)

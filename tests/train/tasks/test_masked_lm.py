@@ -110,7 +110,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModelTask:
 
 
 def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
-    """So that a run that is gone on with finds what it was trained on."""
+    """A resumed run must find the token that it was trained with."""
     first = task.prepare_corpus()
     again = task.prepare_corpus(first.tokenizer)
     assert first.tokenizer.mask_token_id is not None
@@ -122,7 +122,7 @@ def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("training", [True, False])
 def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training: bool) -> None:
-    """By the plain formula over the logits of all places."""
+    """The expected loss uses the logits of all positions."""
     model = task.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
     batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)

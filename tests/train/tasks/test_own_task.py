@@ -160,9 +160,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
 
 def test_own_task_is_trained_and_evaluated(trained: tuple[Path, Run]) -> None:
     folder, run = trained
-    assert run.metrics["accuracy"] > 0.85
+    assert run.final_metrics["accuracy"] > 0.85
     last = lines_of(folder / "metrics.jsonl")[-1]
-    assert last == {"step": 40, "split": "validation", **run.metrics}
+    assert last == {"step": 40, "split": "validation", **run.final_metrics}
 
 
 def test_own_task_is_saved_and_loaded_by_kind(trained: tuple[Path, Run]) -> None:
@@ -182,7 +182,7 @@ def test_own_task_on_the_command_line(
     folder, run = trained
     found = command(capsys, "evaluate", str(folder), "--json")
     assert (found.status, found.error) == (0, "")
-    assert json.loads(found.output)["accuracy"] == pytest.approx(run.metrics["accuracy"])
+    assert json.loads(found.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
 
 
 def test_own_task_can_be_estimated(trained: tuple[Path, Run]) -> None:

@@ -30,7 +30,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
 
 
 def test_separate_source_table_has_the_vocabulary_size(task: TranslationTask) -> None:
-    """Fewer rows would make one word of many, without a word said."""
+    """With fewer rows, several tokens would silently share a row."""
     words = task.experiment.model.vocab_size
     shared = task.experiment.model.encoder
     assert shared is not None
@@ -59,7 +59,7 @@ def test_mixer_without_cache_is_rejected_before_training(task: TranslationTask) 
 @pytest.mark.full
 @pytest.mark.parametrize("training", [True, False])
 def test_label_smoothing_is_used_in_training_only(task: TranslationTask, training: bool) -> None:
-    """By the plain formula over the logits of all places."""
+    """The expected loss uses the logits of all positions."""
     model = task.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
     batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)

@@ -135,7 +135,7 @@ def test_format_of_durations() -> None:
 
 
 class Broken(io.TextIOBase):
-    """A pipe that nobody reads any more, or a disk that is full."""
+    """Stream that fails to write, like a closed pipe or a full disk."""
 
     def __init__(self, error: Exception):
         self._error = error

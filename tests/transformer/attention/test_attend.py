@@ -1,4 +1,4 @@
-"""All forms of attention compute what the formula says."""
+"""All backends of attention compute the formula."""
 
 import functools
 import logging
@@ -258,7 +258,7 @@ def test_any_array_of_zeros_and_infinities_is_added() -> None:
 
 
 def test_a_bias_is_added_to_the_scores() -> None:
-    """Of the positions that the mask speaks of, for each head."""
+    """The bias depends on the mask's positions, for each head."""
     queries, keys = array([[3, 0, 1, 2, 9], [0, 1, 2, 3, 4]]), array([[0, 5, 1, 7, 2, 4, 3]])
     mask = Mask(positions=queries).with_keys(keys)
 

@@ -109,7 +109,7 @@ def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) 
 
 
 def test_who_sees_what_comes_sees_nothing_ahead_while_it_writes() -> None:
-    """Neither the room behind the newest token nor another prompt's padding: as a causal model."""
+    """Neither free slots after the newest token nor another prompt's padding are visible."""
     causal = LanguageModel(MODELS["rotary"])
     cheat = LanguageModel(dataclasses.replace(MODELS["rotary"], causal=False))
     tokens: Any = np.random.default_rng(0).integers(0, V, (B, 5))

@@ -48,8 +48,9 @@ PREFILL = 8
 HEADS: Any = dict(num_heads=3, position=RoPE())
 
 TOLERANCE = 0.02
-"""Of the logits, relative to max(1, largest logit): five times bfloat16's unit roundoff, 2^-8. Each
-stored number is rounded once; more than this would mean that errors add up from token to token."""
+"""Largest error of the logits, relative to max(1, largest logit): five times the unit roundoff of
+bfloat16, 2^-8. Each stored number is rounded once; a larger error would mean that errors add up
+from token to token."""
 
 TOKENS: dict[str, MixerConfig] = {
     "full": AttentionConfig(**HEADS),
@@ -215,6 +216,6 @@ def test_a_full_pass_does_not_depend_on_the_storage_dtype(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ONLY_STATES))
 def test_recurrent_states_keep_their_dtype(name: str) -> None:
-    """Rounded at each token, their errors would add up."""
+    """States rounded at each token would accumulate errors."""
     narrow, default = (Decoder(name, dtype) for dtype in ("bfloat16", "compute"))
     assert narrow.cached_programs() == default.cached_programs()

@@ -129,7 +129,7 @@ def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> 
 
 
 def test_a_memory_is_projected_once() -> None:
-    """Later queries find its keys and values in the cache: the matrices are not even there."""
+    """Later queries read keys and values from the cache; the matrices are removed."""
     mixer, params = made(CASES["values of their own width"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     given: dict[str, Any] = dict(mask=Mask(key_lengths=array([S, 3])), memory=memory)

@@ -100,7 +100,7 @@ def test_a_memory_has_no_positions(name: str) -> None:
 
 
 def test_tables_are_no_matrices() -> None:
-    """They have no inputs, so weight decay and Muon leave them alone."""
+    """They have no input axes, so weight decay and Muon exclude them."""
     relative, buckets = axes(config(RELATIVE), D), axes(config(BUCKETS), D)
     assert relative["position_keys"] == relative["position_values"] == ("distances", "head")
     assert buckets["position_bias"] == ("buckets", "heads")

@@ -87,7 +87,7 @@ def luong(
     memory: Array,  # [S, D]
     w: Weights,
 ) -> tuple[Array, Array]:  # [T, D], [T, S]
-    """Equations 5 to 8 of the paper, with input feeding; the score is told by its weights."""
+    """Equations 5 to 8 of the paper, with input feeding; the weights' names decide the score."""
     h, c = begun(memory[-1], w)
     fed, outputs, weights = np.zeros(x.shape[1]), [], []
     for token in x:
@@ -120,7 +120,7 @@ def gnmt_decoder(
     w: dict[str, Any],
     layers: int,
 ) -> tuple[Array, Array]:  # [T, D], [T, S]
-    """All layers of one token before the next, as the paper tells it (section 3, equation 4)."""
+    """All layers of one token before the next, as in the paper (section 3, equation 4)."""
     width = x.shape[1]
     cells = [(np.zeros(width), np.zeros(width))] * layers
     outputs, weights = [], []

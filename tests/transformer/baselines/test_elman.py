@@ -1,4 +1,4 @@
-"""The simple recurrent network against its formula and PyTorch's, and how its gradient goes."""
+"""The simple recurrent network against its formula and PyTorch's, and the size of its gradients."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Google's system against loops that go token by token, and as a whole model."""
+"""GNMT against loops over tokens, and as a whole model."""
 
 import dataclasses
 from typing import Any
@@ -11,8 +11,7 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal, weights_of
 from tests.transformer.mixers import applied, made
 from transformer import EncoderDecoder, Mask, MaskPattern
-from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig
-from transformer.baselines.model_configs import gnmt_config
+from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig, gnmt_config
 from transformer.costs import count_token_flops
 from transformer.parameter_counts import count_parameters
 

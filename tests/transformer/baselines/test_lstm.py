@@ -14,8 +14,8 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.base import MixerInputs
-from transformer.attention.sparse_ops.document_boundaries import document_boundaries
-from transformer.baselines import lstm
+from transformer.attention.documents import document_boundaries
+from transformer.baselines import recurrent
 from transformer.baselines.config import LSTMConfig
 from transformer.testing.abilities import check_cached
 from transformer.testing.contract import check_mixer
@@ -27,7 +27,7 @@ SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
 
 
 def each_document(x: Array, run: Any) -> Array:  # [B, T, D] -> [B, T, ...]
-    """What `run` makes of each document of SEGMENTS alone, zeros elsewhere."""
+    """Return `run` applied to each document of SEGMENTS by itself, and zeros elsewhere."""
     y = np.zeros((B, T, run(x[0]).shape[-1]))
     for row, document in ((0, 1), (0, 2), (1, 4)):
         own = SEGMENTS[row] == document
@@ -65,7 +65,7 @@ def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
         return document_boundaries(mask, abs(positions), **given)
 
-    monkeypatch.setattr(lstm, "document_boundaries", deaf)
+    monkeypatch.setattr(recurrent, "document_boundaries", deaf)
     message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
     with pytest.raises(AssertionError, match=message):
         check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))
@@ -115,7 +115,7 @@ def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
 
 @pytest.mark.parametrize("forget_bias", [1.0, 6.0])
 def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -> None:
-    """Around zero, and with the gates deaf to h, each step back costs a factor sigmoid(bias)."""
+    """Around zero, with gates that ignore h, each step back is a factor of sigmoid(bias)."""
     mixer, params = made(LSTMConfig(), D)
     forward = jax.tree.map(np.zeros_like, params["forward"]) | {"input": params["forward"]["input"]}
     forward["bias"][1] = forget_bias

@@ -1,4 +1,4 @@
-"""The decoder that writes all words at once: what it computes, and what it cannot."""
+"""The non-autoregressive decoder: its outputs, and its limits."""
 
 import dataclasses
 import functools
@@ -141,8 +141,8 @@ def test_errors() -> None:
 
 @pytest.mark.full
 def test_words_written_at_once_cannot_agree() -> None:
-    """Where a source means `1 2` half of the time and else `2 1`, the second word follows from the
-    first: that is log 2 nats a sentence. Two words without knowledge of each other cost twice that.
+    """If a source means `1 2` half of the time and else `2 1`, the second token follows from the
+    first: log 2 nats a sentence. Two tokens predicted independently cost twice that.
     """
     start = Initialization(std=0.0, embedding_std=1.0)
     config = dataclasses.replace(CONFIG, initialization=start)

@@ -1,4 +1,4 @@
-"""Recurrences that read a memory, against their formulas: documents packed on both sides."""
+"""Recurrent decoders with attention to a memory, against their formulas; documents are packed."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.attention.sparse_ops.document_boundaries import (
+from transformer.attention.documents import (
     DocumentBoundaries,
     document_boundaries,
 )

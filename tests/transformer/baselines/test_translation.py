@@ -60,7 +60,7 @@ def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
 
 @pytest.mark.slow
 def test_the_best_of_many_beams_is_the_best_of_all_translations() -> None:
-    """Of up to three of V words, with every beginning kept: nothing can be missed."""
+    """Up to three of V tokens, with a beam for every prefix: the search is exact."""
     model, run, params = made(LuongConfig())
     stop, begin, limit = 0, 1, 3
     source = SOURCE[1, :4]

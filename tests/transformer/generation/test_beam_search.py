@@ -52,7 +52,7 @@ def score(table: np.ndarray, tokens: tuple[int, ...], alpha: float) -> float:
 
 
 def all_hypotheses(limit: int) -> list[tuple[int, ...]]:
-    """Everything that ends with the stop token, or is as long as may be."""
+    """Return all sequences that end with the stop token or have the largest length."""
     words = [token for token in range(V) if token != STOP]
     found: list[tuple[int, ...]] = list(itertools.product(words, repeat=limit))
     for length in range(limit):

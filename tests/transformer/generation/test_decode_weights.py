@@ -64,7 +64,7 @@ def test_sampling_copies_no_weights() -> None:
 
 
 def test_stacks_are_sliced_layer_by_layer() -> None:
-    """What is compiled for stacks, as they are on accelerators, has room for a few of 8 layers."""
+    """The program for stacked weights, as on accelerators, holds copies of a few of 8 layers."""
     model, params = made(DEEP)
     tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
     keys = jax.random.split(jax.random.key(0), 1)
@@ -96,7 +96,7 @@ def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> 
 
 
 def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
-    """Or each training step after a sample would need room for the weights twice."""
+    """Otherwise each training step after a sample would hold the weights twice."""
     model, params = gpt
     own = jax.tree.map(lambda leaf: leaf + 0, params)
     generate(model, own, [[5, 3]], max_new_tokens=2)
@@ -108,7 +108,7 @@ def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]
 
 @pytest.mark.slow
 def test_cache_rows_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
-    """As beam search does: an example goes on from the cache of another."""
+    """Beam search continues an example from the cache of another."""
     model, params = gpt
     cut, order = unstack_for_decoding(params), np.array([2, 0, 0])
     lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)

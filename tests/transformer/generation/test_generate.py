@@ -50,7 +50,7 @@ def full(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
 
 
 def joined(seen: list[list[list[int]]]) -> list[list[int]]:
-    """What was shown of each prompt."""
+    """Return the tokens that were streamed for each prompt, joined."""
     return [list(itertools.chain(*pieces)) for pieces in zip(*seen, strict=True)]
 
 
@@ -65,7 +65,7 @@ def gpt() -> tuple[LanguageModel, Any]:
 
 
 def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.ndarray:  # [T, V]
-    """Of a pass without a cache over one text; what pads it comes behind."""
+    """Return the logits of one text, padded at its end, by a full pass without a cache."""
     padded = np.zeros((1, 41), np.int32)
     padded[0, : len(tokens)] = tokens
     return np.asarray(full(model, params, padded))[0, : len(tokens)]
@@ -88,7 +88,7 @@ def test_greedy_decoding_equals_argmax_of_the_full_pass(
 @pytest.mark.sampled("[llama", "[recurrent")
 @pytest.mark.slow
 def test_decoding_logits_equal_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
-    """Token by token, in one batch of three lengths, however the prompts are padded."""
+    """Token by token, in one batch of three lengths, for any padding of the prompts."""
     model, params = any_model
     texts = np.random.default_rng(0).integers(0, 61, (3, 12))
     lengths = np.array([2, 7, 5])
@@ -198,7 +198,7 @@ def test_prefill_and_decode_are_compiled_once(
 
 
 def noted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
-    """The function, noting each call: one for each time that it is compiled."""
+    """Return the function, recording each call: one for each compilation."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         calls.append(function.__name__)
@@ -225,7 +225,7 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
 
 @pytest.mark.slow
 def test_padding_rows_of_the_vocabulary_are_never_sampled() -> None:
-    """The table has 128 rows for 3 words, and all are as likely when it is hot."""
+    """The table has 128 rows for 3 tokens, which are equally likely at a high temperature."""
     model, params = made(dataclasses.replace(GPT, vocab_size=3, num_layers=1))
     hot = SamplingConfig(temperature=1e30)
     new = generate(model, params, [[0], [1], [2]], max_new_tokens=40, sampling=hot).tokens

@@ -137,7 +137,7 @@ def test_words_are_drawn_by_their_probabilities(
 
 
 def test_the_nucleus_is_of_what_top_k_leaves() -> None:
-    """Of 0.4 0.3 0.3, the first two have 0.57 of the two's mass: 0.5 needs only one."""
+    """Top-k leaves 0.4 and 0.3; the first has 0.57 of their mass, so top-p 0.5 keeps it alone."""
     logits = logits_of(0.4, 0.3, 0.3)
     assert set(many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
     assert set(many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}
@@ -163,7 +163,7 @@ def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
     ids=str,
 )
 def test_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dtype) -> None:
-    """Nor when the real words are hardly better."""
+    """Also if real tokens have hardly larger logits."""
     padding = float(finfo_min(dtype))
     for real in ([-1.0, 2.0], [-65000.0, -65000.0]):
         logits = jnp.array([[padding, *real, padding, padding]], dtype)

@@ -127,7 +127,7 @@ def test_the_past_does_not_see_the_future_bit_for_bit(form: DispatcherKind) -> N
 @pytest.mark.sampled("dense", "sorted")
 @pytest.mark.parametrize("form", [*FORMS, "auto"])
 def test_a_batch_may_be_cut_anywhere(form: DispatcherKind) -> None:
-    """Examples alone give what they give together, and their losses' mean by tokens is the same."""
+    """Single examples equal a batch of them, and so does the mean of their losses by tokens."""
     config = dataclasses.replace(TWO, dispatcher=form, capacity_factor=0.7 if form == "auto" else 0)
     _, params = made(config)
     x, tokens = normal(1, B, T, D), REAL.sum(axis=1)
@@ -243,7 +243,7 @@ def test_experts_are_a_stack() -> None:
 
 @pytest.mark.parametrize("count", [1, 8])
 def test_what_is_made_for_an_accelerator_gives_the_same(count: int) -> None:
-    """Also when layers are initialised as a stack."""
+    """Also for layers that are initialized as a stack."""
     shared = dataclasses.replace(SHARED, hardware=Hardware("gpu", count=count))
     module, params = made(TWO, shared)
     x = normal(1, B, T, D)
@@ -278,7 +278,7 @@ def test_all_ways_drop_the_same_hidden_units() -> None:
 
 
 def test_the_router_stays_in_float32() -> None:
-    """Logits that 16 bits cannot tell apart."""
+    """The logits are equal when rounded to 16 bits."""
     shared = dataclasses.replace(SHARED, precision=Precision.parse("bfloat16"))
     config = MoEConfig(2, 1, PLAIN, normalize_gates=False)
     module, params = made(config, shared)

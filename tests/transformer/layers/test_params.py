@@ -126,7 +126,7 @@ def test_tables_have_their_own_standard_deviation() -> None:
 
 
 def test_weights_without_names_get_axes() -> None:
-    """Those of Flax's own layers: the last axis is the output."""
+    """Weights of Flax's own layers: the last axis is the output."""
     tree = {
         "kernel": np.zeros((2, 3, 5)),
         "bias": np.zeros(5),

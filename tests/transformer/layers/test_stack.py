@@ -1,4 +1,4 @@
-"""Layers are the same however they are compiled, and each gets what is its own."""
+"""Scanned and unrolled layers are equal, and each layer gets its own inputs."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -51,7 +51,7 @@ class StampConfig(MixerConfig):
 
 
 class Stamp(Mixer):
-    """Tells which layer it is: its constants, its weight, its random keys."""
+    """Mixer whose output identifies its layer: its constants, its weight, its random keys."""
 
     config: StampConfig
 

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 def outputs(model: Model, params: Params) -> Any:
-    """Of rows of two sentences each, the second row padded."""
+    """Return the outputs for rows of two sentences each; the second row is padded."""
     ids, types = tokens(SHORT, BERT.vocab), pair_types()
     return jax.jit(model.apply)({"params": params}, ids, segments=SEGMENTS, token_types=types)
 
@@ -74,7 +74,7 @@ def test_classes() -> None:
 
 
 def test_the_pooled_first_token() -> None:
-    """A head that changes nothing shows what it is given."""
+    """An identity head returns its input."""
     d = BERT.width
     head = {"head": np.eye(d, dtype=np.float32), "head_bias": np.zeros(d, np.float32)}
     pooled = outputs(Classifier(POOLED, num_classes=d), CLASSIFIER[1] | head).logits

@@ -162,7 +162,7 @@ def test_a_row_of_padding_alone_has_the_logits_of_the_bias() -> None:
 
 @pytest.mark.parametrize("kind", [Classifier, Tagger])
 def test_heads_drop_entries_by_the_keys_of_their_examples(kind: Any) -> None:
-    """A head that changes nothing shows what it is given: nothing, or twice what was there."""
+    """An identity head shows its input under dropout: zeros, or doubled values."""
     model = kind(CONFIG, num_classes=D, head_dropout=0.5)
     run, params = made(model)
     params = params | {"head": np.eye(D, dtype=np.float32), "head_bias": np.zeros(D, np.float32)}

@@ -99,6 +99,6 @@ def expected_tokens(beams: int, stop: int) -> list[list[int]]:
 
 
 def test_the_translations_compared_end_in_every_way() -> None:
-    """At once, after a token, and not before they are as long as may be."""
+    """Ends at once, after a token, and at the largest length."""
     found = [row for beams, _, stop in SEARCHES for row in expected_tokens(beams, stop)]
     assert {len(row) for row in found} == {0, 1, LONGEST}

@@ -1,4 +1,4 @@
-"""The contract tests pass for every mixer, and see each fault that they are there to see."""
+"""The contract tests pass for every mixer and detect each planted fault."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -54,7 +54,7 @@ def test_unknown_name_is_an_error() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FaultyConfig(AttentionConfig):
-    """Full attention with a fault, and without the abilities that it `lacks`."""
+    """Return full attention with a fault, and without the abilities that it `lacks`."""
 
     kind: ClassVar[str] = "faulty"
     fault: str = ""
@@ -97,7 +97,7 @@ CALLS: list[str] = []
 
 
 def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
-    """What the inner mixer is called with."""
+    """Return the inputs of the inner mixer."""
     mask, rngs = inputs.mask, inputs.dropout_rngs
     if fault.startswith("refuses") and inputs.memory is not None:
         raise ValueError(fault)
@@ -117,7 +117,7 @@ def before(fault: str, x: jax.Array, inputs: MixerInputs) -> MixerInputs:
 
 
 def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) -> MixerOutput:
-    """What is made of the inner mixer's output."""
+    """Return the output, changed from that of the inner mixer."""
     y, cache, aux = output
     if fault == "leaks by a maximum":
         y = y + 1e-3 * x.max(axis=1, keepdims=True)
@@ -288,11 +288,11 @@ class StridedConfig(MixerConfig):
     kind: ClassVar[str] = "strided"
     stride: int = 3
     says: int = 3
-    """What `select` says of the stride."""
+    """Stride that `select` reports."""
 
 
 class Strided(Mixer):
-    """The least that a mixer with a pattern of its own can be."""
+    """Minimal mixer with a pattern of its own."""
 
     config: StridedConfig
 

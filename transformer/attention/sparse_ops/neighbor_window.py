@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask
-from transformer.attention.token_segments import token_segments
 
 
 class NeighborCache(struct.PyTreeNode):

@@ -21,6 +21,11 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.config import MultiHeadConfig
+from transformer.attention.documents import (
+    DocumentBoundaries,
+    document_boundaries,
+    token_segments,
+)
 from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
@@ -28,11 +33,6 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-from transformer.attention.sparse_ops.document_boundaries import (
-    DocumentBoundaries,
-    document_boundaries,
-)
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.prefix_sums import (
     ACCUMULATION_DTYPE,
     FeatureMap,

@@ -23,6 +23,7 @@ from transformer.attention.base import (
     reject_mask_patterns,
     reject_weights,
 )
+from transformer.attention.documents import previous_segments, token_segments
 from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
@@ -31,7 +32,6 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-from transformer.attention.token_segments import previous_segments, token_segments
 from transformer.attention.variants.linear_configs import LinformerConfig
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.registry import MIXERS
@@ -63,8 +63,11 @@ def place_keys(
         return KeyPlacement((segments != 0)[:, :, None])
     begins = (segments != 0) & (segments != previous_segments(segments))
     index = jnp.arange(length)[None, :]
+    # A token's place in its document: each document starts with the first row of the projection.
     places = index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
     numbers = jnp.cumsum(begins, axis=1)[:, :, None]
+    # Documents in order of appearance get slots 0, 1, ...: shapes are static, so their largest
+    # number is a setting and not read from the data.
     members = (numbers == 1 + jnp.arange(max_documents)[None, None, :]) & (segments != 0)[
         :, :, None
     ]
@@ -78,13 +81,15 @@ def project_length(
     placement: KeyPlacement,
 ) -> jax.Array:  # [B, documents * rank, K, H]
     """Sum over the length: each key times the projection row of its position, per document."""
-    apart = jnp.where(placement.in_document[..., None, None], x[:, :, None], 0)
+    # A copy of the keys for each document, with zeros elsewhere: padding adds nothing to the sums.
+    by_document = jnp.where(placement.in_document[..., None, None], x[:, :, None], 0)
     heads = "K" if projection.ndim == 3 else ""
     if placement.positions is None:
         rows, axes = projection[..., : x.shape[1], :], f"{heads}SR"
     else:
         rows, axes = projection[..., placement.positions, :], f"{heads}BSR"
-    summed = jnp.einsum(f"{axes},BSCKH->BCRKH", rows, apart)
+    # The whole idea: S keys become R for each document, before any score is computed (section 4).
+    summed = jnp.einsum(f"{axes},BSCKH->BCRKH", rows, by_document)
     return summed.reshape(x.shape[0], -1, *x.shape[2:])
 
 
@@ -145,12 +150,15 @@ class Linformer(Mixer):
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
-        theirs = Mask()
+        # Projected keys mix all tokens of a document, so only whole documents can be hidden.
+        key_mask = Mask()
         if slots.segments is not None:
             numbers = jnp.repeat(slots.segments, config.rank, axis=1)
-            theirs = Mask(segments=inputs.mask.segments, key_segments=numbers)
-        y = attend(q, k, v, theirs, scoring, hardware=context.hardware).y
+            key_mask = Mask(segments=inputs.mask.segments, key_segments=numbers)
+        y = attend(q, k, v, key_mask, scoring, hardware=context.hardware).y
         if slots.too_many_documents is not None:
+            # Known only at run time, when nothing can be raised: NaN is noticed, results without
+            # some of the documents would not be.
             y = jnp.where(slots.too_many_documents[:, None, None, None], jnp.nan, y)
         return MixerOutput(project_output(self, y, config, context), None, {})
 

@@ -25,6 +25,7 @@ from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope
 from transformer.attention.sparse_ops.neighbor_window import NeighborCache, neighbor_window
 from transformer.attention.variants.linear_configs import PrimerConfig
+from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import apply_linear, declare_weight, fold_in
 from transformer.registry import MIXERS
 
@@ -59,6 +60,8 @@ class Primer(Mixer):
     """Softmax attention over convolved queries, keys and values."""
 
     config: PrimerConfig
+
+    values = ATTENTION_VALUES
 
     @staticmethod
     def abilities(config: PrimerConfig) -> Abilities:
@@ -130,6 +133,7 @@ class Primer(Mixer):
             hardware=context.hardware,
             constrain=context.constrain,
             outputs=inputs.outputs,
+            taps=inputs.taps,
         )
         y = apply_linear(
             self, "output", attended.y, axes, embed, context, bias=config.bias, residual=True

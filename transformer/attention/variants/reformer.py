@@ -24,6 +24,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import QKV, project_output, project_queries, project_values
@@ -33,7 +34,6 @@ from transformer.attention.sparse_ops.grouped_window import (
     group_positions,
     split_groups_by_document,
 )
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.clustered_configs import ReformerConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.layers.precise_einsum import accumulation_dtype
@@ -67,6 +67,7 @@ class Reformer(Mixer):
             config.resolved_head_dim(width),
             config.num_buckets // 2,
         )
+        # NumPy, whose generator gives the same rotations on every backend and version of JAX.
         random = np.random.default_rng([config.seed, layer])
         return {"rotations": random.normal(size=sizes).astype(np.float32)}
 
@@ -109,17 +110,22 @@ class Reformer(Mixer):
         causal: bool,
     ) -> jax.Array:  # [B, T, N, H]
         """Attend in all rounds at once, as rounds * N heads, and merge the rounds (equation 5)."""
+        # Rounds are independent attention over other groups of the same tokens: as heads of their
+        # own they are one call.
         config, (rounds, batch, heads, length) = self.config, groups.shape
         operands, softmax_dtype = v.dtype, self.context.precision.softmax
         sums = accumulation_dtype(
             operands, softmax_dtype
         )  # to merge the rounds, and add up their gradients
-        many = lambda each: jnp.tile(each.astype(sums), (1, 1, rounds, 1))  # noqa: E731
+        # The order of heads is round-major: head r * N + n is head n in round r.
+        repeat_per_round = lambda each: jnp.tile(each.astype(sums), (1, 1, rounds, 1))  # noqa: E731
+        # Every round gets the positions of all rounds, to count in how many of them a key is
+        # visible.
         marks = jnp.moveaxis(self.bucket_positions(groups), 0, -1)  # [B, N, T, rounds]
-        looked = attend_grouped(
-            many(q),
-            many(k),
-            many(v),
+        attended = attend_grouped(
+            repeat_per_round(q),
+            repeat_per_round(k),
+            repeat_per_round(v),
             jnp.moveaxis(groups, 0, 1).reshape(batch, rounds * heads, length),
             config.window,
             causal=causal,
@@ -129,7 +135,8 @@ class Reformer(Mixer):
             score_bias_fn=functools.partial(duplicate_correction, config.window),
             bias_inputs=jnp.tile(marks, (1, rounds, 1, 1)),
         )
-        y, lse = jnp.split(looked.y, rounds, axis=2), jnp.split(looked.lse, rounds, axis=1)
+        # Equation 5: the rounds' results weighted by exp(lse_round - logsumexp over rounds lse).
+        y, lse = jnp.split(attended.y, rounds, axis=2), jnp.split(attended.lse, rounds, axis=1)
         return merge_partials(
             [PartialAttention(*each) for each in zip(y, lse, strict=True)]
         ).y.astype(operands)
@@ -143,10 +150,10 @@ class Reformer(Mixer):
         """Return the bucket of each token in each round, separate for each document."""
         found = hash_buckets(q, jnp.asarray(constants["rotations"]))
         here = token_segments(mask, q.shape[1])
-        apart = functools.partial(
+        split = functools.partial(
             split_groups_by_document, num_groups=self.config.num_buckets, documents=here
         )
-        return jax.vmap(apart)(found)
+        return jax.vmap(split)(found)
 
     def bucket_positions(self, groups: jax.Array) -> jax.Array:  # [rounds, B, N, T] each
         """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
@@ -164,6 +171,8 @@ class Reformer(Mixer):
         near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
         itself = jnp.eye(length, dtype=bool)[None, None]
         shown = dense_mask(inputs.mask, length, length)[:, None]
+        # The penalty of the token itself is finite, so that it wins only where nothing else is
+        # visible.
         others = near.any(0) & shown & ~itself
         return others | (itself & ~others.any(-1, keepdims=True))
 
@@ -184,12 +193,16 @@ def hash_buckets(
     rotations: jax.Array,  # [rounds, N, H, buckets / 2]
 ) -> jax.Array:  # [rounds, B, N, T]
     """Return argmax([q R; -q R]) (section 2, locality sensitive hashing)."""
+    # In float32: a projection rounded to 16 bits could move a token to another bucket. An argmax
+    # has no gradient anyway.
     wide = jax.lax.stop_gradient(q).astype(jnp.float32)
 
     def one(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
         turned = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
         return jnp.argmax(jnp.concatenate([turned, -turned], axis=-1), axis=-1)
 
+    # One round at a time: all of [rounds, B, N, T, buckets] would be the largest array of the
+    # mixer.
     return jax.lax.map(one, rotations)
 
 
@@ -200,6 +213,7 @@ def duplicate_correction(
 ) -> jax.Array:  # [B, N, R, C]
     """Return -log(number of rounds that show the key); -1e4 for the token itself (equation 6)."""
     gap = lambda r: jnp.abs(q_positions[..., :, None, r] - k_positions[..., None, :, r])  # noqa: E731
+    # A key that c rounds show is counted c times by the merge, so its weight is divided by c.
     count = sum(gap(r) < window for r in range(q_positions.shape[-1]))
     return -jnp.where(
         gap(0) == 0, SELF_ATTENTION_PENALTY, jnp.log(jnp.maximum(count, 1).astype(jnp.float32))

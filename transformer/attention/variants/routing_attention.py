@@ -25,6 +25,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import KVCache
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
@@ -46,7 +47,6 @@ from transformer.attention.sparse_ops.grouped_window import (
     split_groups_by_document,
 )
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
-from transformer.attention.token_segments import token_segments
 from transformer.attention.variants.clustered_configs import RoutingAttentionConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.context import ModelContext
@@ -84,6 +84,7 @@ def centroid_affinity(
 ) -> jax.Array:  # [B, N, T, E] float32
     """Return -|x - c|^2 / 2 for each centroid c. No gradient reaches x."""
     wide, centroids = (each.astype(jnp.float32) for each in (jax.lax.stop_gradient(x), centroids))
+    # |x - c|^2 = |x|^2 - 2 x . c + |c|^2: one matmul, and no array [B, T, N, E, H] of differences.
     products = jnp.einsum("BTNH,NEH->BNTE", wide, centroids)
     square = lambda each: jnp.sum(jnp.square(each), axis=-1)  # noqa: E731
     return (
@@ -99,12 +100,14 @@ def kmeans_loss(
 
     This is the k-means objective. Its gradient pulls each centroid to the mean of its tokens.
     """
+    # The affinity is -|x - c|^2 / 2, so its maximum over E gives the nearest centroid's distance.
     squares = jnp.concatenate(
         [-2 * each.max(-1) for each in affinities]
     )  # [B, N, T] or [2 B, N, T]
     if documents is None:
         return jnp.mean(squares)
     shape = (len(affinities), len(affinities[0]), *documents.shape[1:])
+    # With balanced clusters, keys come after queries along the batch: each has the same documents.
     real = jnp.broadcast_to(documents != 0, shape).reshape(len(squares), 1, -1)
     return jnp.sum(squares * real) / jnp.maximum(jnp.sum(real) * squares.shape[1], 1)
 
@@ -131,6 +134,7 @@ class ClusterCache(struct.PyTreeNode):
         positions: jax.Array,  # [B, T], consecutive within a row
     ) -> "ClusterCache":
         """Return the cache with T more tokens at the given positions."""
+        # Rows are at different positions, so each writes its tokens at an offset of its own.
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
         new_clusters = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
         return ClusterCache(self.kv.append(k, v, positions), new_clusters)
@@ -200,8 +204,9 @@ class RoutingAttention(Mixer):
         q, k, v, near = self.project(x, inputs)
         heads, aux = QKV(q, k, v), {}
         if "losses" in inputs.outputs:
-            far = kmeans_loss(near, token_segments(inputs.mask, x.shape[1]))
-            aux["loss/centroids"] = config.centroid_loss_weight * far
+            distance = kmeans_loss(near, token_segments(inputs.mask, x.shape[1]))
+            aux["loss/centroids"] = config.centroid_loss_weight * distance
+        # Assignment to clusters has no gradient: centroids learn from the k-means loss alone.
         near = [jax.lax.stop_gradient(each) for each in near]
         if config.balanced:
             y = self.attend_balanced(heads, near, inputs.mask)
@@ -216,6 +221,8 @@ class RoutingAttention(Mixer):
         """Declare the projections and the centroids; clusters do not depend on positions."""
         config, context = self.config, self.context
         q = layer_norm_without_affine(project_queries(self, x, config, context), context)
+        # Queries serve as keys unless clusters are balanced: each token then has one cluster, and a
+        # query always sees its own key.
         k = (
             layer_norm_without_affine(project_keys(self, x, config, context), context)
             if config.balanced
@@ -224,6 +231,7 @@ class RoutingAttention(Mixer):
         v = project_values(self, x, config, context)
         middle = centroid_weights(self, config.num_heads, config.num_clusters, q.shape[-1], context)
         near = [centroid_affinity(each, middle) for each in ((q, k) if config.balanced else (q,))]
+        # After the affinities: a rotated vector would change its cluster with its position.
         if isinstance(config.position, RoPE):
             q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
         return ClusteredHeads(q, k, v, near)
@@ -259,8 +267,8 @@ class RoutingAttention(Mixer):
     @nn.nowrap
     def attend_clusters(self, heads: QKV, near: jax.Array, mask: Mask) -> jax.Array:  # [B, T, N, H]
         groups, causal = self.cluster_ids(near, mask), mask.pattern.causal
-        how = self.softmax_options(heads.q)
-        return attend_grouped(*heads, groups, self.config.window, causal=causal, **how).y
+        options = self.softmax_options(heads.q)
+        return attend_grouped(*heads, groups, self.config.window, causal=causal, **options).y
 
     @nn.nowrap
     def attend_cached(
@@ -270,6 +278,7 @@ class RoutingAttention(Mixer):
         cache: ClusterCache,
         positions: jax.Array,  # [B, T]
     ) -> tuple[jax.Array, ClusterCache]:  # [B, T, N, H]
+        # Clusters are cached as numbers: centroids are constant while decoding.
         own = jnp.argmax(near, axis=-1).swapaxes(1, 2).astype(jnp.int32)
         cache = cache.append(heads.k, heads.v, own, positions)
         k, v, clusters = cache.read(heads.q.dtype)
@@ -297,6 +306,8 @@ class RoutingAttention(Mixer):
 
         Padding comes last. It fills clusters of rows shorter than `window` and is masked there.
         """
+        # Clusters of equal size have static shapes: each takes its `window` nearest tokens, so a
+        # token may be in several of them or in none.
         count = min(self.config.window, there.shape[1])
         return [
             nearest_tokens(jnp.where(there[:, None, :, None], each, -jnp.inf), count)
@@ -324,6 +335,7 @@ class RoutingAttention(Mixer):
                 for each in self.cluster_members(near, there)
             )
             return (queries[..., :, None] & keys[..., None, :]).any(2)
+        # The same windows as `attend_grouped`, as differences of numbers (see `group_positions`).
         where = group_positions(self.cluster_ids(near[0], mask), self.config.window)
         return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
 

@@ -21,6 +21,7 @@ from transformer.attention.projections import QKV, project_output, project_qkv
 from transformer.attention.sinks import declare_sink_logits
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.attention.variants.visible_keys import sliding_window_visible_keys
+from transformer.inspection import ATTENTION_VALUES, reject_requests
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
@@ -29,6 +30,8 @@ class SlidingWindowAttention(Mixer):
     """Softmax attention restricted to a window of positions."""
 
     config: SlidingWindowConfig
+
+    values = ATTENTION_VALUES
 
     @staticmethod
     def abilities(config: SlidingWindowConfig) -> Abilities:
@@ -77,9 +80,15 @@ class SlidingWindowAttention(Mixer):
         how: Any = dict(
             backend=config.backend, hardware=context.hardware, constrain=context.constrain
         )
-        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, outputs=inputs.outputs, **how)
-        y = attended.y[:, before:]
-        aux = {name: each[:, :, before:] for name, each in attended.aux.items()}  # weights
+        how |= dict(outputs=inputs.outputs, taps=inputs.taps)
+        if before and inputs.taps is not None:
+            # The rows of tokens of the ring would be among the values.
+            reject_requests(config.kind, inputs.taps, "with a cache")
+            how["taps"] = None
+        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, **how)
+        y, aux = attended.y[:, before:], dict(attended.aux)
+        if "weights" in aux:
+            aux["weights"] = aux["weights"][:, :, before:]
         return MixerOutput(project_output(self, y, config, context), cache, aux)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:

@@ -83,6 +83,8 @@ def far_attention(
     causal mask. `exclude_local` removes the keys of the local component, so that merging does not
     count them twice.
     """
+    # Without the local keys, the far keys of a bidirectional query are two ranges, one on each
+    # side: a causal mask describes one of them at a time.
     directions = [1] if mask.pattern.causal else [1, -1]
     if not exclude_local and not mask.pattern.causal:
         directions = [0]
@@ -114,6 +116,8 @@ def _columns(
     batch, length = q.shape[:2]
     rows = -(-length // stride)
 
+    # Tokens at multiples of the stride become one row, in which the pattern is a plain causal mask
+    # whose future tiles are skipped.
     def split(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B stride, rows, ...]
         width = [(0, 0)] * x.ndim
         width[1] = (0, rows * stride - length)
@@ -123,6 +127,7 @@ def _columns(
     segments = _documents(mask, batch, length)
     index = jnp.arange(rows)[None, :]
     least = 2 if apart else 0  # in strides: what is nearer is in the local part
+    # Positions negated look ahead; positions lowered by `least` hide that many nearest keys.
     within = Mask(
         MaskPattern(causal=direction != 0),
         positions=direction * index - least if direction else index,
@@ -159,7 +164,10 @@ def _summaries(
     positions = jnp.broadcast_to(mask.resolved_positions(length, length)[0], (batch, length))
     segments = _documents(mask, batch, length)
     is_summary = _is_summary(positions, stride, summary) & (segments != 0)
+    # The most summary tokens that a row can have: shapes are static, their number is not.
     count = min(length, summary * (length + stride - summary) // stride)
+    # A stable sort puts them first and keeps their order; other tokens fill the rest, hidden by
+    # segment 0.
     chosen = jnp.argsort(~is_summary, axis=1, stable=True)[:, :count]  # [B, count]
     k, v = (jnp.take_along_axis(each, chosen[:, :, None, None], axis=1) for each in (k, v))
     pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)  # noqa: E731
@@ -171,6 +179,7 @@ def _summaries(
         key_positions=theirs,
     )
     if apart:
+        # By block, not by token: the whole own block is in the local component already.
         own, other = positions // stride, theirs // stride
         seen = seen.replace(
             pattern=MaskPattern(causal=True),
@@ -266,6 +275,7 @@ class SparseTransformer(Mixer):
         """Compute the components separately and merge them into one softmax."""
         config, dtype = self.config, v.dtype
         scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        # Not rounded before the merge, and gradients of the components are added before rounding.
         parts: list[PartialAttention] = []
         if component in ("local", "merged"):
             nearby = local_mask(config.pattern, config.stride, mask, q.shape[1])
@@ -295,6 +305,8 @@ class SparseTransformer(Mixer):
         tiling = Tiling(
             queries, keys, min(QUERY_BLOCK_SIZE, queries), keys, lookback=None, lookahead=None
         )
+        # The sparse functions are for self-attention of T tokens. Against a cache, a block of
+        # queries scores all S keys: exact, and in memory linear in S.
         given = pad_mask(mask, tiling)
 
         def one(row: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice

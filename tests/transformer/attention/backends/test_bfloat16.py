@@ -139,7 +139,7 @@ def splash(q: Any, k: Any, v: Any, width: int) -> Any:
 
 
 def merged(q: Any, k: Any, v: Any, width: int) -> Any:
-    """Even and odd keys by themselves, then as one softmax."""
+    """Attend to even and odd keys separately, and merge into one softmax."""
     scoring, given = ScoreSpec(SCALE).widen(q, k, v)
     ones, odd = jnp.ones((1, T), int), (jnp.arange(T) % 2)[None]
     masks = [window(width).replace(segments=ones, key_segments=each) for each in (odd, 1 - odd)]
@@ -153,13 +153,13 @@ def top_k(q: Any, k: Any, v: Any, width: int) -> Any:
 
 
 def chosen(q: Any, k: Any, v: Any, width: int) -> Any:
-    """All blocks are chosen for each."""
+    """Every query block selects all key blocks."""
     blocks = jnp.broadcast_to(jnp.arange(T // 16), (1, 1, T // 16, T // 16))
     return attend_selected_blocks(q, k, v, window(width), ScoreSpec(SCALE), blocks, 16).y
 
 
 def grouped(q: Any, k: Any, v: Any, width: int) -> Any:
-    """All tokens are of one group."""
+    """All tokens are in one group."""
     k, v = (jnp.repeat(each, N // each.shape[2], axis=2) for each in (k, v))
     return attend_grouped(q, k, v, jnp.zeros((B, N, T), int), width, causal=True, scale=SCALE).y
 
@@ -214,7 +214,7 @@ def all_pairs(width: int) -> Array:  # [1, 1, T, T]
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("width", "offset"), [(7, 4.0), (T, 0.0), (T, 4.0)])
 def test_each_is_the_formula_within_its_roundings(name: str, width: int, offset: float) -> None:
-    """What keys and values have in common must cancel: here it is four times the rest."""
+    """The common part of keys and values must cancel: here it is four times the rest."""
     if name == "splash" and offset:
         offset = 0.0  # the kernel, which is not ours, takes delta from a rounded y
     given, run = inputs(K, offset), functools.partial(BACKENDS[name], width=width)

@@ -76,7 +76,7 @@ def sloped(positions: Any, extra: Any) -> ScoreSpec:
 
 
 def bucketed(positions: Any, extra: Any) -> ScoreSpec:
-    """A bias that learns."""
+    """Bias with trainable parameters."""
     config = T5RelativeBias(num_buckets=8)
     return ScoreSpec(0.3, bias=lambda q, k: t5_relative_bias(extra[:8], config, q, k))
 
@@ -149,7 +149,7 @@ def test_values_and_gradients(
 
 @pytest.mark.slow
 def test_what_is_merged_is_one_softmax() -> None:
-    """Keys in two parts, each looked at by itself, and a sink: values and gradients."""
+    """Attention to two sets of keys, merged, and a sink: values and gradients."""
     arrays = inputs(19, 37)
     hidden = np.zeros((B, 37), int)
     hidden[0, 20:] = hidden[1, :9] = 1

@@ -61,7 +61,7 @@ CAUSAL = MaskPattern(causal=True)
 def test_reference(
     mesh: MeshConfig, kv_heads: int, pattern: MaskPattern, packed: bool, scoring: ScoreSpec
 ) -> None:
-    """The keys and values of two heads go to four parts, each with a head of the queries."""
+    """Two key-value heads over four shards, each with one query head."""
     constrain = make_sharding_constraint(make_mesh(mesh))
     mask, given = mask_of(pattern, packed), inputs(kv_heads)
     g = normal(3, B, T, N, VALUES)

@@ -62,7 +62,7 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
 
 @pytest.mark.slow
 def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None:
-    """Two heads of keys for four parts of the queries' heads."""
+    """Two key heads for four shards of the query heads."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, tensor=4)))
     arrays = normal(0, B, T, N, H), normal(1, B, T, 2, H), normal(2, B, T, 2, H)
     mask = Mask(MaskPattern(causal=True), segments=jnp.array(documents()))

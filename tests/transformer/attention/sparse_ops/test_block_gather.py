@@ -96,7 +96,7 @@ def test_values_and_gradients_are_those_of_softmax(
 
 @pytest.mark.slow
 def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
-    """Which also holds the logarithms of the sums, and their gradients."""
+    """This also tests the log-sum-exp and its gradients."""
     queries = keys = 23
     arrays, blocks = inputs(queries, keys), -(-keys // BLOCK)
     split: Any = np.random.default_rng(1).permuted(

@@ -28,7 +28,7 @@ def grouped(groups: int, length: int = T) -> Any:  # [B, N, T]
 
 
 def members(groups: Array, b: int, n: int, t: int, window: int, causal: bool) -> list[int]:
-    """The last of the query's group, and as many after it."""
+    """Return the last `window` members of the query's group; not causal: as many after it too."""
     if groups[b, n, t] < 0:
         return []
     alike = np.flatnonzero(groups[b, n] == groups[b, n, t])
@@ -84,7 +84,7 @@ def test_values_query_by_query(window: int, causal: bool) -> None:
 
 
 def alike(q_marks: Any, k_marks: Any) -> Any:
-    """What scores gain where the first marks agree, in half."""
+    """Return a score bias of 0.5 where the first inputs of query and key are equal."""
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
 
@@ -115,7 +115,7 @@ def test_gradients(causal: bool, gains: bool) -> None:
 
 
 def test_later_tokens_change_no_bit_wherever_they_are_sorted() -> None:
-    """Those of earlier groups come first in the sorted row, and move all others."""
+    """Later tokens of earlier groups come first in the sorted row and shift all others."""
     q, k, v = inputs()
     groups, cut = grouped(4), T // 2
     attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, WINDOW, causal=True, scale=1.0))
@@ -141,7 +141,7 @@ def test_documents_have_groups_of_their_own() -> None:
 
 
 def test_no_array_is_as_large_as_all_pairs() -> None:
-    """Neither forward nor backward, as compiled."""
+    """Neither forward nor backward, in the compiled program."""
     length = 2048
     arrays = [jax.ShapeDtypeStruct((1, length, 1, 2), np.float32)] * 3
     groups = jax.ShapeDtypeStruct((1, 1, length), np.int32)

@@ -1,4 +1,4 @@
-"""BigBird is softmax under its pattern, whose facts are counted here, and Hugging Face's layer."""
+"""BigBird equals softmax under its pattern, and Hugging Face's layer; its pattern is counted."""
 
 import dataclasses
 import math
@@ -95,7 +95,7 @@ def test_the_contract_where_blocks_are_many() -> None:
 
 @pytest.mark.parametrize("length", [9, 43])
 def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int) -> None:
-    """Also where the table's rows start again, and where two first blocks are global."""
+    """Also where the table's rows repeat, and with two global blocks."""
     config = BigBirdConfig(
         num_heads=N,
         block_size=3,
@@ -108,7 +108,7 @@ def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int) -> None:
 
 
 def test_a_token_reads_the_blocks_that_it_sees_alone() -> None:
-    """Of a long cache nothing is computed but with the blocks chosen."""
+    """Only the selected blocks of a long cache are used."""
     length = 4096
     config = BigBirdConfig(
         num_heads=N, head_dim=64, block_size=BLOCK, num_random_blocks=2, random_block_span=length
@@ -187,7 +187,7 @@ def test_random_blocks_are_neither_near_nor_global_nor_alike() -> None:
 
 
 def test_a_longer_input_repeats_the_draw() -> None:
-    """Each stretch of 44 tokens draws from itself, as the first does."""
+    """Each section of 44 tokens draws blocks of its own, as the first does."""
     config = dataclasses.replace(CONFIG, num_global_blocks=0, last_block_is_global=False)
     seen = seen_blocks(config, 88)[0]
     assert np.array_equal(seen[:, :10, :11], seen[:, 11:21, 11:])

@@ -23,7 +23,7 @@ BLOCKS = -(-T // BLOCK)  # of the input
 
 
 def config(extra: int) -> BigBirdConfig:
-    """With so many blocks of extra tokens. Nothing of the input itself is global."""
+    """Return a config with `extra` blocks of extra tokens. No token of the input is global."""
     return BigBirdConfig(
         num_heads=N,
         head_dim=5,

@@ -13,8 +13,8 @@ from tests.transformer.kernels import FORMULAS, dense_attention
 from tests.transformer.mixers import applied, made
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
 from transformer.attention.config import MixerConfig
+from transformer.attention.documents import document_boundaries
 from transformer.attention.masks import dense_mask
-from transformer.attention.sparse_ops.document_boundaries import document_boundaries
 from transformer.attention.variants import prefix_sums as sums
 from transformer.attention.variants.feature_map_attention import attend_bidirectional
 from transformer.attention.variants.linear_attention import elu_features

@@ -46,7 +46,7 @@ def test_it_is_the_papers_recurrence_and_keeps_its_state() -> None:
 
 
 def test_another_document_starts_anew_where_positions_do() -> None:
-    """Two tokens that end one document, then another, to a state that knows of the first."""
+    """Two tokens that end one document, then another, from a state of the first document."""
     mixer, w = made(CONFIG, D)
     x, y = normal(0, B, T, D), normal(1, B, T, D)
     cache = applied(mixer, w, x, mask=CAUSAL, cache=mixer.init_cache(B, T)).cache

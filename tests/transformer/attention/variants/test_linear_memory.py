@@ -1,7 +1,7 @@
 """No compiled program of a variant of linear cost has an array of T x S, forward or backward.
 
-Whoever holds nothing for each pair of tokens is here, also top-k attention and full attention in
-tiles, whose time goes with T x S all the same.
+Top-k attention and full attention in tiles are included: their time grows with T x S, but not
+their memory.
 """
 
 import dataclasses
@@ -144,7 +144,7 @@ def test_reading_a_prompt_makes_nothing_of_pairs_of_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", [CAUSAL, FULL], ids=["causal", "both ways"])
 def test_pairs_of_tokens_would_be_seen(pattern: MaskPattern) -> None:
-    """Of full attention with all scores at once: as they are, and as the cache has them."""
+    """Full attention with all scores in memory is detected, with and without a cache."""
     assert (1, 1, T, T) in pairs_of_tokens(training(QUADRATIC, Mask(pattern)), T)
     if pattern.causal:
         assert (1, 1, T, T) in pairs_of_tokens(prefill(QUADRATIC), T)
@@ -155,7 +155,7 @@ def test_pairs_of_tokens_would_be_seen(pattern: MaskPattern) -> None:
     [(T, T), (T, 3, T), (2, T, T, 5), (1024, 1, T), (16, 64, 16, 64), (T * T,), (8, 128, 1030)],
 )
 def test_no_layout_hides_them(shape: tuple[int, ...]) -> None:
-    """Swapped, apart, padded, in tiles, flat, and a few rows at a time that are no longer few."""
+    """Transposed, split, padded, in tiles, flat, and in blocks of too many rows."""
     text = f"  x = bf16[{','.join(map(str, shape))}]{{1,0}} add(f32[{T},6]{{1,0}} y, s32[] z)"
     assert pairs_of_tokens(text, T) == [shape]
     assert shapes_in(text) == {shape, (T, 6)}

@@ -34,7 +34,7 @@ def config(**given: Any) -> LinformerConfig:
 
 
 def seen_and_places(mask: Mask, queries: int, keys: int) -> tuple[Array, Array]:
-    """Which keys each query sees [B, T, S], and the place of each key in its document [B, S]."""
+    """Return the visible keys [B, T, S], and each key's place in its document [B, S]."""
     there = (
         np.arange(keys)
         < (np.full(B, keys) if mask.key_lengths is None else mask.key_lengths)[:, None]

@@ -63,7 +63,7 @@ def passes(params: Any, x: Any, shown: Array, near: Array, is_global: Array) -> 
 
 
 def shown(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
-    """What the mask shows, from its arrays."""
+    """Return the visible keys of each query, from the arrays of the mask."""
     seen = np.ones((1, T, T), bool)
     if mask.pattern.causal:
         seen = seen & (positions[:, :, None] >= positions[:, None, :])
@@ -146,7 +146,7 @@ def test_the_contract_where_the_window_is_short() -> None:
 )
 @pytest.mark.parametrize("length", [9, 37])
 def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int, settings: dict[str, Any]) -> None:
-    """Where global tokens come one by one, too, and where the first read is beyond the window."""
+    """Also with single global tokens, and with a first chunk that is longer than the window."""
     config = LongformerConfig(**dict(num_heads=N, num_kv_heads=K) | settings)
     check_cached(make_trial(config, D, length, (1,), Hardware()))
 
@@ -161,7 +161,7 @@ def test_its_cache_does_not_grow_with_the_length() -> None:
 
 
 def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
-    """Whether a query's result moves with a key's token."""
+    """Return True where a query's result depends on a key's token."""
     mixer, params = made(config, D)
 
     def result(x: Any) -> Any:

@@ -60,7 +60,7 @@ def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
 
 @pytest.mark.slow
 def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
-    """The constants are arguments: all of these are one program."""
+    """Constants are arguments, so all cases share one program."""
     config = PerformerConfig(num_heads=2, head_dim=H, num_features=64)
     mixer, w = made(config, D)
     x = 0.4 * normal(0, 1, T, D)  # small, so that no few directions rule the errors

@@ -1,4 +1,4 @@
-"""Random features against their formulas, and what they promise, over many seeds."""
+"""Random features against their formulas, and their statistics over many seeds."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ H, SEEDS = 8, 500
 
 @pytest.mark.parametrize("kind", ["positive", "trigonometric", "relu"])
 def test_features_are_those_of_the_formula(kind: Any) -> None:
-    """And so is the factor that is taken out."""
+    """The extracted factor is exact too."""
     directions, x = draw_random_vectors(13, H, orthogonal=True, seed=(1,)), normal(0, 2, 3, 5, H)
     found = make_feature_map(kind, directions)(x)
     factor = 1 if found.log_scale is None else np.exp(found.log_scale)[..., None]
@@ -80,7 +80,7 @@ AT_HOME: dict[FeatureMapKind, float] = {"positive": -0.25, "trigonometric": 0.5}
 def estimates(
     kind: FeatureMapKind, orthogonal: bool, features: int, product: float
 ) -> Array:  # [seeds]
-    """Of exp(x . y / sqrt(H)), one of each seed."""
+    """Return estimates of exp(x . y / sqrt(H)), one for each seed."""
     count = features // 2 if kind == "trigonometric" else features
     drawn = [
         draw_random_vectors(count, H, orthogonal=orthogonal, seed=(7, s)) for s in range(SEEDS)

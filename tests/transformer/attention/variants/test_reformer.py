@@ -30,7 +30,7 @@ def hashed(q: Array, rotation: Array) -> Array:  # [T, H], [H, buckets / 2] -> [
 
 
 def shown(bucket: Array, documents: Array, t: int, causal: bool) -> Array:  # [T] booleans
-    """The last members of the query's bucket and document, and as many after it."""
+    """Return the last members of the query's bucket in its document, and as many after it."""
     index = np.arange(T)
     alike = index[(bucket == bucket[t]) & (documents == documents[t]) & (documents[t] != 0)]
     before, after = alike[alike <= t][-WINDOW:], alike[alike > t][: WINDOW - 1]
@@ -38,7 +38,7 @@ def shown(bucket: Array, documents: Array, t: int, causal: bool) -> Array:  # [T
 
 
 def pattern(q: Array, documents: Array, causal: bool) -> Array:  # [B, T, N, H] -> [R, B, N, T, T]
-    """Which keys each round shows each query."""
+    """Return the keys that each query sees in each round of hashing."""
     found = np.zeros((ROUNDS, B, N, T, T), bool)
     for r, b, n in np.ndindex(ROUNDS, B, N):
         bucket = hashed(q[b, :, n], CONSTANTS["rotations"][r, n])
@@ -64,7 +64,7 @@ def round_by_round(q: Any, v: Any, seen: Any) -> Any:
 
 
 def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
-    """The mixer, built densely."""
+    """Return the mixer's output by dense attention."""
 
     def project(p: Any, name: str) -> Any:
         return jnp.einsum("BTD,DNH->BTNH", x, p[name]) + p[f"{name}_bias"][None, None]
@@ -110,8 +110,8 @@ def test_the_contract_with_many_tokens_to_a_bucket() -> None:
 
 
 def chunked(bucket: Array, t: int, size: int) -> set[int]:
-    """What a query sees in the paper: of its bucket, its own chunk of the sorted row and the one
-    before, up to itself."""
+    """Return the keys that a query sees in the paper: members of its bucket up to itself, in
+    its own chunk of the sorted row and the one before."""
     order = np.argsort(bucket, kind="stable")
     chunk = np.argsort(order) // size
     near = (chunk == chunk[t]) | (chunk == chunk[t] - 1)

@@ -55,7 +55,7 @@ def far(vectors: Array, centroids: Array) -> Array:  # [T, H], [E, H] -> [T, E]
 
 
 def own_cluster(params: Any, x: Array, documents: Array, causal: bool) -> Array:
-    """[B, N, T, T] booleans: the last members of the query's cluster, and as many after it."""
+    """Return [B, N, T, T] booleans: the query's cluster, its last members and as many after it."""
     q, index = normed(params, x, "query"), np.arange(T)
     seen = np.zeros((B, N, T, T), bool)
     for b, n, t in np.ndindex(B, N, T):

@@ -104,7 +104,7 @@ def test_the_ring_keeps_the_newest_of_a_slot_in_whatever_order_they_come() -> No
 
 
 def test_slots_in_order_by_hand() -> None:
-    """Empty slots come first, then tokens by position, whichever slot they stood in."""
+    """Empty slots come first, then tokens by position, whatever their slot."""
     tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
     ring = RollingCache(
         tokens, 10 * tokens, array([[3, 4, 2], [0, 1, ABSENT_POSITION]])
@@ -129,7 +129,7 @@ CACHED = [
 def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
     config: SlidingWindowConfig,
 ) -> None:
-    """Rings of 9 or 10 slots meet chunks of more and of fewer tokens, while not full and full."""
+    """Rings of 9 or 10 slots, full and not, and chunks of more and of fewer tokens."""
     length = 340
     trial = on_trial(config, length)
     x = trial.inputs(0)
@@ -147,7 +147,7 @@ def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CACHED)
 def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWindowConfig) -> None:
-    """Each row goes on from its own position, in the second chunk as in the first."""
+    """Each row continues from its own position, in the second chunk as in the first."""
     trial = on_trial(config)
     x, index, rows = trial.inputs(0), np.arange(25), np.arange(3)[:, None]
     full = trial(x).y

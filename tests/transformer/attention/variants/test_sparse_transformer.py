@@ -125,7 +125,7 @@ def test_padding_by_lengths_is_not_seen() -> None:
 def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, causal: bool) -> None:
     """A row that begins and ends among the last tokens of a block has more of them than others.
 
-    So has one whose first document goes on from elsewhere.
+    So has a row whose first document does not start at position 0.
     """
     trial = on_trial(
         SparseTransformerConfig(num_heads=2, pattern=pattern, stride=16, num_summary_tokens=8),
@@ -151,7 +151,7 @@ def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, ca
 @pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:
-    """Queries meet a cache a block at a time, of which the last is not full."""
+    """Queries attend to a cache in blocks, the last of which is not full."""
     length = 300
     trial = on_trial(
         SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind), length

@@ -1,7 +1,8 @@
-"""Boundaries of the documents of a row, for mixers that carry a state from token to token.
+"""Documents of a row: the document of each token, and where documents start.
 
-The state is reset at the first token of each document and is unchanged by padding. Decoding resumes
-from a cached state: there position 0 starts a document, and padding has position -1.
+For mixers that do not compare queries with keys. A mixer that carries a state from token to token
+resets it at the first token of each document; padding leaves it unchanged. Decoding resumes from a
+cached state: there position 0 starts a document, and padding has position -1.
 """
 
 from typing import NamedTuple
@@ -10,7 +11,31 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attention.masks import Mask
-from transformer.attention.token_segments import previous_segments, token_segments
+
+
+def token_segments(
+    mask: Mask,
+    length: int,  # T
+) -> jax.Array | None:  # [B or 1, T]
+    """Return the document of each token, 0 for padding by `segments` or `key_lengths`.
+
+    None: one document without padding.
+    """
+    if mask.key_lengths is None:
+        return mask.segments
+    is_token = jnp.arange(length)[None, :] < mask.key_lengths[:, None]
+    return jnp.where(is_token, 1 if mask.segments is None else mask.segments, 0)
+
+
+def previous_segments(
+    segments: jax.Array,  # [B, T]
+) -> jax.Array:  # [B, T]
+    """Return the document of the last non-padding token before each token; 0 if there is none."""
+    index = jnp.arange(segments.shape[1])[None, :]
+    last = jax.lax.cummax(jnp.where(segments != 0, index, -1), axis=1)
+    before = jnp.pad(last, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+    segment = jnp.take_along_axis(segments, jnp.maximum(before, 0), axis=1)
+    return jnp.where(before < 0, 0, segment)
 
 
 class DocumentBoundaries(NamedTuple):

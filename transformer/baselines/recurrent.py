@@ -1,4 +1,10 @@
-"""Simple recurrent network (Elman 1990), optionally with a deep transition."""
+"""Recurrent mixers: simple recurrent network and LSTM.
+
+- `ElmanRNN` (Elman 1990), optionally with a deep transition.
+- `LSTM` (Hochreiter and Schmidhuber 1997), unidirectional or bidirectional.
+
+Their cells and the scan over time are in `cells.py`.
+"""
 
 from typing import Any
 
@@ -17,9 +23,15 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.sparse_ops.document_boundaries import document_boundaries
-from transformer.baselines.cells import apply_matrix, recurrent_weight, scan_cell
-from transformer.baselines.config import ElmanConfig
+from transformer.attention.documents import document_boundaries
+from transformer.baselines.cells import (
+    LSTMLayer,
+    LSTMState,
+    apply_matrix,
+    recurrent_weight,
+    scan_cell,
+)
+from transformer.baselines.config import ElmanConfig, LSTMConfig
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 
@@ -97,3 +109,61 @@ class ElmanRNN(Mixer):
 
 
 MIXERS[ElmanConfig.kind] = ElmanRNN
+
+
+class LSTM(Mixer):
+    """Hidden state of each token; both directions are concatenated."""
+
+    config: LSTMConfig
+
+    @staticmethod
+    def abilities(config: LSTMConfig) -> Abilities:
+        forward = not config.bidirectional
+        return Abilities(causal=forward, cached=forward, cross=False, weights=False)
+
+    @staticmethod
+    def constants(config: LSTMConfig, layer: int, width: int) -> None:
+        return None
+
+    @staticmethod
+    def score_flops(config: LSTMConfig, width: int, length: int) -> ScoreFlops:
+        return ScoreFlops(full=0, causal=0)
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> LSTMState:
+        self.check_not_bidirectional("a cache")
+        hidden_size = self.config.resolved_hidden_size(self.context.d_model)
+        return LSTMState.empty(batch, hidden_size, self.context.precision.compute)
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        config, context = self.config, self.context
+        reject_memory(config.kind, inputs.memory)
+        reject_weights(config.kind, inputs.outputs)
+        reject_mask_patterns(config.kind, inputs.mask)
+        width = config.resolved_hidden_size(context.d_model)
+        cached = inputs.cache is not None
+        boundaries = document_boundaries(inputs.mask, inputs.positions, cached=cached)
+        state, y = LSTMLayer(width, context, name="forward")(x, boundaries, inputs.cache)
+        if config.bidirectional:
+            if inputs.mask.pattern.causal:
+                self.check_not_bidirectional("a causal mask")
+            boundaries = document_boundaries(inputs.mask, inputs.positions, backward=True)
+            flipped = jnp.flip(x, axis=1)
+            backward_y = LSTMLayer(width, context, name="backward")(flipped, boundaries)[1]
+            y = jnp.concatenate([y, jnp.flip(backward_y, axis=1)], axis=-1)
+        if y.shape[-1] != context.d_model:
+            hidden, embed = {"hidden": y.shape[-1]}, {"embed": context.d_model}
+            y = apply_linear(self, "output", y, hidden, embed, context, bias=True, residual=True)
+        return MixerOutput(y, state if cached else None, {})
+
+    @nn.nowrap
+    def check_not_bidirectional(self, requested: str) -> None:
+        if self.config.bidirectional:
+            raise ValueError(
+                f"mixer lstm: bidirectional reads what comes later, so cannot have {requested}; "
+                "use it in an encoder, or set bidirectional to False"
+            )
+
+
+MIXERS[LSTMConfig.kind] = LSTM

@@ -1,0 +1,71 @@
+"""The public surface: what `dir` shows, and what `help` says about it."""
+
+import dataclasses
+import inspect
+import pydoc
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import train
+import transformer
+from transformer.field_docs import field_docs
+
+PUBLIC = [(module, name) for module in (transformer, train) for name in module.__all__]
+FLAX_FIELDS = {"parent", "name"}
+"""Fields that Flax adds to every module."""
+
+
+@pytest.mark.parametrize("module", [transformer, train])
+def test_dir_shows_the_public_names(module: ModuleType) -> None:
+    assert dir(module) == sorted(module.__all__)
+    for name in dir(module):
+        getattr(module, name)
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_help_describes_each_public_name_and_field(module: ModuleType, name: str) -> None:
+    found = getattr(module, name)
+    if not isinstance(found, type):
+        assert inspect.getdoc(found)
+        return
+    assert "__doc__" in vars(found)
+    assert not str(found.__doc__).startswith(f"{name}("), "has the docstring that dataclass makes"
+    fields = (
+        [field.name for field in dataclasses.fields(found)]
+        if (dataclasses.is_dataclass(found))
+        else getattr(found, "_fields", ())
+    )
+    shown = pydoc.plain(pydoc.render_doc(found))
+    for field in set(fields) - FLAX_FIELDS:
+        assert f"|    {field}: " in shown, field
+
+
+def test_documentation_is_that_of_the_source() -> None:
+    docs = field_docs(transformer.NormConfig)
+    assert docs["epsilon"].strip()
+    text = " ".join(str(transformer.NormConfig.__doc__).split())
+    assert all(" ".join(f"{name}: {doc}".split()) in text for name, doc in docs.items())
+    assert field_docs(transformer.MixerOutput)["y"] == "[B, T, D]"  # a comment
+    assert "path" in field_docs(train.TextDataConfig)
+    assert "max_length" in field_docs(train.ClassificationDataConfig)  # of a base class
+
+
+def test_fields_of_a_class_without_source_are_left_out() -> None:
+    found = dataclasses.make_dataclass("Made", [("x", int)])
+    assert field_docs(found) == {}
+
+
+def test_no_source_is_read_before_help() -> None:
+    """Importing a public name neither loads JAX nor parses a file."""
+    code = (
+        "import sys; from transformer import TransformerConfig; from train import TextDataConfig\n"
+        "import transformer.field_docs as docs\n"
+        "assert docs.field_docs.cache_info().misses == 0\n"
+        "assert 'jax' not in sys.modules\n"
+        "assert 'num_layers: ' in TransformerConfig.__doc__\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,209 @@
+"""Data given from Python: what is accepted, how it is split and named, and what is refused."""
+
+import dataclasses
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs import multi30k
+from train.data.bitext import prepare_bitext
+from train.data.config import DataConfig, TextDataConfig, TokenizerConfig
+from train.data.corpus import TextCorpus, prepare_text
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    ListOpsDataConfig,
+    TokenLabelDataConfig,
+)
+from train.data.python_data import PythonData, check_same_data, hold_data
+from train.data.text_labels import prepare_classification
+from train.data.token_labels import prepare_token_labels
+from train.errors import UserError
+from train.experiment import Experiment
+from train.tasks.config import Classification, LanguageModeling, Tagging, TaskConfig, Translation
+from transformer import TransformerConfig
+
+BYTES = TokenizerConfig("byte")
+TEXTS = [f"text {index}" for index in range(10)]
+ARRAYS = np.arange(40).reshape(8, 5) % 7
+
+
+def of_data(data: DataConfig) -> Experiment:
+    """An experiment of the task that learns from such data."""
+    tasks: dict[type[DataConfig], TaskConfig] = {
+        ClassificationDataConfig: Classification(),
+        ListOpsDataConfig: Classification(),
+        TokenLabelDataConfig: Tagging(),
+        BitextDataConfig: Translation(),
+    }
+    task = tasks.get(type(data), LanguageModeling())
+    if isinstance(task, Translation):
+        model = next(iter(multi30k.EXPERIMENTS.values())).model
+    else:
+        model = TransformerConfig(causal=isinstance(task, LanguageModeling))
+    return Experiment("tiny", task, model, data)
+
+
+def held(data: Any, config: DataConfig, validation_data: Any = None) -> tuple[Any, PythonData]:
+    experiment, found = hold_data(of_data(config), data, validation_data)
+    return experiment.data, found
+
+
+def text_corpus(data: Any, folder: Path, **settings: Any) -> TextCorpus:
+    config = TextDataConfig(cache_dir=str(folder), sequence_length=8, **settings)
+    named, kept = held(data, config)
+    corpus = prepare_text(named)
+    assert kept is not None  # alive until here
+    return corpus
+
+
+def test_texts(tmp_path: Path) -> None:
+    corpus = text_corpus(TEXTS, tmp_path, tokenizer=BYTES)
+    assert [len(corpus.split(name).document_starts) for name in ("train", "validation")] == [9, 1]
+    given = {"train": TEXTS, "validation": ["one"], "test": ["two"]}
+    corpus = text_corpus(given, tmp_path, tokenizer=BYTES)
+    assert corpus.tokenizer.decode(corpus.split("test").tokens[1:-1]) == "two"
+    assert len(corpus.split("train").document_starts) == 10
+
+
+def test_the_path_is_a_digest_of_the_data() -> None:
+    config = TextDataConfig(path="x", validation_path="y")
+    named, _ = held(TEXTS, config)
+    assert (named.path[:12], named.validation_path) == ("python:data/", "")
+    assert held(tuple(TEXTS), config)[0] == named
+    assert held((text for text in TEXTS), config)[0] == named
+    paths = {held(data, config)[0].path for data in (TEXTS[1:], ["".join(TEXTS)], ARRAYS)}
+    assert len({named.path, *paths}) == 4
+    assert held(TEXTS, config, TEXTS[:1])[0].path not in {named.path, *paths}
+
+
+def test_data_live_as_long_as_somebody_holds_them(tmp_path: Path) -> None:
+    named, kept = held(["gone"], TextDataConfig(cache_dir=str(tmp_path), tokenizer=BYTES))
+    assert named.read_split("train") == ["gone"]
+    assert named.read_split("test") is None
+    del kept
+    gc.collect()
+    with pytest.raises(UserError, match=r"data.path python:data/\w+: names data given from Python"):
+        prepare_text(named)
+
+
+def test_token_arrays(tmp_path: Path) -> None:
+    """Each row is a document; one more token than they have separates documents."""
+    given = {"train": ARRAYS, "validation": [[1, 2]]}
+    corpus = text_corpus(given, tmp_path)
+    assert corpus.tokenizer.vocab_size == 8
+    assert corpus.tokenizer.eos_token_id == 7
+    tokens = corpus.split("train").tokens
+    np.testing.assert_array_equal(tokens[:-1].reshape(8, 6)[:, 1:], ARRAYS)
+    assert tokens[::6].tolist() == [7] * 9
+    assert corpus.split("train").document_starts.tolist() == list(range(0, 48, 6))
+    assert corpus.split("validation").tokens.tolist() == [7, 1, 2, 7]
+    assert corpus.tokenizer.encode("5 0").tolist() == [5, 0]
+    assert corpus.tokenizer.decode([5, 7, 0]) == "5 0"
+    with pytest.raises(UserError, match=r"words that the tokenizer lacks \(7 x\); give some of"):
+        corpus.tokenizer.encode("1 x 7")
+    assert corpus.compressed_bits_per_byte("train") == {}
+
+
+def test_token_arrays_are_held_out(tmp_path: Path) -> None:
+    corpus = text_corpus(ARRAYS, tmp_path, validation_fraction=0.25)
+    assert [len(stream.document_starts) for stream in corpus.streams.values()] == [6, 2]
+    one = text_corpus(np.arange(20), tmp_path)  # one document: its end is held out
+    assert one.split("validation").tokens.tolist() == [20, 18, 19, 20]
+    tail = text_corpus([[1, 2], [3, 4, 0]], tmp_path, split_method="tail", validation_fraction=0.4)
+    assert tail.split("train").tokens.tolist() == [5, 1, 2, 5, 3, 5]
+    assert tail.split("validation").tokens.tolist() == [5, 4, 0, 5]
+    with pytest.raises(UserError, match=r"1 tokens are too few to hold out 0.1 of them"):
+        text_corpus([[3]], tmp_path)
+
+
+def test_token_arrays_of_a_tokenizer(tmp_path: Path) -> None:
+    ids = list(b"the cat")
+    corpus = text_corpus([ids, [*ids, 256]], tmp_path, tokenizer=BYTES, validation_fraction=0.4)
+    train, validation = corpus.split("train"), corpus.split("validation")
+    assert corpus.tokenizer.decode(train.tokens[1:-1]) == "the cat"
+    assert (train.num_bytes, validation.num_bytes) == (7, 7)
+    assert train.tokens.tolist() == validation.tokens.tolist() == [256, *ids, 256]
+    with pytest.raises(UserError, match="split train, example 1: has the token id 300, and the"):
+        text_corpus([ids, [300]], tmp_path, tokenizer=BYTES)
+
+
+def test_token_arrays_for_the_tokenizer_of_an_earlier_run(tmp_path: Path) -> None:
+    first = text_corpus(ARRAYS, tmp_path).tokenizer
+    config, kept = held([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
+    assert kept.has_token_arrays
+    with pytest.raises(UserError, match="has the token id 7, which separates documents; the ids"):
+        prepare_text(config, tokenizer=first)
+
+
+def test_labels() -> None:
+    config, kept = held([("a b", 1), ("c", np.int64(0)), ["d", 1]], ClassificationDataConfig())
+    corpus = prepare_classification(dataclasses.replace(config, tokenizer=BYTES))
+    assert corpus.labels == ("0", "1")
+    assert kept.splits["train"][1] == ("c", "0")
+
+
+def test_tags() -> None:
+    data = [(["the", "fish"], ["D", "N"]), (("a",), ("D",)), (["x"], [3])]
+    config, kept = held(data, TokenLabelDataConfig(tokenizer=BYTES), data[:1])
+    corpus = prepare_token_labels(config)
+    assert corpus.labels == ("3", "D", "N")
+    assert corpus.split("validation").tags() == [["D", "N"]]
+    assert kept.splits["train"][0] == [("the", "D"), ("fish", "N")]
+
+
+def test_pairs() -> None:
+    config, kept = held([("a b", "c"), ("d", "e f")], BitextDataConfig(), [("a", "c")])
+    corpus = prepare_bitext(dataclasses.replace(config, tokenizer=BYTES))
+    assert corpus.split("train").pairs == kept.splits["train"]
+
+
+TEXT, LABEL = TextDataConfig(), ClassificationDataConfig()
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "message"),
+    [
+        ("a text", TEXT, "data, split train: is a str; give a list of examples"),
+        (3, TEXT, "data, split train: is a int; give a list of examples"),
+        ([], TEXT, "data, split train: is empty; give some examples"),
+        (["", ""], TEXT, "data, split train: is empty; give some examples"),
+        (["a", None], TEXT, "example 1: is a NoneType; give strings, or arrays of token ids"),
+        ([{"text": "a"}], TEXT, "example 0: is a dict; give strings, or arrays of token ids"),
+        ([[1, -2]], TEXT, "example 0: has the token id -2; give ids of 0 or more"),
+        ([[1.5]], TEXT, "example 0: is a list; give strings, or arrays of token ids"),
+        (["a", [1]], TEXT, "data: has texts and arrays of token ids; give one of them"),
+        ({"validation": ["a"]}, TEXT, r"data: has no split train \(it has validation\); add it"),
+        ({"train": ["a"], "dev": ["a"]}, TEXT, "data: split 'dev' is not known; name train, val"),
+        (["a"], LABEL, r"example 0: is a str; give pairs \(text, label\)"),
+        ([("a", "b", "c")], LABEL, r"example 0: is a tuple; give pairs \(text, label\)"),
+        ([("a", 1.5)], LABEL, "example 0: its label is 1.5; give a string or an integer"),
+        ([("a", "")], LABEL, "example 0: its label is ''; give a string or an integer"),
+        ([(1, "a")], LABEL, "example 0: its text is a int; give a string"),
+        ([(["a"], [])], TokenLabelDataConfig(), "example 0: has no tag for each token"),
+        ([("a", "b")], TokenLabelDataConfig(), "example 0: has no tag for each token"),
+        ([([], [])], TokenLabelDataConfig(), "example 0: has no tokens; leave it out"),
+        ([("a", None)], BitextDataConfig(), "example 0: its target is a NoneType; give a string"),
+        ([("a", "b")], ListOpsDataConfig(), "ListOpsDataConfig has examples of its own; set Exper"),
+    ],
+)
+def test_what_is_no_data_of_the_task(data: Any, config: DataConfig, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        held(data, config)
+
+
+def test_two_validation_splits() -> None:
+    with pytest.raises(UserError, match="validation_data: data has a validation split too"):
+        held({"train": ["a"], "validation": ["b"]}, TEXT, ["c"])
+
+
+def test_a_resumed_run_needs_its_data() -> None:
+    check_same_data("runs/x", "python:data/1", "python:data/1")
+    check_same_data("runs/x", "a.txt", "b.txt")
+    with pytest.raises(UserError, match=r"runs/x: its run was trained .* python:data/1, and"):
+        check_same_data("runs/x", "python:data/1", "python:data/2")
+    with pytest.raises(UserError, match=r"and now none are given; call train.fit with the same"):
+        check_same_data("runs/x", "python:data/1", "a.txt")

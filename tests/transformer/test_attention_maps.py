@@ -1,0 +1,147 @@
+"""Attention maps of whole models: weights and hidden pairs, by stage and layer."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.transformer.mixers import inputs as mixer_inputs
+from tests.transformer.mixers import shared
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    FeedForwardConfig,
+    LanguageModel,
+    Mask,
+    MaskPattern,
+    MixerConfig,
+    TransformerConfig,
+)
+from transformer.attention.base import mixer_class
+from transformer.attention.variants.clustered_configs import ReformerConfig, TopKConfig
+from transformer.attention.variants.linear_configs import PerformerConfig
+from transformer.attention.variants.sparse_configs import (
+    BigBirdConfig,
+    SlidingWindowConfig,
+    SparseTransformerConfig,
+)
+from transformer.attention_maps import AttentionMap, attention_maps
+from transformer.inspection import layer_values
+from transformer.testing.oracle import projections
+
+WIDTH, LENGTH, VOCABULARY = 12, 11, 17
+FULL = AttentionConfig(num_heads=3)
+
+
+def block(mixer: MixerConfig, cross: MixerConfig | None = None) -> BlockConfig:
+    return BlockConfig(mixer, cross, FeedForwardConfig(d_ff=7), norm=None)
+
+
+def config_of(*mixers: MixerConfig, layers: int = 0, **changes: Any) -> TransformerConfig:
+    pattern = tuple(map(block, mixers))  # without norms, so that a mixer's input is the residual
+    return TransformerConfig(
+        VOCABULARY, WIDTH, layers or len(mixers), layer_pattern=pattern, **changes
+    )
+
+
+def language_model(*mixers: MixerConfig, **changes: Any) -> tuple[LanguageModel, Any, Any]:
+    model = LanguageModel(config_of(*mixers, **changes))
+    tokens = np.random.default_rng(0).integers(VOCABULARY, size=(2, LENGTH)).astype(np.int32)
+    return model, jax.jit(model.init_params)(jax.random.key(3)), tokens
+
+
+@pytest.mark.parametrize("loop", ["scan", "unroll"])
+def test_equal_the_weights_of_the_model(loop: str) -> None:
+    changes: Any = dict(layers=4, layer_loop=loop, remat="full")
+    model, params, tokens = language_model(FULL, **changes)
+    found = attention_maps(model, params, tokens=tokens)
+    expected = layer_values(model.apply({"params": params}, tokens, outputs={"weights"}), "weights")
+    assert [(each.stage, each.layer, each.mixer) for each in found] == [
+        ("decoder", layer, "full") for layer in range(4)
+    ]
+    for each, weights in zip(found, expected, strict=True):
+        np.testing.assert_allclose(each.weights, weights, atol=1e-6)
+        assert np.array_equal(each.visible[0, 0], np.tri(LENGTH, dtype=bool))
+
+
+def test_patterns_of_one_model_are_those_of_its_layers() -> None:
+    window, performer = SlidingWindowConfig(num_heads=3, window=4), PerformerConfig(num_heads=3)
+    model, params, tokens = language_model(window, performer, FULL)
+    first, last = attention_maps(model, params, tokens=tokens)
+    assert (first.layer, first.mixer, last.layer, last.mixer) == (0, "sliding_window", 2, "full")
+    distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None]
+    assert np.array_equal(first.visible[0, 0], (distance >= 0) & (distance < 4))
+    assert np.asarray(last.visible)[0, 0].sum() == LENGTH * (LENGTH + 1) // 2
+
+
+SPARSE: list[MixerConfig] = [
+    BigBirdConfig(num_heads=3, num_kv_heads=1, block_size=2, num_random_blocks=1),
+    SparseTransformerConfig(num_heads=3, stride=3),
+    ReformerConfig(num_heads=3, num_buckets=2, window=3),
+    TopKConfig(num_heads=3, keys_per_query=2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("bigbird", "top_k")
+@pytest.mark.parametrize("mixer", SPARSE, ids=lambda mixer: mixer.kind)
+def test_weights_of_a_pattern_give_the_layers_result(mixer: MixerConfig) -> None:
+    model, params, tokens = language_model(mixer)
+    [found] = attention_maps(model, params, tokens=tokens)
+    weights, visible = np.asarray(found.weights), np.asarray(found.visible)
+    names = frozenset({"residual_pre", "mixer_output"})
+    output = jax.jit(lambda params: model.apply({"params": params}, tokens, outputs=names))(params)
+    seen = {name: layer_values(output, name)[0] for name in names}
+    own = jax.tree.map(lambda leaf: leaf[0], params["layers"]["place_0"])
+    x = seen["residual_pre"]
+    alone = mixer_class(mixer)(mixer, shared(WIDTH), parent=None)
+    causal = mixer_inputs(LENGTH, mask=_causal(), constants=alone.constants(mixer, 0, WIDTH))
+    heads = projections(alone, own["mixer"], x, causal)
+    v = np.repeat(np.asarray(heads[2]), 3 // heads[2].shape[2], axis=2)
+    y = np.einsum("BNTS,BSNH,NHD->BTD", weights, v, own["mixer"]["output"])
+    y = y + np.asarray(own["mixer"].get("output_bias", 0))
+    np.testing.assert_allclose(y, seen["mixer_output"], atol=1e-5)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert not weights[~np.broadcast_to(visible, weights.shape)].any()
+    assert visible.mean() < 0.5
+
+
+def _causal() -> Mask:
+    return Mask(MaskPattern(causal=True), positions=jnp.arange(LENGTH)[None])
+
+
+@pytest.mark.slow
+def test_stages_of_an_encoder_decoder() -> None:
+    pattern = (block(FULL, AttentionConfig(num_heads=2)),)
+    encoder = EncoderConfig(num_layers=3, layer_pattern=(block(FULL),))
+    config = dataclasses.replace(config_of(FULL, layers=2), layer_pattern=pattern, encoder=encoder)
+    model = EncoderDecoder(config)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    source, target = (np.arange(n, dtype=np.int32)[None] for n in (7, 5))
+    segments = np.array([[1, 1, 1, 1, 1, 1, 0]])
+    inputs: Any = dict(source=source, tokens=target, source_segments=segments)
+    found = attention_maps(model, params, **inputs)
+    places = [(each.stage, each.layer) for each in found]
+    decoder: list[Any] = [("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
+    assert places == [("encoder", layer) for layer in range(3)] + decoder
+    by_place: dict[Any, AttentionMap] = dict(zip(places, found, strict=True))
+    assert by_place["encoder", 2].weights.shape == (1, 3, 7, 7)
+    cross = by_place["cross", 1]
+    assert cross.weights.shape == (1, 2, 5, 7)
+    assert np.array_equal(cross.visible[0, 0], np.broadcast_to(segments[0] != 0, (5, 7)))
+    output = jax.jit(
+        lambda params: model.apply({"params": params}, **inputs, outputs=frozenset({"weights"}))
+    )(params)
+    np.testing.assert_allclose(cross.weights, layer_values(output, "cross_weights")[1], atol=1e-6)
+
+
+def test_a_model_without_weights_is_refused_in_one_line() -> None:
+    model, params, tokens = language_model(PerformerConfig(num_heads=3))
+    with pytest.raises(ValueError, match="mixer performer: has no attention weights") as error:
+        attention_maps(model, params, tokens=tokens)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,200 @@
+"""Data given from Python: `train.fit(experiment, data=[...])`.
+
+The settings of a run name them by their digest, `data.path = python:data/<digest>`. The examples
+stay in this process, for as long as the run that `fit` returned.
+"""
+
+import dataclasses
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from train.data.config import PYTHON_DATA_PREFIX, DataConfig, TextDataConfig
+from train.data.example_configs import (
+    BitextDataConfig,
+    ClassificationDataConfig,
+    TokenLabelDataConfig,
+)
+from train.errors import UserError
+
+if TYPE_CHECKING:
+    from train.experiment import Experiment
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PythonData:
+    """Examples of each split, checked, in the form that `DataConfig.read_split` returns."""
+
+    splits: Mapping[str, list[Any]]
+    path: str
+    """Value of `data.path`."""
+
+    @property
+    def has_token_arrays(self) -> bool:
+        """True if the examples are arrays of token ids, and not texts."""
+        return isinstance(self.splits["train"][0], np.ndarray)
+
+
+_held: weakref.WeakValueDictionary[str, PythonData] = weakref.WeakValueDictionary()
+"""Data by path. Settings are plain values, so they can only name the data."""
+
+
+def hold_data(
+    experiment: "Experiment", data: Any, validation_data: Any = None
+) -> tuple["Experiment", PythonData]:
+    """Return the experiment with `data.path` naming the data, and the data.
+
+    The data can be read while the second value is alive.
+
+    Args:
+      experiment: Its data settings decide what an example is; their paths are replaced.
+      data: Training examples, or a dict of splits: train, validation, test.
+      validation_data: Validation examples.
+
+    Raises:
+      UserError: The data are empty, or are no examples of the task.
+    """
+    config = experiment.data
+    check = _example_check(config)
+    splits = dict(data) if isinstance(data, Mapping) else {"train": data}
+    if validation_data is not None:
+        if "validation" in splits:
+            raise UserError("validation_data: data has a validation split too; give one of them")
+        splits["validation"] = validation_data
+    if unknown := [name for name in splits if name not in SPLITS]:
+        raise UserError(f"data: split {unknown[0]!r} is not known; name {', '.join(SPLITS)}")
+    if "train" not in splits:
+        raise UserError(f"data: has no split train (it has {', '.join(splits) or 'none'}); add it")
+    checked = {name: _check_split(name, splits[name], check) for name in SPLITS if name in splits}
+    kinds = {type(example) for examples in checked.values() for example in examples}
+    if np.ndarray in kinds and len(kinds) > 1:
+        raise UserError("data: has texts and arrays of token ids; give one of them")
+    held = PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
+    held = _held.setdefault(held.path, held)
+    named: Any = dataclasses.replace(
+        config, **{"path": held.path, "validation_path": "", "test_path": ""}
+    )
+    return dataclasses.replace(experiment, data=named), held
+
+
+def held_data(path: str) -> PythonData:
+    """Return the data that a path names. Raises UserError if they are not in this process."""
+    if path not in _held:
+        raise UserError(
+            f"data.path {path}: names data given from Python, which this process does not have; "
+            "in Python, train.load(W).evaluate(data=...) takes them, and so does train.fit"
+        )
+    return _held[path]
+
+
+def check_same_data(workdir: object, saved_path: str, path: str) -> None:
+    """Raise UserError if a run that was trained on data from Python is resumed with other data."""
+    if saved_path == path or not saved_path.startswith(PYTHON_DATA_PREFIX):
+        return
+    now = path if path.startswith(PYTHON_DATA_PREFIX) else "none"
+    raise UserError(
+        f"{workdir}: its run was trained on data given from Python, {saved_path}, and now {now} "
+        "are given; call train.fit with the same data, or with another workdir"
+    )
+
+
+def _example_check(config: DataConfig) -> Callable[[str, Any], Any]:
+    """Return the function that checks and converts an example, given its location for errors."""
+    checks: dict[type[DataConfig], Callable[[str, Any], Any]] = {
+        TextDataConfig: _check_text,
+        ClassificationDataConfig: _check_labeled_text,
+        BitextDataConfig: _check_pair,
+        TokenLabelDataConfig: _check_tagged_tokens,
+    }
+    for kind, check in checks.items():
+        if isinstance(config, kind) and type(config).read_split is DataConfig.read_split:
+            return check
+    known = ", ".join(kind.__name__ for kind in checks)
+    raise UserError(
+        f"data: {type(config).__name__} has examples of its own; set Experiment.data to one of "
+        f"{known}"
+    )
+
+
+def _check_split(
+    split: str, examples: Iterable[Any], check: Callable[[str, Any], Any]
+) -> list[Any]:
+    where = f"data, split {split}"
+    if isinstance(examples, str | bytes) or not isinstance(examples, Iterable):
+        raise UserError(f"{where}: is a {type(examples).__name__}; give a list of examples")
+    if getattr(examples, "ndim", 2) == 1 and np.asarray(examples).dtype.kind in "iu":
+        examples = [examples]  # one long array of token ids
+    found = [check(f"{where}, example {index}", each) for index, each in enumerate(examples)]
+    if not any(len(each) for each in found):
+        raise UserError(f"{where}: is empty; give some examples")
+    return found
+
+
+def _check_text(where: str, example: Any) -> Any:
+    if isinstance(example, str):
+        return example
+    array = np.asarray(example) if not isinstance(example, Mapping) else np.asarray(None)
+    if array.ndim == 1 and array.dtype.kind in "iu" and array.size:
+        if array.min() < 0:
+            raise UserError(f"{where}: has the token id {array.min()}; give ids of 0 or more")
+        return array.astype(np.int64)
+    raise UserError(f"{where}: is a {type(example).__name__}; give strings, or arrays of token ids")
+
+
+def _check_labeled_text(where: str, example: Any) -> tuple[str, str]:
+    text, label = _check_two(where, example, "(text, label)")
+    return _check_string(where, "text", text), _check_name(where, "label", label)
+
+
+def _check_pair(where: str, example: Any) -> tuple[str, str]:
+    source, target = _check_two(where, example, "(source, target)")
+    return _check_string(where, "source", source), _check_string(where, "target", target)
+
+
+def _check_tagged_tokens(where: str, example: Any) -> list[tuple[str, str]]:
+    tokens, tags = _check_two(where, example, "(tokens, tags)")
+    if isinstance(tokens, str) or isinstance(tags, str) or len(tokens) != len(tags):
+        raise UserError(f"{where}: has no tag for each token; give (tokens, tags) of one length")
+    if not len(tokens):
+        raise UserError(f"{where}: has no tokens; leave it out")
+    return [
+        (_check_string(where, "token", token), _check_name(where, "tag", tag))
+        for token, tag in zip(tokens, tags, strict=True)
+    ]
+
+
+def _check_two(where: str, example: Any, form: str) -> tuple[Any, Any]:
+    if not isinstance(example, tuple | list) or len(example) != 2:
+        raise UserError(f"{where}: is a {type(example).__name__}; give pairs {form}")
+    return example[0], example[1]
+
+
+def _check_string(where: str, noun: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise UserError(f"{where}: its {noun} is a {type(value).__name__}; give a string")
+    return value
+
+
+def _check_name(where: str, noun: str, value: Any) -> str:
+    """Return the name of a label. Integers are taken as names."""
+    if isinstance(value, int | np.integer) or (isinstance(value, str) and value):
+        return str(value)
+    raise UserError(f"{where}: its {noun} is {value!r}; give a string or an integer")
+
+
+def _digest(splits: Mapping[str, list[Any]]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for name, examples in splits.items():
+        digest.update(f"{name} {len(examples)}\n".encode())
+        for example in examples:
+            if isinstance(example, np.ndarray):
+                digest.update(f"{example.size} ".encode() + example.tobytes())
+            else:
+                digest.update(json.dumps(example).encode() + b"\n")
+    return digest.hexdigest()

@@ -5,6 +5,7 @@
 # make test-device the checks of the accelerator that is here
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make audit       known holes in what we build on
+# make results     ten minutes of each study of docs/results; again until all are done
 #
 # PYTHON=python3.12 builds the environment with that Python, in place of one with another.
 # VENV=.venv-3.12 puts it elsewhere, so that several can live side by side.
@@ -20,7 +21,7 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worke
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test test-full test-colab test-device quick drills lint format audit .venv
+.PHONY: help train test test-full test-colab test-device quick drills results lint format audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -54,6 +55,16 @@ drills: .venv
 		$(RUN) -m bench.drills.$$name; \
 	done; \
 	[ -n "$$found" ] || echo "make drills: bench/drills has no drills yet"
+
+# A study that is not finished exits with 75: it goes on in the next call.
+MINUTES ?= 10
+STUDIES ?= versus lengths stability mup
+results: .venv
+	@for study in $(STUDIES); do \
+		echo "== $$study"; status=0; \
+		$(RUN) -m bench.studies.$$study --minutes $(MINUTES) || status=$$?; \
+		if [ $$status -ne 0 ] && [ $$status -ne 75 ]; then exit $$status; fi; \
+	done
 
 lint: .venv
 	$(RUN) -m ruff check .

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer, with_model
+from configs.versus import CHANGES
 from configs.versus import EXPERIMENTS as RIVALS
 from train.experiment import Experiment
 from transformer import FeedForwardConfig, NormConfig
@@ -75,7 +76,11 @@ def feed_forward(base: Experiment) -> dict[str, Experiment]:
 
 def rivals(base: Experiment) -> dict[str, Experiment]:
     """The recipes of `configs/versus.py` unchanged, with the same number of steps."""
-    return {name: dataclasses.replace(each, steps=base.steps) for name, each in RIVALS.items()}
+    return {
+        name: dataclasses.replace(each, steps=base.steps)
+        for name, each in RIVALS.items()
+        if name not in CHANGES
+    }
 
 
 GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {

@@ -10,6 +10,9 @@
 | `transformer_plus_plus` | pre RMSNorm    | SwiGLU       | rotary     | no     |
 | `primer`                | pre LayerNorm  | squared ReLU | learned    | some   |
 
+`transformer_pre_norm`, `transformer_rms_norm`, `transformer_swiglu`, `transformer_rope` and
+`transformer_no_biases` are `transformer` with that one change towards `transformer_plus_plus`.
+
 Primer (So et al. 2021) also has a convolution after each head's query, key and value.
 
 All are decoder-only language models of the text of Python's standard library. Their parameter
@@ -17,6 +20,7 @@ counts are within 1% of each other.
 """
 
 import dataclasses
+from typing import Any
 
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
@@ -28,6 +32,7 @@ from transformer import (
     FeedForwardConfig,
     Initialization,
     LearnedPositions,
+    NoPosition,
     NormConfig,
     PrimerConfig,
     RoPE,
@@ -114,9 +119,38 @@ def comparison_experiment(name: str, model: TransformerConfig) -> Experiment:
     return dataclasses.replace(_COMMON, name=f"versus-{name}", model=model)
 
 
+_BLOCK, _RMS = _TRANSFORMER.layer_pattern[0], NormConfig("rms", epsilon=1e-6)
+
+
+def _with_block(**changes: Any) -> TransformerConfig:
+    block = dataclasses.replace(_BLOCK, **changes)
+    return dataclasses.replace(_TRANSFORMER, layer_pattern=(block,))
+
+
+CHANGES = {
+    "transformer_pre_norm": dataclasses.replace(
+        _with_block(norm_placement="pre"), final_norm=NormConfig("layer")
+    ),
+    "transformer_rms_norm": _with_block(norm=_RMS),
+    "transformer_swiglu": _with_block(
+        feed_forward=FeedForwardConfig(688, activation="silu", gated=True)
+    ),
+    "transformer_rope": dataclasses.replace(
+        _with_block(mixer=AttentionConfig(num_heads=NUM_HEADS, position=RoPE())),
+        position_embedding=NoPosition(),
+    ),
+    "transformer_no_biases": _with_block(
+        mixer=AttentionConfig(num_heads=NUM_HEADS, bias=False),
+        feed_forward=FeedForwardConfig(activation="relu", bias=False),
+        norm=NormConfig("layer", bias=False),
+    ),
+}
+"""`transformer` with one change at a time."""
+
 EXPERIMENTS = {
     "transformer": comparison_experiment("transformer", _TRANSFORMER),
     "gpt": comparison_experiment("gpt", _GPT),
     "transformer_plus_plus": comparison_experiment("transformer_plus_plus", _PLUS_PLUS),
     "primer": comparison_experiment("primer", _PRIMER),
+    **{name: comparison_experiment(name, model) for name, model in CHANGES.items()},
 }

@@ -21,6 +21,7 @@ from train.config.resolve import resolve_auto
 from train.debug_checks import train_step_class
 from train.errors import UsageError
 from train.experiment import Experiment
+from train.lora.layout import abstract_frozen, bind_frozen, make_lora_layout
 from train.optim.registry import make_step_optimizer
 from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.checks import check_context_parallelism
@@ -37,10 +38,8 @@ from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task
 from transformer.hardware import Hardware
+from transformer.lora import LoRALayout
 from transformer.models.base import Model
-
-StepFunction = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
-"""A training step, before or after compilation."""
 
 
 class Engine(abc.ABC):
@@ -52,6 +51,10 @@ class Engine(abc.ABC):
     model: Model
     mesh: Mesh
     train_step: TrainStep
+    lora: LoRALayout | None = None
+    """Which weights a LoRA run trains."""
+    frozen: Any = None
+    """The others, set before the first step. No step changes them and no checkpoint holds them."""
 
     @abc.abstractmethod
     def init(self) -> TrainState:
@@ -108,10 +111,12 @@ class JitEngine(Engine):
         # All that is compiled in (model, optimizer, schedule, thresholds) is part of the step
         # and never changes, so one program serves the whole run.
         axes = self.model.logical_axes()
+        self.lora = make_lora_layout(experiment.lora, axes)
+        axes = axes if self.lora is None else self.lora.trainable_axes()
         self.train_step = make_train_step(experiment, self.model, axes)
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
         self._init = functools.partial(
-            init_state, experiment, self.model, self.train_step.optimizer
+            init_state, experiment, self.model, self.train_step.optimizer, self.lora
         )
         self._abstract_state = place_state(experiment, mesh, self._init, axes)
         # The state is donated: XLA writes the new parameters and moments into the buffers of the
@@ -119,7 +124,7 @@ class JitEngine(Engine):
         # Output shardings are given, not inferred: a state that the compiler laid out otherwise
         # would make the second step compile again, and could not reuse the donated buffers.
         self._step = jax.jit(
-            named_train_step(self.train_step),
+            named_train_step(self.train_step, self.lora),
             donate_argnums=0,
             out_shardings=(leaf_shardings(self._abstract_state), replicated_sharding(mesh)),
         )
@@ -138,7 +143,7 @@ class JitEngine(Engine):
 
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # Dispatched, not run. Reading a metric here would make the devices wait for the host.
-        state, metrics = self._step(state, batch)
+        state, metrics = self._step(state, batch, self.frozen)
         # Metrics are what the limit waits for: the next step donates the state, and a donated
         # array cannot be waited for.
         self.dispatch_limit.add(metrics)
@@ -146,7 +151,7 @@ class JitEngine(Engine):
 
     def lower_step(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Return the step's program before compilation. Arguments may be abstract."""
-        return self._step.lower(state, batch)
+        return self._step.lower(state, batch, abstract_frozen(self))
 
     def auto_choices(self) -> dict[str, str]:
         return resolve_auto(self.experiment, self.model.hardware, self.mesh.shape["context"])
@@ -183,12 +188,12 @@ def make_train_step(
     )
 
 
-def named_train_step(step: TrainStep) -> StepFunction:
+def named_train_step(step: TrainStep, lora: LoRALayout | None = None) -> Callable[..., Any]:
     """Return the step as a function. Profiles and compiler logs show its name, `train_step`."""
     # `TrainStep` is a dataclass, and its instances have no `__name__`.
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        return step(state, batch)
+    def train_step(state: TrainState, batch: Batch, frozen: Any) -> tuple[TrainState, Metrics]:
+        return (step if lora is None else bind_frozen(step, lora, frozen))(state, batch)
 
     return train_step
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig, require_types
 from train.errors import UsageError
+from train.lora.config import LoRAConfig
 from train.optim.base import Optimizer
 from train.optim.elementwise import AdamW
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
@@ -204,6 +205,8 @@ class Experiment:
     """Dynamic loss scaling for float16."""
     ema: EmaConfig = EmaConfig()
     """Exponential moving average of the weights."""
+    lora: LoRAConfig = LoRAConfig()
+    """Low-rank adaptation of the weights that the run starts with."""
     early_stopping: EarlyStoppingConfig = EarlyStoppingConfig()
     """End of training when evaluations stop improving."""
     recovery: RecoveryConfig = RecoveryConfig()

@@ -38,6 +38,7 @@ from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
+from train.lora.base_weights import attach_base, base_metadata, resolve_lora, start_from_base
 from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
 from train.recovery.monitor import Anomaly, AnomalyMonitor
@@ -167,7 +168,12 @@ class _TrainingRun:
             tokenizer = self.warm_start.tokenizer
         self.warm_start_report: WarmStartReport | None = None
         self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
-        self.experiment = task.resolve_experiment(self.corpus)
+        self.experiment = resolve_lora(
+            task.resolve_experiment(self.corpus),
+            previous and previous.experiment,
+            self.warm_start,
+            hardware,
+        )
         hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
         self.changed_fields = check_resumable(folder, previous, self.experiment)
@@ -315,12 +321,27 @@ class _TrainingRun:
             abstract_state=self.engine.abstract_state(),
             init=self.init_state,
         )
+        if self.engine.lora is not None and self.engine.frozen is None:  # resumed
+            attach_base(self.engine, self.folder, checkpoints, start.step)
         self.evaluator.restore_best(start.best, checkpoints)
         return start
 
     def init_state(self) -> TrainState:
         """Return the state before the first step, with the weights of a warm start."""
         state = self.engine.init()
+        if self.engine.lora is not None:
+            # A rollback to before the first checkpoint finds the base weights in the folder.
+            source = self.warm_start if self.engine.frozen is None else None
+            state, report = start_from_base(
+                self.engine,
+                self.folder,
+                state,
+                source,
+                self.corpus.tokenizer,
+                self.experiment.seed,
+            )
+            self.warm_start_report = report or self.warm_start_report
+            return state
         if not self.is_new_run:  # rolled back to before the first checkpoint
             self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(self.folder)
         if self.warm_start is not None:
@@ -372,6 +393,7 @@ class _TrainingRun:
             PROVENANCE_KEY: self.identity.provenance,
             "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
+            **base_metadata(self.folder, self.engine),
             **self.recovery.history.metadata,
         }
 
@@ -411,9 +433,10 @@ class _TrainingRun:
         fallbacks = unavailable_backends(self.engine.auto_choices(), self.experiment)
         for name, choice in fallbacks.items():
             reporter.log_event("fell back", setting=name, to=choice)
+        trained = "trainable " if self.experiment.lora.rank else ""
         verb = f"resumes from step {step}" if step else "starts"
         reporter.print_message(
-            f"{self.experiment.name} {verb}: {num_parameters:,} parameters, "
+            f"{self.experiment.name} {verb}: {num_parameters:,} {trained}parameters, "
             f"{self.task.describe_training_data(self.corpus)}, "
             f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
         )

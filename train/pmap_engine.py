@@ -32,13 +32,14 @@ class PmapEngine(Engine):
         self.train_step = self._jit_engine.train_step
         # Inside `pmap` a program sees one device: its model must not constrain shardings.
         replica = make_task(experiment).make_model(hardware, unconstrained)
-        axes = replica.logical_axes()
+        self.lora = self._jit_engine.lora
+        axes = replica.logical_axes() if self.lora is None else self.lora.trainable_axes()
         # `out_axes=None` returns one logical copy. All replicas have the same state after the
         # step, since `TrainStep` sums gradients over the mapped axis.
         self._step = jax.pmap(
-            named_train_step(make_train_step(experiment, replica, axes, AXIS_NAME)),
+            named_train_step(make_train_step(experiment, replica, axes, AXIS_NAME), self.lora),
             AXIS_NAME,
-            in_axes=(None, 0),
+            in_axes=(None, 0, None),
             out_axes=None,
             donate_argnums=0,
         )
@@ -57,7 +58,7 @@ class PmapEngine(Engine):
         # already, so the reshape moves none between devices.
         num_devices = self.mesh.size
         split = jax.tree.map(lambda x: x.reshape(num_devices, -1, *x.shape[1:]), batch)
-        state, metrics = self._step(state, split)
+        state, metrics = self._step(state, split, self.frozen)
         self._jit_engine.dispatch_limit.add(metrics)
         return state, metrics
 

@@ -242,7 +242,13 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
 
     def check(step: int, metadata: dict[str, Any]) -> None:
         check_provenance(metadata, step, folder, provenance)
+        if engine.lora is not None:
+            check_base(folder, metadata, step)
 
+    if engine.lora is not None:
+        from train.lora.base_weights import check_base, load_base  # imports this file
+
+        engine.frozen = engine.lora.freeze(load_base(folder, engine))
     with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
         params, steps = load_eval_weights(
             checkpoints,

@@ -9,6 +9,7 @@ from flax import struct
 
 from train.experiment import Experiment, LossScaleConfig
 from train.recovery.detector import AnomalyDetector
+from transformer.lora import LoRALayout
 from transformer.models.base import Model
 
 
@@ -57,11 +58,19 @@ class TrainState(struct.PyTreeNode):
 
 
 def init_state(
-    experiment: Experiment, model: Model, optimizer: optax.GradientTransformation
+    experiment: Experiment,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    lora: LoRALayout | None = None,
 ) -> TrainState:
-    """Return the state at step 0. It depends on the settings and the seed alone."""
+    """Return the state at step 0. It depends on the settings and the seed alone.
+
+    With LoRA the parameters are the trainable tree. Under `jit` the others are never computed.
+    """
     params_key, dropout_key = jax.random.split(jax.random.key(experiment.seed))
     params = model.init_params(params_key)
+    if lora is not None:
+        params = lora.init(jax.random.fold_in(params_key, 1), params)
     # Moments and EMA are float32 even if the parameters are stored in 16 bits.
     params_float32 = jax.tree.map(lambda p: p.astype(jnp.float32), params)
     needs_loss_scale = experiment.model.precision.needs_loss_scale

@@ -7,7 +7,6 @@ starts anew. The depth is part of a shape: layers are stacked along the first ax
 """
 
 import dataclasses
-import fnmatch
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from train.run import load
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.telemetry.event_log import EventLog
+from transformer.lora import matches_pattern
 
 VOCABULARY_TABLES: Mapping[str, int] = {
     "embedding": 0,
@@ -151,7 +151,7 @@ def merge_params(
       UserError: A shape differs beyond the vocabulary, or nothing is taken.
     """
     own, source = named_leaves(initial), _named_arrays(warm_start)
-    chosen = {name for name in source if _matches(name, warm_start.only)}
+    chosen = chosen_names(warm_start)
     taken, resized, merged = [], {}, dict(own)
     for name, leaf in own.items():
         if name not in chosen:
@@ -174,6 +174,11 @@ def merge_params(
     new = tuple(name for name in own if name not in taken)
     params = jax.tree.unflatten(jax.tree.structure(initial), merged.values())
     return params, WarmStartReport(tuple(taken), left, new, resized)
+
+
+def chosen_names(warm_start: WarmStart) -> set[str]:
+    """Return the tree paths of the source's weights that are asked for."""
+    return {name for name in _named_arrays(warm_start) if _matches(name, warm_start.only)}
 
 
 def warm_state(
@@ -208,9 +213,7 @@ def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    return not pattern or any(
-        fnmatch.fnmatchcase(name, each) for each in (pattern, f"{pattern.rstrip('/')}/*")
-    )
+    return not pattern or matches_pattern(name, pattern)
 
 
 def _other_tokens(name: str, warm_start: WarmStart, tokenizer: Tokenizer | None) -> bool:

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from train.scaling.design import SizedRun
 
 
+def check_minutes(minutes: float) -> None:
+    """Raise UsageError for a time limit below 0."""
+    if minutes < 0:
+        raise UsageError(f"minutes {minutes}: is negative; give a time, or 0 for no limit")
+
+
 @dataclasses.dataclass(frozen=True)
 class SweepArguments:
     """Train a grid of settings with several seeds; the same command resumes."""
@@ -33,6 +39,8 @@ class SweepArguments:
     """Runs of each setting, with the seeds from --seed on."""
     processes: int = 1
     """Runs at a time. On an accelerator, more than one share its memory."""
+    minutes: float = 0.0
+    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     quiet: bool = False
     """Show no progress."""
 
@@ -40,6 +48,7 @@ class SweepArguments:
         for name in ("seeds", "processes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
+        check_minutes(self.minutes)
 
 
 SWEEP_HELP = """--set FIELD=A,B,C sweeps a setting and may be repeated: every combination of values
@@ -69,7 +78,13 @@ def run_sweep(arguments: list[str]) -> int:
     runs = expand_grid(grid, given.seeds, given.experiment, lambda flags: build(flags).experiment)
     workdir = given.workdir or f"runs/{given.experiment.name}-sweep"
     quiet = given.quiet or json_wanted
-    results = queue.run_sweep(runs, workdir, processes=given.processes, quiet=quiet)
+    results = queue.run_sweep(
+        runs,
+        workdir,
+        processes=given.processes,
+        limit_seconds=60 * given.minutes,
+        quiet=quiet,
+    )
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
     drawn = plot_sweep(summary, figure)
     if json_wanted:
@@ -153,6 +168,8 @@ class ScalingArguments(FitOptions):
     """Steps below which a run has smaller batches."""
     processes: int = 1
     """Runs at a time."""
+    minutes: float = 0.0
+    """Stop after this time with checkpoints saved, as a signal would; 0: no limit."""
     dry_run: bool = False
     """Print the runs and train none."""
     quiet: bool = False
@@ -163,6 +180,7 @@ class ScalingArguments(FitOptions):
         for name in ("seeds", "processes", "min_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} {getattr(self, name)}: give 1 or more")
+        check_minutes(self.minutes)
         if self.aspect_ratio < 0:
             raise UsageError(f"aspect_ratio {self.aspect_ratio}: is negative; give D / L, or 0")
 
@@ -203,7 +221,13 @@ def _run_scaling_sweep(given: ScalingArguments, json_wanted: bool) -> int:
     workdir = given.workdir or f"runs/{given.experiment.name}-scaling"
     quiet = given.quiet or json_wanted
     runs = [each.run for each in sized]
-    results = queue.run_sweep(runs, workdir, processes=given.processes, quiet=quiet)
+    results = queue.run_sweep(
+        runs,
+        workdir,
+        processes=given.processes,
+        limit_seconds=60 * given.minutes,
+        quiet=quiet,
+    )
     if not json_wanted:
         print_design(sized, results)
     analysis = fit_results(

@@ -19,6 +19,7 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UsageError, UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
+from train.lora.layout import merged_params
 from train.state import TrainState
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ def _load(
     if check is not None:
         for each in steps:
             check(each, checkpoints.read_metadata(each))
-    return EvalWeights(_restore_mean(checkpoints, engine, steps), steps)
+    # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
+    params = merged_params(engine, _restore_mean(checkpoints, engine, steps))
+    return EvalWeights(params, steps)
 
 
 def newest_valid_step(checkpoints: CheckpointManager) -> int:

@@ -1,5 +1,6 @@
 """Evaluate a run while it trains, at its end, and later from its folder."""
 
+import dataclasses
 from typing import Any
 
 from train.checkpoint.manager import CheckpointManager
@@ -7,6 +8,8 @@ from train.engine import Engine, make_engine
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
+from train.lora.config import LoRAConfig
+from train.lora.layout import merged_params, model_params
 from train.run import Run, sample
 from train.run_folder.folder import RunFolder
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
@@ -56,13 +59,17 @@ class Evaluator:
         selects = not is_last or self.experiment.uses_best_checkpoint
         if selects and is_due(step, self.experiment.evaluation.every):
             with report.pause("evaluate"):
-                metrics = self.evaluate(eval_params(state), whole=False)
+                metrics = self.evaluate(self.model_params(state), whole=False)
                 report.log_evaluation(step, "validation", metrics)
             metric = self.task.selection_metric(self.corpus)
             self.best = self.best.after_evaluation(step, metrics[metric.name], metric)
         if not is_last and is_due(step, self.experiment.sample.every):
             with report.pause("evaluate"):
-                self.log_sample(step, eval_params(state), report)
+                self.log_sample(step, self.model_params(state), report)
+
+    def model_params(self, state: TrainState) -> Any:
+        """Return the weights of a state to evaluate, for the model."""
+        return model_params(self.engine, eval_params(state))
 
     def evaluate(self, params: Any, *, whole: bool) -> dict[str, float]:
         """Return the validation metrics, over the whole split or `evaluation.num_batches`."""
@@ -98,7 +105,8 @@ class Evaluator:
         """Return the weights to evaluate at the end: the last, the best or an average."""
         averages = self.experiment.evaluation.average_checkpoints > 1
         if not self.experiment.uses_best_checkpoint and not averages:
-            return EvalWeights(eval_params(state), [step])
+            # Merged, as `load` returns them: `evaluate` then gives the same numbers.
+            return EvalWeights(merged_params(self.engine, eval_params(state)), [step])
         checkpoints.wait()
         return load_eval_weights(checkpoints, self.engine, self.experiment)
 
@@ -152,6 +160,8 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
     """
     task = make_task(run.experiment)
     corpus = task.prepare_corpus(run.tokenizer, run.labels)
-    engine = make_engine(run.experiment, run.model.hardware)
+    # The weights of a LoRA run are merged: its model is an ordinary one.
+    experiment = dataclasses.replace(run.experiment, lora=LoRAConfig())
+    engine = make_engine(experiment, run.model.hardware)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
         return task.evaluate(engine, run.params, corpus, split, full_split=True)

@@ -14,6 +14,7 @@ from train.parallel.sharding import logical_to_sharding, replicated_sharding
 from train.state import TrainState
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.models.base import Model
 
 
 def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) -> TrainState:
@@ -43,6 +44,17 @@ def place_state(
     # Counters, random key, loss scale and the detector's history: a few kilobytes, on all devices.
     everywhere = jax.tree.map(lambda _: replicated, shapes)
     shardings = everywhere.replace(params=params, optimizer=optimizer, ema=ema)
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+
+
+def place_params(mesh: Mesh, model: Model, logical_axes: Any) -> Any:
+    """Return shapes and dtypes of a model's parameters, with the sharding of each."""
+    shapes = jax.eval_shape(model.init_params, jax.random.key(0))
+    shardings = parameter_shardings(mesh, logical_axes, shapes)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,

@@ -44,14 +44,17 @@ class RecoveryConfig:
     def __post_init__(self) -> None:
         for name in ("window", "warmup", "rollback_steps", "skip_batches", "max_rollbacks"):
             check_at_least(f"recovery.{name}", getattr(self, name), 0)
+        # One value has no deviation to measure the next one by.
         if self.window == 1:
             raise ValueError("recovery.window 1: is no window; give more, or 0")
         check_at_least("recovery.patience", self.patience, 1)
+        # `not >`, so that NaN, which compares False with everything, is refused too.
         if not self.threshold > 0:
             raise ValueError(f"recovery.threshold {self.threshold}: give more than 0")
         check_at_least("recovery.loss_rise_tolerance", self.loss_rise_tolerance, 0)
         if not 0 < self.lr_factor <= 1:
             raise ValueError(f"recovery.lr_factor {self.lr_factor}: give a factor in (0, 1]")
+        # More than the window can hold would never be reached, and detection never start.
         if self.window and not 1 <= self.warmup <= self.window:
             raise ValueError(
                 f"recovery.warmup {self.warmup}: give from 1 to recovery.window {self.window}"

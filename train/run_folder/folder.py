@@ -16,6 +16,7 @@ from train.run_folder.writing import check_not_symlink, explain_write_errors
 # of them and no config.json yet.
 _RUN_FILE_STEMS = frozenset(
     (
+        "base",
         "checkpoints",
         "config",
         "labels",
@@ -98,6 +99,11 @@ class RunFolder:
     def checkpoints(self) -> AnyPath:
         """Checkpoints, a folder for each saved step (`train.checkpoint`)."""
         return self.path / "checkpoints"
+
+    @property
+    def base_weights(self) -> AnyPath:
+        """Frozen weights of a LoRA run (`train.lora.base_weights`)."""
+        return self.path / "base"
 
     @property
     def rollback_record(self) -> AnyPath:

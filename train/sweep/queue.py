@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import queue
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -37,7 +39,12 @@ POLL_SECONDS = 0.5
 
 
 def run_sweep(
-    runs: Sequence[SweepRun], workdir: str, *, processes: int = 1, quiet: bool = False
+    runs: Sequence[SweepRun],
+    workdir: str,
+    *,
+    processes: int = 1,
+    limit_seconds: float = 0,
+    quiet: bool = False,
 ) -> dict[str, RunResult]:
     """Train all runs that are not finished yet, and return the results of all.
 
@@ -47,6 +54,7 @@ def run_sweep(
       runs: From `train.sweep.grid.expand_grid`, in the order to train them in.
       workdir: Folder of the sweep.
       processes: Number of runs at a time.
+      limit_seconds: Stop after this time, as a signal would. 0: no limit.
       quiet: Show no progress.
 
     Returns:
@@ -54,7 +62,8 @@ def run_sweep(
 
     Raises:
       UserError: The folder holds another sweep, or another process works on it.
-      PreemptedError: This process was told to stop. Its runs have saved their checkpoints.
+      PreemptedError: This process was told to stop, or the time is over. Its runs have saved their
+        checkpoints.
     """
     folder = SweepFolder(workdir)
     folder.check_same_sweep(runs)
@@ -65,7 +74,7 @@ def run_sweep(
         pending = [run for run in runs if run.name not in finished]
         progress = SweepProgress(runs, finished, folder, quiet=quiet)
         if pending:
-            _Queue(pending, folder, finished, processes, progress).run()
+            _Queue(pending, folder, finished, processes, progress).run(limit_seconds)
     return {run.name: finished[run.name] for run in runs}
 
 
@@ -86,8 +95,9 @@ class _Queue:
         self._workers = [_Worker(index, processes, folder) for index in range(processes)]
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
 
-    def run(self) -> None:
+    def run(self, limit_seconds: float) -> None:
         """Train the runs. On a stop signal, stop the workers and raise PreemptedError."""
+        deadline = time.monotonic() + limit_seconds if limit_seconds else math.inf
         threads = [
             threading.Thread(target=self._serve, args=(worker,), daemon=True)
             for worker in self._workers
@@ -96,7 +106,7 @@ class _Queue:
             try:
                 for thread in threads:
                     thread.start()
-                self._handle_events(len(threads), received)
+                self._handle_events(len(threads), received, deadline)
             finally:  # also if results cannot be written: nothing goes on unseen
                 self._pending.clear()
                 for worker in self._workers:
@@ -110,7 +120,7 @@ class _Queue:
                 "run the same command to resume"
             )
 
-    def _handle_events(self, num_workers: int, received: list[str]) -> None:
+    def _handle_events(self, num_workers: int, received: list[str], deadline: float) -> None:
         signals_seen = 0
         while num_workers:
             with contextlib.suppress(queue.Empty):
@@ -123,6 +133,8 @@ class _Queue:
                     self._results[event.run.name] = event.result
                     self._folder.write_results(self._results)
                     self._progress.end(event.run, event.result)
+            if not received and time.monotonic() > deadline:
+                received.append("its time limit")
             if len(received) > signals_seen:
                 self._pending.clear()
                 for worker in self._workers:

@@ -21,6 +21,7 @@ from transformer.config import Initializer, TransformerConfig
 from transformer.context import ModelContext
 from transformer.layers.config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
+from transformer.layers.low_rank import LowRankWeight
 from transformer.precision import Precision
 
 MAX_WEIGHT_SIZE = 2**44
@@ -76,17 +77,14 @@ def declare_table(
     config: TransformerConfig,
 ) -> jax.Array:  # [*inputs, *outputs]
     """Declare an embedding table of `module`, with the initial values of embeddings."""
-
-    def init(rng: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        return config.initialization.embedding_initializer()(rng, shape, dtype)
-
+    init = lambda *given: config.initialization.embedding_initializer()(*given)  # noqa: E731
     dtype = config.precision.parameters
     return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
 
 
 def apply_matrix(
     x: jax.Array,  # [B, T, *inputs]
-    matrix: jax.Array,  # [*inputs, *outputs]
+    matrix: jax.Array | LowRankWeight,  # [*inputs, *outputs]
     num_input_axes: int,
     flatten: bool,
 ) -> jax.Array:  # [B, T, *outputs]
@@ -94,6 +92,8 @@ def apply_matrix(
 
     `flatten` also merges B and T, which is faster on CPU: see `ModelContext.flatten_tokens`.
     """
+    if isinstance(matrix, LowRankWeight):
+        return matrix.apply(apply_matrix, x, num_input_axes, flatten)
     rows = math.prod(matrix.shape[:num_input_axes])
     lead = x.shape[: x.ndim - num_input_axes]
     flat = x.reshape((-1, rows) if flatten else (*lead, rows))

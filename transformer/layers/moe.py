@@ -12,6 +12,7 @@ from transformer.layers.activations import ACTIVATIONS, declare_swish
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.config import MoEConfig
 from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
+from transformer.layers.low_rank import LowRankWeight
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -127,7 +128,7 @@ class MixtureOfExperts(nn.Module):
         matrices = declare_weight(
             self, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
         )
-        rows = dispatcher.matmul(rows, matrices.astype(rows.dtype))
+        rows = multiply_rows(dispatcher, rows, matrices.astype(rows.dtype))
         if not self.config.expert.bias:
             return rows
         # Biases belong to experts, not to tokens: they are spread over rows as the tokens were.
@@ -136,6 +137,19 @@ class MixtureOfExperts(nn.Module):
             self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype
         )
         return rows + dispatcher.broadcast(bias.astype(rows.dtype))
+
+
+def multiply_rows(
+    dispatcher: TokenDispatcher,
+    rows: jax.Array,
+    matrices: jax.Array | LowRankWeight,  # [E, D, F]
+) -> jax.Array:
+    """Multiply rows with the matrices of their experts."""
+    if not isinstance(matrices, LowRankWeight):
+        return dispatcher.matmul(rows, matrices)
+    low_rank = dispatcher.matmul(rows, matrices.a)
+    update = matrices.scale * dispatcher.matmul(low_rank, matrices.b)
+    return dispatcher.matmul(rows, matrices.base) + update
 
 
 def choose_dispatcher(

@@ -10,6 +10,7 @@ from transformer.attention.config import MultiHeadConfig
 from transformer.attention.projections import head_axes
 from transformer.context import ModelContext
 from transformer.layers.basic import declare_linear
+from transformer.layers.low_rank import merge_weight
 
 
 def attend_with_absorbed_projections(
@@ -35,7 +36,8 @@ def attend_with_absorbed_projections(
         declare_linear(module, f"{name}{suffix}", embed, axes, context, bias=config.bias)
         for name in ("key", "value")
     )
-    key, value = (jnp.repeat(each, group_size, axis=1) for each in (key, value))
+    # Matrices with a low-rank update are merged: a query would have to go through both factors.
+    key, value = (jnp.repeat(merge_weight(each), group_size, axis=1) for each in (key, value))
     # A value entry of 1 returns the sum of the weights, the factor of the value bias: dropout
     # leaves it different from 1.
     ones = jnp.ones((*x.shape[:2], 1), x.dtype)

@@ -80,6 +80,7 @@ def select_blocks(
     each stretch of R blocks draws from itself.
     """
     block_index, table_length = jnp.arange(num_blocks), random_blocks.shape[1]
+    # The draws are constants of one size, so that a model takes any length with the same weights.
     random_selected = jnp.asarray(random_blocks)[:, block_index % table_length]
     random_selected = jnp.where(
         random_selected < 0,
@@ -104,7 +105,9 @@ def select_blocks(
     selected = jnp.concatenate(
         [jnp.broadcast_to(part, (*shape, part.shape[-1])) for part in groups], axis=-1
     )
+    # Windows at both ends of the row, and draws beyond its end, select blocks that do not exist.
     selected = jnp.where((selected >= 0) & (selected < num_blocks), selected, -1)
+    # Groups overlap: a window block may be global too. Its keys must be in the softmax once.
     is_same = selected[..., :, None] == selected[..., None, :]
     earlier = jnp.tri(selected.shape[-1], k=-1, dtype=bool)[None, None, None]
     return jnp.where((is_same & earlier).any(-1), -1, selected)
@@ -174,9 +177,12 @@ class BigBird(Mixer):
             return MixerOutput(project_output(self, y, config, context), cache, {})
         length = x.shape[1]
         selected = self.selected_blocks(inputs.mask, length, inputs.constants)
+        # Queries of global blocks are computed here as well, and replaced below: blocks have equal
+        # shapes, and the exception would cost more than it saves.
         y = attend_selected_blocks(q, k, v, inputs.mask, score_spec, selected, config.block_size).y
         global_index = self.global_token_indices(inputs.mask, length)
         if global_index.size:
+            # Dropout keys of their own: the rows of global tokens are another call.
             global_spec = score_spec._replace(dropout_rngs=fold_in(inputs.dropout_rngs, 1))
             global_rows = attend_from_tokens(
                 gather_tokens(q, global_index), k, v, inputs.mask, global_spec, global_index
@@ -206,6 +212,8 @@ class BigBird(Mixer):
         (batch, tokens), length, block = q.shape[:2], k.shape[1], self.config.block_size
         query_positions = jnp.broadcast_to(positions, (batch, tokens))
         selected = self.selected_blocks(mask, length, random_blocks)
+        # Each query gathers m blocks of its own: for a few that is less than padding them to S
+        # queries.
         if tokens <= -(-length // block):
             mask = mask.replace(positions=query_positions).with_keys(
                 key_positions, keys_include_queries=True

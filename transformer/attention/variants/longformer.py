@@ -149,6 +149,8 @@ def attend_cached(
     )
     mask = Mask(mask.pattern, positions=here).with_keys(jnp.arange(first)[None, :])
     far, wide = far.widen(own.q, *seen.read(own.q.dtype))
+    # Three caches: the window's ring, the global tokens' keys for all queries, and their keys by
+    # the global projections. None grows with the length.
     y = merge_partials([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
     are_global = (here >= 0) & (here < first)
 
@@ -179,6 +181,7 @@ def _near(
     q, k, v, mask, places, before = prepend_cached_keys(ring, *own, mask, here)
     k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
     there = jnp.ones_like(places) if mask.segments is None else mask.segments
+    # Global keys are in the other part of the softmax: counted here too, they would weigh twice.
     hidden = (places >= 0) & (places < first)
     mask = mask.replace(
         segments=jnp.ones_like(here) if mask.segments is None else mask.segments,
@@ -186,9 +189,10 @@ def _near(
     )
     again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, 0))
     sizes = config.one_sided_window, config.dilations, mixer.context.hardware.tile_size
+    # Unrounded until the two parts are merged.
     again, (q, k, v) = again.widen(q, k, v)
-    looked = attend_dilated(q, k, v, mask, again, *sizes)
-    return PartialAttention(looked.y[:, before:], looked.lse[:, :, before:])
+    attended = attend_dilated(q, k, v, mask, again, *sizes)
+    return PartialAttention(attended.y[:, before:], attended.lse[:, :, before:])
 
 
 class _Given(NamedTuple):
@@ -250,6 +254,7 @@ class Longformer(Mixer):
         scoring, wide = scoring.widen(*own)  # to merge two parts, and add up their gradients
         own = QKV(*wide)
         near = self.attend_window(own, mask, scoring, listed)
+        # No global tokens: the number is static, so this is decided while tracing.
         if not listed.shape[1]:
             if self.is_initializing():  # another mask may list some
                 project_qkv(self, x, inputs.positions, config, context, "_global")
@@ -279,6 +284,7 @@ class Longformer(Mixer):
     def attend_single_document(self, given: _Given) -> jax.Array:  # [B, T, N, H]
         """Merge window and global attention, and replace the rows of global queries."""
         x, positions, own, near, mask, listed, far, last = given
+        # One document: the global tokens are the same for all queries of a row, and gathered once.
         index = find_global_tokens(mask, listed)
         y = merge_partials([near, attend_to_globals(*own, mask, far, index)]).y
         last = last._replace(operand_dtype="")  # of other projections, which are not wide
@@ -326,6 +332,8 @@ class Longformer(Mixer):
         """Attend to the keys of the window, without global keys."""
         config = self.config
         segments: Any = mask.key_segments
+        # Global keys are in the other part of the softmax: counted here too, they would weigh
+        # twice.
         hidden = is_global_token(mask, global_positions)
         mask = mask.replace(key_segments=jnp.where(hidden, 0, segments))
         again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, 0))
@@ -344,6 +352,8 @@ class Longformer(Mixer):
         config, context = self.config, self.context
         rows = gather_tokens(x, jnp.broadcast_to(index, (x.shape[0], index.shape[1])))
         projected = config.resolved_num_kv_heads * config.resolved_head_dim(context.d_model)
+        # For few queries it is cheaper to project them by the key matrix than to project all T
+        # keys. A norm or a rotation between projection and score rules that out.
         few = 2 * index.shape[1] * config.num_heads <= projected
         if few and config.qk_norm is None and not isinstance(config.position, RoPE):
             q = project_queries(self, rows, config, context, "_global")

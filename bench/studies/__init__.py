@@ -1,0 +1,1 @@
+"""Studies: comparisons of many runs on a resumable queue, written to docs/results."""

@@ -1,0 +1,106 @@
+"""Records of studies in docs/results: figure, table, and how they came about."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from bench.machine import machine
+from train.errors import UserError
+from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
+from train.sweep.folder import RunResult
+from train.sweep.grid import SweepRun
+from train.sweep.queue import check_results, run_sweep
+
+RESULTS = Path("docs/results")
+
+
+def train_all(
+    runs: Sequence[SweepRun], workdir: Path, *, processes: int = 1, minutes: float = 0
+) -> dict[str, RunResult]:
+    """Train the runs on the queue of a folder; return their results.
+
+    Raises:
+      PreemptedError: The time is over, or a signal came. The same command goes on.
+      UserError: A run failed.
+    """
+    results = run_sweep(runs, str(workdir), processes=processes, limit_seconds=60 * minutes)
+    check_results(results, str(workdir))
+    return results
+
+
+def run_study(main: Callable[..., None]) -> None:
+    """Run a study from the command line. Exit status 75: stopped, the same command goes on."""
+    try:
+        tyro.cli(main)
+    except PreemptedError as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(PREEMPTED_EXIT_STATUS)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def single_run(name: str, settings: Mapping[str, str], experiment: Any) -> SweepRun:
+    """Return a run of a study, weighed by its tokens and layers."""
+    layers, width = experiment.model.num_layers, experiment.model.d_model
+    tokens = experiment.steps * experiment.batch_size * experiment.sequence_length
+    return SweepRun(name, settings, experiment, float(tokens * (layers * width + 1000)))
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [list(header), ["---"] * len(header), *map(list, rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_record(
+    name: str,
+    title: str,
+    body: str,
+    data: Mapping[str, Any],
+    results: Mapping[str, RunResult],
+    *,
+    folder: Path = RESULTS,
+) -> None:
+    """Write NAME.md and NAME.json: the findings, and command, commit, hardware and time.
+
+    Args:
+      name: Name of the files, and of the figure NAME.png that the page shows if it exists.
+      title: Heading of the page.
+      body: Text and tables, Markdown.
+      data: Numbers, for NAME.json.
+      results: All runs, for their number and wall time.
+      folder: Where to write.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    command = f"python -m {Path(sys.argv[0]).stem}"
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:
+        command = " ".join(["python -m", spec.name, *sys.argv[1:]])
+    where = machine()
+    record = {
+        "command": command,
+        "commit": _commit(),
+        **where,
+        "runs": len(results),
+        "seconds": round(sum(each.seconds for each in results.values())),
+    }
+    text = [f"# {title}", "", body, ""]
+    if (folder / f"{name}.png").exists():
+        text += [f"![{title}]({name}.png)", ""]
+    rows = [[f"`{key}`" if key == "command" else key, str(value)] for key, value in record.items()]
+    text += [markdown_table(["", ""], rows).replace("`command`", "command"), ""]
+    (folder / f"{name}.md").write_text("\n".join(text))
+    plain = {**record, **data}
+    (folder / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n")
+
+
+def _commit() -> str:
+    """Return the commit of the code, with a mark if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"

@@ -1,0 +1,140 @@
+"""LoRA runs: what is trained and saved, exact resume, evaluation from the folder, refusals."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import (
+    assert_same_bits,
+    command,
+    light_compiler,  # noqa: F401
+    losses,
+    tiny,
+    write_config,
+)
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.tree_paths import named_leaves
+from train.engine import make_engine
+from train.errors import UserError
+from train.evaluation.evaluator import evaluate_run
+from train.experiment import EmaConfig, Experiment
+from train.lora.config import LoRAConfig
+from train.run import Run, load
+from transformer import Hardware
+
+MATRICES = ("mixer/query", "mixer/value", "feed_forward/up")
+LORA = LoRAConfig(rank=2, targets=("query", "value", "up"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Run:
+    return train.fit(tiny(folder, steps=4), str(folder / "source"), quiet=True)
+
+
+def adapted(folder: Path, **changes: Any) -> Experiment:
+    return tiny(folder, **{"lora": LORA, "ema": EmaConfig(0.5)} | changes)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, source: Run) -> Run:
+    return train.fit(
+        adapted(folder), str(folder / "lora"), init_from=str(folder / "source"), quiet=True
+    )
+
+
+def restored(folder: Path, name: str, step: int) -> Any:
+    experiment = load(str(folder / name)).experiment
+    engine = make_engine(experiment, Hardware())
+    with CheckpointManager(str(folder / name / "checkpoints"), read_only=True) as checkpoints:
+        return checkpoints.restore(step, engine.abstract_state()).state
+
+
+@pytest.mark.slow
+def test_a_checkpoint_holds_the_adapter_alone(folder: Path, run: Run) -> None:
+    state = restored(folder, "lora", 12)
+    names = set(named_leaves(state.params))
+    place = "layers/place_0"
+    assert names == {f"{place}/{matrix}/lora_{factor}" for matrix in MATRICES for factor in "ab"}
+    size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    # Two moments, the average, and some counters; nothing has the size of the model.
+    assert sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) < 2 * size + 10
+    assert set(named_leaves(state.ema)) == names
+
+
+@pytest.mark.slow
+def test_only_targets_change_and_the_folder_gives_the_same_run(
+    folder: Path, source: Run, run: Run
+) -> None:
+    loaded = load(str(folder / "lora"))
+    assert_same_bits(loaded.params, run.params)
+    before, after = named_leaves(source.params), named_leaves(loaded.params)
+    changed = {name for name in before if np.any(np.asarray(before[name] != after[name]))}
+    assert changed == {
+        f"layers/place_0/{x}" for x in ("mixer/query", "mixer/value", "feed_forward/up")
+    }
+    assert evaluate_run(loaded, "validation") == run.final_metrics
+
+
+@pytest.mark.slow
+def test_the_first_loss_is_that_of_the_base(folder: Path, run: Run) -> None:
+    """Full fine-tuning from the same weights has the same first loss, and other ones later."""
+    name = "full"
+    experiment = adapted(folder, lora=LoRAConfig(), steps=2)
+    train.fit(experiment, str(folder / name), init_from=str(folder / "source"), quiet=True)
+    full, lora = losses(folder / name), losses(folder / "lora")
+    assert full[1] == lora[1]
+    assert full[2] != lora[2]
+
+
+@pytest.mark.slow
+def test_resume_is_exact_without_the_source(folder: Path, source: Run, run: Run) -> None:
+    shutil.copytree(folder / "source", folder / "moved")
+    first = adapted(folder, steps=8)
+    train.fit(first, str(folder / "resumed"), init_from=str(folder / "moved"), quiet=True)
+    shutil.rmtree(folder / "moved")
+    resumed = train.fit(adapted(folder), str(folder / "resumed"), quiet=True)
+    assert_same_bits(resumed.params, run.params)
+    assert_same_bits(restored(folder, "resumed", 12), restored(folder, "lora", 12))
+
+
+@pytest.mark.slow
+def test_a_changed_base_is_noticed(folder: Path, run: Run) -> None:
+    copy = folder / "damaged"
+    shutil.copytree(folder / "lora", copy)
+    shutil.rmtree(copy / "base")
+    with pytest.raises(UserError, match="holds no base weights"):
+        load(str(copy))
+    other = tiny(folder, lora=LORA, seed=5)
+    train.fit(other, str(folder / "other"), params=run.params, quiet=True)
+    shutil.copytree(folder / "other" / "base", copy / "base")
+    with pytest.raises(UserError, match="not the weights that checkpoint 12 was trained on"):
+        load(str(copy))
+    with pytest.raises(UserError, match="not the weights that checkpoint 12 was trained on"):
+        train.fit(adapted(folder, steps=13), str(copy), quiet=True)
+
+
+def test_nothing_to_adapt(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"lora.rank 2: .* --init-from"):
+        train.fit(adapted(folder), str(folder / "nothing"), quiet=True)
+
+
+@pytest.mark.slow
+def test_the_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    fit = ["fit", write_config(folder, steps="2"), "--workdir", str(folder / "flags")]
+    fit += ["--init-from", str(folder / "source"), "--lora.rank", "2", "--lora.targets"]
+    wrong = command(capsys, *fit, "qeury")
+    assert wrong.status == 2
+    assert "lora.targets qeury: this model has no such matrix; give some of query" in wrong.error
+    assert command(capsys, *fit, "attention,up").status == 0
+    saved = load(str(folder / "flags")).experiment.lora
+    assert saved == LoRAConfig(2, targets=("attention", "up"), train_fully=())

@@ -1,0 +1,183 @@
+"""Base weights of a LoRA run: written once to `base/` in its folder, when the run starts.
+
+The run's checkpoints hold the adapter alone. `base/` makes the folder self-contained: it can be
+evaluated, resumed and merged without the run that the weights came from. Each checkpoint records
+the digest of the base that it was trained on.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from train.checkpoint.discovery import broadcast_integers
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.manifest import MANIFEST_NAME
+from train.checkpoint.tree_paths import named_leaves
+from train.data.tokenizer import Tokenizer
+from train.engine import Engine
+from train.errors import UserError
+from train.experiment import Experiment
+from train.lora.config import NEW
+from train.lora.layout import abstract_params
+from train.run_folder.folder import RunFolder
+from train.state import TrainState
+from train.tasks.registry import make_task
+from train.warm_start import WarmStart, WarmStartReport, chosen_names, merge_params
+from transformer.context import unconstrained
+from transformer.hardware import Hardware
+from transformer.parameter_counts import abstract_parameters
+
+BASE_KEY = "base"
+"""Key of the digest in a checkpoint's metadata."""
+
+_STEP = 0
+"""Step under which the base is saved, as a checkpoint with `params` alone."""
+
+
+def resolve_lora(
+    experiment: Experiment,
+    previous: Experiment | None,
+    warm_start: WarmStart | None,
+    hardware: Hardware,
+) -> Experiment:
+    """Return the experiment with `new` in `lora.train_fully` replaced by the paths of weights.
+
+    Args:
+      experiment: The settings as requested.
+      previous: The settings of a run that is resumed; they hold the paths already.
+      warm_start: The weights to adapt.
+      hardware: The devices at hand.
+
+    Raises:
+      UserError: There is nothing to adapt.
+    """
+    lora = experiment.lora
+    if not lora.rank:
+        return experiment
+    if previous is not None:
+        names = previous.lora.train_fully if NEW in lora.train_fully else lora.train_fully
+    elif warm_start is None:
+        raise UserError(
+            f"lora.rank {lora.rank}: adapts the weights of a trained model; give --init-from W"
+        )
+    else:
+        source = chosen_names(warm_start)
+        model = make_task(experiment).make_model(hardware, unconstrained)
+        own = named_leaves(abstract_parameters(model).shapes)
+        new = [name for name in own if name not in source] if NEW in lora.train_fully else []
+        names = (*(each for each in lora.train_fully if each != NEW), *new)
+    lora = dataclasses.replace(lora, train_fully=names)
+    return dataclasses.replace(experiment, lora=lora)
+
+
+def start_from_base(
+    engine: Engine,
+    folder: RunFolder,
+    state: TrainState,
+    warm_start: WarmStart | None,
+    tokenizer: Tokenizer | None,
+    seed: int,
+) -> tuple[TrainState, WarmStartReport | None]:
+    """Give the engine its frozen weights, and return the state before the first step.
+
+    Args:
+      engine: The engine of a LoRA run.
+      folder: Folder of the run; the base weights are written to it.
+      state: Initial state of the adapter.
+      warm_start: Source of the base weights. None: `base/` has them already, of the same run.
+      tokenizer: Tokenizer of the model.
+      seed: Seed of the weights that the source lacks.
+    """
+    report = None
+    if warm_start is None:
+        params = load_base(folder, engine)
+    else:
+        initial = _init_params(engine, seed)
+        params, report = merge_params(initial, warm_start, tokenizer)
+        _save_base(folder, params)
+    assert engine.lora is not None
+    engine.frozen = engine.lora.freeze(params)
+    trainable = engine.lora.replace_trained(state.params, params)
+    # Copies: the step donates the state, and the EMA must not share its buffers.
+    trainable = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), state.params, trainable)
+    ema = state.ema
+    if ema is not None:
+        ema = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), ema, trainable)
+    return state.replace(params=trainable, ema=ema), report
+
+
+def load_base(folder: RunFolder, engine: Engine) -> Any:
+    """Return all base weights of a run, placed as the engine places parameters.
+
+    Raises:
+      UserError: They are missing or damaged.
+    """
+    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
+        if checkpoints.latest_step() is None:
+            raise UserError(
+                f"{folder.base_weights}: holds no base weights of this LoRA run; put back what fit "
+                "saved"
+            )
+        return checkpoints.restore_subtree(_STEP, "params", abstract_params(engine))
+
+
+def attach_base(
+    engine: Engine, folder: RunFolder, checkpoints: CheckpointManager, step: int
+) -> None:
+    """Give the engine of a resumed run its frozen weights.
+
+    Raises:
+      UserError: They are not those that the checkpoint of `step` was trained on.
+    """
+    assert engine.lora is not None
+    check_base(folder, checkpoints.read_metadata(step), step)
+    engine.frozen = engine.lora.freeze(load_base(folder, engine))
+
+
+def base_metadata(folder: RunFolder, engine: Engine) -> dict[str, str]:
+    """Return what a checkpoint records of the base weights; nothing without LoRA."""
+    return {} if engine.lora is None else {BASE_KEY: base_digest(folder)}
+
+
+def base_digest(folder: RunFolder) -> str:
+    """Return a digest of the base weights: that of their manifest, which has one of each file."""
+    path = CheckpointManager(folder.base_weights, read_only=True).directory
+    manifest = path / str(_STEP) / MANIFEST_NAME
+    if not manifest.exists():
+        return ""
+    return hashlib.sha256(manifest.read_bytes()).hexdigest()
+
+
+def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> None:
+    """Raise UserError if a checkpoint was trained on other base weights."""
+    if metadata.get(BASE_KEY) != base_digest(folder):
+        raise UserError(
+            f"{folder.base_weights}: are not the weights that checkpoint {step} was trained on; "
+            "put back what fit saved"
+        )
+
+
+def _init_params(engine: Engine, seed: int) -> Any:
+    """Return initial values of all parameters of the model, each created in its shards."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(engine))
+    key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
+    return jax.block_until_ready(jax.jit(engine.model.init_params, out_shardings=shardings)(key))
+
+
+def _save_base(folder: RunFolder, params: Any) -> None:
+    """Write the base weights of a run that starts."""
+    path = CheckpointManager(folder.base_weights, read_only=True).directory
+    # Of a process that was killed before its first checkpoint.
+    if jax.process_index() == 0 and path.exists():
+        path.rmtree()
+    broadcast_integers([])  # a barrier: no process saves before the old files are gone
+    with CheckpointManager(folder.base_weights, asynchronous=False) as checkpoints:
+        checkpoints.save(_STEP, {"params": params}, {})
+
+
+def _copy_like(value: Any, leaf: Any) -> jax.Array:
+    """Return a copy with the dtype and placement of `leaf`."""
+    return jax.device_put(jax.numpy.array(value, leaf.dtype), leaf.sharding)

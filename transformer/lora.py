@@ -1,0 +1,205 @@
+"""LoRA (Hu et al. 2021): which weights of a model are frozen, which get a low-rank update.
+
+The parameters of a model fall into three parts. *Adapted* matrices keep their values W and get two
+trainable factors, A and B. Weights *trained in full* are trained like those of any model: a new
+head, say. All others are *frozen*. A training step differentiates with respect to the trainable
+tree alone:
+
+    layout = LoRALayout.create(model.logical_axes(), rank=8, targets=("query", "value"))
+    trainable, frozen = layout.init(rng, params), layout.freeze(params)
+    model.apply({"params": layout.combine(trainable, frozen)}, tokens)
+
+The trainable tree has the paths of the parameters, with `lora_a` and `lora_b` below an adapted one:
+
+    trainable["layers"]["place_0"]["mixer"]["query"]["lora_a"]  [L, D, rank]
+    trainable["layers"]["place_0"]["mixer"]["query"]["lora_b"]  [L, rank, N, H]
+"""
+
+import dataclasses
+import fnmatch
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from transformer.layers.logical_axes import LogicalAxes
+from transformer.layers.low_rank import LowRankWeight
+
+RANK_AXIS = "lora_rank"
+"""Logical axis between A and B. No mesh axis splits it."""
+
+TARGET_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("query", "key", "value", "output"),
+    "feed_forward": ("gate", "up", "down"),
+    "all": ("query", "key", "value", "output", "gate", "up", "down"),
+}
+"""Groups of targets by name. Experts of a mixture of experts belong to `feed_forward`."""
+
+A, B = "lora_a", "lora_b"
+"""Names of the two factors in the trainable tree."""
+
+Path = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoRALayout:
+    """Partition of a model's parameters into frozen, adapted and fully trained ones."""
+
+    axes: Mapping[Path, LogicalAxes]
+    """Axes of all parameters of the model."""
+    adapted: frozenset[Path]
+    """Matrices with a low-rank update."""
+    trained: frozenset[Path]
+    """Parameters that are trained in full."""
+    rank: int
+    scale: float
+    """Factor s of the update: alpha / rank."""
+
+    @classmethod
+    def create(
+        cls,
+        logical_axes: Any,
+        *,
+        rank: int,
+        alpha: float = 16.0,
+        targets: Iterable[str] = ("query", "value"),
+        trained: Iterable[str] = (),
+    ) -> "LoRALayout":
+        """Return the layout for a model.
+
+        Args:
+          logical_axes: `model.logical_axes()`.
+          rank: Columns of A and rows of B.
+          alpha: Numerator of the scale alpha / rank.
+          targets: Names of matrices (`query`) or groups of them (`attention`).
+          trained: Patterns of the tree paths of parameters to train in full, with `*` and `?` as in
+            file names. A plain name takes all below it: `head`.
+
+        Raises:
+          ValueError: The model has no such matrix or parameter.
+        """
+        axes = flatten_dict(logical_axes)
+        matrices = [path for path, each in axes.items() if _is_adaptable(path, each)]
+        names = _expand_targets(targets, set(map(_matrix_name, matrices)))
+        full = _select_trained(trained, axes)
+        adapted = frozenset(path for path in matrices if _matrix_name(path) in names) - full
+        return cls(axes, adapted, full, rank, alpha / rank)
+
+    def init(self, rng: jax.Array, params: Any) -> Any:
+        """Return the trainable tree before the first step: B is 0, so the model is unchanged.
+
+        Entries of A are uniform within 1 / sqrt(fan-in), as in PEFT. A and B are float32 whatever
+        the dtype of the parameters: updates are smaller than the resolution of 16 bits.
+        """
+        flat, trainable = flatten_dict(params), {}
+        for path in sorted(self.adapted):
+            (a_shape, _), (b_shape, _) = self._factors(path, flat[path].shape)
+            # Keyed by name, so that A does not depend on the other targets.
+            key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
+            fan_in = math.prod(a_shape[len(self.axes[path].stack) : -1])
+            bound = 1 / math.sqrt(fan_in)
+            trainable[*path, A] = jax.random.uniform(key, a_shape, minval=-bound, maxval=bound)
+            trainable[*path, B] = jnp.zeros(b_shape)
+        trainable |= {path: flat[path] for path in sorted(self.trained)}
+        return unflatten_dict(trainable)
+
+    def freeze(self, params: Any) -> Any:
+        """Return the parameters that are not trained, those with an update included."""
+        flat = flatten_dict(params)
+        return unflatten_dict({path: x for path, x in flat.items() if path not in self.trained})
+
+    def replace_trained(self, trainable: Any, params: Any) -> Any:
+        """Return the trainable tree with the fully trained parameters of `params`."""
+        flat, source = flatten_dict(trainable), flatten_dict(params)
+        return unflatten_dict(flat | {path: source[path] for path in self.trained})
+
+    def combine(self, trainable: Any, frozen: Any) -> Any:
+        """Return parameters for `model.apply`: adapted matrices are `LowRankWeight`s."""
+        flat, factors = flatten_dict(frozen), flatten_dict(trainable)
+        for path in self.adapted:
+            a, b = factors.pop((*path, A)), factors.pop((*path, B))
+            flat[path] = LowRankWeight(flat[path], a, b, self.scale)
+        return unflatten_dict(flat | factors)
+
+    def trainable_axes(self) -> Any:
+        """Return the tree of `LogicalAxes` of the trainable tree."""
+        flat = {path: self.axes[path] for path in self.trained}
+        for path in self.adapted:
+            a, b = self._factor_axes(path)
+            flat |= {(*path, A): a, (*path, B): b}
+        return unflatten_dict(dict(sorted(flat.items())))
+
+    def frozen_axes(self) -> Any:
+        """Return the tree of `LogicalAxes` of `freeze`."""
+        return unflatten_dict({p: each for p, each in self.axes.items() if p not in self.trained})
+
+    def _factor_axes(self, path: Path) -> tuple[LogicalAxes, LogicalAxes]:
+        """Return the axes of A and B of an adapted matrix."""
+        axes, rank = self.axes[path], (RANK_AXIS,)
+        return (
+            LogicalAxes(axes.stack, axes.inputs, rank),
+            LogicalAxes(axes.stack, rank, axes.outputs),
+        )
+
+    def _factors(
+        self, path: Path, shape: tuple[int, ...]
+    ) -> tuple[tuple[tuple[int, ...], LogicalAxes], tuple[tuple[int, ...], LogicalAxes]]:
+        """Return shape and axes of A and B for a matrix of a shape."""
+        a, b = self._factor_axes(path)
+        stack = len(a.stack)
+        rows = stack + len(a.inputs)
+        a_shape = (*shape[:rows], self.rank)
+        b_shape = (*shape[:stack], self.rank, *shape[rows:])
+        return (a_shape, a), (b_shape, b)
+
+
+def _is_adaptable(path: Path, axes: LogicalAxes) -> bool:
+    """Return True for the linear maps of layers that are applied to every token.
+
+    Others with a known name, such as the output matrix over the vocabulary, are not in a layer.
+    """
+    return axes.is_matrix and "layers" in axes.stack and _matrix_name(path) in TARGET_GROUPS["all"]
+
+
+def _matrix_name(path: Path) -> str:
+    """Return the name of a matrix. Longformer's `query_global` is a query too."""
+    return path[-1].removesuffix("_global")
+
+
+def _expand_targets(targets: Iterable[str], known: set[str]) -> set[str]:
+    """Return the names of the matrices that targets and groups stand for."""
+    names: set[str] = set()
+    for target in targets:
+        members = [each for each in TARGET_GROUPS.get(target, (target,)) if each in known]
+        if not members:
+            ordered = [each for each in TARGET_GROUPS["all"] if each in known]
+            raise ValueError(
+                f"targets {target}: this model has no such matrix; give some of "
+                f"{', '.join(ordered)}, or a group: {', '.join(TARGET_GROUPS)}"
+            )
+        names.update(members)
+    return names
+
+
+def _select_trained(patterns: Iterable[str], axes: Mapping[Path, LogicalAxes]) -> frozenset[Path]:
+    """Return the parameters whose tree paths match a pattern."""
+    found: set[Path] = set()
+    for pattern in patterns:
+        matching = {path for path in axes if matches_pattern("/".join(path), pattern)}
+        if not matching:
+            raise ValueError(
+                f"train_fully {pattern}: this model has no such parameter; give tree paths such as "
+                f"{', '.join('/'.join(path) for path in sorted(axes)[:3])}"
+            )
+        found |= matching
+    return frozenset(found)
+
+
+def matches_pattern(name: str, pattern: str) -> bool:
+    """Return True if a tree path matches a pattern, or lies below a path that does."""
+    patterns = (pattern, f"{pattern.rstrip('/')}/*")
+    return any(fnmatch.fnmatchcase(name, each) for each in patterns)

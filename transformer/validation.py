@@ -198,7 +198,8 @@ def _type_remedy(value: Any, annotation: Any) -> str:
 
 def check_integer(name: str, value: Any, minimum: int) -> None:
     """Raise ValueError unless the value is an integer of at least `minimum`."""
-    if isinstance(value, bool) or getattr(value, "shape", ()) or not hasattr(value, "__index__"):
+    is_scalar = getattr(value, "ndim", 0) == 0 and not isinstance(value, bool)
+    if not is_scalar or not hasattr(value, "__index__"):
         raise ValueError(f"{name} {_shown(value)}: is not an integer; give {minimum} or more")
     check_at_least(name, int(value), minimum)
 

@@ -58,7 +58,7 @@ drills: .venv
 
 # A study that is not finished exits with 75: it goes on in the next call.
 MINUTES ?= 10
-STUDIES ?= versus lengths stability
+STUDIES ?= versus lengths stability mup
 results: .venv
 	@for study in $(STUDIES); do \
 		echo "== $$study"; status=0; \

@@ -88,15 +88,20 @@ def compute_factor(
     *,
     samples: int = 1000,
 ) -> tuple[float, float, float]:
-    """Return how much more compute the old recipe needs, and the 95% interval over seeds."""
+    """Return how much more compute the old recipe needs, and the 95% interval over seeds.
+
+    The interval is NaN with one seed.
+    """
 
     def factor(old: np.ndarray, new: np.ndarray) -> float:
         law = fit_power_law(flops, new.mean(axis=1))
         needed = law.scale / old.mean(axis=1)[-1] ** (1 / law.exponent)
         return float(flops[-1] / needed)
 
-    generator = np.random.default_rng(0)
     seeds = old.shape[1]
+    if seeds < 2:
+        return factor(old, new), math.nan, math.nan
+    generator = np.random.default_rng(0)
     drawn = []
     for _ in range(samples):
         first, second = generator.integers(0, seeds, (2, len(flops), seeds))
@@ -154,9 +159,12 @@ def describe(
         f"embeddings, {ratio:g} tokens for each, {len(seeds)} seeds: mean and standard deviation. "
         "The findings hold at this scale only."
     )
+    spread = "one seed, so no interval"
+    if len(seeds) > 1:
+        spread = f"95% interval over seeds: {factor[1]:.2f} to {factor[2]:.2f}"
     finding = (
         f"For the loss that `{OLD}` has at the largest width it needs {factor[0]:.2f} times the "
-        f"compute of `{NEW}` (95% interval over seeds: {factor[1]:.2f} to {factor[2]:.2f})."
+        f"compute of `{NEW}` ({spread})."
     )
     alone = f"One change at a time at width {change_width}, with the learning rate of `{OLD}`:"
     parts = [scale, markdown_table(header, rows), finding, alone]
@@ -231,7 +239,7 @@ def main(
         "flops": flops.tolist(),
         "losses": {name: each.tolist() for name, each in losses.items()},
         "learning_rates": chosen,
-        "compute_factor": factor,
+        "compute_factor": [each if math.isfinite(each) else None for each in factor],
         "changes": {name: each.value for name, each in changed.items()},
     }
     write_record(

@@ -83,6 +83,7 @@ VERBS = {
         "write a commented config of your own, which fit FILE trains",
         "start_verbs",
     ),
+    "completion": Verb("SHELL", "print a script that completes verbs in bash or zsh", "completion"),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
 """All verbs, in the order of the help text."""
@@ -92,7 +93,7 @@ MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 
-PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "doctor"}
+PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "completion", "doctor"}
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 

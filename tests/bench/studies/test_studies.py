@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.studies import mup
 from bench.studies.record import markdown_table, write_record
 from bench.studies.stability import experiment
 from bench.studies.versus import NEW, OLD, compute, compute_factor, sized, tuned_rates
@@ -101,3 +102,14 @@ def test_record_says_how_it_came_about(tmp_path: Path) -> None:
     assert {"command", "commit", "cpu", "cores"} < data.keys()
     assert page.startswith("# A study\n\n| a | b |")
     assert "study.png" not in page  # there is no figure
+
+
+def test_rules_are_the_same_at_the_smallest_width() -> None:
+    at = dict(base_width=32, depth=2, steps=50)
+    assert mup.experiment("mup", 32, 1e-3, **at) == mup.experiment("constant", 32, 1e-3, **at)
+    wide, constant = (mup.experiment(rule, 128, 1e-3, **at) for rule in ("mup", "constant"))
+    changed = diff_experiments(constant, wide)
+    assert changed == {
+        "model.logit_scale": (1.0, 0.25),
+        "optimizer.matrix_lr_factor": (1.0, 0.25),
+    }

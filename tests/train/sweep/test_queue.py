@@ -17,6 +17,7 @@ from rich.console import Console
 from tests.train.support import command, lines_of, losses, tiny, write_config
 from train.errors import UserError
 from train.experiment import CheckpointConfig
+from train.runtime.signals import PreemptedError
 from train.sweep.folder import RunResult, SweepFolder
 from train.sweep.grid import SweepRun
 from train.sweep.progress import SweepProgress, last_metrics
@@ -62,6 +63,13 @@ def test_a_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) 
     finally:
         subprocess.Popen = start  # type: ignore[misc]
     assert third.output == second.output
+
+
+@pytest.mark.slow
+def test_a_time_limit_is_a_stop(tmp_path: Path) -> None:
+    with pytest.raises(PreemptedError, match="stopped by its time limit with 0 of 1 runs done"):
+        run_sweep(runs_of(tmp_path, 0), str(tmp_path / "sweep"), limit_seconds=0.01, quiet=True)
+    assert SweepFolder(str(tmp_path / "sweep")).read_results() == {}
 
 
 PROGRAM = """

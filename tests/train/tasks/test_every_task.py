@@ -28,6 +28,7 @@ from train.run import sample
 from train.runtime.signals import PreemptedError
 from train.tasks.registry import make_task
 from train.telemetry.reporter import Reporter
+from train.visualization.attention_view import view_attention
 from transformer.generation.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
@@ -146,6 +147,30 @@ SUPPORTED = {
     "language": {"max_new_tokens", "temperature", "top_k", "top_p", "seed"},
     "translation": {"beams"},
 }
+
+
+def test_attention_is_shown_over_what_the_task_reads(trained: Trained) -> None:
+    name, prompt = trained.name, PROMPTS[trained.name]
+    target = "das rotes"
+    view = view_attention(trained.run, prompt, target if name == "translation" else None)
+    tokens = [token.strip("·") for token in view.tokens]
+    if name == "translation":
+        assert tokens[1:] == target.split()
+        assert [token.strip("·") for token in view.sources][:-1] == prompt.split()
+        assert view.stages == ["encoder", "decoder", "cross"]
+        own = view_attention(trained.run, prompt)  # the model's own translation
+        assert own.tokens[0] == view.tokens[0]
+    elif name in ("language", "masked"):
+        # The space before a mask is part of the masked token.
+        read = prompt.replace(" [MASK]", "[MASK]").replace(" ", "·")
+        assert "".join(view.tokens[1:]) == read
+    else:
+        assert tokens[-3:] == prompt.split()
+    causal = trained.experiment.model.causal
+    for each in view.maps_of("decoder" if causal else "encoder"):
+        rows, columns = view.labels_of(each.stage)
+        assert each.weights.shape[2:] == (len(rows), len(columns))
+    assert bool(view.next_tokens) == causal
 
 
 def test_sample_refuses_options_without_effect(capsys: Capture, trained: Trained) -> None:

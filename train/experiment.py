@@ -8,7 +8,7 @@ This module must stay importable without JAX: `--help` reads it before JAX is lo
 import dataclasses
 from typing import Any, Literal
 
-from train.data.config import DataConfig, TextDataConfig
+from train.data.config import DataConfig, TextDataConfig, require_types
 from train.errors import UsageError
 from train.lora.config import LoRAConfig
 from train.optim.base import Optimizer
@@ -250,6 +250,7 @@ class Experiment:
         return "batch_size", self.batch_size
 
     def __post_init__(self) -> None:
+        require_types(self, "")
         _check_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
         self._check_batch()
         check_seed(self.seed)

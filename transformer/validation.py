@@ -128,16 +128,23 @@ def check_types(config: Any, name: str) -> None:
       config: The dataclass.
       name: Its dotted name, the prefix of its fields' names.
     """
-    config_class: Any = type(config)
-    hints = _field_types(config_class)
+    check_field_types(config, name)
     for field in dataclasses.fields(config):
         value, inner = getattr(config, field.name), f"{name}.{field.name}"
-        if field.name in hints and not _has_type(value, hints[field.name]):
-            shown = repr(value) if len(repr(value)) < 60 else type(value).__name__
-            raise ValueError(f"{inner} {shown}: {_type_remedy(value, hints[field.name])}")
         for each in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(each) and not isinstance(each, type):
                 check_types(each, inner)
+
+
+def check_field_types(config: Any, name: str = "") -> None:
+    """Apply `check_types` to the fields of a dataclass alone, and not to those inside."""
+    config_class: Any = type(config)
+    hints = _field_types(config_class)
+    for field in dataclasses.fields(config):
+        value, inner = getattr(config, field.name), f"{name}.{field.name}".lstrip(".")
+        if field.name in hints and not _has_type(value, hints[field.name]):
+            shown = repr(value) if len(repr(value)) < 60 else type(value).__name__
+            raise ValueError(f"{inner} {shown}: {_type_remedy(value, hints[field.name])}")
 
 
 @functools.cache
@@ -189,10 +196,40 @@ def _type_remedy(value: Any, annotation: Any) -> str:
     return f"is of type {type(value).__name__}; give {known}"
 
 
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """Raise ValueError unless the value is an integer of at least `minimum`."""
+    is_scalar = getattr(value, "ndim", 0) == 0 and not isinstance(value, bool)
+    if not is_scalar or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} {_shown(value)}: is not an integer; give {minimum} or more")
+    check_at_least(name, int(value), minimum)
+
+
+def check_instance(name: str, value: Any, wanted: type) -> None:
+    """Raise ValueError unless the value is an instance of a class."""
+    if not isinstance(value, wanted):
+        raise ValueError(f"{name} of type {type(value).__name__}: give a {wanted.__name__}")
+
+
+def check_sequences(name: str, value: Any) -> None:
+    """Raise ValueError unless the value is a sequence, to be of token sequences."""
+    if (
+        isinstance(value, str | bytes)
+        or not hasattr(value, "__len__")
+        or not hasattr(value, "__iter__")
+    ):
+        raise ValueError(f"{name} of type {type(value).__name__}: give a list of token sequences")
+
+
+def _shown(value: Any) -> str:
+    """Return a value in a message: as it is if that is short, else its type."""
+    text = repr(value)
+    return text if len(text) < 60 and "\n" not in text else f"of type {type(value).__name__}"
+
+
 def check_at_least(name: str, value: float, minimum: float) -> None:
     """Raise ValueError unless the value is a number of at least `minimum`, within limits."""
     if not isinstance(value, int | float):
-        raise ValueError(f"{name} {value!r}: is not a number; give {minimum} or more")
+        raise ValueError(f"{name} {_shown(value)}: is not a number; give {minimum} or more")
     if not value >= minimum:
         raise ValueError(f"{name} {value}: give {minimum} or more")
     check_number(name, value)
@@ -201,7 +238,7 @@ def check_at_least(name: str, value: float, minimum: float) -> None:
 def check_fraction(name: str, value: float) -> None:
     """Raise ValueError unless the value is in [0, 1), such as a dropout rate."""
     if not isinstance(value, int | float):
-        raise ValueError(f"{name} {value!r}: is not a number; give a share in [0, 1)")
+        raise ValueError(f"{name} {_shown(value)}: is not a number; give a share in [0, 1)")
     if not 0 <= value < 1:
         raise ValueError(f"{name} {value}: give a share in [0, 1)")
 

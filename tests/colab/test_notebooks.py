@@ -1,10 +1,13 @@
-"""Every notebook is committed clean: no outputs, and no data of the author's machine."""
+"""Every notebook is committed clean: as built from its source, with no outputs or local paths."""
 
 import pathlib
 import re
 
 import nbformat
 import pytest
+
+from bench.drills.notebooks import count_pictures, execute, warnings
+from tests.colab.build import build, notebook_path, sources
 
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
@@ -19,8 +22,28 @@ def path(request: pytest.FixtureRequest) -> pathlib.Path:
     return found
 
 
-def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
+def test_every_notebook_is_what_its_source_says() -> None:
+    assert [notebook_path(source) for source in sources()] == NOTEBOOKS
+    for source in sources():
+        text = notebook_path(source).read_text(encoding="utf-8")
+        assert text == build(source), "run python -m tests.colab.build --write"
+
+
+def test_every_notebook_starts_by_installing_without_touching_jax(path: pathlib.Path) -> None:
+    code = [c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    look, install, doctor = code[:3]
+    assert "jax.devices()" in look
+    assert "--constraint" in install
+    assert "run_checks().print()" in doctor
+
+
+@pytest.mark.full
+def test_a_notebook_runs_from_top_to_bottom(tmp_path: pathlib.Path) -> None:
+    """All of them run in `bench.drills.notebooks`."""
+    path = ROOT / "colab" / "survive_failures.ipynb"
+    notebook = execute(path, tmp_path)
+    assert warnings(notebook) == []
+    assert count_pictures(notebook) == 1
 
 
 def test_it_is_valid(path: pathlib.Path) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.util
-import os
 import pathlib
 import re
 import sys
@@ -15,10 +14,10 @@ import jax
 import nbformat
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell
 
 import train
+from bench.drills.notebooks import execute as execute_notebook
+from bench.drills.notebooks import warnings
 from train.config.registry import find_experiment
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
@@ -181,30 +180,20 @@ def test_it_runs_completely_and_resumes(tmp_path: pathlib.Path) -> None:
 
 def run_notebook(folder: pathlib.Path, *, steps: int, devices: int = 1) -> Any:
     """Execute all cells in `folder`; return the notebook with outputs."""
-    notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
-    tags = [cell.metadata.get("tags", []) for cell in notebook.cells]
-    place = tags.index(["parameters"]) + 1
-    notebook.cells.insert(place, new_code_cell(TINY.format(steps=steps), id="injected"))
     environment = {
-        **os.environ,
-        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
-        "PYTHONPATH": str(ROOT),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
         "TRANSFORMER_CACHE": str(folder / "cache"),
-        "IPYTHONDIR": str(folder / "ipython"),
     }
-    client = NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
-    return client.execute(env=environment)
+    return execute_notebook(
+        NOTEBOOK, folder, parameters=TINY.format(steps=steps), environment=environment
+    )
 
 
 def check_outputs(notebook: Any) -> None:
     """Check that pictures and texts exist and that nothing warned."""
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
-    warned = [
-        each.text for cell in outputs.values() for each in cell if each.get("name") == "stderr"
-    ]
-    assert warned == []
+    assert warnings(notebook) == []
     for name in ("curve", "attention"):
         assert any("image/png" in each.get("data", {}) for each in outputs[name]), name
     said = "".join(each.get("text", "") for each in outputs["sample"])

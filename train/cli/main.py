@@ -48,6 +48,9 @@ VERBS = {
         "one page of a run, or of several compared: curves, events, samples, time, settings",
         "visual_verbs",
     ),
+    "merge": Verb(
+        "W --workdir W2", "write the merged weights of a LoRA run as an ordinary run", "lora_verbs"
+    ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
         "CONFIG [--a.b.c VALUE ...]",

@@ -25,6 +25,16 @@ def require(condition: bool, message: str) -> None:
         raise UsageError(message)
 
 
+def require_types(config: Any, name: str) -> None:
+    """Raise UsageError unless every field of a dataclass has its own type."""
+    from transformer.validation import check_field_types
+
+    try:
+        check_field_types(config, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def require_one_of(name: str, value: str, choices: object) -> None:
     """Raise UsageError unless ``value`` is one of the values of ``choices``, a Literal."""
     known = get_args(choices)
@@ -61,6 +71,7 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         name = "data.tokenizer"
+        require_types(self, name)
         require_one_of(f"{name}.kind", self.kind, TokenizerKind)
         if self.kind == "file":
             require(
@@ -180,6 +191,7 @@ class ArrayDataConfig(DataConfig):
     """Positions of an example, T."""
 
     def __post_init__(self) -> None:
+        require_types(self, "data")
         require(self.length >= 1, f"data.length: {self.length} is no length; give 1 or more")
 
     @property
@@ -244,6 +256,7 @@ class TextDataConfig(DataConfig):
     $XDG_CACHE_HOME or ~/.cache."""
 
     def __post_init__(self) -> None:
+        require_types(self, "data")
         require_one_of("data.split_method", self.split_method, SplitMethod)
         require(
             0 < self.validation_fraction < 1,

@@ -7,7 +7,13 @@ import codecs
 import dataclasses
 from typing import Literal
 
-from train.data.config import DataConfig, TokenizerConfig, require, require_one_of
+from train.data.config import (
+    DataConfig,
+    TokenizerConfig,
+    require,
+    require_one_of,
+    require_types,
+)
 
 ClassificationFormat = Literal["tsv", "label_first"]
 TokenLabelFormat = Literal["conllu", "columns"]
@@ -48,6 +54,7 @@ class ExampleDataConfig(DataConfig):
     """Settings of the tokenizer. It is trained on the training split."""
 
     def __post_init__(self) -> None:
+        require_types(self, "data")
         require(
             0 < self.validation_fraction < 1,
             f"data.validation_fraction: {self.validation_fraction} is not a fraction of the "

@@ -14,6 +14,7 @@ from train.estimate.compiled_memory import bytes_per_device
 from train.estimate.hlo import Collective, find_collectives
 from train.estimate.target import Target, target_devices
 from train.experiment import Experiment
+from train.lora.layout import abstract_frozen
 from train.parallel.mesh import make_mesh
 from train.runtime.oom import is_oom_error
 
@@ -71,9 +72,10 @@ def compile_step(experiment: Experiment, target: Target) -> CompiledStep:
         batch: Any = sharded_batch_shapes(experiment, mesh)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    frozen = bytes_per_device(abstract_frozen(engine))
     weights, optimizer = bytes_per_device(state.params), bytes_per_device(state.optimizer)
     sizes: dict[str, Any] = dict(
-        weights=weights,
+        weights=weights + frozen,
         optimizer=0 if experiment.mesh.optimizer_placement == "host" else optimizer,
         other_state=bytes_per_device(state) - weights - optimizer,
         batch=bytes_per_device(batch),

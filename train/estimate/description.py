@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 from train.errors import UsageError
 from train.estimate.decoding import LARGE_BATCH, DecodingCost, count_decoding_variants
 from train.estimate.training_memory import (
+    NO_LORA,
     EightBitStateBytes,
     MemoryVariant,
     TrainingMemory,
     count_eight_bit_state,
     estimate_memory_variants,
     estimate_training_memory,
+    trainable_shapes,
 )
+from train.lora.config import LoRAConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,6 +53,9 @@ class Description:
     """The textbook estimate 6 N + 12 L D T, in FLOPs per training token."""
     optimizer: str
     """The optimizer's `kind`."""
+    trainable: int
+    """Parameters that are trained: fewer than in memory with LoRA. Weights of a new head
+    (`lora.train_fully new`) are not counted, since they depend on the source of the weights."""
     memory: TrainingMemory
     memory_variants: tuple[MemoryVariant, ...]
     """Training memory for each pair of precision and optimizer in the textbook's table."""
@@ -109,6 +115,7 @@ def describe(
             grad_accum_steps=experiment.grad_accum_steps,
             segments=experiment.has_segments,
             ema=experiment.ema.decay > 0,
+            lora=experiment.lora,
             predicted_fraction=task.target_fraction,
             notes=(*notes, *task.untrained_parts),
         )
@@ -131,6 +138,7 @@ def describe_model(
     grad_accum_steps: int = 1,
     segments: bool = False,
     ema: bool = False,
+    lora: LoRAConfig = NO_LORA,
     predicted_fraction: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> Description:
@@ -146,9 +154,12 @@ def describe_model(
       grad_accum_steps: Microbatches of a step.
       segments: True if sequences hold several documents or padding.
       ema: True if an exponential moving average of the weights is stored.
+      lora: Settings of LoRA, which trains fewer parameters than the model has.
       predicted_fraction: Fraction of tokens that have a prediction target; None: the model's own.
       notes: Notes to show with the description.
     """
+    import jax
+
     from train.optim.elementwise import AdamW
     from transformer import costs, parameter_counts
 
@@ -176,7 +187,8 @@ def describe_model(
             config, parameters.active, sequence_length
         ),
         optimizer=optimizer.kind,
-        memory=estimate_training_memory(model, optimizer, **shape),
+        trainable=sum(leaf.size for leaf in jax.tree.leaves(trainable_shapes(model, lora)[0])),
+        memory=estimate_training_memory(model, optimizer, lora=lora, **shape),
         memory_variants=estimate_memory_variants(model, **shape),
         eight_bit_state=count_eight_bit_state(model),
         decoding_costs=count_decoding_variants(model, sequence_length),
@@ -198,7 +210,7 @@ def description_as_dict(description: "Description") -> dict[str, Any]:
         "batch_size": description.batch_size,
         "sequence_length": description.sequence_length,
         "parameters": _parameters_as_dict(description.parameters)
-        | {"estimate": description.parameter_estimate},
+        | {"estimate": description.parameter_estimate, "trainable": description.trainable},
         "flops_per_token": {
             "forward": _flops_as_dict(own),
             "training": _flops_as_dict(own, times=3),

@@ -222,6 +222,9 @@ def _parameter_table(description: "Description") -> Iterable["RenderableType"]:
     table.add_section()
     table.add_row("total", f"{parameters.total:,}", "", style="bold")
     table.add_row(f"padding of {config.padded_vocab_size:,} rows", f"{parameters.padding:,}")
+    if description.trainable != parameters.allocated:
+        share = f"{description.trainable / parameters.allocated:.2%}"
+        table.add_row("trainable (LoRA)", f"{description.trainable:,}", share)
     if parameters.inactive:
         table.add_row("active per token, of all experts", f"{parameters.active:,}")
     if parameters.task_heads:

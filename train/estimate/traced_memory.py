@@ -18,6 +18,7 @@ from jax.sharding import AbstractMesh
 from train.engine import make_train_step
 from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
+from train.lora.layout import make_lora_layout
 from train.parallel.mesh import MESH_AXES, MeshConfig
 from train.parallel.sharding import replicated_sharding
 from train.parallel.state_sharding import optimizer_state_shardings, parameter_shardings
@@ -136,6 +137,9 @@ class StateShapes(NamedTuple):
     model: Model
     predicted_fraction: float
     """Fraction of tokens that have a prediction target."""
+    frozen: Any = None
+    """Shapes of the weights that a LoRA run does not train."""
+    frozen_axes: Any = None
 
     @classmethod
     def from_experiment(cls, experiment: Experiment) -> "StateShapes":
@@ -145,13 +149,17 @@ class StateShapes(NamedTuple):
         plain = dataclasses.replace(experiment.model, remat="none")
         task = make_task(dataclasses.replace(experiment, model=plain))
         model = task.make_model(Hardware(), unconstrained)
-        axes = model.logical_axes()
+        axes, frozen, frozen_axes = model.logical_axes(), None, None
+        lora = make_lora_layout(experiment.lora, axes)
+        if lora is not None:
+            frozen = lora.freeze(jax.eval_shape(model.init_params, jax.random.key(0)))
+            axes, frozen_axes = lora.trainable_axes(), lora.frozen_axes()
         step = make_train_step(experiment, model, axes)
-        init = functools.partial(init_state, experiment, model, step.optimizer)
+        init = functools.partial(init_state, experiment, model, step.optimizer, lora)
         fraction = (
             model.predicted_fraction if task.target_fraction is None else task.target_fraction
         )
-        return cls(jax.eval_shape(init), axes, model, fraction)
+        return cls(jax.eval_shape(init), axes, model, fraction, frozen, frozen_axes)
 
     def bytes_per_chip(self, mesh: MeshConfig) -> StateBytes:
         """Return one chip's part. Raises UsageError for a mesh that does not divide the model."""
@@ -161,6 +169,9 @@ class StateShapes(NamedTuple):
         replicated = replicated_sharding(abstract)
         optimizer = optimizer_state_shardings(shapes.optimizer, shapes.params, params, replicated)
         weights = _shard_bytes(shapes.params, params)
+        if self.frozen is not None:
+            shardings = parameter_shardings(abstract, self.frozen_axes, self.frozen)
+            weights += _shard_bytes(self.frozen, shardings)
         moments = _shard_bytes(shapes.optimizer, optimizer)
         ema = 0 if shapes.ema is None else _shard_bytes(shapes.ema, params)
         gradients = jax.tree.map(

@@ -9,11 +9,16 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
+from train.lora.config import LoRAConfig
+
 if TYPE_CHECKING:
     from train.optim.base import Optimizer
     from transformer.models.base import Model
     from transformer.parameter_counts import LayerMixer
 
+
+NO_LORA = LoRAConfig()
+"""All parameters are trained."""
 
 RECOMPUTING_BACKENDS = ("blockwise", "cudnn", "splash", "ring")
 """Attention backends that recompute scores in the backward pass instead of storing them."""
@@ -157,6 +162,7 @@ def estimate_training_memory(
     segments: bool = False,
     ema: bool = False,
     predicted_fraction: float | None = None,
+    lora: LoRAConfig = NO_LORA,
 ) -> TrainingMemory:
     """Estimate the memory of a training step.
 
@@ -169,14 +175,21 @@ def estimate_training_memory(
       segments: True if sequences hold several documents or padding.
       ema: True if an exponential moving average of the weights is stored.
       predicted_fraction: Fraction of tokens that have a prediction target; None: the model's own.
+      lora: Settings of LoRA, which trains fewer parameters than the model has.
     """
+    import jax
     import jax.numpy as jnp
 
     from transformer.chunked_cross_entropy import choose_num_chunks
     from transformer.parameter_counts import abstract_parameters, count_parameters
 
     config = model.config
-    count = count_parameters(model).allocated
+    count = trained = count_parameters(model).allocated
+    adapter = 0  # entries of A and B
+    if lora.rank:
+        shapes = jax.tree.leaves(trainable_shapes(model, lora)[0])
+        trained = sum(leaf.size for leaf in shapes)
+        adapter = count_adapter_entries(model, lora)
     itemsize = jnp.dtype(config.precision.compute).itemsize
     rows = batch_size // grad_accum_steps
     targets = round(
@@ -189,37 +202,63 @@ def estimate_training_memory(
     # The fused cross entropy computes logits in chunks of the sequence; only one chunk exists.
     chunk = rows * -(-targets // chunks)
     return TrainingMemory(
-        weights=sum(leaf.num_bytes for leaf in abstract_parameters(model).leaves()),
+        weights=sum(leaf.num_bytes for leaf in abstract_parameters(model).leaves())
+        + 4 * adapter,  # A and B are float32
         compute_copy=0
         if config.precision.compute == config.precision.parameters
-        else count * itemsize,
-        gradients=4 * count * (1 if grad_accum_steps == 1 else 2),
-        optimizer=optimizer_state_bytes(model, optimizer),
+        else (count + adapter) * itemsize,
+        gradients=4 * trained * (1 if grad_accum_steps == 1 else 2),
+        optimizer=optimizer_state_bytes(model, optimizer, lora),
         activations=estimate_activations(model, rows, sequence_length, segments=segments),
         logits=2 * 4 * chunk * config.padded_vocab_size,
         textbook_logits=2 * 4 * rows * targets * config.vocab_size,
-        ema=4 * count if ema else 0,
+        ema=4 * trained if ema else 0,
     )
 
 
-def optimizer_state_bytes(model: "Model", optimizer: "Optimizer") -> int:
+def trainable_shapes(model: "Model", lora: LoRAConfig = NO_LORA) -> Any:
+    """Return (shapes, axes) of the parameters that are trained."""
+    import jax
+
+    from train.lora.layout import make_lora_layout
+    from transformer.parameter_counts import abstract_parameters
+
+    shapes, axes = abstract_parameters(model)
+    layout = make_lora_layout(lora, axes)
+    if layout is None:
+        return shapes, axes
+    return jax.eval_shape(layout.init, jax.random.key(0), shapes), layout.trainable_axes()
+
+
+def count_adapter_entries(model: "Model", lora: LoRAConfig) -> int:
+    """Return the number of entries of A and B."""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(trainable_shapes(model, lora)[0])
+    return sum(leaf.size for path, leaf in leaves if path[-1].key in ("lora_a", "lora_b"))
+
+
+def optimizer_state_bytes(
+    model: "Model", optimizer: "Optimizer", lora: LoRAConfig = NO_LORA
+) -> int:
     """Return the size of the optimizer's state."""
     import jax
 
-    leaves = jax.tree.leaves(optimizer_state_shapes(model, optimizer))
+    leaves = jax.tree.leaves(optimizer_state_shapes(model, optimizer, lora))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
 @functools.lru_cache(maxsize=16)
-def optimizer_state_shapes(model: "Model", optimizer: "Optimizer") -> Any:
+def optimizer_state_shapes(
+    model: "Model", optimizer: "Optimizer", lora: LoRAConfig = NO_LORA
+) -> Any:
     """Return the shapes of the optimizer's state for float32 gradients, by abstract evaluation."""
     import jax
     import jax.numpy as jnp
 
     from train.optim.registry import make_optimizer
-    from transformer.parameter_counts import abstract_parameters
 
-    shapes, axes = abstract_parameters(model)
+    shapes, axes = trainable_shapes(model, lora)
     gradients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
     return jax.eval_shape(make_optimizer(optimizer, axes).init, gradients)
 

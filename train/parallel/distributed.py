@@ -51,7 +51,7 @@ LOST_PEER_MARKERS = (
 """Lower-case parts of the errors that collectives raise when another process has gone."""
 
 KILLED_MESSAGE = (
-    "error: hosts: this process was killed, or ended by JAX because the first one has gone; "
+    "error: hosts: this process was killed, or aborted because another one has gone; "
     + RESTART_REMEDY
 )
 
@@ -66,11 +66,12 @@ _exit_message: "ExitMessage | None" = None
 class ExitMessage:
     """Line on standard error that is printed if this process ends without cancelling it.
 
-    JAX aborts a process whose process 0 has gone, at once, from a C++ thread. No Python code runs
-    then: no `finally`, no `atexit`, no signal handler. JAX's `missed_heartbeat_callback` is no way
-    out, because its argument has no Python type and the call fails. So a child process waits for
-    the end of a pipe, which the operating system closes however this process ends. It is a shell,
-    which starts at once and needs little memory.
+    JAX aborts a process whose process 0 has gone, at once, from a C++ thread; so does gloo if a
+    peer is lost within a message. No Python code runs then: no `finally`, no `atexit`, no signal
+    handler. JAX's `missed_heartbeat_callback` is no way out, because its argument has no Python
+    type and the call fails. So a child process waits for the end of a pipe, which the operating
+    system closes however this process ends. It is a shell, which starts at once and needs little
+    memory.
     """
 
     def __init__(self, line: str):
@@ -177,10 +178,10 @@ def _start_heartbeats() -> None:
     )
     _heartbeats.start()
     atexit.register(_heartbeats.stop)
-    # JAX aborts the others when process 0 has gone. Process 0 itself is never aborted.
-    if state.process_id:
-        _exit_message = ExitMessage(KILLED_MESSAGE)
-        atexit.register(_exit_message.cancel)
+    # JAX aborts the others when process 0 has gone, and gloo any process whose connection to a lost
+    # peer broke within a message.
+    _exit_message = ExitMessage(KILLED_MESSAGE)
+    atexit.register(_exit_message.cancel)
     # Python runs atexit handlers after an uncaught exception, and JAX's waits there for the other
     # processes, which wait for this one. Errors that the command line knows never come here; a
     # hook also serves users who call `train.fit` from a script of their own.

@@ -18,7 +18,7 @@ from train.data.example_configs import (
 )
 from train.errors import UsageError
 from transformer.config import Pooling, TransformerConfig
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import check_at_least, check_field_types, check_fraction
 
 if TYPE_CHECKING:
     from train.experiment import Experiment
@@ -82,6 +82,7 @@ class MaskedLanguageModeling(TaskConfig):
     """Fraction of the selected tokens that are replaced by a random token. The rest stay."""
 
     def __post_init__(self) -> None:
+        check_field_types(self, "task")
         if not 0 < self.mlm_probability <= 1:
             raise ValueError(
                 f"task.mlm_probability {self.mlm_probability}: give a fraction in (0, 1]"

@@ -30,10 +30,10 @@ class MaskPattern:
     index. False for reordered tokens (ring attention), which only positions describe."""
 
     def __post_init__(self) -> None:
-        if self.window < 0:
-            raise ValueError(f"window {self.window}: is negative; give 0 for none, or more")
-        if self.dilation < 1:
-            raise ValueError(f"dilation {self.dilation}: is less than 1; give 1 for none, or more")
+        if not hasattr(self.window, "__index__") or self.window < 0:
+            raise ValueError(f"window {self.window!r}: give an integer, 0 for none, or more")
+        if not hasattr(self.dilation, "__index__") or self.dilation < 1:
+            raise ValueError(f"dilation {self.dilation!r}: give an integer, 1 for none, or more")
 
 
 class Mask(struct.PyTreeNode):

@@ -7,7 +7,7 @@ import math
 from typing import Literal, get_args
 
 from transformer.attention.rope_scaling import NoScaling, RopeScaling
-from transformer.validation import check_at_least, check_choice
+from transformer.validation import check_at_least, check_choice, check_field_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,7 @@ class RoPE:
     """Frequency scaling for contexts longer than those of training."""
 
     def __post_init__(self) -> None:
+        check_field_types(self, "rope")
         if not 0 < self.fraction <= 1:
             raise ValueError(f"rope.fraction {self.fraction}: give a share in (0, 1]")
         if self.theta <= 1:

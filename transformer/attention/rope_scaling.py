@@ -14,7 +14,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from transformer.validation import check_at_least
+from transformer.validation import check_at_least, check_field_types
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,6 +77,7 @@ class Llama3Scaling:
     amplitude: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
+        check_field_types(self, "llama3_scaling")
         check_at_least("llama3_scaling.factor", self.factor, 1)
         check_at_least("llama3_scaling.original_max_length", self.original_max_length, 1)
         if not 0 < self.low_freq_factor < self.high_freq_factor:
@@ -141,6 +142,7 @@ class YaRNScaling:
     """sqrt(1/t), a factor of queries and of keys. 0: 0.1 ln(s) + 1."""
 
     def __post_init__(self) -> None:
+        check_field_types(self, "yarn_scaling")
         check_at_least("yarn_scaling.factor", self.factor, 1)
         check_at_least("yarn_scaling.original_max_length", self.original_max_length, 1)
         check_at_least("yarn_scaling.attention_factor", self.attention_factor, 0)

@@ -30,7 +30,7 @@ from transformer.layers.embedding import get_output_matrix
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
 from transformer.shapes import check_shapes
-from transformer.validation import check_seed
+from transformer.validation import check_instance, check_integer, check_seed, check_sequences
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,11 @@ def generate(
       ValueError: For a seed out of range, or prompts that the model cannot decode.
     """
     check_seed(seed)
+    check_integer("max_new_tokens", max_new_tokens, 0)
+    check_instance("sampling", sampling, SamplingConfig)
+    if stop_token is not None:
+        check_integer("stop_token", stop_token, 0)
+    check_sequences("prompts", prompts)
     check_prompts(model, prompts, max_new_tokens)
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]
     if not rows:
@@ -148,6 +153,7 @@ def prefill(
 ) -> tuple[Any, jax.Array]:  # the cache, [B, V]
     """Read prompts into a new cache; return it and the logits of the next tokens."""
     check_shapes(tokens=(tokens, "B T", int), lengths=(lengths, "B", int))
+    check_integer("cache_length", cache_length, 1)
     if not decodes_from_cache(model):
         text = jnp.pad(tokens, ((0, 0), (0, cache_length - tokens.shape[1])))
         return text, _full_pass_logits(model, params, text, lengths)

@@ -19,7 +19,7 @@ from transformer.generation.generate import (
 from transformer.models.base import LOGITS
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
-from transformer.validation import check_at_least
+from transformer.validation import check_at_least, check_sequences
 
 
 class TranslateOutput(NamedTuple):
@@ -62,6 +62,7 @@ def translate(
       ValueError: For an empty source, one longer than the model's learned positions, or tokens
         that are not in its vocabularies.
     """
+    check_sequences("sources", sources)
     check_sources(model.config, sources)
     for name, token in (("start_token", start_token), ("stop_token", stop_token)):
         check_token_ids(name, [token], model.config.vocab_size)

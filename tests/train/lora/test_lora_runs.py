@@ -138,3 +138,37 @@ def test_the_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixtu
     assert command(capsys, *fit, "attention,up").status == 0
     saved = load(str(folder / "flags")).experiment.lora
     assert saved == LoRAConfig(2, targets=("attention", "up"), train_fully=())
+
+
+@pytest.mark.slow
+def test_a_merged_run_is_an_ordinary_run(
+    folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    merged = str(folder / "merged")
+    assert command(capsys, "merge", str(folder / "lora"), "--workdir", merged).status == 0
+    loaded = load(merged)
+    assert_same_bits(loaded.params, run.params)
+    assert loaded.experiment.lora == LoRAConfig()
+    assert evaluate_run(loaded, "validation") == run.final_metrics
+    assert not (folder / "merged" / "base").exists()
+    again = command(capsys, "merge", str(folder / "lora"), "--workdir", merged)
+    assert again.status == 1
+    assert "holds a run already" in again.error
+    plain = command(capsys, "merge", merged, "--workdir", str(folder / "twice"))
+    assert "was not trained with LoRA" in plain.error
+    # It trains on, all weights of it.
+    trained = train.fit(tiny(folder, ema=EmaConfig(0.5), steps=2), merged, quiet=True)
+    assert trained.step == 2
+
+
+@pytest.mark.slow
+def test_weights_that_the_source_lacks_are_trained_in_full(folder: Path, source: Run) -> None:
+    """The body is adapted; what `init_only` leaves out starts anew and is trained."""
+    options: Any = {"init_from": str(folder / "source"), "init_only": "layers", "quiet": True}
+    new = train.fit(adapted(folder, steps=3), str(folder / "new"), **options)
+    names = new.experiment.lora.train_fully
+    assert "embedding" in names
+    assert not any(name.startswith("layers") for name in names)
+    assert "embedding" in named_leaves(restored(folder, "new", 3).params)
+    resumed = train.fit(adapted(folder, steps=4), str(folder / "new"), quiet=True)
+    assert resumed.step == 4

@@ -160,7 +160,8 @@ def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
     *others, killed = hosts.ends(timeout=120)
     assert killed[0] == -signal.SIGKILL
     for status, said in others:
-        assert status == 1, said
+        # gloo aborts a process whose peer was killed within a message (seen on busy machines).
+        assert status in (1, -signal.SIGABRT), said
         assert "error: hosts: " in said
         assert "start all of them again" in said
         assert "Traceback" not in said

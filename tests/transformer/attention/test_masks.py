@@ -222,8 +222,8 @@ def test_equal_patterns_are_one_key() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"window": -1}, "window -1: is negative; give 0 for none, or more"),
-        ({"dilation": 0}, "dilation 0: is less than 1; give 1 for none, or more"),
+        ({"window": -1}, "window -1: give an integer, 0 for none, or more"),
+        ({"dilation": 0}, "dilation 0: give an integer, 1 for none, or more"),
     ],
 )
 def test_errors(fields: Any, message: str) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from transformer.attention.config import MultiHeadConfig
 from transformer.attention.position_config import NoPosition, RoPE
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import check_at_least, check_field_types, check_fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class SharedQueryKeyConfig(MultiHeadConfig):
                 f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries are keys too, so there "
                 "are as many heads of both; leave it at 0"
             )
+        check_field_types(self, self.kind)
         if self.qk_norm is not None:
             raise ValueError(
                 f"{self.kind}.qk_norm {self.qk_norm.kind}: it has a norm of its own; leave it at "

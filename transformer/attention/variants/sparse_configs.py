@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 
 from transformer.attention.config import Backend, MultiHeadConfig
 from transformer.attention.position_config import NoPosition, RoPE
-from transformer.validation import check_at_least, check_choice, check_fraction
+from transformer.validation import check_at_least, check_choice, check_field_types, check_fraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +54,7 @@ class BigBirdConfig(MultiHeadConfig):
         check_at_least("bigbird.seed", self.seed, 0)
         check_at_least("bigbird.random_block_span", self.random_block_span, self.block_size)
         check_fraction("bigbird.dropout", self.dropout)
+        check_field_types(self, self.kind)
         if self.num_window_blocks < 1 or self.num_window_blocks % 2 == 0:
             raise ValueError(
                 f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number, of a "
@@ -96,6 +97,7 @@ class LongformerConfig(MultiHeadConfig):
         check_at_least("longformer.one_sided_window", self.one_sided_window, 0)
         check_at_least("longformer.num_global_tokens", self.num_global_tokens, 0)
         check_fraction("longformer.dropout", self.dropout)
+        check_field_types(self, self.kind)
         if len(self.dilations) not in (1, self.num_heads) or min(self.dilations) < 1:
             raise ValueError(
                 f"longformer.dilations {self.dilations}: give one number from 1 on, or one for "

@@ -1,0 +1,66 @@
+# %% install-text [markdown]
+# ## 1. Check the machine and install
+#
+# On Colab, choose a GPU or TPU first (*Runtime > Change runtime type*). On Kaggle, enable *Settings > Accelerator* and *Internet*. The first cell shows the devices.
+#
+# The second cell installs the project if it is missing: from `REPOSITORY`, from the checkout that contains this notebook, or from an uploaded archive of the project (`.zip`, `.tar.gz` or `.whl`). It keeps the version of every installed package, because JAX and its libraries match the GPU or TPU of this machine. In a fork, set `REPOSITORY` and the link above once.
+
+# %% look
+try:
+    import jax
+
+    devices = jax.devices()
+    print(
+        f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), jax {jax.__version__}"
+    )
+except ImportError:
+    print("JAX is not installed yet. The next cell installs it for the CPU.")
+
+# %% install
+import importlib.util
+import pathlib
+import tempfile
+from importlib import metadata
+
+REPOSITORY = ""  # @param {type:"string"}
+
+
+def is_project(folder):
+    file = folder / "pyproject.toml"
+    return file.is_file() and 'name = "linen-transformer"' in file.read_text()
+
+
+def find_project():
+    """Return what pip can install: the address, a checkout around this folder, or an archive."""
+    if REPOSITORY:
+        return REPOSITORY
+    here = pathlib.Path.cwd()
+    found = [folder for folder in (here, *here.parents) if is_project(folder)]
+    for ending in (".whl", ".zip", ".tar.gz"):
+        found += sorted(here.glob(f"*linen*transformer*{ending}"))
+    if not found:
+        raise ValueError(
+            "REPOSITORY: is empty, and neither a checkout nor an archive of the project is in "
+            f"{here}; set it to the project's git address (git+https://...), or upload its .zip"
+        )
+    return str(found[0])
+
+
+if importlib.util.find_spec("train") is None:
+    project = find_project()
+    installed = {each.name: each.version for each in metadata.distributions() if each.name}
+    held = [f"{name}=={version}\n" for name, version in sorted(installed.items())]
+    constraints = pathlib.Path(tempfile.mkdtemp(), "constraints.txt")
+    constraints.write_text("".join(held))
+    print(f"Installing {project}.")
+    # %pip install --quiet --constraint {constraints} {project}
+
+# %% doctor-text [markdown]
+# ## 2. Check hardware and versions
+#
+# The doctor lists hardware and package versions, and says how to fix what is wrong.
+
+# %% doctor
+from train.doctor.report import run_checks
+
+run_checks().print()

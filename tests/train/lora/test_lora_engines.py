@@ -1,0 +1,98 @@
+"""The LoRA step: memory of the compiled program, devices, precision, and what describe says."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.train.support import (
+    assert_close,
+    light_compiler,  # noqa: F401
+    random_rows,
+    tiny,
+)
+from train.engine import Engine, JitEngine, make_engine
+from train.estimate.batch_shapes import sharded_batch_shapes
+from train.estimate.description import describe
+from train.lora.config import LoRAConfig
+from train.parallel.mesh import MeshConfig
+from transformer import Hardware, Precision
+
+VOCAB, STEPS = 30, 3
+
+
+def make_experiment(folder: Path, **changes: Any) -> Any:
+    experiment = tiny(folder, **{"lora": LoRAConfig(rank=2, targets=("all",))} | changes)
+    model = dataclasses.replace(
+        experiment.model, vocab_size=VOCAB, precision=Precision.parse("float32")
+    )
+    return dataclasses.replace(experiment, model=model)
+
+
+def trained(engine: Engine) -> Any:
+    """The adapter after some steps on weights of another seed."""
+    assert engine.lora is not None
+    placed = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_state())
+    params = engine.model.init_params(jax.random.key(5))
+    engine.frozen = engine.lora.freeze(params)
+    state = jax.device_put(engine.init(), placed)
+    for cursor in range(STEPS):
+        rows = random_rows(8, VOCAB, cursor=cursor)
+        state, metrics = engine.step(state, engine.put_batch(rows))
+        assert np.isfinite(float(metrics["loss"]))
+    return jax.tree.map(np.asarray, state.params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mesh": MeshConfig(data=1, fsdp=4, tensor=2)},
+        {"mesh": MeshConfig(data=2, fsdp=2, tensor=2), "grad_accum_steps": 2},
+        {"compile": "pmap"},
+    ],
+)
+def test_eight_devices_train_what_one_does(tmp_path: Path, changes: dict[str, Any]) -> None:
+    one = trained(make_engine(make_experiment(tmp_path), Hardware()))
+    eight = trained(make_engine(make_experiment(tmp_path, **changes), Hardware(count=8)))
+    assert_close(eight, one, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["bfloat16", "pure_bfloat16", "float16"])
+def test_factors_are_float32_for_any_policy(tmp_path: Path, policy: str) -> None:
+    experiment = make_experiment(tmp_path)
+    model = dataclasses.replace(experiment.model, precision=Precision.parse(policy))
+    engine = make_engine(dataclasses.replace(experiment, model=model), Hardware())
+    after = trained(engine)
+    assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {np.dtype("float32")}
+    place = after["layers"]["place_0"]["mixer"]["query"]
+    assert np.any(place["lora_b"] != 0)
+
+
+@pytest.mark.slow
+def test_the_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_path: Path) -> None:
+    """Arguments: two float32 moments less. Temporaries: the gradients of all weights less."""
+    sizes: dict[int, tuple[int, int, int, int]] = {}
+    for rank in (0, 2):
+        experiment = make_experiment(tmp_path, lora=LoRAConfig(rank), batch_size=1)
+        model = dataclasses.replace(experiment.model, d_model=256)
+        experiment = dataclasses.replace(experiment, model=model)
+        engine = make_engine(experiment, Hardware())
+        assert isinstance(engine, JitEngine)
+        batch: Any = sharded_batch_shapes(experiment, engine.mesh)
+        program = engine.lower_step(engine.abstract_state(), batch).compile()
+        stats: Any = program.memory_analysis()
+        arguments, temporaries = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+        described = describe(experiment)
+        weights, optimizer = described.memory.weights, described.memory.optimizer
+        # Counters and the batch are the rest.
+        assert 0 <= arguments - weights - optimizer < 20_000
+        sizes[rank] = arguments, temporaries, described.memory.gradients, described.trainable
+    (full, full_temp, gradients, count), (lora, lora_temp, _, trainable) = sizes.values()
+    assert trainable == 2 * 2 * 2 * (256 + 256)
+    assert full - lora > 1.9 * 4 * count
+    assert full_temp - lora_temp > 0.5 * gradients

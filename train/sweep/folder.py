@@ -120,8 +120,11 @@ class SweepFolder:
             if name not in requested:
                 self._refuse(f"run {name} belongs to that one and not to this one")
             now = json.loads(json.dumps(requested[name]))
-            for field in sorted(before.keys() | now.keys()):
-                if before.get(field) != now.get(field):
+            # A field that only this version of the package has is no difference. Where one part
+            # replaces another, a kind differs; where it replaces none, it has fields below a null.
+            for field in sorted(before):
+                replaced = before[field] is None and any(n.startswith(f"{field}.") for n in now)
+                if before[field] != now.get(field) or replaced:
                     old, new = json.dumps(before.get(field)), json.dumps(now.get(field))
                     self._refuse(f"{field} is {old} there and {new} here")
 

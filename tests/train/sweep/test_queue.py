@@ -143,6 +143,18 @@ def test_another_sweep_is_refused(tmp_path: Path) -> None:
     folder.check_same_sweep(runs_of(tmp_path, 0, 1, 2))  # more seeds
     with pytest.raises(UserError, match=r"another sweep \(steps is 12 there and 13 here\)"):
         folder.check_same_sweep(runs_of(tmp_path, 0, 1, steps=13))
+    # Saved by a version without a setting: no difference.
+    file = folder.path / "sweep.json"
+    saved = json.loads(file.read_text())
+    del saved["base"]["ema.decay"]
+    file.write_text(json.dumps(saved))
+    folder.check_same_sweep(runs_of(tmp_path, 0, 1))
+    # A part where there was none.
+    saved["base"]["optimizer"] = None
+    file.write_text(json.dumps(saved))
+    with pytest.raises(UserError, match="optimizer is null there"):
+        folder.check_same_sweep(runs_of(tmp_path, 0, 1))
+    folder.write_sweep(runs_of(tmp_path, 0, 1))
     with pytest.raises(UserError, match="run seed=1 belongs to that one"):
         folder.check_same_sweep(runs_of(tmp_path, 0))
 

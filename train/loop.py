@@ -26,13 +26,12 @@ from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
-from train.config.resolve import resolve_precision, unavailable_backends
+from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
 from train.data.python_data import check_same_data, hold_data
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.debug_checks import check_batch_tokens, check_finite
-from train.doctor.report import accelerator_warnings
 from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
@@ -64,10 +63,10 @@ from train.state import TrainState
 from train.step import Batch, Metrics
 from train.tasks.base import Task
 from train.tasks.registry import make_task
-from train.telemetry.environment import installed_versions
 from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
+from train.telemetry.start_messages import log_start, log_warm_start, print_finished
 from train.warm_start import WarmStartReport, WarmStartSource, names_a_tokenizer, warm_state
 from transformer.hardware import Hardware
 
@@ -203,7 +202,8 @@ class _TrainingRun:
             finished = self.evaluator.is_finished(step)
             metrics = read_final_metrics(self.folder, step) if finished else None
             if metrics is not None:  # A finished run: nothing to train, evaluate or write.
-                self.print_finished(step, quiet=self.quiet or not is_main_process)
+                quiet = self.quiet or not is_main_process
+                print_finished(self.experiment, self.folder, step, quiet=quiet)
                 weights = self.evaluator.final_weights(state, step, checkpoints)
                 return self.evaluator.make_run(weights, metrics)
             if is_main_process:
@@ -399,58 +399,21 @@ class _TrainingRun:
 
     # ---- Messages and events ----
 
-    def print_finished(self, step: int, *, quiet: bool) -> None:
-        """Print that the run has nothing left to do."""
-        stopped_early = step < self.experiment.steps
-        reason = "evaluations stopped improving" if stopped_early else "as many as requested"
-        ProgressBar(step, quiet=quiet).print(
-            f"{self.experiment.name} is finished: {step} steps are done ({reason}); "
-            f"in {self.folder.path}"
-        )
-
     def log_start(self, reporter: Reporter, step: int) -> None:
-        """Log the start of the run, or from which step and with which changes it resumes."""
-        shapes = self.engine.abstract_state().params
-        num_parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-        hardware = self.engine.model.hardware
-        reporter.log_event(
-            "resumed" if step else "started",
-            step=step,
-            hardware=dataclasses.asdict(hardware),
-            mesh=dict(self.engine.mesh.shape),
-            versions=installed_versions(),
-            changed={name: new for name, (_, new) in self.changed_fields.items()},
-            kept={name: choice for name, (_, choice) in self.pinned_fields.items()},
-        )
-        for warning in accelerator_warnings(hardware.platform):
-            reporter.print_message(warning)
-        for kernel, reason in hardware.broken_kernels:
-            reporter.log_event("fell back", kernel=kernel, why=reason)
-            reporter.print_message(
-                f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
-                "See python -m train doctor"
-            )
-        fallbacks = unavailable_backends(self.engine.auto_choices(), self.experiment)
-        for name, choice in fallbacks.items():
-            reporter.log_event("fell back", setting=name, to=choice)
-        trained = "trainable " if self.experiment.lora.rank else ""
-        verb = f"resumes from step {step}" if step else "starts"
-        reporter.print_message(
-            f"{self.experiment.name} {verb}: {num_parameters:,} {trained}parameters, "
-            f"{self.task.describe_training_data(self.corpus)}, "
-            f"{hardware.count} {hardware.kind or hardware.platform}; in {self.folder.path}"
+        """Log how the run starts or resumes, and which weights it starts with."""
+        log_start(
+            reporter,
+            self.engine,
+            self.experiment,
+            self.folder,
+            step,
+            training_data=self.task.describe_training_data(self.corpus),
+            notes=(*self.corpus.notes, *self.task.untrained_parts),
+            changed=self.changed_fields,
+            pinned=self.pinned_fields,
         )
         if self.warm_start is not None and self.warm_start_report is not None:
-            report = self.warm_start_report
-            source = self.warm_start.source
-            only, fields = self.warm_start.only, report.as_dict()
-            reporter.log_event("warm start", source=source, only=only, **fields)
-            for line in report.lines(source):
-                reporter.print_message(line)
-        for name, (old, new) in self.changed_fields.items():
-            reporter.print_message(f"{name} is {new} from now on (was {old})")
-        for note in (*self.corpus.notes, *self.task.untrained_parts):
-            reporter.print_message(note)
+            log_warm_start(reporter, self.warm_start, self.warm_start_report)
 
     def log_skipped_checkpoints(
         self, reporter: Reporter, step: int, skipped: Sequence[SkippedCheckpoint]

@@ -1,0 +1,104 @@
+"""Messages and events at the start of a run: what trains, on what, and what differs from before."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from train.config.resolve import unavailable_backends
+from train.doctor.report import accelerator_warnings
+from train.experiment import Experiment
+from train.run_folder.folder import RunFolder
+from train.telemetry.environment import installed_versions
+from train.telemetry.progress import ProgressBar
+from train.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.warm_start import WarmStart, WarmStartReport
+    from transformer.hardware import Hardware
+
+Changes = dict[str, tuple[Any, Any]]
+"""Old and new value of settings, by name."""
+
+
+def print_finished(experiment: Experiment, folder: RunFolder, step: int, *, quiet: bool) -> None:
+    """Print that the run has nothing left to do."""
+    stopped_early = step < experiment.steps
+    reason = "evaluations stopped improving" if stopped_early else "as many as requested"
+    ProgressBar(step, quiet=quiet).print(
+        f"{experiment.name} is finished: {step} steps are done ({reason}); in {folder.path}"
+    )
+
+
+def log_start(
+    reporter: Reporter,
+    engine: "Engine",
+    experiment: Experiment,
+    folder: RunFolder,
+    step: int,
+    *,
+    training_data: str,
+    notes: Sequence[str] = (),
+    changed: Changes,
+    pinned: Changes,
+) -> None:
+    """Log the start of the run, or from which step and with which changes it resumes.
+
+    Args:
+      reporter: Receives the event and the messages.
+      engine: Engine of the run.
+      experiment: Resolved settings.
+      folder: Folder of the run.
+      step: Step of the restored state; 0 at the start.
+      training_data: Amount of training data, as text.
+      notes: Further messages, on the data and the task.
+      changed: Settings that differ from those of the run so far.
+      pinned: Settings that keep what `auto` was when the run began.
+    """
+    hardware = engine.model.hardware
+    reporter.log_event(
+        "resumed" if step else "started",
+        step=step,
+        hardware=dataclasses.asdict(hardware),
+        mesh=dict(engine.mesh.shape),
+        versions=installed_versions(),
+        changed={name: new for name, (_, new) in changed.items()},
+        kept={name: choice for name, (_, choice) in pinned.items()},
+    )
+    _log_fallbacks(reporter, engine, experiment, hardware)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
+    trained = "trainable " if experiment.lora.rank else ""
+    verb = f"resumes from step {step}" if step else "starts"
+    reporter.print_message(
+        f"{experiment.name} {verb}: {num_parameters:,} {trained}parameters, {training_data}, "
+        f"{hardware.count} {hardware.kind or hardware.platform}; in {folder.path}"
+    )
+    for name, (old, new) in changed.items():
+        reporter.print_message(f"{name} is {new} from now on (was {old})")
+    for note in notes:
+        reporter.print_message(note)
+
+
+def _log_fallbacks(
+    reporter: Reporter, engine: "Engine", experiment: Experiment, hardware: "Hardware"
+) -> None:
+    for warning in accelerator_warnings(hardware.platform):
+        reporter.print_message(warning)
+    for kernel, reason in hardware.broken_kernels:
+        reporter.log_event("fell back", kernel=kernel, why=reason)
+        reporter.print_message(
+            f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
+            "See python -m train doctor"
+        )
+    for name, choice in unavailable_backends(engine.auto_choices(), experiment).items():
+        reporter.log_event("fell back", setting=name, to=choice)
+
+
+def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmStartReport") -> None:
+    """Log which weights a new run took from its source."""
+    source, fields = warm_start.source, report.as_dict()
+    reporter.log_event("warm start", source=source, only=warm_start.only, **fields)
+    for line in report.lines(source):
+        reporter.print_message(line)

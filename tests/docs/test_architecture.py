@@ -12,7 +12,7 @@ from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
 
 LIMITS = {
     "forward": (14, 1845),
-    "step": (9, 1470),
+    "step": (9, 1475),
     "resume": (11, 1500),
 }
 """Most files and lines of each path; lower them when a path gets shorter."""

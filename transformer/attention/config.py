@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from transformer.attention.position_config import (
@@ -104,10 +103,6 @@ class ScaledDotScore:
 
     def __post_init__(self) -> None:
         check_at_least("scaled_dot_score.divisor", self.divisor, 0)
-
-    def scale(self, head_dim: int) -> float:
-        """Return the factor of the dot products of heads of width `head_dim`."""
-        return 1 / math.sqrt(self.divisor or head_dim)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,9 @@ class Attention(Mixer):
         score, dropout_rngs = config.score, inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
             # A dot product of H independent terms of variance 1 has variance H (section 3.2.1).
-            scale=score.scale(q.shape[-1]) if isinstance(score, ScaledDotScore) else 1.0,
+            scale=(score.divisor or q.shape[-1]) ** -0.5
+            if isinstance(score, ScaledDotScore)
+            else 1.0,
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,

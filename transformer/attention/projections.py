@@ -101,9 +101,8 @@ def project_output(
 ) -> jax.Array:  # [B, T, D]
     """Map the concatenated heads to the model's width."""
     inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
-    return apply_linear(
-        module, "output", y, inputs, outputs, context, bias=config.has_output_bias, residual=True
-    )
+    bias = config.bias if config.output_bias is None else config.output_bias
+    return apply_linear(module, "output", y, inputs, outputs, context, bias=bias, residual=True)
 
 
 @functools.cache

@@ -70,7 +70,7 @@ class SlidingWindowAttention(Mixer):
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
             k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
         scoring = ScoreSpec(
-            scale=config.score.scale(q.shape[-1]),
+            scale=(config.score.divisor or q.shape[-1]) ** -0.5,
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.hardware import Hardware
-from transformer.layers.embedding import cap_logits
+from transformer.layers.activations import cap_logits
 from transformer.shapes import check_shapes
 
 
@@ -253,7 +253,8 @@ def _logits(
     if output.bias is not None:
         bias = output.bias.astype(logits.dtype)
         logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
-    logits = cap_logits(logits, settings.soft_cap)
+    if settings.soft_cap:
+        logits = cap_logits(logits, settings.soft_cap)
     # exp(padding - maximum) is exactly 0: no probability, and no gradient in its columns of W.
     return _mask_padded_logits(logits, settings.vocab_size)
 

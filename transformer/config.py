@@ -150,11 +150,9 @@ class TransformerConfig:
     """Use the token embedding as output matrix."""
     logit_scale: float = 1.0
     """Factor of the output matrix. muP (Yang et al. 2022): the width at which the learning rate was
-    tuned over D, so that logits do not grow with the width."""
+    tuned over D, so that logits do not grow with the width. T5 with tied weights: 1 / sqrt(D)."""
     final_norm: NormConfig | None = NormConfig()
     """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
-    scale_output: bool = False
-    """Divide the hidden states by sqrt(D) before the output matrix, as T5 does with tied ones."""
     logit_soft_cap: float = 0.0
     """c of c tanh(logit / c), which limits logits to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""

@@ -16,7 +16,6 @@ begin with `encoder_`, and its values are in `ModelOutput.encoder_aux`.
 """
 
 import functools
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -334,8 +333,6 @@ def logit_lens(
         norm = Norm(config.final_norm, config.precision)
         normed: Any = norm.apply({"params": params["final_norm"]}, hidden)
         hidden = normed
-    if config.scale_output:
-        hidden = hidden / math.sqrt(config.d_model)
     flat = hidden.reshape(-1, *hidden.shape[-2:])
     logits = compute_logits(flat, get_output_matrix(params, config), config, model.context)
     return logits.reshape(*hidden.shape[:-1], -1)

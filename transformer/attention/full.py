@@ -15,7 +15,7 @@ from flax import linen as nn
 from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.cache import KVCache, MemoryCache
-from transformer.attention.config import AttentionConfig, ScaledDotScore
+from transformer.attention.config import AttentionConfig
 from transformer.attention.memory import project_memory
 from transformer.attention.projections import project_output, project_qkv, project_queries
 from transformer.attention.scores import add_score_terms, count_score_flops
@@ -84,9 +84,7 @@ class Attention(Mixer):
         score, dropout_rngs = config.score, inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
             # A dot product of H independent terms of variance 1 has variance H (section 3.2.1).
-            scale=(score.divisor or q.shape[-1]) ** -0.5
-            if isinstance(score, ScaledDotScore)
-            else 1.0,
+            scale=(getattr(score, "divisor", 1.0) or q.shape[-1]) ** -0.5,  # without: 1
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,

@@ -25,8 +25,9 @@ from flax import struct
 from transformer.attention.base import NO_OUTPUTS, mixer_class
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
+from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
-from transformer.layers.embedding import cap_logits, get_output_matrix
+from transformer.layers.embedding import get_output_matrix
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
 from transformer.shapes import check_shapes

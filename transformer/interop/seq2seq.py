@@ -66,16 +66,16 @@ def _read_t5(fields: Fields) -> TransformerConfig:
         mixer=dataclasses.replace(self_attention_config, position=both_ways),
         cross_attention=None,
     )
-    depth = fields.size("num_layers")
+    depth, width = fields.size("num_layers"), fields.size("d_model")
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("d_model"),
+        d_model=width,
         num_layers=fields.take("num_decoder_layers", depth),
         layer_pattern=(block,),
         encoder=EncoderConfig(num_layers=depth, layer_pattern=(encoder_block,), final_norm=rms),
         final_norm=rms,
         tie_embeddings=tied,
-        scale_output=fields.take("scale_decoder_outputs", tied),
+        logit_scale=width**-0.5 if fields.take("scale_decoder_outputs", tied) else 1.0,
         embedding_dropout=dropout,
     )
 
@@ -102,7 +102,7 @@ def _write_t5(config: TransformerConfig) -> dict[str, Any]:
         "dropout_rate": block.residual_dropout,
         "is_encoder_decoder": True,
         "tie_word_embeddings": config.tie_embeddings,
-        "scale_decoder_outputs": config.scale_output,
+        "scale_decoder_outputs": config.logit_scale != 1,
     }
 
 

@@ -34,6 +34,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 """Activations without parameters, by name."""
 
 
+def cap_logits(logits: jax.Array, soft_cap: float) -> jax.Array:  # [...] -> [...]
+    """Return c tanh(logits / c) (Gemma Team 2024, section 2), or the logits if c is 0."""
+    return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
+
+
 def declare_swish(
     module: nn.Module, config: FeedForwardConfig, context: ModelContext
 ) -> Callable[[jax.Array], jax.Array]:

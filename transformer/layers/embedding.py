@@ -4,12 +4,12 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.position_config import NoPosition
 from transformer.config import TransformerConfig
 from transformer.context import ModelContext
+from transformer.layers.activations import cap_logits
 from transformer.layers.basic import Norm, apply_matrix, declare_table, dropout, fold_in
 from transformer.layers.position_embedding import embed_positions, embed_token_types
 
@@ -82,9 +82,5 @@ def compute_logits(
     """Return logits over the vocabulary, without the padding of the table."""
     logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)
     logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]
-    return cap_logits(logits[..., : config.vocab_size], config.logit_soft_cap)
-
-
-def cap_logits(logits: jax.Array, soft_cap: float) -> jax.Array:  # [...] -> [...]
-    """Return c tanh(logits / c), or the logits if c is 0."""
-    return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
+    logits = logits[..., : config.vocab_size]
+    return cap_logits(logits, config.logit_soft_cap) if config.logit_soft_cap else logits

@@ -1,6 +1,5 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -173,8 +172,6 @@ def apply_layers(
     if side_config.final_norm is not None:
         norm = Norm(side_config.final_norm, config.precision, name="final_norm")
         output = output._replace(x=norm(output.x))
-    if config.scale_output and isinstance(side_config, TransformerConfig):  # not in an encoder
-        output = output._replace(x=output.x / math.sqrt(config.d_model))
     return output
 
 

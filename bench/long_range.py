@@ -99,7 +99,8 @@ def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) 
     memory: Any = step.memory_analysis()
     start = time.perf_counter()
     for cursor in range(experiment.steps):
-        state, metrics = step(state, engine.put_batch(batches.host_batch(cursor, 0, 1)))
+        rows = engine.put_batch(batches.host_batch(cursor, 0, 1))
+        state, metrics = step(state, rows, engine.frozen)
         if cursor == 0:
             jax.block_until_ready(metrics)
             start = time.perf_counter()

@@ -98,7 +98,7 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
         for name, (step, state, rows) in sides.items():
             start = time.perf_counter()
             for _ in range(turn):
-                state, _ = step(state, rows)
+                state, _ = step(state, rows, None)
             jax.block_until_ready(state.params)
             if number:
                 found[name].seconds.append((time.perf_counter() - start) / turn)

@@ -48,8 +48,8 @@ BUGS = (
     Bug(
         "scores not divided by the root of the head's width",
         "transformer/attention/full.py",
-        "scale=1 / math.sqrt(q.shape[-1]) if",
-        "scale=1.0 if",
+        'scale=(getattr(score, "divisor", 1.0) or q.shape[-1]) ** -0.5,',
+        "scale=1.0,",
         "transformer/attention/test_scores.py transformer/attention/test_full.py",
     ),
     Bug(

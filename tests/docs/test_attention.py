@@ -137,6 +137,7 @@ def test_example_mixer_is_used_from_the_command_line(
         "num_kv_heads": 0,
         "head_dim": 0,
         "bias": True,
+        "output_bias": None,
         "qk_norm": None,
         "factor": 2.0,
     }

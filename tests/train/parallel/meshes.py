@@ -127,7 +127,7 @@ def train(folder: Path, model: str, mesh: MeshConfig | None) -> Outcome:
     batch = engine.put_batch(rows_of(model, 0))
     step = engine.lower_step(state, batch).compile()
     for cursor in range(STEPS):
-        state, metrics = step(state, engine.put_batch(rows_of(model, cursor)))
+        state, metrics = step(state, engine.put_batch(rows_of(model, cursor)), engine.frozen)
         losses.append(float(metrics["loss"]))
     text = step.as_text() or ""
     return Outcome(

@@ -63,7 +63,7 @@ def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Eng
     experiment = tiny(folder, compile=how)
     model = dataclasses.replace(experiment.model, vocab_size=30)
     engine = make_engine(dataclasses.replace(experiment, model=model), hardware)
-    vars(engine)["_step"] = lambda state, batch: (state, {"loss": device.dispatch()})
+    vars(engine)["_step"] = lambda state, batch, frozen: (state, {"loss": device.dispatch()})
     evaluating = engine._jit_engine if isinstance(engine, PmapEngine) else engine
     vars(evaluating)["_evaluate"] = device.dispatch
     return engine

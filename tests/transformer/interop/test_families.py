@@ -91,7 +91,11 @@ def test_there_and_back_is_the_identity_bit_for_bit(name: str, tmp_path: Path) -
         assert value.tobytes() == theirs.read(key).tobytes(), key
     again, params_again = read_model(tmp_path)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, params_again))
-    assert again.config == pretrained.config or family in ("gpt2", "opt")
+    # A default may come back written out, such as the width of a head.
+    (tmp_path / "again").mkdir()
+    write_model(tmp_path / "again", again.make_model(), params_again, family=family)
+    first, second = (folder / "config.json" for folder in (tmp_path, tmp_path / "again"))
+    assert first.read_text() == second.read_text()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -6,10 +6,11 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import train
@@ -27,7 +28,7 @@ from train.experiment import (
     EvaluationConfig,
     Experiment,
 )
-from train.optim.schedules import ScheduleConfig
+from train.optim.schedules import LearningRateSchedule, register_schedule
 from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
@@ -228,11 +229,22 @@ def test_resumed_run_has_the_same_averages(
     assert_same_bits(state_at(tmp_path / "broken", STEPS), state_at(tmp_path / "whole", STEPS))
 
 
+@register_schedule
+@dataclasses.dataclass(frozen=True)
+class JumpSchedule(LearningRateSchedule):
+    """A small learning rate up to step 8, and one that undoes all learning after it."""
+
+    kind: ClassVar[str] = "jump"
+
+    def make(self, *, steps: int, width: int) -> optax.Schedule:
+        return optax.piecewise_constant_schedule(0.01, {9: 1000.0})
+
+
 def impatient(folder: Path, **changes: Any) -> Experiment:
-    """A learning rate so high that the loss soon rises again."""
+    """The loss falls until step 8 and is higher ever after, whatever the rounding."""
     settings = {
         "steps": 40,
-        "schedule": ScheduleConfig("constant", learning_rate=0.3, warmup_steps=0),
+        "schedule": JumpSchedule(),
         "checkpoint": CheckpointConfig(every=5, keep_last=1),
         "evaluation": EvaluationConfig(every=2, num_batches=0),
         "early_stopping": EarlyStoppingConfig(patience=3),

@@ -118,7 +118,7 @@ class LoRALayout:
         return unflatten_dict(flat | {path: source[path] for path in self.trained})
 
     def combine(self, trainable: Any, frozen: Any) -> Any:
-        """Return parameters for `model.apply`: adapted matrices are `LowRankWeight`s."""
+        """Return parameters for `model.apply`: adapted matrices are of class `LowRankWeight`."""
         flat, factors = flatten_dict(frozen), flatten_dict(trainable)
         for path in self.adapted:
             a, b = factors.pop((*path, A)), factors.pop((*path, B))

@@ -14,6 +14,7 @@ SECTIONS = {
     ),
     "Guides": (
         "Training <training>",
+        "Data <data>",
         "tasks",
         "fine_tuning",
         "huggingface",

@@ -9,12 +9,12 @@ import pytest
 
 from train.data import corpus
 from train.data import python_library as library
+from train.data.compression import compressed_bits_per_byte
 from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.corpus import (
     TextSource,
     TextSplits,
     choose_held_out_documents,
-    compressed_bits_per_byte,
     prepare_text,
 )
 from train.data.tokenizer import Tokenizer

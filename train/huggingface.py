@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.data.config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,

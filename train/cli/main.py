@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-from train.cli.own_packages import program_name
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
+from train.runtime.startup import program_name
 
 
 class Verb(NamedTuple):

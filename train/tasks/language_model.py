@@ -10,9 +10,9 @@ import jax
 from train.data.batches import TextTrainingBatches
 from train.data.corpus import TextCorpus, prepare_text
 from train.data.tokenizer import Tokenizer
+from train.evaluation.metrics import mean_losses, perplexity
 from train.step import Batch, LossFn
 from train.tasks.base import SampleOptions, TextCallback
-from train.tasks.evaluation import mean_losses, perplexity
 from train.tasks.text import TextTask
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels

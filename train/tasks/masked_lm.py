@@ -14,6 +14,7 @@ from train.data.corpus import TextCorpus, prepare_text, prepare_tokenizer
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.evaluation.metrics import mean_losses
 from train.step import Batch, LossFn
 from train.tasks.base import (
     ModelInputs,
@@ -23,7 +24,6 @@ from train.tasks.base import (
     token_inputs,
 )
 from train.tasks.config import MaskedLanguageModeling
-from train.tasks.evaluation import mean_losses
 from train.tasks.text import TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint

@@ -14,9 +14,9 @@ from train.data.batches import (
 )
 from train.data.config import TextDataConfig
 from train.data.corpus import TextCorpus
+from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
 from train.tasks.base import Task, token_batch_shapes
-from train.tasks.evaluation import max_eval_batches, round_up_batch_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,13 @@ from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import log_start, log_warm_start, print_finished
-from train.warm_start import WarmStartReport, WarmStartSource, names_a_tokenizer, warm_state
+from train.warm_start import (
+    WarmStartReport,
+    WarmStartSource,
+    copy_pretrained_files,
+    names_a_tokenizer,
+    warm_state,
+)
 from transformer.hardware import Hardware
 
 
@@ -79,6 +85,7 @@ def fit(
     params: Any = None,
     init_from: str = "",
     init_only: str = "",
+    init_adapter: str = "",
     quiet: bool = False,
     start_time: float | None = None,
 ) -> Run:
@@ -99,6 +106,8 @@ def fit(
         tokenizer is used too, unless the experiment names one (kind `file` or `byte`). Vocabulary
         tables get the rows of the tokens that both have. Not read when the run resumes.
       init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
+      init_adapter: Folder of a LoRA adapter in PEFT's format to start with, for the weights of
+        `init_from`. It gives `lora.rank`, `lora.alpha` and `lora.targets`.
       quiet: Print nothing.
       start_time: Start of the program, in seconds since the epoch; the time since then counts as
         start-up in the goodput report. Now if None.
@@ -124,7 +133,7 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        warm_start = WarmStartSource(params, init_from, init_only)
+        warm_start = WarmStartSource(params, init_from, init_only, init_adapter)
         run = _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
     return dataclasses.replace(run, data=held)
 
@@ -171,6 +180,7 @@ class _TrainingRun:
             previous and previous.experiment,
             self.warm_start,
             hardware,
+            init_adapter=warm_start.init_adapter,
         )
         hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
@@ -355,6 +365,8 @@ class _TrainingRun:
             # A record of rollbacks is from an earlier run here, whose checkpoints were deleted.
             # A resume would take it for this run's.
             set_aside_file(self.folder.rollback_record, "earlier")
+            if self.warm_start is not None:
+                copy_pretrained_files(self.warm_start, self.folder, self.corpus.tokenizer)
         write_run_files(
             self.folder,
             self.experiment,

@@ -127,6 +127,8 @@ MixerClass = TypeVar("MixerClass", bound="type[Mixer]")
 def register_mixer(mixer: MixerClass) -> MixerClass:
     """Register a mixer under the `kind` of its configuration. A class decorator.
 
+    Example::
+
         @register_mixer
         class Sharp(Mixer):
             config: SharpConfig

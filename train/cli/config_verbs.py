@@ -76,6 +76,9 @@ class FitArguments:
     """Folder of a run to start with the weights and the tokenizer of. Not read on resume."""
     init_only: str = ""
     """With --init-from: tree paths of the weights to take, as layers or '*/mixer/*'."""
+    init_adapter: str = ""
+    """With --init-from: folder of a LoRA adapter of PEFT to start with; it gives the settings of
+    --lora."""
     quiet: bool = False
     """Print no progress."""
 
@@ -98,6 +101,7 @@ def run_fit(arguments: list[str]) -> int:
             given.workdir,
             init_from=given.init_from,
             init_only=given.init_only,
+            init_adapter=given.init_adapter,
             quiet=quiet,
             start_time=process_start_time(),
         )

@@ -73,12 +73,12 @@ VERBS = {
         "sweep_verbs",
     ),
     "import": Verb(
-        "SOURCE --workdir W [--data PATH] [--precision P]",
+        "SOURCE --workdir W [--data PATH] [--precision P] [--adapter DIR]",
         "make a run of a Hugging Face model: a local folder, or a name on the hub",
         "interop_verbs",
     ),
     "export": Verb(
-        "W --output DIR [--dtype D] [--family F]",
+        "W --output DIR [--dtype D] [--family F] [--weights merged|adapter|base]",
         "write a run as a folder that Hugging Face transformers opens",
         "interop_verbs",
     ),

@@ -22,6 +22,7 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.lora.config import NEW
 from train.lora.layout import abstract_params
+from train.lora.peft import adapter_settings, read_run_adapter, replace_factors
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.registry import make_task
@@ -34,7 +35,9 @@ BASE_KEY = "base"
 """Key of the digest in a checkpoint's metadata."""
 
 _STEP = 0
-"""Step under which the base is saved, as a checkpoint with `params` alone."""
+"""Step under which the base is saved, as a checkpoint of `params` and `trainable`."""
+
+_START = "trainable"
 
 
 def resolve_lora(
@@ -42,6 +45,8 @@ def resolve_lora(
     previous: Experiment | None,
     warm_start: WarmStart | None,
     hardware: Hardware,
+    *,
+    init_adapter: str = "",
 ) -> Experiment:
     """Return the experiment with `new` in `lora.train_fully` replaced by the paths of weights.
 
@@ -50,11 +55,18 @@ def resolve_lora(
       previous: The settings of a run that is resumed; they hold the paths already.
       warm_start: The weights to adapt.
       hardware: The devices at hand.
+      init_adapter: Folder of PEFT with an adapter to start with, whose settings are taken.
 
     Raises:
-      UserError: There is nothing to adapt.
+      UserError: There is nothing to adapt, or the adapter does not fit.
     """
     lora = experiment.lora
+    if init_adapter and previous is not None:
+        return dataclasses.replace(experiment, lora=previous.lora)
+    if init_adapter and warm_start is not None:
+        model = make_task(experiment).make_model(hardware, unconstrained)
+        adapter = read_run_adapter(init_adapter, model, warm_start.model_type)
+        lora = adapter_settings(adapter, lora, init_adapter)
     if not lora.rank:
         return experiment
     if previous is not None:
@@ -97,16 +109,33 @@ def start_from_base(
     else:
         initial = _init_params(engine, seed)
         params, report = merge_params(initial, warm_start, tokenizer)
-        _save_base(folder, params)
     assert engine.lora is not None
     engine.frozen = engine.lora.freeze(params)
     trainable = engine.lora.replace_trained(state.params, params)
+    if warm_start is None:
+        trainable = load_start(folder, state.params)
+    elif warm_start.adapter:
+        adapter = read_run_adapter(warm_start.adapter, engine.model, warm_start.model_type)
+        trainable = replace_factors(trainable, adapter)
     # Copies: the step donates the state, and the EMA must not share its buffers.
     trainable = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), state.params, trainable)
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), ema, trainable)
+    if warm_start is not None:
+        save_base(folder, params, trainable)
     return state.replace(params=trainable, ema=ema), report
+
+
+def load_start(folder: RunFolder, trainable: Any) -> Any:
+    """Return the trainable tree before the first step, for a rollback to there.
+
+    Args:
+      folder: Folder of the run.
+      trainable: Tree of the same structure, shapes and placement.
+    """
+    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
+        return checkpoints.restore_subtree(_STEP, _START, jax.tree.map(_abstract, trainable))
 
 
 def load_base(folder: RunFolder, engine: Engine) -> Any:
@@ -167,17 +196,21 @@ def _init_params(engine: Engine, seed: int) -> Any:
     return jax.block_until_ready(jax.jit(engine.model.init_params, out_shardings=shardings)(key))
 
 
-def _save_base(folder: RunFolder, params: Any) -> None:
-    """Write the base weights of a run that starts."""
+def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:
+    """Write the base weights of a run that starts, and the adapter that it starts with."""
     path = CheckpointManager(folder.base_weights, read_only=True).directory
     # Of a process that was killed before its first checkpoint.
     if jax.process_index() == 0 and path.exists():
         path.rmtree()
     broadcast_integers([])  # a barrier: no process saves before the old files are gone
     with CheckpointManager(folder.base_weights, asynchronous=False) as checkpoints:
-        checkpoints.save(_STEP, {"params": params}, {})
+        checkpoints.save(_STEP, {"params": params, _START: trainable}, {})
 
 
 def _copy_like(value: Any, leaf: Any) -> jax.Array:
     """Return a copy with the dtype and placement of `leaf`."""
     return jax.device_put(jax.numpy.array(value, leaf.dtype), leaf.sharding)
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

@@ -99,6 +99,9 @@ def _log_fallbacks(
 def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmStartReport") -> None:
     """Log which weights a new run took from its source."""
     source, fields = warm_start.source, report.as_dict()
-    reporter.log_event("warm start", source=source, only=warm_start.only, **fields)
+    adapter = warm_start.adapter
+    reporter.log_event("warm start", source=source, only=warm_start.only, adapter=adapter, **fields)
+    if adapter:
+        reporter.print_message(f"starts with the adapter of {adapter}")
     for line in report.lines(source):
         reporter.print_message(line)

@@ -106,7 +106,7 @@ class Engine(abc.ABC):
     lora: LoRALayout | None = None
     """Layout of the trainable weights of a LoRA run; None: all weights are trained."""
     frozen: Any = None
-    """Weights that are not trained, set before the first step. No step changes them and no checkpoint holds them."""
+    """Weights that are not trained, set before the first step. No checkpoint holds them."""
 
     @abc.abstractmethod
     def init(self) -> TrainState:

@@ -26,8 +26,13 @@ from train.data.example_configs import (
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.base_weights import BASE_KEY, base_digest, save_base
-from train.lora.peft import adapter_settings, read_run_adapter
+from train.lora.base_weights import (
+    BASE_KEY,
+    adapter_settings,
+    base_digest,
+    read_run_adapter,
+    save_base,
+)
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.data import corpus
-from train.data import text_files
+from train.data import corpus, text_files
 from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.corpus import (
     TextSource,

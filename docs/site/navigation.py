@@ -5,6 +5,7 @@ from docs.site.api_pages import API_PAGES
 SECTIONS = {
     "Guides": (
         "Training <training>",
+        "Data <data>",
         "tasks",
         "fine_tuning",
         "huggingface",

@@ -1,5 +1,6 @@
 """Every setting, file and heading that the documentation names exists."""
 
+import dataclasses
 import re
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from train.config.io import flatten_experiment
 from train.config.registry import find_experiment, list_experiments
+from train.data.config import SourceConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -31,6 +33,8 @@ def settings() -> frozenset[str]:
         for config in list_experiments()
         for name in flatten_experiment(find_experiment(config))
     }
+    # No shipped config has several sources of data.
+    names |= {f"data.sources.N.{field.name}" for field in dataclasses.fields(SourceConfig)}
     prefixes = {name.rsplit(".", depth)[0] for name in names for depth in range(1, 6)}
     return frozenset(names | prefixes)
 

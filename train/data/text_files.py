@@ -45,18 +45,21 @@ class Document(NamedTuple):
     text: str
 
 
-def read_documents(files: Iterable[TextFile], *, text_field: str = "text") -> Iterator[Document]:
+def read_documents(
+    files: Iterable[TextFile], *, text_field: str = "text", setting: str = "data.text_field"
+) -> Iterator[Document]:
     """Yield the documents of the files, in order, except those without text.
 
     Args:
       files: Plain text (one document each) or JSON lines (one document a line).
       text_field: Field of a JSON line that holds the text.
+      setting: Name of the setting of text_field, for error messages.
 
     Raises:
       UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
     """
     for file in files:
-        for document in _read(file, text_field):
+        for document in _read(file, text_field, setting):
             if document.text:
                 yield document
 
@@ -78,11 +81,11 @@ def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterato
         return
 
 
-def _read(file: TextFile, field: str) -> Iterator[Document]:
+def _read(file: TextFile, field: str, setting: str) -> Iterator[Document]:
     plain_name = file.name.removesuffix(".gz")
     with open_decompressed(file) as stream:
         if plain_name.endswith(_JSON_LINES):
-            yield from _json_lines(stream, file, field)
+            yield from _json_lines(stream, file, field, setting)
         else:
             encoded = read_text(stream, file)
             yield Document(file.name, _decode(encoded, str(file.path)))
@@ -163,17 +166,28 @@ def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
         ) from error
 
 
-def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
+def _json_lines(stream: IO[bytes], file: TextFile, field: str, setting: str) -> Iterator[Document]:
     offset = 0
     for number, line in enumerate(iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES), start=1):
         location = f"{file.path}:{number}"
         text = _decode(line, location, offset)
         offset += len(line)
         if text.strip():
-            yield Document(f"{file.name}:{number}", _field(text, field, location))
+            yield Document(f"{file.name}:{number}", field_of_line(text, field, location, setting))
 
 
-def _field(line: str, field: str, location: str) -> str:
+def field_of_line(line: str, field: str, location: str, setting: str) -> str:
+    """Return the text of one line of JSON.
+
+    Args:
+      line: The line.
+      field: Name of the field that holds the text.
+      location: Place of the line, for error messages.
+      setting: Name of the setting of field, for error messages.
+
+    Raises:
+      UserError: The line is not JSON, or has no text of this name.
+    """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -186,12 +200,10 @@ def _field(line: str, field: str, location: str) -> str:
         )
     if field not in record:
         has = ", ".join(record) or "none"
-        raise UserError(f"{location}: has no field {field!r} (it has {has}); set data.text_field")
+        raise UserError(f"{location}: has no field {field!r} (it has {has}); set {setting}")
     text = record[field]
     if not isinstance(text, str):
-        raise UserError(
-            f"{location}: field {field!r} is not a text; set data.text_field to another"
-        )
+        raise UserError(f"{location}: field {field!r} is not a text; set {setting} to another")
     try:
         text.encode()
     except UnicodeEncodeError as error:

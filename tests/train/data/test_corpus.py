@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from train.data import corpus, text_files
+from train.data.compression import compressed_bits_per_byte
 from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.corpus import (
     TextSource,
     TextSplits,
     choose_held_out_documents,
-    compressed_bits_per_byte,
     prepare_text,
 )
 from train.data.tokenizer import Tokenizer

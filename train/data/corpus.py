@@ -13,9 +13,15 @@ from train.data.compression import compressed_bits_per_byte
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.data.files import TextFile, find_files
-from train.data.python_library import LIBRARY_PATH, library_documents, library_files
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
-from train.data.text_files import Document, read_documents, truncate_documents
+from train.data.text_files import (
+    LIBRARY_PATH,
+    Document,
+    library_documents,
+    library_files,
+    read_documents,
+    truncate_documents,
+)
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError

@@ -96,7 +96,7 @@ def read_run(workdir: str) -> dict[str, Any]:
         "events": [_plain_event(each) for each in events[-MAX_EVENTS:]],
         "samples": read_samples(folder),
         "seconds": goodput.seconds,
-        "lives": goodput.lives,
+        "starts": goodput.starts,
         "memory": peak_memory(times),
         "environment": environment(config, events),
         "summary": summarize(curves, times),

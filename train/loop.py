@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 from train.checkpoint.discovery import SkippedCheckpoint
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
@@ -41,8 +41,7 @@ from train.experiment import Experiment
 from train.lora.base_weights import attach_base, base_metadata, resolve_lora, start_from_base
 from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
-from train.recovery.monitor import Anomaly, AnomalyMonitor
-from train.recovery.rollback import RollbackManager, rollback_retention
+from train.recovery.rollback import Anomaly, AnomalyMonitor, RollbackManager, rollback_retention
 from train.resume import (
     RunIdentity,
     StartPoint,

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from train.data.batches import example_ids, host_rows
@@ -158,6 +157,8 @@ class StreamedTrainingBatches:
 
         All processes call it together: each knows only the groups that it reads.
         """
+        import jax  # not at the top: reading data needs no JAX
+
         fields = len(StreamPosition._fields)
         # The first column is the batch. -1: this process has not read the group.
         known = np.full((len(self._schedules), 1 + fields * len(self._names)), -1, np.int64)

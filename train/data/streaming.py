@@ -17,9 +17,8 @@ import numpy as np
 from train.data.config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
 from train.data.examples import seeded_permutation
 from train.data.files import TextFile, find_files
-from train.data.python_library import LIBRARY_PATH
 from train.data.streams import HostBatch, TokenStream, Windows
-from train.data.text_files import Document, RecordPosition, read_records
+from train.data.text_files import LIBRARY_PATH, Document, RecordPosition, read_records
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 

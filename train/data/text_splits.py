@@ -9,8 +9,14 @@ from typing import Protocol
 
 from train.data.config import TextDataConfig
 from train.data.files import TextFile, find_files
-from train.data.python_library import LIBRARY_PATH, library_documents, library_files
-from train.data.text_files import Document, read_documents, truncate_documents
+from train.data.text_files import (
+    LIBRARY_PATH,
+    Document,
+    library_documents,
+    library_files,
+    read_documents,
+    truncate_documents,
+)
 from train.errors import UserError
 
 SPLITS = ("train", "validation", "test")

@@ -10,9 +10,9 @@ import jax
 from train.data.corpus import TextCorpus
 from train.data.mixture import prepare_any_text
 from train.data.tokenizer import Tokenizer
+from train.evaluation.metrics import mean_losses, perplexity
 from train.step import Batch, LossFn
 from train.tasks.base import SampleOptions, TextCallback
-from train.tasks.evaluation import mean_losses, perplexity
 from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels

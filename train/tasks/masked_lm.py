@@ -15,6 +15,7 @@ from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, M
 from train.data.mixture import prepare_any_text, prepare_any_tokenizer
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.evaluation.metrics import mean_losses
 from train.step import Batch, LossFn
 from train.tasks.base import (
     ModelInputs,
@@ -24,7 +25,6 @@ from train.tasks.base import (
     token_inputs,
 )
 from train.tasks.config import MaskedLanguageModeling
-from train.tasks.evaluation import mean_losses
 from train.tasks.text import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint

@@ -1,4 +1,8 @@
-"""Two-sided sliding window with one dilation per head (Beltagy et al. 2020, section 3.1)."""
+"""Local windows: attention with a dilation per head, and windows of neighboring tokens.
+
+- `attend_dilated`: two-sided sliding window (Beltagy et al. 2020, section 3.1).
+- `neighbor_window`: the inputs of convolutions over the tokens of a document.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,13 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 
 from transformer.attention.attend import ScoreSpec
-from transformer.attention.backends.blockwise import (
-    DEFAULT_BLOCK_SIZE,
-    PartialAttention,
-    attend_blockwise,
-)
+from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
+from transformer.attention.backends.tiling import PartialAttention
+from transformer.attention.documents import token_segments
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.layers.basic import fold_in
 
@@ -129,3 +132,75 @@ def _dilated(
     return PartialAttention(
         merge_rows(partial.y), merge_rows(partial.lse.swapaxes(1, 2)).swapaxes(1, 2)
     )
+
+
+class NeighborCache(struct.PyTreeNode):
+    """Inputs of a causal convolution at the last k - 1 tokens, newest last."""
+
+    inputs: jax.Array  # [B, k - 1, ...]
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,  # B
+        num_tokens: int,  # k - 1
+        channels: tuple[int, ...],  # axes of the input of one token
+        dtype: Any,
+    ) -> "NeighborCache":
+        """Return a cache without tokens."""
+        return cls(jnp.zeros((batch_size, num_tokens, *channels), dtype))
+
+    def append(
+        self,
+        x: jax.Array,  # [B, T, ...]
+        positions: jax.Array,  # [B or 1, T]; -1: padding, at the end of a row
+    ) -> "NeighborCache":
+        """Return the cache with the last k - 1 of its tokens and T more."""
+
+        def last(row: jax.Array, num_new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(row, num_new, self.inputs.shape[1])
+
+        # Rows have different numbers of new tokens. Padding is at the end, so the last k - 1 tokens
+        # of a row with n new ones begin at index n of old and new together.
+        row = jnp.concatenate([self.inputs, x.astype(self.inputs.dtype)], axis=1)
+        is_token = jnp.broadcast_to(positions >= 0, x.shape[:2])
+        return NeighborCache(jax.vmap(last)(row, jnp.sum(is_token, axis=1)))
+
+    def read(self, dtype: Any) -> jax.Array:  # [B, k - 1, ...]
+        """Return the inputs in `dtype`."""
+        return self.inputs.astype(dtype)
+
+
+def neighbor_window(
+    x: jax.Array,  # [B, T, ...]
+    num_before: int,
+    num_after: int,
+    *,
+    positions: jax.Array,  # [B or 1, T]
+    mask: Mask,
+    cache: NeighborCache | None = None,  # of `num_before` tokens; None: no previous tokens
+) -> jax.Array:  # [B, T, num_before + 1 + num_after, ...] in the order of the row
+    """Stack each token with its neighbors of the same document; zeros elsewhere."""
+    length, taps = x.shape[1], num_before + 1 + num_after
+    zeros = lambda count: jnp.zeros((x.shape[0], count, *x.shape[2:]), x.dtype)  # noqa: E731
+    before = zeros(num_before) if cache is None else cache.read(x.dtype)
+    windows = _windows(jnp.concatenate([before, x, zeros(num_after)], axis=1), length, taps)
+    visible = None
+    if cache is not None:
+        # A row of the cache holds one document, whose first token has position 0: what precedes it
+        # in the cache is another document's, or zeros.
+        visible = positions[:, :, None] - num_before + jnp.arange(taps)[None, None, :] >= 0
+    elif (segments := token_segments(mask, length)) is not None:
+        padded = jnp.pad(segments, ((0, 0), (num_before, num_after)))
+        neighbor_segments = _windows(padded, length, taps)
+        visible = (neighbor_segments == segments[:, :, None]) & (neighbor_segments != 0)
+    if visible is None:
+        return windows
+    return jnp.where(visible.reshape(visible.shape + (1,) * (windows.ndim - 3)), windows, 0)
+
+
+def _windows(row: jax.Array, length: int, taps: int) -> jax.Array:
+    """Stack shifted copies of a row: [B, T + taps - 1, ...] -> [B, T, taps, ...]."""
+    # Slices at static offsets: XLA fuses them into what reads the windows, which it would not do
+    # with a gather by an array of indices.
+    return jnp.stack([row[:, tap : tap + length] for tap in range(taps)], axis=2)

@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.config.io import experiment_from_dict
 from train.config.plugins import check_imports, import_installed_plugins
 from train.data.tokenizer import Tokenizer

@@ -17,16 +17,16 @@ from train.data.examples import (
     ExampleTrainingBatches,
 )
 from train.data.tokenizer import Tokenizer
-from train.experiment import Experiment
-from train.step import LossFn
-from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
-from train.tasks.chat import answer_prompts
-from train.tasks.evaluation import (
+from train.evaluation.metrics import (
     max_eval_batches,
     mean_losses,
     perplexity,
     round_up_batch_size,
 )
+from train.experiment import Experiment
+from train.step import LossFn
+from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.chat import answer_prompts
 from train.tasks.language_model import make_next_token_loss
 from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint

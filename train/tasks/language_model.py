@@ -95,10 +95,7 @@ class LanguageModelTask(TextTask):
 
 
 def make_next_token_loss(model: LanguageModel, *, has_segments: bool) -> LossFn:
-    """Return the cross entropy of next tokens; with segments, texts of a row are apart.
-
-    A batch has `tokens`, `targets`, `weights`, `segments` and `positions` [B, T].
-    """
+    """Return the cross entropy of next tokens; with segments, texts of a row are apart."""
     # Under context parallelism a device's tokens are not contiguous: pass their positions.
     # Otherwise they are left out, so that a causal mask needs no arrays.
     context_parallel = model.constrain.num_shards("length") > 1

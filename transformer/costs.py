@@ -263,7 +263,10 @@ def attention_traffic(model: Model, length: int) -> AttentionTraffic:
     for mixer, _, _ in layer_mixers(config):
         if isinstance(mixer, AttentionConfig):
             value = mixer.value_head_dim or mixer.resolved_head_dim(config.d_model)
+            # Queries and outputs have N heads, keys and values K. Queries and keys are as wide as
+            # the scores need, values and outputs as wide as the values.
             heads = mixer.num_heads + (mixer.num_kv_heads or mixer.num_heads)
             flash += itemsize * heads * (mixer.score_head_dim(config.d_model) + value)
+            # N rows of scores a token: written, read by the softmax, written as weights, read.
             plain += itemsize * 4 * mixer.num_heads * length
     return AttentionTraffic(plain=plain + flash, flash=flash)

@@ -164,6 +164,7 @@ def _with_source_model(arguments: list[str]) -> Callable[[Experiment], Experimen
 
 def _pop_mesh_auto(arguments: list[str]) -> bool:
     """Remove `--mesh auto` from the arguments; return True if it was given."""
+    # `mesh` is a group of flags and takes no value: tyro would reject `--mesh auto`.
     for index, pair in enumerate(itertools.pairwise(arguments)):
         if pair == ("--mesh", "auto"):
             del arguments[index : index + 2]
@@ -193,6 +194,8 @@ def run_describe(arguments: list[str]) -> int:
     from train.runtime.local_hardware import enable_compilation_cache, local_hardware
     from transformer.precision import AUTO_POLICY
 
+    # Only these two depend on the devices. Asking for devices starts a backend, which may take
+    # seconds, or wait for a chip that another process uses.
     if with_compiler or experiment.model.precision == AUTO_POLICY:
         from train.config.resolve import resolve_precision
 

@@ -196,7 +196,7 @@ def run_goodput(arguments: list[str]) -> int:
             f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
             f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
         )
-    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   lives: {goodput.lives}")
+    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   starts: {goodput.starts}")
     return 0
 
 

@@ -218,6 +218,8 @@ def description_as_dict(description: "Description") -> dict[str, Any]:
         | {"estimate": description.parameter_estimate, "trainable": description.trainable},
         "flops_per_token": {
             "forward": _flops_as_dict(own),
+            # Backward takes two products for each one forward: in the input and in the weight,
+            # unless the weight is frozen.
             "training": _flops_as_dict(description.training_flops[0]),
             "training_estimate": description.training_flops_estimate,
             "forward_by_length": [_flops_as_dict(each) for each in (own, *others)],

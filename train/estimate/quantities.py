@@ -131,6 +131,8 @@ class Quantities:
         """
         return self._states(mesh)
 
+    # Caches live on the instance: `functools.cache` on a method would keep every instance alive.
+
     @functools.cached_property
     def _states(self) -> "functools._lru_cache_wrapper[StateBytes]":
         return functools.cache(self.state_shapes.bytes_per_chip)

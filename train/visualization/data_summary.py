@@ -31,6 +31,7 @@ def summarize_data(experiment: Experiment, num_examples: int) -> dict[str, Any]:
     """
     task = make_task(experiment)
     corpus = task.prepare_corpus()
+    # The same order as in `fit`: the data decide sizes that batches depend on.
     resolved = task.resolve_experiment(corpus)
     task = make_task(resolved)
     tokenizer: Any = corpus.tokenizer
@@ -154,6 +155,7 @@ def _with_targets(
 
 def _with_brackets(tokenizer: Tokenizer, targets: np.ndarray, weights: np.ndarray) -> str:
     """Return the targets as text, in [[double brackets]] where they have no part in the loss."""
+    # Decoded in stretches and not token by token: one character may take several tokens.
     edges = np.flatnonzero(np.diff(weights.astype(np.int8))) + 1
     text = ""
     for tokens, counted in zip(np.split(targets, edges), np.split(weights, edges), strict=True):

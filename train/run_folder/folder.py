@@ -31,6 +31,8 @@ _RUN_FILE_STEMS = frozenset(
         "tensorboard",
         "time",
         "tokenizer",
+        "trackers",
+        "wandb",
     )
 )
 
@@ -152,6 +154,11 @@ class RunFolder:
     def samples(self) -> AnyPath:
         """Texts that the model generated during training."""
         return self.path / "samples.txt"
+
+    @property
+    def trackers(self) -> AnyPath:
+        """Ids of the run in its experiment trackers (`train.telemetry.trackers`)."""
+        return self.path / "trackers.json"
 
     @property
     def tensorboard(self) -> AnyPath:

@@ -47,8 +47,10 @@ class TaskEntry(NamedTuple):
 TASKS: dict[str, TaskEntry] = {
     entry.config.__name__: entry
     for entry in (
-        TaskEntry(LanguageModeling, "train.tasks.language_model:LanguageModelTask"),
-        TaskEntry(MaskedLanguageModeling, "train.tasks.masked_lm:MaskedLanguageModelTask"),
+        TaskEntry(LanguageModeling, "train.tasks.language_modeling:LanguageModelTask"),
+        TaskEntry(
+            MaskedLanguageModeling, "train.tasks.masked_language_modeling:MaskedLanguageModelTask"
+        ),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
         TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),
         TaskEntry(Translation, "train.tasks.translation:TranslationTask"),

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.model_sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.backends.blockwise import attend_blockwise

@@ -72,7 +72,7 @@ class RunSetup:
         experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
         task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
         # A resumed run has the weights in its checkpoints: their source may be gone.
-        self.warm_start = None if previous else warm_start.read(folder)
+        self.warm_start = None if previous else warm_start.read(folder, experiment.task)
         if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
             tokenizer = self.warm_start.tokenizer
         self.warm_start_report: WarmStartReport | None = None
@@ -135,7 +135,9 @@ class RunSetup:
             self.warm_start_report = report or self.warm_start_report
             return state
         if not self.is_new_run:  # rolled back to before the first checkpoint
-            self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(self.folder)
+            self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(
+                self.folder, self.experiment.task
+            )
         if self.warm_start is not None:
             state, self.warm_start_report = warm_state(
                 state, self.warm_start, self.corpus.tokenizer

@@ -119,13 +119,18 @@ def describe_example(
     if len(labels):
         names = [_label(int(each), labels) for each in targets]
         found["text"] = _with_targets(tokenizer, tokens, weights, names)
-    elif weights.mean() < SPARSE_LOSS:
+    elif weights.mean() < SPARSE_LOSS and not _are_next_tokens(tokens, targets):
         names = [tokenizer.decode([each]) for each in targets]
         found["text"] = _with_targets(tokenizer, tokens, weights, names)
     else:
         text = _with_brackets(tokenizer, targets, weights)
         found["text"] = text.strip() if "source" in row else text
     return found
+
+
+def _are_next_tokens(tokens: np.ndarray, targets: np.ndarray) -> bool:
+    """Return True if most targets are the tokens that follow: all but those at ends of texts."""
+    return bool(len(tokens) > 1 and np.mean(tokens[1:] == targets[:-1]) > 0.5)
 
 
 def _label(index: int, labels: Sequence[str]) -> str:

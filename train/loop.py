@@ -15,7 +15,8 @@ compiled step (`train/step.py`) is a pure function.
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -68,17 +69,19 @@ from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import log_start, log_warm_start, print_finished
 from train.warm_start import WarmStartReport, WarmStartSource, names_a_tokenizer, warm_state
+from transformer.arguments import check_arguments
 from transformer.hardware import Hardware
 
 
+@check_arguments
 def fit(
     experiment: Experiment,
-    workdir: str = "",
+    workdir: str | os.PathLike[str] = "",
     *,
     data: Any = None,
     validation_data: Any = None,
-    params: Any = None,
-    init_from: str = "",
+    params: Mapping[str, Any] | None = None,
+    init_from: str | os.PathLike[str] = "",
     init_only: str = "",
     quiet: bool = False,
     start_time: float | None = None,
@@ -125,7 +128,7 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        warm_start = WarmStartSource(params, init_from, init_only)
+        warm_start = WarmStartSource(params, os.fspath(init_from), init_only)
         run = _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
     return dataclasses.replace(run, data=held)
 

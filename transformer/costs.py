@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
+from transformer.arguments import check_arguments
 from transformer.attention.base import MixerInputs, ScoreFlops, mixer_class
 from transformer.attention.config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
@@ -31,6 +32,7 @@ from transformer.parameter_counts import (
     count_padding_entries,
     layer_mixers,
 )
+from transformer.validation import check_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +69,7 @@ class TokenFlops:
         return self.feed_forward / (self.projections + self.scores + self.feed_forward)
 
 
+@check_arguments
 def count_token_flops(
     model: Model, length: int, predicted_fraction: float | None = None
 ) -> TokenFlops:
@@ -77,6 +80,7 @@ def count_token_flops(
       length: Tokens of a sequence.
       predicted_fraction: Fraction of tokens with a prediction target; None: the model's default.
     """
+    check_integer("length", length, 1)
     predicted_fraction = (
         model.predicted_fraction if predicted_fraction is None else predicted_fraction
     )
@@ -89,6 +93,7 @@ def count_token_flops(
     )
 
 
+@check_arguments
 def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
     """Count FLOPs of one decoding step, with `length` tokens in the cache (and in the source)."""
     leaves = (leaf for leaf in abstract_parameters(model).leaves() if _in_step(leaf, model))
@@ -146,6 +151,7 @@ def _product_part(leaf: ParameterLeaf, model: Model) -> str | None:
     return "feed_forward" if leaf.path_in_side[2] == "feed_forward" else "mixer"
 
 
+@check_arguments
 def decode_step_weight_bytes(model: Model) -> int:
     """Return the bytes of weights that one decoding step reads: one row of lookup tables, all else.
 
@@ -211,6 +217,7 @@ class AttentionTraffic(NamedTuple):
     """Flash attention (Dao et al. 2022): queries, keys, values, outputs."""
 
 
+@check_arguments
 def attention_traffic(model: Model, length: int) -> AttentionTraffic:
     """Sum over the layers with full attention, in sequences of `length` tokens."""
     config = model.config

@@ -5,6 +5,7 @@ import jax
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.cudnn import attend_cudnn
+from transformer.attention.backends.merge import widen
 from transformer.attention.backends.query_blocks import attend_query_blocks
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.config import Backend
@@ -42,7 +43,7 @@ def attend_fast(
             if sink_logits is None:
                 return attend_blockwise(q, k, v, mask, score_spec, block_size=hardware.tile_size).y
             # Sinks are added to a result that is not rounded yet.
-            score_spec, wide = score_spec.widen(q, k, v)
+            score_spec, wide = widen(score_spec, q, k, v)
             partial = attend_blockwise(*wide, mask, score_spec, block_size=hardware.tile_size)
             return add_sinks(partial, sink_logits).y.astype(v.dtype)
         case "ring":

@@ -1,18 +1,37 @@
-"""Merging of partial attention: one softmax over several sets of keys; sharded heads."""
+"""Merging of partial attention: one softmax over several sets of keys; wide operands for it."""
 
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import PartialAttention
+from transformer.layers.precise_einsum import accumulation_dtype
+
+
+def widen(
+    score_spec: ScoreSpec,
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+) -> tuple[ScoreSpec, tuple[jax.Array, jax.Array, jax.Array]]:
+    """Return a spec and arrays whose results and gradients are not rounded.
+
+    The arrays are cast to the dtype of sums, and the spec still rounds the operands of products to
+    their old dtype. So several results can be merged, and gradients added, and rounded once.
+    """
+    operand_dtype = score_spec.operand_dtype_of(q)
+    dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    wide = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    return score_spec._replace(operand_dtype=operand_dtype), wide
 
 
 def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     """Return attention over the union of disjoint sets of keys.
 
     A query without a visible key in any of them gets zeros. The result has the dtype of the first
-    `y`; partials of `ScoreSpec.widen` arrays are not rounded.
+    `y`; partials of arrays from `widen` are not rounded.
     """
     # The softmax over a union of sets is one over the sets, by their lse, times one within each: y
     # = sum over sets of exp(lse_set) y_set / sum over sets of exp(lse_set).

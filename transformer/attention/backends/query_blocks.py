@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.choose import MIN_QUERY_BLOCK
+from transformer.attention.backends.merge import widen
 from transformer.attention.masks import Mask, positions_or_arange
 from transformer.layers.basic import fold_in
 
@@ -30,7 +31,7 @@ def attend_query_blocks(
     """Compute `attend_reference` block by block; the last block takes the remainder of T."""
     dtype = v.dtype
     # Every block adds a term to the gradients of the keys: summed in float32 and rounded once.
-    score_spec, (q, k, v) = score_spec.widen(q, k, v)
+    score_spec, (q, k, v) = widen(score_spec, q, k, v)
     length = q.shape[1]
     num_blocks = num_query_blocks(length)
     block_size = length // num_blocks

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from train.cli.own_packages import program_name
 from train.config.io import classes_by_kind, has_kind_field
 from train.errors import UsageError
+from train.runtime.startup import program_name
 
 if TYPE_CHECKING:
     from transformer.precision import Precision
@@ -252,7 +252,7 @@ def _with_kinds(
 
 def _unvalidated(config_class: type, values: Mapping[str, Any] | None = None) -> Any:
     """Return a dataclass with these values, or its defaults, without running `__post_init__`."""
-    config = object.__new__(config_class)
+    config: Any = object.__new__(config_class)
     for field in dataclasses.fields(config_class):
         if values is not None:
             value = values[field.name]

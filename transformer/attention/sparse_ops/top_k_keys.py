@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from transformer.attention.attend import ScoreSpec, dot_product_scores, weighted_values
-from transformer.attention.backends.merge import widen
-from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
+from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask, widen
 from transformer.attention.masks import Mask, dense_mask
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype

@@ -100,8 +100,7 @@ class ChunkedCrossEntropy:
             shown = smoothing if isinstance(smoothing, float) else type(smoothing).__name__
             raise ValueError(f"label_smoothing {shown}: give a number in [0, 1)")
         # Cast once, not in every chunk: products of 16-bit hidden states are with 16-bit weights.
-        cast = lambda array: array.astype(hidden.dtype)  # noqa: E731
-        output = OutputProjection(cast(matrix), None if bias is None else cast(bias))
+        output = jax.tree.map(lambda x: x.astype(hidden.dtype), OutputProjection(matrix, bias))
         weights = weights.astype(self.dtype)
         # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
         return output, jnp.where(weights != 0, targets, 0).astype(jnp.int32), weights
@@ -258,8 +257,7 @@ def _mean(
     vocab_size: int,  # V
 ) -> jax.Array:  # [...]
     """Return the mean over V. Masked, not sliced: slicing a sharded axis would move rows."""
-    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
-    in_vocab = in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
+    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,))
     return jnp.sum(jnp.where(in_vocab, logits, 0), axis=-1) / vocab_size
 
 

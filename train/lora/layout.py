@@ -39,7 +39,8 @@ def make_lora_layout(lora: LoRAConfig, logical_axes: Any) -> LoRALayout | None:
             trained=[each for each in lora.train_fully if each != NEW],
         )
     except ValueError as error:
-        raise UsageError(f"lora.{error}") from error
+        message = str(error).replace("trained ", "train_fully ", 1)
+        raise UsageError(f"lora.{message}") from error
 
 
 def bind_frozen(step: TrainStep, layout: LoRALayout, frozen: Any) -> TrainStep:

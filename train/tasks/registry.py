@@ -86,7 +86,7 @@ def register_task(
     Raises:
       ValueError: The settings cannot be saved, or their name belongs to another task.
     """
-    kind = config.__name__
+    kind = getattr(config, "__name__", "")
     check_registration("task", kind, config)
     old = TASKS.get(kind)
     check_kind_is_free("task", kind, config, old and old.config)
@@ -117,7 +117,7 @@ def register_dataset(dataset: DatasetClass) -> DatasetClass:
     Raises:
       ValueError: It cannot be saved, or its name belongs to another dataset.
     """
-    kind = dataset.__name__
+    kind = getattr(dataset, "__name__", "")
     check_registration("dataset", kind, dataset)
     check_kind_is_free("dataset", kind, dataset, data_configs().get(kind))
     DATASETS[kind] = dataset

@@ -117,7 +117,7 @@ class Task(abc.ABC):
 
     Subclasses are constructed with the experiment alone and are registered, with their settings,
     in `train.tasks.registry`. Those whose data are arrays derive from `ArrayTask`
-    (`train.tasks.arrays`), which needs four methods.
+    (`train.tasks.array_task`), which needs four methods.
 
     Attributes:
       experiment: The experiment, as requested or as `resolve_experiment` has completed it.

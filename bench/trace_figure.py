@@ -2,8 +2,8 @@
 
     python -m bench.trace_figure
 
-trains a small model twice on this machine, the second time with a pause of a second in the loading
-of each batch, and draws what the traces of `--profile` hold.
+trains a small model twice on this machine, the second time with a pause of four seconds in the
+loading of each batch, and draws what the traces of `--profile` hold.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from train.experiment import EvaluationConfig, Experiment, SampleConfig
 
 FIGURE = pathlib.Path(__file__).parents[1] / "docs" / "figures" / "profile.png"
 STEPS = (3, 6)
-PAUSE_SECONDS = 1.0
+PAUSE_SECONDS = 4.0
 ROWS = {
     "host: dispatch of a step": lambda event: event["name"] == "train",
     "loader: load_batch": lambda event: event["name"].endswith(" load_batch"),
@@ -68,17 +68,17 @@ def draw(axes: Axes, events: list[dict[str, Any]], title: str) -> None:
 
 def main() -> None:
     """Measure and draw."""
-    load_batch = loop._TrainingLoop.load_batch
+    load_at_once = loop._TrainingLoop.load_batch
 
-    def slow(self: Any, cursor: int) -> Any:
+    def load_batch(self: Any, cursor: int) -> Any:
         time.sleep(PAUSE_SECONDS)
-        return load_batch(self, cursor)
+        return load_at_once(self, cursor)
 
     figure, (above, below) = plt.subplots(2, figsize=(9, 4.5), sharex=True, layout="constrained")
     with tempfile.TemporaryDirectory() as folder:
         root = pathlib.Path(folder)
         draw(above, traced_events(root / "plain"), "the device is busy: steps follow each other")
-        with mock.patch.object(loop._TrainingLoop, "load_batch", slow):
+        with mock.patch.object(loop._TrainingLoop, "load_batch", load_batch):
             stalled = traced_events(root / "stalled")
         draw(below, stalled, "input stall: the device waits for load_batch")
     below.set_xlabel("seconds since the trace began")

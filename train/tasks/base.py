@@ -141,6 +141,11 @@ class Task(abc.ABC):
         return None
 
     @property
+    def needs_base_weights(self) -> bool:
+        """True if `evaluate` compares with the frozen weights of a LoRA run, `engine.frozen`."""
+        return False
+
+    @property
     def untrained_parts(self) -> tuple[str, ...]:
         """Notes on parts of the model that get no gradient, with the setting that removes each."""
         types = self.experiment.model.num_token_types

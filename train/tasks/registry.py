@@ -15,6 +15,7 @@ from train.tasks.config import (
     InstructionTuning,
     LanguageModeling,
     MaskedLanguageModeling,
+    PreferenceOptimization,
     Tagging,
     TaskConfig,
     Translation,
@@ -50,6 +51,7 @@ TASKS: dict[str, TaskEntry] = {
     for entry in (
         TaskEntry(LanguageModeling, "train.tasks.language_modeling:LanguageModelTask"),
         TaskEntry(InstructionTuning, "train.tasks.instruction:InstructionTask"),
+        TaskEntry(PreferenceOptimization, "train.tasks.preference:PreferenceTask"),
         TaskEntry(
             MaskedLanguageModeling, "train.tasks.masked_language_modeling:MaskedLanguageModelTask"
         ),

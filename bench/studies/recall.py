@@ -1,12 +1,13 @@
 """Multi-query associative recall (Arora et al. 2023, section 3): a task on which attention matters.
 
-    3 b  7 d  1 a  . . 1 . . 3 . 7 . .     keys with values first, then each key once more
-                       a     b   d         what has to be predicted there
+    3 b  7 d  1 a  1 3 3 7 1 7     keys with their values first, then keys alone
+                   a b b d a d     what has to be predicted there
 
-A sequence begins with N pairs of a key and a value, in random order. Each key is asked for once,
-at a random place in the rest, which is filled with a token of its own. The loss and the accuracy
-are those of the values at the places of the questions. A model without a way to look a key up can
-at best guess one of the N values that it has seen.
+A sequence begins with N pairs of a key and a value, in random order. The rest are questions: keys
+of the sequence, drawn at random. Loss and accuracy are those of their values, which are never in
+the sequence again. A model that cannot look a key up can at best guess one of the N values.
+
+The paper puts fillers between the questions; here every position after the pairs is trained on.
 """
 
 import dataclasses
@@ -28,9 +29,6 @@ from transformer.context import ActivationConstraint
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
 from transformer.models.base import LOGITS
 
-FILLER = 0
-"""Token between the questions."""
-
 
 @dataclasses.dataclass(frozen=True)
 class AssociativeRecall(TaskConfig):
@@ -49,8 +47,8 @@ class AssociativeRecall(TaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Filler, keys and values."""
-        return 1 + 2 * self.keys
+        """Keys, then values."""
+        return 2 * self.keys
 
     def __post_init__(self) -> None:
         if not 1 <= self.pairs <= self.keys:
@@ -58,10 +56,10 @@ class AssociativeRecall(TaskConfig):
 
     def check(self, experiment: train.Experiment) -> None:
         length = experiment.sequence_length
-        if length < 3 * self.pairs:
+        if length <= 2 * self.pairs:
             raise UsageError(
-                f"data.length {length}: {self.pairs} pairs and as many questions take "
-                f"{3 * self.pairs} tokens; give as many, or fewer task.pairs"
+                f"data.length {length}: {self.pairs} pairs take {2 * self.pairs} tokens and leave "
+                "none for questions; give a greater length, or fewer task.pairs"
             )
 
 
@@ -71,20 +69,17 @@ def recall_examples(
     """Return `tokens`, `targets`, and `asked`, which is 1 where a value is to be predicted."""
     random = np.random.default_rng(seed)
     pairs, keys = task.pairs, task.keys
-    asked_keys = random.permuted(np.tile(np.arange(keys), (count, 1)), axis=1)[:, :pairs]
-    values = random.integers(keys, size=(count, pairs))
-    tokens = np.full((count, length), FILLER, np.int32)
-    tokens[:, 0 : 2 * pairs : 2] = 1 + asked_keys
-    tokens[:, 1 : 2 * pairs : 2] = 1 + keys + values
-    rest = np.tile(np.arange(2 * pairs, length), (count, 1))
-    places = random.permuted(rest, axis=1)[:, :pairs]  # in the order of the pairs, so at random
-    rows = np.arange(count)[:, None]
-    tokens[rows, places] = 1 + asked_keys
-    targets = np.zeros((count, length), np.int32)
-    targets[rows, places] = 1 + keys + values
-    asked = np.zeros((count, length), np.float32)
-    asked[rows, places] = 1
-    return {"tokens": tokens, "targets": targets, "asked": asked}
+    shown = random.permuted(np.tile(np.arange(keys), (count, 1)), axis=1)[:, :pairs]
+    values = random.integers(keys, 2 * keys, size=(count, pairs))
+    told = np.stack([shown, values], axis=-1).reshape(count, 2 * pairs)
+    questions = random.integers(pairs, size=(count, length - 2 * pairs))
+    answers = np.take_along_axis(values, questions, axis=1)
+    nothing = np.zeros_like(told)
+    return {
+        "tokens": np.hstack([told, np.take_along_axis(shown, questions, axis=1)]).astype(np.int32),
+        "targets": np.hstack([nothing, answers]).astype(np.int32),
+        "asked": np.hstack([nothing, np.ones_like(answers)]).astype(np.float32),
+    }
 
 
 @train.register_task(AssociativeRecall)

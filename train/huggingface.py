@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.data.config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
@@ -26,8 +26,13 @@ from train.data.example_configs import (
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.base_weights import BASE_KEY, base_digest, save_base
-from train.lora.peft import adapter_settings, read_run_adapter
+from train.lora.base_weights import (
+    BASE_KEY,
+    adapter_settings,
+    base_digest,
+    read_run_adapter,
+    save_base,
+)
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware

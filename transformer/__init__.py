@@ -34,11 +34,6 @@ if TYPE_CHECKING:
         NTKScaling,
         YaRNScaling,
     )
-    from transformer.attention.variants.clustered_configs import (
-        ReformerConfig,
-        RoutingAttentionConfig,
-        TopKConfig,
-    )
     from transformer.attention.variants.linear_configs import (
         LinearAttentionConfig,
         LinformerConfig,
@@ -48,8 +43,11 @@ if TYPE_CHECKING:
     from transformer.attention.variants.sparse_configs import (
         BigBirdConfig,
         LongformerConfig,
+        ReformerConfig,
+        RoutingAttentionConfig,
         SlidingWindowConfig,
         SparseTransformerConfig,
+        TopKConfig,
     )
     from transformer.baselines.config import (
         BahdanauConfig,
@@ -111,11 +109,6 @@ _HOMES = {
         "NoScaling",
         "YaRNScaling",
     ),
-    "attention.variants.clustered_configs": (
-        "ReformerConfig",
-        "RoutingAttentionConfig",
-        "TopKConfig",
-    ),
     "attention.variants.linear_configs": (
         "LinearAttentionConfig",
         "LinformerConfig",
@@ -125,8 +118,11 @@ _HOMES = {
     "attention.variants.sparse_configs": (
         "BigBirdConfig",
         "LongformerConfig",
+        "ReformerConfig",
+        "RoutingAttentionConfig",
         "SlidingWindowConfig",
         "SparseTransformerConfig",
+        "TopKConfig",
     ),
     "baselines.config": (
         "BahdanauConfig",

@@ -3,8 +3,18 @@
 from docs.site.api_pages import API_PAGES
 
 SECTIONS = {
+    "Tutorial": (
+        "tutorial/install",
+        "tutorial/first_run",
+        "tutorial/own_text",
+        "tutorial/own_task",
+        "tutorial/own_attention",
+        "tutorial/scale_up",
+        "tutorial/fine_tune",
+    ),
     "Guides": (
         "Training <training>",
+        "Data <data>",
         "tasks",
         "fine_tuning",
         "huggingface",
@@ -19,14 +29,26 @@ SECTIONS = {
         "reports",
         "inspection",
         "extending",
+        "errors",
     ),
     "Explanations": (
+        "explanation/model",
+        "explanation/masks",
+        "explanation/stacked_layers",
+        "explanation/exact_resume",
+        "explanation/planning",
         "attention",
         "architecture",
+    ),
+    "Coming from": (
+        "coming_from/huggingface",
+        "coming_from/nanogpt",
+        "coming_from/maxtext",
     ),
     "Reference": (
         "reference/settings",
         "reference/commands",
+        "reference/messages",
         *(f"reference/{name}" for name in API_PAGES),
     ),
     "Notebooks": (
@@ -36,6 +58,9 @@ SECTIONS = {
         "notebooks/classify_and_tag",
         "notebooks/long_sequences",
         "notebooks/own_attention",
+        "notebooks/scale",
+        "notebooks/fine_tune_lora",
+        "notebooks/scaling_laws",
         "notebooks/survive_failures",
     ),
     "Measurements": ("measurements", "performance", "claims", "results/README"),

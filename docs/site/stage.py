@@ -6,6 +6,7 @@ from pathlib import Path
 from docs.site.api_pages import API_PAGES, api_page
 from docs.site.command_page import commands_page
 from docs.site.links import ROOT_PAGES, rewrite, site_path
+from docs.site.messages import messages_page
 from docs.site.navigation import contents
 from docs.site.settings_page import settings_page
 from docs.site.source_pages import notebook_page, source_page
@@ -20,6 +21,7 @@ def stage(folder: Path) -> None:
     pages = {
         "reference/settings.md": settings_page(),
         "reference/commands.md": commands_page(),
+        "reference/messages.md": messages_page(),
         **{f"reference/{name}.md": api_page(page) for name, page in API_PAGES.items()},
     }
     written = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]

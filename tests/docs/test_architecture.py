@@ -11,9 +11,9 @@ import pytest
 from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
 
 LIMITS = {
-    "forward": (14, 1850),
-    "step": (9, 1475),
-    "resume": (11, 1500),
+    "forward": (14, 1849),
+    "step": (7, 1431),
+    "resume": (11, 1490),
 }
 """Most files and lines of each path; lower them when a path gets shorter."""
 

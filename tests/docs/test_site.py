@@ -1,5 +1,6 @@
 """The documentation site: links of its pages, its generated reference, and the strict build."""
 
+import ast
 import dataclasses
 import importlib.util
 import os
@@ -16,6 +17,7 @@ if importlib.util.find_spec("sphinx") is None or importlib.util.find_spec("jupyt
 from docs.site.api_pages import undocumented_names
 from docs.site.command_page import commands_page
 from docs.site.links import rewrite, site_path
+from docs.site.messages import messages, template
 from docs.site.navigation import SECTIONS, contents, page_of
 from docs.site.settings_page import one_line, setting_classes, settings_page
 from train.cli.main import VERBS
@@ -74,6 +76,24 @@ def test_every_verb_is_in_the_reference() -> None:
     page = commands_page()
     assert all(f"\n## {verb}\n" in page for verb in VERBS)
     assert "| `--max-new-tokens` | int | `" in page
+
+
+def test_the_page_of_errors_quotes_real_messages() -> None:
+    """A quoted message is one that the source raises, with its variable parts as `…`."""
+    known = [each.text for each in messages()]
+    text = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    quoted = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `")]
+    assert len(quoted) > 20
+    for row in quoted:
+        ticks = "``" if row.startswith("| ``") else "`"  # a message may have backticks itself
+        message = row.removeprefix(f"| {ticks}").removesuffix(ticks).strip()
+        assert message in known, message
+
+
+def test_messages_are_read_with_their_variable_parts() -> None:
+    source = 'f"field {name}: is {1 + 1}; " + "give " + names'
+    node = ast.parse(source, mode="eval").body
+    assert template(node) == "field …: is …; give …"
 
 
 class _Links(HTMLParser):

@@ -1,4 +1,4 @@
-"""Verbs between this library and Hugging Face: `import` and `export`.
+"""Verbs that convert weights: `import` and `export` (Hugging Face), and `merge` (LoRA).
 
 What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
@@ -81,4 +81,29 @@ def run_export(arguments: list[str]) -> int:
     )
     record = {"output": given.output, "model_type": model_type}
     print(json.dumps(record) if json_wanted else f"exported as {model_type}: {given.output}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeArguments:
+    """Write the merged weights of a LoRA run to the folder of an ordinary run."""
+
+    workdir: str = ""
+    """Folder of the new run."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+def run_merge(arguments: list[str]) -> int:
+    """Merge a LoRA run; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    source = pop_positional(arguments, "W", "merge")
+    given = parse(MergeArguments, arguments, verb="merge W")
+    if not given.workdir:
+        raise UsageError("merge: --workdir is missing; give the folder of the new run")
+    from train.lora.export import merge_run
+
+    run = merge_run(source, given.workdir, step=given.step)
+    shown = str(run.folder.path)
+    print(json.dumps({"workdir": shown}) if json_wanted else f"merged weights in {shown}")
     return 0

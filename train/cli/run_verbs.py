@@ -1,4 +1,4 @@
-"""Verbs without a CONFIG: `evaluate`, `sample` and `goodput` of a run, and `doctor`.
+"""Verbs without a CONFIG: those that read a run's folder, and `doctor`.
 
 What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 """
@@ -67,6 +67,9 @@ class SampleArguments:
     """Seed of the random draws."""
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights."""
+    chat: bool = False
+    """Write each prompt by the tokenizer's chat template. Without --prompt: a conversation, with a
+    line of standard input for each turn."""
 
 
 GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
@@ -78,9 +81,11 @@ def run_sample(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
+    from train.cli.chat import answer_once, chat
     from train.run import load, read_experiment, sample
     from train.run_folder.folder import RunFolder
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+    from train.tasks.base import SampleOptions
     from train.tasks.registry import make_task
     from transformer.generation.sampling import SamplingConfig
 
@@ -92,23 +97,33 @@ def run_sample(arguments: list[str]) -> int:
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
         run = load(workdir, step=given.step)
-        prompts = given.prompt if task.continues_prompt else [""] * len(given.prompt)
+        if given.chat and not any(given.prompt):
+            if json_wanted:
+                raise UsageError("sample --chat --json: needs --prompt; give one or more")
+            chat(run, SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed))
+            return 0
+        continues = task.continues_prompt and not given.chat
+        prompts = given.prompt if continues else [""] * len(given.prompt)
         stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
-        texts = sample(
-            run,
-            list(given.prompt),
-            max_new_tokens=given.max_new_tokens,
-            sampling=sampling,
-            num_beams=given.beams,
-            seed=given.seed,
-            on_text=stream,
-        )
+        options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
+        if given.chat:
+            texts = answer_once(run, list(given.prompt), options, stream)
+        else:
+            texts = sample(
+                run,
+                list(given.prompt),
+                max_new_tokens=given.max_new_tokens,
+                sampling=sampling,
+                num_beams=given.beams,
+                seed=given.seed,
+                on_text=stream,
+            )
     if json_wanted:
         print(json.dumps({"text": texts}))
     elif stream is not None:
         stream("\n")
     else:
-        separator = "\n---\n" if task.continues_prompt else "\n"
+        separator = "\n---\n" if continues else "\n"
         print(separator.join(p + text for p, text in zip(prompts, texts, strict=True)))
     return 0
 
@@ -181,7 +196,7 @@ def run_goodput(arguments: list[str]) -> int:
             f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
             f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
         )
-    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   lives: {goodput.lives}")
+    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   starts: {goodput.starts}")
     return 0
 
 
@@ -198,3 +213,74 @@ def run_doctor(arguments: list[str]) -> int:
     else:
         report.print()
     return 0 if report.ok else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionArguments:
+    """Write a page that shows every attention head of a run's model over a text."""
+
+    text: str
+    """Text that the model reads; of a translation model, the source."""
+    output: str
+    """File to write: .html for the interactive page; .png, .pdf or .svg for a figure."""
+    target: str | None = None
+    """Translation that the decoder reads; default: the model's own translation."""
+    layer: int = 0
+    """Layer to open first."""
+    head: int = 0
+    """Head to open first."""
+    one_head: bool = False
+    """Draw only that layer and head in a figure, with its tokens."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+def run_attention(arguments: list[str]) -> int:
+    """Write the attention of a run's model over a text; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "attention")
+    given = parse(AttentionArguments, arguments, verb="attention W")
+    from train.run import load
+    from train.visualization.attention_view import FIGURE_FORMATS, bad_output, view_attention
+
+    is_figure = given.output.endswith(FIGURE_FORMATS)
+    if not is_figure and not given.output.endswith(".html"):
+        raise bad_output(given.output)
+    if given.one_head and not is_figure:
+        raise UsageError("--one-head: is for figures; give an --output that ends with .png")
+    run = load(workdir, step=given.step)
+    view = view_attention(run, given.text, given.target, layer=given.layer, head=given.head)
+    view.save(given.output, one_head=given.one_head)
+    if json_wanted:
+        heads = sum(each.weights.shape[1] for each in view.maps)
+        print(json.dumps({"output": given.output, "stages": view.stages, "heads": heads}))
+    else:
+        print(f"wrote {given.output}: {view.subtitle}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportArguments:
+    """Write a page of a run, or of several compared."""
+
+    output: str
+    """File to write, ending with .html."""
+
+
+def run_report(arguments: list[str]) -> int:
+    """Write the report of runs; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdirs = [pop_positional(arguments, "W", "report")]
+    while arguments and not arguments[0].startswith("-"):
+        workdirs.append(arguments.pop(0))
+    given = parse(ReportArguments, arguments, verb="report W")
+    from train.visualization.run_report import RunReport
+
+    report = RunReport(workdirs)
+    report.save(given.output)
+    if json_wanted:
+        summaries = {run["label"]: run["summary"] for run in report.runs}
+        print(json.dumps({"output": given.output, "runs": summaries}))
+    else:
+        print(f"wrote {given.output}: {report.title}")
+    return 0

@@ -16,10 +16,11 @@ from train.estimate.traced_memory import (
     trace_residuals,
 )
 from train.experiment import Experiment
+from train.lora.layout import make_lora_layout
 from train.optim.muon import Muon, muon_dimension_numbers
 from train.parallel.mesh import MeshConfig
 from transformer.config import RematPolicy
-from transformer.costs import TokenFlops, count_token_flops
+from transformer.costs import TokenFlops, count_token_flops, count_training_flops
 from transformer.parameter_counts import ParameterLeaf, abstract_parameters, layer_mixers
 
 
@@ -29,12 +30,14 @@ def count_optimizer_flops(experiment: Experiment, leaves: list[ParameterLeaf]) -
     if not isinstance(optimizer, Muon):
         return 0.0
     once = sum(
-        _orthogonalised(leaf) for leaf in leaves if muon_dimension_numbers(leaf.axes) is not None
+        _newton_schulz_flops(leaf)
+        for leaf in leaves
+        if muon_dimension_numbers(leaf.axes) is not None
     )
     return float(optimizer.ns_steps * once)
 
 
-def _orthogonalised(leaf: ParameterLeaf) -> int:
+def _newton_schulz_flops(leaf: ParameterLeaf) -> int:
     """Return the FLOPs of one Newton-Schulz iteration for a stack of m x n matrices, m <= n.
 
     The iteration is A = X X', B = b A + c A A, X <- a X + B X (Jordan et al. 2024).
@@ -68,6 +71,8 @@ class Quantities:
     """Parameters of the largest layer."""
     token_flops: TokenFlops
     """FLOPs of one token's forward pass."""
+    training_flops: TokenFlops
+    """FLOPs of one token's forward and backward pass."""
     optimizer_flops: float
     """FLOPs of the optimizer's own matmuls, per step."""
     state_shapes: StateShapes
@@ -79,6 +84,7 @@ class Quantities:
         model, config = states.model, experiment.model
         rows, length = max_batch_shape(experiment)
         leaves = list(abstract_parameters(model).leaves())
+        lora = make_lora_layout(experiment.lora, model.logical_axes())
         inside = [leaf for leaf in leaves if leaf.path_in_side[0] == "layers"]
         every = sum(leaf.size for leaf in leaves)
         layers = sum(leaf.size for leaf in inside)
@@ -91,7 +97,8 @@ class Quantities:
             layer_parameters=layers,
             other_parameters=every - layers,
             largest_layer_parameters=_largest(inside),
-            token_flops=count_token_flops(model, length, states.predicted_fraction),
+            token_flops=count_token_flops(model, length, states.predicted_fraction, lora),
+            training_flops=count_training_flops(model, length, states.predicted_fraction, lora),
             optimizer_flops=count_optimizer_flops(experiment, leaves),
             state_shapes=states,
         )
@@ -116,8 +123,8 @@ class Quantities:
     def computes_all_scores(self) -> bool:
         """Return True if some layer's attention materializes all T x S scores."""
         layers = layer_mixers(self.experiment.model)
-        forms = (layer_backend(self.experiment, self.target.hardware, layer) for layer in layers)
-        return any(form in FULL_SCORE_BACKENDS for form in forms)
+        backends = (layer_backend(self.experiment, self.target.hardware, layer) for layer in layers)
+        return any(backend in FULL_SCORE_BACKENDS for backend in backends)
 
     def state_bytes(self, mesh: MeshConfig) -> StateBytes:
         """Return a chip's part of the state.
@@ -126,16 +133,18 @@ class Quantities:
         """
         return self._states(mesh)
 
+    # Caches live on the instance: `functools.cache` on a method would keep every instance alive.
+
     @functools.cached_property
     def _states(self) -> "functools._lru_cache_wrapper[StateBytes]":
         return functools.cache(self.state_shapes.bytes_per_chip)
 
     def residuals(self, remat: RematPolicy) -> Residuals:
         """Return the residuals under a rematerialization policy."""
-        return self._kept(remat)
+        return self._residuals_by_policy(remat)
 
     @functools.cached_property
-    def _kept(self) -> "functools._lru_cache_wrapper[Residuals]":
+    def _residuals_by_policy(self) -> "functools._lru_cache_wrapper[Residuals]":
         return functools.cache(
             functools.partial(trace_residuals, self.experiment, self.target.hardware)
         )

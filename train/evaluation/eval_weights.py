@@ -136,7 +136,7 @@ def newest_valid_step(checkpoints: CheckpointManager) -> int:
 
 def _warn_skipped(skipped: SkippedCheckpoint) -> None:
     if jax.process_index() == 0:
-        line = f"checkpoint of step {skipped.step}: {skipped.problem}; passed over"
+        line = f"checkpoint of step {skipped.step}: {skipped.problem}; skipped"
         print(line, file=sys.stderr)
 
 
@@ -164,7 +164,7 @@ def _restore_mean(checkpoints: CheckpointManager, engine: "Engine", steps: list[
 
 
 # One program for a whole tree. A program for each leaf would put as many in flight as the tree has
-# leaves, and several CPU devices can hold only a few (train/runtime/dispatch_limit.py).
+# leaves, and several CPU devices can hold only a few (train/engine.py).
 @functools.partial(jax.jit, donate_argnums=0)
 def _add(total: Any, other: Any) -> Any:
     return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, other)

@@ -82,7 +82,7 @@ class Evaluator:
         except Exception as error:  # noqa: BLE001
             # A sample only shows how the run is doing: no error of it may end the training.
             reason = str(error).partition("\n")[0] or type(error).__name__
-            report.log_event("sample failed", step=step, why=reason)
+            report.log_event("sample failed", step=step, reason=reason)
             report.print_message(f"step {step}: no sample ({reason}); training continues")
         else:
             report.log_sample(step, text)
@@ -163,5 +163,9 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
     # The weights of a LoRA run are merged: its model is an ordinary one.
     experiment = dataclasses.replace(run.experiment, lora=LoRAConfig())
     engine = make_engine(experiment, run.model.hardware)
+    if run.experiment.lora.rank and task.needs_base_weights:
+        from train.lora.base_weights import load_base  # imports this file
+
+        engine.frozen = load_base(run.folder, engine)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
         return task.evaluate(engine, run.params, corpus, split, full_split=True)

@@ -2,15 +2,18 @@
 
 The run's checkpoints hold the adapter alone. `base/` makes the folder self-contained: it can be
 evaluated, resumed and merged without the run that the weights came from. Each checkpoint records
-the digest of the base that it was trained on.
+the digest of the base that it was trained on. A run can start with an adapter in PEFT's format.
 """
 
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from train.checkpoint.discovery import broadcast_integers
 from train.checkpoint.manager import CheckpointManager
@@ -20,15 +23,17 @@ from train.data.tokenizer import Tokenizer
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.config import NEW
+from train.lora.config import NEW, LoRAConfig
 from train.lora.layout import abstract_params
-from train.lora.peft import adapter_settings, read_run_adapter, replace_factors
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.registry import make_task
 from train.warm_start import WarmStart, WarmStartReport, chosen_names, merge_params
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.interop.errors import InteropError
+from transformer.interop.peft_reader import Adapter, read_adapter
+from transformer.models.base import Model
 from transformer.parameter_counts import abstract_parameters
 
 BASE_KEY = "base"
@@ -76,9 +81,9 @@ def resolve_lora(
             f"lora.rank {lora.rank}: adapts the weights of a trained model; give --init-from W"
         )
     else:
-        source = chosen_names(warm_start)
         model = make_task(experiment).make_model(hardware, unconstrained)
         own = named_leaves(abstract_parameters(model).shapes)
+        source = chosen_names(warm_start, own)
         new = [name for name in own if name not in source] if NEW in lora.train_fully else []
         names = (*(each for each in lora.train_fully if each != NEW), *new)
     lora = dataclasses.replace(lora, train_fully=names)
@@ -214,3 +219,38 @@ def _copy_like(value: Any, leaf: Any) -> jax.Array:
 
 def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def read_run_adapter(source: str, model: Model, model_type: str) -> Adapter:
+    """Read a folder of PEFT for the model of a run.
+
+    Raises:
+      UserError: It cannot be read, or does not fit the model.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{source}: is no folder; give a folder with adapter_config.json")
+    try:
+        return read_adapter(folder, model, family=model_type)
+    except InteropError as error:
+        raise UserError(str(error)) from error
+
+
+def adapter_settings(adapter: Adapter, requested: LoRAConfig, source: str) -> LoRAConfig:
+    """Return the settings of a run that starts with an adapter.
+
+    Raises:
+      UserError: Another rank is requested.
+    """
+    rank = adapter.layout.rank
+    if requested.rank not in (0, rank):
+        raise UserError(f"lora.rank {requested.rank}: {source} has rank {rank}; leave it out")
+    names = (*adapter.trained, *(x for x in requested.train_fully if x not in adapter.trained))
+    return LoRAConfig(rank, adapter.alpha, adapter.targets, names)
+
+
+def replace_factors(trainable: Any, adapter: Adapter) -> Any:
+    """Return a trainable tree with the values of an adapter."""
+    flat = flatten_dict(trainable)
+    values = flatten_dict(adapter.trainable)
+    return unflatten_dict(flat | {path: jnp.asarray(values[path]) for path in values})

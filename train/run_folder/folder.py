@@ -17,6 +17,7 @@ from train.run_folder.writing import check_not_symlink, explain_write_errors
 _RUN_FILE_STEMS = frozenset(
     (
         "base",
+        "chat_template",
         "checkpoints",
         "config",
         "huggingface",
@@ -31,6 +32,9 @@ _RUN_FILE_STEMS = frozenset(
         "tensorboard",
         "time",
         "tokenizer",
+        "tokenizer_config",
+        "trackers",
+        "wandb",
     )
 )
 
@@ -152,6 +156,11 @@ class RunFolder:
     def samples(self) -> AnyPath:
         """Texts that the model generated during training."""
         return self.path / "samples.txt"
+
+    @property
+    def trackers(self) -> AnyPath:
+        """Ids of the run in its experiment trackers (`train.telemetry.trackers`)."""
+        return self.path / "trackers.json"
 
     @property
     def tensorboard(self) -> AnyPath:

@@ -34,7 +34,14 @@ from train.data.token_labels import (
     split_into_rows,
 )
 from train.data.tokenizer import Tokenizer
-from train.evaluation.metrics import are_span_tags, score_spans
+from train.evaluation.metrics import (
+    are_span_tags,
+    gather_to_host,
+    max_eval_batches,
+    mean_losses,
+    round_up_batch_size,
+    score_spans,
+)
 from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import (
@@ -48,12 +55,6 @@ from train.tasks.base import (
     token_inputs,
 )
 from train.tasks.config import Classification, Tagging
-from train.tasks.evaluation import (
-    gather_to_host,
-    max_eval_batches,
-    mean_losses,
-    round_up_batch_size,
-)
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware

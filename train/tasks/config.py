@@ -13,7 +13,9 @@ from train.data.config import ArrayDataConfig, DataConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
+    ConversationDataConfig,
     ListOpsDataConfig,
+    PreferenceDataConfig,
     TokenLabelDataConfig,
 )
 from train.errors import UsageError
@@ -63,6 +65,34 @@ class LanguageModeling(TaskConfig):
 
     data_configs = (TextDataConfig,)
     reports_bits_per_byte = True
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructionTuning(TaskConfig):
+    """Instruction tuning: predict the answers of conversations."""
+
+    data_configs = (ConversationDataConfig,)
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceOptimization(TaskConfig):
+    """Direct preference optimization (Rafailov et al. 2023): prefer one answer to another."""
+
+    data_configs = (PreferenceDataConfig,)
+
+    beta: float = 0.1
+    """Strength of the pull towards the reference, the model without its LoRA adapter."""
+
+    def __post_init__(self) -> None:
+        check_field_types(self, "task")
+        if not self.beta > 0:
+            raise ValueError(f"task.beta {self.beta}: give a positive number")
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)

@@ -10,7 +10,7 @@ from train.config.resolve import unavailable_backends
 from train.doctor.report import accelerator_warnings
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.telemetry.environment import installed_versions
+from train.telemetry.event_log import installed_versions
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 
@@ -65,7 +65,7 @@ def log_start(
         mesh=dict(engine.mesh.shape),
         versions=installed_versions(),
         changed={name: new for name, (_, new) in changed.items()},
-        kept={name: choice for name, (_, choice) in pinned.items()},
+        pinned={name: choice for name, (_, choice) in pinned.items()},
     )
     _log_fallbacks(reporter, engine, experiment, hardware)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))
@@ -87,7 +87,7 @@ def _log_fallbacks(
     for warning in accelerator_warnings(hardware.platform):
         reporter.print_message(warning)
     for kernel, reason in hardware.broken_kernels:
-        reporter.log_event("fell back", kernel=kernel, why=reason)
+        reporter.log_event("fell back", kernel=kernel, reason=reason)
         reporter.print_message(
             f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
             "See python -m train doctor"

@@ -12,7 +12,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from transformer.arguments import check_arguments
 from transformer.precision import finfo_min
+from transformer.shapes import check_shapes
+from transformer.validation import check_field_types
 
 if TYPE_CHECKING:
     import jax
@@ -31,6 +34,7 @@ class SamplingConfig:
     et al. 2020, section 3.1); 1: all."""
 
     def __post_init__(self) -> None:
+        check_field_types(self, "sampling")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"sampling.temperature {self.temperature}: give 0 (greedy) or more")
         if self.top_k < 0:
@@ -43,16 +47,25 @@ ANCESTRAL_SAMPLING = SamplingConfig()
 """Sampling from the model's own distribution."""
 
 
+@check_arguments
 def sample_tokens(
     logits: jax.Array,  # [B, V]
     rngs: jax.Array,  # [B] random keys of the examples
     positions: jax.Array,  # [B] positions of the sampled tokens
     config: SamplingConfig,
 ) -> jax.Array:  # [B] int32
-    """Sample a token for each example; never one whose logit is the lowest finite number."""
+    """Sample a token for each example; never one whose logit is the lowest finite number.
+
+    Raises:
+      ValueError: If shapes or dtypes disagree.
+    """
     import jax
     import jax.numpy as jnp
 
+    check_shapes(logits=(logits, "B V", float), rngs=(rngs, "B"), positions=(positions, "B", int))
+
+    # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
+    # every temperature; a finite number, divided by a high one, would become a likely logit.
     excluded = logits <= finfo_min(logits.dtype)
     logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
     if config.temperature == 0:
@@ -158,6 +171,7 @@ def _last_probability(
         reached = jnp.sum(jnp.where(bits >= middle, p, 0), axis=-1, keepdims=True) >= mass
         return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
 
+    # 30 halvings leave one pattern of bits, since that of 1.0 (0x3F800000) is below 2^30.
     zero, one = jnp.zeros((len(p), 1)), jnp.ones((len(p), 1))
     low, high = (jax.lax.bitcast_convert_type(each, jnp.int32) for each in (zero, one))
     low, _ = jax.lax.fori_loop(0, 30, halve, (low, high + 1))

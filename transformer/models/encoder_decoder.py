@@ -1,7 +1,7 @@
 """Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import jax
@@ -88,13 +88,14 @@ class EncoderDecoder(Model):
             examples = source if tokens is None else tokens
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(
-            source=(source, "B S", int),
-            tokens=(tokens, "B T", int),
-            memory=(memory, "B S D", float),
-            source_segments=(source_segments, "B? S"),
-            positions=(positions, "B? T", int),
-            segments=(segments, "B? T"),
-            dropout_rngs=(dropout_rngs, "B"),
+            source=(source, "B S | None", int),
+            tokens=(tokens, "B T | None", int),
+            memory=(memory, "B S D | None", float),
+            source_segments=(source_segments, "B? S | None"),
+            positions=(positions, "B? T | None", int),
+            segments=(segments, "B? T | None"),
+            dropout_rngs=(dropout_rngs, "B | None"),
+            outputs=(outputs, Set),
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config
@@ -109,6 +110,7 @@ class EncoderDecoder(Model):
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
             check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
+            # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
             encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
@@ -143,6 +145,7 @@ def _source_mask(
     tokens: jax.Array,  # [B, T]
 ) -> Mask:
     """Return the mask of cross-attention: each token sees the source of its own document."""
+    # Segments of the source alone mark its padding: all targets belong to document 1.
     if segments is None and source_segments is not None:
         segments = jnp.ones_like(tokens)
     return Mask(

@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from transformer.config import TransformerConfig
 from transformer.shapes import check_shapes
+from transformer.validation import check_size
 
 # jax 0.10 moved it there from `jax.core`.
 InconclusiveDimensionOperation: type[Exception] = (
@@ -90,6 +91,7 @@ def check_cache_inputs(
 
 def check_cache_length(config: TransformerConfig, length: int) -> None:
     """Raise ValueError if a cache has room for more tokens than there are learned positions."""
+    check_size("length", length, 1)
     limit = config.max_length
     if limit is not None and length > limit:
         raise ValueError(

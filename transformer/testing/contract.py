@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer.arguments import check_arguments
 from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.hardware import Hardware
@@ -31,8 +32,7 @@ from transformer.testing.abilities import (
     check_weights,
     pack_two_documents,
 )
-from transformer.testing.oracle import check_select
-from transformer.testing.trial import BATCH_SIZE, Trial, default_config, make_trial
+from transformer.testing.trial import BATCH_SIZE, Trial, check_select, default_config, make_trial
 from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 
@@ -124,6 +124,7 @@ ABILITY_CHECKS = {
 """Check of each ability, by its name in `Abilities`."""
 
 
+@check_arguments
 def check_mixer(
     mixer: str | MixerConfig,
     *,

@@ -17,13 +17,14 @@ from tests.train.visualization.pages import HOSTILE, check_page, needs_chromium
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.visualization.attention_packing import (
+from train.visualization.attention_view import (
+    AttentionView,
     decode_weights,
     encode_weights,
     shrink,
     token_labels,
+    view_attention,
 )
-from train.visualization.attention_view import AttentionView, view_attention
 from transformer.attention_maps import AttentionMap
 
 SOURCES = ["die", "katze", "<|endoftext|>"]
@@ -97,6 +98,12 @@ def test_a_notebook_shows_the_page_in_a_frame() -> None:
     assert markup.startswith('<iframe sandbox="allow-scripts" srcdoc="')
     assert markup.count("<") == 2  # of the frame alone: all of the page is escaped
     assert "allow-same-origin" not in markup
+
+
+def test_the_text_of_a_view_is_short() -> None:
+    """A notebook shows it beside the page, and prints it without the weights."""
+    assert repr(translation_view()).startswith("<AttentionView of ")
+    assert len(repr(translation_view())) < 200
 
 
 def test_invisible_characters_of_tokens_are_shown() -> None:

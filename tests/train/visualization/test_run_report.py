@@ -12,8 +12,14 @@ from tests.chromium import Chromium, find_chromium
 from tests.train.visualization.pages import HOSTILE, check_page, needs_chromium
 from train.cli.main import main
 from train.errors import UserError
-from train.visualization.run_data import MAX_POINTS, collect_curves, flatten, read_run, thin
-from train.visualization.run_report import RunReport
+from train.visualization.run_report import (
+    MAX_POINTS,
+    RunReport,
+    collect_curves,
+    flatten,
+    read_run,
+    thin,
+)
 
 ROLLBACK = {"time": "2026-01-01T00:00:09", "event": "rolled back", "step": 30, "to": 20}
 
@@ -74,7 +80,7 @@ def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
     assert run["samples"][1] == {"step": 40, "text": "second\nline"}
     assert run["memory"] == {"host": 5 * 2**20}
     assert run["environment"] == {"mesh.data": 8, "versions.jax": "0.10.0", "hardware": None}
-    assert (run["lives"], run["seconds"]["lost"]) == (2, 1)
+    assert (run["starts"], run["seconds"]["lost"]) == (2, 1)
     summary = run["summary"]
     assert summary["steps"] == 40
     assert summary["validation loss, best"] == 2.5

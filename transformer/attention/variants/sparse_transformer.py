@@ -16,9 +16,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend_reference
-from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
-from transformer.attention.backends.merge import merge_partials
-from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.tiling import (
+    PartialAttention,
+    Tiling,
+    merge_partials,
+    pad_mask,
+    tile_mask,
+    widen,
+)
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -274,7 +280,7 @@ class SparseTransformer(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """Compute the components separately and merge them into one softmax."""
         config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        scoring, (q, k, v) = widen(self.score_spec(q), q, k, v)
         # Not rounded before the merge, and gradients of the components are added before rounding.
         parts: list[PartialAttention] = []
         if component in ("local", "merged"):
@@ -300,7 +306,7 @@ class SparseTransformer(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """Attend to all cached keys with a dense mask, one block of queries at a time."""
         config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        scoring, (q, k, v) = widen(self.score_spec(q), q, k, v)
         queries, keys = q.shape[1], k.shape[1]
         tiling = Tiling(
             queries, keys, min(QUERY_BLOCK_SIZE, queries), keys, lookback=None, lookahead=None

@@ -1,0 +1,115 @@
+"""Causal language modeling: predict the next token."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from train.data.corpus import TextCorpus
+from train.data.mixture import prepare_any_text
+from train.data.tokenizer import Tokenizer
+from train.evaluation.metrics import mean_losses, perplexity
+from train.step import Batch, LossFn
+from train.tasks.base import SampleOptions, TextCallback
+from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
+from train.tasks.text_completion import complete_texts
+from train.tasks.vocabulary import Labels
+from transformer.context import ActivationConstraint
+from transformer.hardware import Hardware
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
+from transformer.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelTask(TextTask):
+    """Causal language modeling."""
+
+    @property
+    def continues_prompt(self) -> bool:
+        return True
+
+    @property
+    def supported_options(self) -> tuple[str, ...]:
+        return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
+
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> Any:
+        return prepare_any_text(self.data, tokenizer=tokenizer)
+
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
+        return LanguageModel(self.experiment.model, hardware, constrain)
+
+    def make_loss_fn(self, model: LanguageModel) -> LossFn:
+        """Return the cross entropy of the next tokens of a batch of windows."""
+        return make_next_token_loss(model, has_segments=self.data.document_masking)
+
+    def training_batches(self, corpus: AnyTextCorpus) -> TextBatches:
+        return self.training_windows(corpus)
+
+    def evaluate_source(
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+    ) -> dict[str, float]:
+        """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.
+
+        With `evaluation.compression_baselines`, a full split also reports the bits per byte that
+        general-purpose compressors need for the same text.
+        """
+        config, stream = self.experiment.evaluation, corpus.split(split)
+        batches = self.evaluation_windows(
+            corpus, split, engine.mesh, full_split=full_split, stride=config.stride
+        )
+        loss = mean_losses(engine, params, batches)["loss"]
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
+        if stream.num_bytes:  # not for token arrays without a text
+            # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
+            bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
+            metrics["bits_per_byte"] = loss * bits_per_nat
+        if full_split and config.compression_baselines:
+            baselines = corpus.compressed_bits_per_byte(split)
+            metrics |= {f"bits_per_byte_{name.split()[0]}": x for name, x in baselines.items()}
+        return metrics
+
+    def sample(
+        self,
+        run: "Run",
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
+    ) -> list[str]:
+        """Return the continuation of each prompt."""
+        return complete_texts(
+            run,
+            prompts,
+            max_new_tokens=options.max_new_tokens,
+            sampling=options.sampling,
+            seed=options.seed,
+            on_text=on_text,
+        )
+
+
+def make_next_token_loss(model: LanguageModel, *, has_segments: bool) -> LossFn:
+    """Return the cross entropy of next tokens; with segments, texts of a row are apart."""
+    # Under context parallelism a device's tokens are not contiguous: pass their positions.
+    # Otherwise they are left out, so that a causal mask needs no arrays.
+    context_parallel = model.constrain.num_shards("length") > 1
+
+    def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+        output = model.apply(
+            {"params": params},
+            batch["tokens"],
+            positions=batch["positions"] if has_segments or context_parallel else None,
+            segments=batch["segments"] if has_segments else None,
+            dropout_rngs=dropout_rngs,
+            outputs=requested_outputs(dropout_rngs),
+        )
+        losses = token_loss(model, params, output.hidden, batch)
+        return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
+
+    return loss

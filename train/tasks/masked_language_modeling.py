@@ -1,0 +1,220 @@
+"""Masked language modeling: predict hidden tokens (Devlin et al. 2019)."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from train.data.corpus import TextCorpus
+from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
+from train.data.mixture import prepare_any_text, prepare_any_tokenizer
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+from train.evaluation.metrics import mean_losses
+from train.step import Batch, LossFn
+from train.tasks.base import (
+    ModelInputs,
+    SampleOptions,
+    TextCallback,
+    check_no_target,
+    token_inputs,
+)
+from train.tasks.config import MaskedLanguageModeling
+from train.tasks.text import AnyTextCorpus, TextTask
+from train.tasks.vocabulary import Labels, tokenizer_of
+from transformer.context import ActivationConstraint
+from transformer.hardware import Hardware
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
+from transformer.models.masked_lm import MaskedLanguageModel
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
+
+MASK_PATTERN = re.compile(r"\s*(?:\[MASK\]|<mask>)")
+"""A mask in a prompt, with the space before it, which is part of the masked token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedLanguageModelTask(TextTask):
+    """Masked language modeling."""
+
+    @property
+    def task_config(self) -> MaskedLanguageModeling:
+        assert isinstance(self.experiment.task, MaskedLanguageModeling)
+        return self.experiment.task
+
+    @property
+    def max_targets(self) -> int:
+        """Maximum number of prediction targets of a window."""
+        return max(1, int(np.rint(self.task_config.mlm_probability * self.data.sequence_length)))
+
+    @property
+    def target_fraction(self) -> float:
+        return self.max_targets / self.data.sequence_length
+
+    @property
+    def untrained_parts(self) -> tuple[str, ...]:
+        if not self.experiment.model.pooler:
+            return super().untrained_parts
+        pooler = "model.pooler true: masked tokens do not train the pooler; false leaves it out"
+        return (*super().untrained_parts, pooler)
+
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> Any:
+        tokenizer = tokenizer or prepare_any_tokenizer(self.data)
+        return prepare_any_text(self.data, tokenizer=tokenizer.with_mask_token())
+
+    def make_model(
+        self, hardware: Hardware, constrain: ActivationConstraint
+    ) -> MaskedLanguageModel:
+        return MaskedLanguageModel(self.experiment.model, hardware, constrain)
+
+    def make_loss_fn(self, model: MaskedLanguageModel) -> LossFn:
+        """Return the cross entropy of the masked tokens.
+
+        A batch has `tokens`, `targets`, `weights`, `segments` and `positions` [B, T].
+        """
+        max_targets = self.max_targets
+        document_masking = self.data.document_masking
+
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            # Training windows are full. Only evaluation (no dropout) has padding to mask.
+            segments = batch["segments"] if document_masking or dropout_rngs is None else None
+            output = model.apply(
+                {"params": params},
+                batch["tokens"],
+                positions=batch["positions"],
+                segments=segments,
+                dropout_rngs=dropout_rngs,
+                outputs=requested_outputs(dropout_rngs),
+            )
+            # Gather the targets first, so that no logits are computed for the other tokens.
+            hidden, targets = gather_targets(output.hidden, batch, max_targets)
+            bias = params["head_output_bias"]
+            losses = token_loss(
+                model, params, hidden, targets, bias=bias, with_accuracy=dropout_rngs is None
+            )
+            return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
+
+        return loss
+
+    def make_masking(self, tokenizer: Tokenizer, seed: int) -> Masking:
+        """Return the masking that the task's settings describe."""
+        config = self.task_config
+        return Masking(
+            tokenizer,
+            seed=seed,
+            mlm_probability=config.mlm_probability,
+            mask_replace_prob=config.mask_replace_prob,
+            random_replace_prob=config.random_replace_prob,
+        )
+
+    def training_batches(self, corpus: AnyTextCorpus) -> MaskedTrainingBatches:
+        masking = self.make_masking(corpus.tokenizer, self.experiment.seed)
+        return MaskedTrainingBatches(self.training_windows(corpus), masking)
+
+    def evaluate_source(
+        self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+    ) -> dict[str, float]:
+        """Return the loss, in nats a masked token, and the accuracy.
+
+        Every evaluation masks the same tokens (seed 0), so that evaluations are comparable.
+        """
+        windows = self.evaluation_windows(corpus, split, engine.mesh, full_split=full_split)
+        batches = MaskedEvaluationBatches(windows, self.make_masking(corpus.tokenizer, 0))
+        return mean_losses(engine, params, batches)
+
+    def check_prompt(self, prompt: str, tokenizer: Tokenizer) -> None:
+        self.encode_prompt(prompt, tokenizer)
+
+    def sample(
+        self,
+        run: "Run",
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
+    ) -> list[str]:
+        """Return each prompt with the most likely token in place of every [MASK]."""
+        answers = [self.fill_masks(run, prompt) for prompt in prompts]
+        if on_text is not None:
+            on_text("".join(answers))
+        return answers
+
+    def model_inputs(self, run: "Run", text: str, target: str | None = None) -> ModelInputs:
+        """Return the tokens of a text with or without [MASK]."""
+        if MASK_PATTERN.search(text) is None:
+            return super().model_inputs(run, text, target)
+        check_no_target(target)
+        return token_inputs(run, encode_masked_prompt(tokenizer_of(run), text))
+
+    def encode_prompt(self, prompt: str, tokenizer: Tokenizer) -> np.ndarray:  # [T]
+        """Return the tokens of a prompt. Raises UserError if it is too long or has no mask."""
+        tokens, longest = encode_masked_prompt(tokenizer, prompt), self.data.sequence_length
+        if len(tokens) > longest:
+            raise UserError(
+                f"prompt: has {len(tokens)} tokens and the model reads {longest}; shorten it"
+            )
+        return tokens
+
+    def fill_masks(self, run: "Run", prompt: str) -> str:
+        """Return the prompt with its masks replaced by the most likely tokens."""
+        assert isinstance(run.model, MaskedLanguageModel)
+        tokenizer = tokenizer_of(run)
+        tokens = self.encode_prompt(prompt, tokenizer)
+        row = np.zeros((1, self.data.sequence_length), np.int32)
+        row[0, : len(tokens)] = tokens
+        best = _predict_tokens(run.params, row, np.int32(len(tokens)), model=run.model)
+        predicted = np.asarray(best)[0, : len(tokens)]
+        filled = np.where(tokens == tokenizer.mask_token_id, predicted, tokens)
+        return tokenizer.decode(filled).strip()
+
+
+def gather_targets(
+    hidden: jax.Array,  # [B, T, D]
+    batch: Batch,
+    max_targets: int,
+) -> tuple[jax.Array, Batch]:  # [B, max_targets, D]; targets and weights [B, max_targets]
+    """Return the positions of each row that have weight, in order, then others of weight 0."""
+    # The number of targets varies by row, but shapes must be static. top_k puts the weights of 1
+    # first, and breaks ties by position.
+    weights, positions = jax.lax.top_k(batch["weights"], max_targets)  # [B, max_targets]
+    targets = jnp.take_along_axis(batch["targets"], positions, axis=1)
+    hidden = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+    return hidden, {"targets": targets, "weights": weights}
+
+
+def encode_masked_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [T]
+    """Return a prompt's tokens after a token that begins a text, mask tokens included.
+
+    Raises UserError if the prompt has no mask, or characters that the tokenizer lacks.
+    """
+    texts = MASK_PATTERN.split(prompt)
+    if len(texts) == 1:
+        raise UserError(f"prompt {prompt!r}: hides no word; write [MASK] in place of one")
+    tokens: list[Any] = [[tokenizer.eos_token_id], tokenizer.encode(texts[0])]
+    for text in texts[1:]:
+        tokens += [[tokenizer.mask_token_id], tokenizer.encode(text)]
+    return np.concatenate([np.asarray(each, np.int32) for each in tokens])
+
+
+@functools.partial(jax.jit, static_argnames="model")
+def _predict_tokens(
+    params: Any,
+    tokens: jax.Array,  # [B, T]
+    length: jax.Array,
+    *,
+    model: MaskedLanguageModel,
+) -> jax.Array:  # [B, T]
+    """Return the most likely token at each of the first `length` positions."""
+    segments = (jnp.arange(tokens.shape[1]) < length).astype(jnp.int32)
+    segments = jnp.broadcast_to(segments[None], tokens.shape)
+    logits = model.apply({"params": params}, tokens, segments=segments).logits
+    assert logits is not None
+    return jnp.argmax(logits, axis=-1)

@@ -47,8 +47,8 @@ from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.runtime.local_hardware import local_hardware
 from train.scaling.design import count_without_embeddings
-from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun, run_name
+from train.sweep.sweep_folder import RunResult
 from train.tasks.registry import make_task
 from transformer import (
     AttentionConfig,

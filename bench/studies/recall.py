@@ -21,7 +21,7 @@ from train.data.arrays import Arrays
 from train.data.config import ArrayDataConfig
 from train.errors import UsageError
 from train.step import Batch, LossFn
-from train.tasks.arrays import ArrayTask
+from train.tasks.array_task import ArrayTask
 from train.tasks.base import Metric
 from train.tasks.config import TaskConfig
 from transformer import Hardware, LanguageModel

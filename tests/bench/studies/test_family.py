@@ -32,6 +32,8 @@ def test_each_question_has_the_value_of_its_key() -> None:
     assert all(np.array_equal(again[name], examples[name]) for name in examples)
 
 
+@pytest.mark.slow
+@pytest.mark.sampled("recall")
 @pytest.mark.parametrize("task", TASKS)
 def test_all_mixers_have_equal_parameters(task: str) -> None:
     sizes = {}

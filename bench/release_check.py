@@ -94,8 +94,9 @@ def main(options: Options) -> None:
 
         run(options.python, "-m", "venv", folder / "empty", folder=folder)
         programs = folder / "empty" / "bin"
-        limits = ["--constraint", pathlib.Path(options.constraints).absolute()]
-        limits = limits if options.constraints else []
+        limits: list[str] = []
+        if options.constraints:
+            limits = ["--constraint", str(pathlib.Path(options.constraints).absolute())]
         run(programs / "pip", "install", "--quiet", *limits, wheel, folder=folder)
         run(programs / "python", "-c", "import transformer, train", folder=folder)
         program = programs / "linen-transformer"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformer.attention.rope_scaling import (
         LinearScaling,
         Llama3Scaling,
+        LongRoPEScaling,
         NoScaling,
         NTKScaling,
         YaRNScaling,
@@ -107,6 +108,8 @@ _HOMES = {
     "attention.rope_scaling": (
         "LinearScaling",
         "Llama3Scaling",
+        "LongRoPEScaling",
+        "LongRoPEScaling",
         "NTKScaling",
         "NoScaling",
         "YaRNScaling",
@@ -205,6 +208,7 @@ __all__ = [
     "LinearScaling",
     "LinformerConfig",
     "Llama3Scaling",
+    "LongRoPEScaling",
     "LongformerConfig",
     "LuongConfig",
     "Mask",

@@ -23,7 +23,7 @@ from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
 from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
-from transformer.interop.fields import Fields
+from transformer.interop.fields import WITHOUT_EFFECT, Fields
 from transformer.interop.registry import FAMILIES, find_architecture
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
@@ -225,7 +225,10 @@ def write_model(
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    record = _label_fields(model) | dict(fields or {}) | written
+    # Null ids stand where a family's default would be beyond the vocabulary; given ones win.
+    unset = {name: None for name in WITHOUT_EFFECT & written.keys() if written[name] is None}
+    decided = {name: value for name, value in written.items() if name not in unset}
+    record = unset | _label_fields(model) | dict(fields or {}) | decided
     record |= {
         "model_type": chosen.model_type,
         "architectures": [architecture.name],
@@ -283,7 +286,10 @@ def _try_family(
     try:
         written = family.write_config(config)
         fields = Fields(json.loads(json.dumps(written)), family.model_type)
-        difference = find_difference(config, family.read_config(fields))
+        read = family.read_config(fields)
+        if architecture.kind != "masked_lm":
+            read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
+        difference = find_difference(config, read)
         if difference is None and config.pooler != architecture.pooler:
             difference = f"model.pooler {config.pooler!r}"
         if difference is None:
@@ -333,6 +339,19 @@ def model_tensors(
             "decoder/layers": depths["layers"],
         }
     return expand((*family.weights, *architecture.head), leaves, depths)
+
+
+def tensor_values(tensors: list[Tensor], params: Any) -> dict[str, Array]:
+    """Return the values of each tensor, by name, of parameters or of their gradients.
+
+    Raises:
+      InteropError: Layers that share a tensor have different values.
+    """
+    by_name: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        by_name.setdefault(tensor.name, []).append(tensor)
+    arrays = _by_path(params)
+    return {name: _join(each, arrays) for name, each in by_name.items()}
 
 
 class WeightFiles:
@@ -514,7 +533,7 @@ def _read_slice(
     """Return a slice of a parameter, read from the views of its tensors. Padding is zero."""
     ranges = [range(size)[part] for size, part in zip(leaf.padded_shape, index, strict=True)]
     values = np.zeros([len(each) for each in ranges], dtype)
-    stacked = leaf.num_stacked
+    stacked = len(next(iter(places)))  # a tensor may hold all experts
     inner = tuple(slice(each.start, each.stop) for each in ranges[stacked:])
     for place in np.ndindex(*(len(each) for each in ranges[:stacked])):
         found, number = places[tuple(each[i] for each, i in zip(ranges, place, strict=False))]
@@ -530,7 +549,7 @@ def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
     for tensor in tensors:
         for index in tensor.indices:
             units = [
-                np.asarray(arrays[leaf.path][index])[tuple(map(slice, leaf.unit_shape))]
+                np.asarray(arrays[leaf.path][index])[tuple(map(slice, leaf.shape[len(index) :]))]
                 for leaf in tensor.leaves
             ]
             results.append(tensor.layout.join(units, tensor.leaves))

@@ -5,8 +5,12 @@ from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
 from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.gpt_oss import GPT_OSS
 from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
+from transformer.interop.marian import MARIAN
+from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.seq2seq import BART, T5
+from transformer.interop.sparse_encoders import BIG_BIRD, LONGFORMER
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -18,6 +22,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         PHI3,
+        GPT_OSS,
         GEMMA,
         GEMMA2,
         GEMMA3,
@@ -27,8 +32,12 @@ FAMILIES: dict[str, Family] = {
         BERT,
         ROBERTA,
         DISTILBERT,
+        MODERNBERT,
+        LONGFORMER,
+        BIG_BIRD,
         T5,
         BART,
+        MARIAN,
     )
 }
 """Families in the order in which `export` tries them for a model without a family of its own."""

@@ -4,6 +4,7 @@
 # make test-colab  the fastest part, with Colab's versions (needs Python 3.13)
 # make test-device the checks of the accelerator that is here
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
+# make docs        build the documentation site into build/site
 # make audit       known holes in what we build on
 # make results     ten minutes of each study of docs/results; again until all are done
 #
@@ -21,7 +22,7 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worke
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test test-full test-colab test-device quick drills results lint format audit .venv
+.PHONY: help train test test-full test-colab test-device quick drills results lint format docs audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -74,6 +75,10 @@ lint: .venv
 format: .venv
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
+
+# A link that leads nowhere fails the build, like any other warning.
+docs: .venv
+	$(RUN) -m docs.site
 
 # Asks the network; the versions that were tested, whatever is installed.
 audit: .venv

@@ -7,8 +7,7 @@ import io
 import sys
 
 from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
-from train.cli.own_packages import check_own_packages
-from train.runtime.startup import make_stderr_lenient, restart_with_huge_pages
+from train.runtime.startup import check_own_packages, make_stderr_lenient, restart_with_huge_pages
 
 
 def run() -> None:

@@ -5,10 +5,11 @@ mesh; `train/pmap_engine.py` has another, with one replica of the model on each 
 
 Calls return before their programs have run: while the devices compute one step, the host reads the
 next batch and dispatches the next step. Callers need not wait for results, since an engine limits
-how many of its programs are in flight (`train/runtime/dispatch_limit.py`).
+how many of its programs are in flight (`DispatchLimit`).
 """
 
 import abc
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -33,13 +34,64 @@ from train.parallel.state_sharding import (
     leaf_shardings,
     place_state,
 )
-from train.runtime.dispatch_limit import DispatchLimit, max_programs_in_flight
 from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task
 from transformer.hardware import Hardware
 from transformer.lora import LoRALayout
 from transformer.models.base import Model
+
+MAX_PROGRAMS_IN_FLIGHT = 8
+"""Unfinished programs allowed when a dispatch returns, where nothing else limits them: enough to
+keep a device busy while the host is held up, few enough to keep their batches in device memory."""
+
+
+def max_programs_in_flight(hardware: Hardware, mesh: Mesh) -> int:
+    """Return how many programs over a mesh may be unfinished when a dispatch returns.
+
+    0 on several CPU devices. Fewer than 32 would avoid the deadlock of `DispatchLimit`, but other
+    programs (those of samples, for example) count too, and a CPU computes no faster with more than
+    one in flight: all of them share its cores.
+    """
+    is_multi_cpu = hardware.platform == "cpu" and mesh.size > 1
+    return 0 if is_multi_cpu else MAX_PROGRAMS_IN_FLIGHT
+
+
+class DispatchLimit:
+    """Queue of dispatched programs that waits for the oldest when it is full.
+
+    JAX dispatches asynchronously: a call returns before its program has run, and the host prepares
+    the next one meanwhile. Two things bound how many programs may be in flight:
+
+    - A deadlock on CPU. XLA's CPU client runs the programs of all its devices on one thread pool,
+      with one thread for each device (or core, if there are more). A program over several devices
+      needs a thread for each of them at the same time, since its collectives block a thread until
+      all devices have arrived. A device accepts 32 programs. Dispatching one more blocks a thread
+      of that same pool for each device until a program ends; the next program then lacks threads
+      and never ends. The process hangs, or XLA aborts it after 40 seconds ("Termination timeout for
+      all reduce").
+    - Memory. Programs in flight keep their inputs on the device: without a bound, an evaluation
+      would hold all batches of its split.
+
+    Copies between host and devices use the pool too, but wait for nothing. A few at a time, as
+    `train/data/batches.py` prefetches them, only delay a program. An endless stream would starve
+    it.
+    """
+
+    def __init__(self, max_in_flight: int):
+        self._max_in_flight = max_in_flight
+        self._in_flight: collections.deque[Any] = collections.deque()
+
+    def add(self, outputs: Any) -> None:
+        """Register a dispatched program, and wait until at most `max_in_flight` are unfinished.
+
+        Args:
+          outputs: Arrays of the program that no later program takes as donated inputs. Any will do:
+            all outputs of a program become ready together.
+        """
+        self._in_flight.append(outputs)
+        while len(self._in_flight) > self._max_in_flight:
+            jax.block_until_ready(self._in_flight.popleft())
 
 
 class Engine(abc.ABC):
@@ -52,9 +104,9 @@ class Engine(abc.ABC):
     mesh: Mesh
     train_step: TrainStep
     lora: LoRALayout | None = None
-    """Which weights a LoRA run trains."""
+    """Layout of the trainable weights of a LoRA run; None: all weights are trained."""
     frozen: Any = None
-    """The others, set before the first step. No step changes them and no checkpoint holds them."""
+    """Weights that are not trained, set before the first step. No checkpoint holds them."""
 
     @abc.abstractmethod
     def init(self) -> TrainState:

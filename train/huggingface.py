@@ -1,12 +1,11 @@
-"""Hugging Face models as runs: `import_model` makes a run folder, `export_run` a model folder.
+"""Hugging Face models as runs: `import_model` makes a run folder.
 
-Both work on what `transformer.interop` reads and writes, and add what a run has beside its model:
-a tokenizer, labels, settings of its task and data, a checkpoint.
+It adds to what `transformer.interop` reads what a run has beside its model: a tokenizer, labels,
+settings of its task and data, a checkpoint. `train.huggingface_export` has the other direction.
 """
 
 import contextlib
 import dataclasses
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.data.config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
@@ -27,7 +26,13 @@ from train.data.example_configs import (
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment
-from train.run import Run, load
+from train.lora.base_weights import (
+    BASE_KEY,
+    adapter_settings,
+    base_digest,
+    read_run_adapter,
+    save_base,
+)
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
@@ -41,18 +46,12 @@ from train.tasks.config import (
     Translation,
 )
 from transformer.interop.errors import InteropError
-from transformer.interop.fields import WITHOUT_EFFECT
+from transformer.interop.peft_reader import Adapter
 from transformer.interop.pretrained import (
-    MAX_SHARD_BYTES,
     PretrainedConfig,
-    read_json,
     read_model,
-    write_model,
 )
 from transformer.precision import Precision
-
-KEPT_FOLDER = "huggingface"
-"""Folder of a run with the small files that it was imported with."""
 
 KEPT_FILES = (
     "config.json",
@@ -85,7 +84,12 @@ def as_user_errors() -> Iterator[None]:
 
 
 def import_model(
-    source: str, workdir: str, *, data_path: str = "", precision: str = "float32"
+    source: str,
+    workdir: str,
+    *,
+    data_path: str = "",
+    precision: str = "float32",
+    adapter: str = "",
 ) -> RunFolder:
     """Make a run folder of a Hugging Face model.
 
@@ -94,6 +98,7 @@ def import_model(
       workdir: Folder of the run; it must not hold one.
       data_path: Data to evaluate on, as `data.path` of the run's settings.
       precision: Precision policy of the run.
+      adapter: Folder of a LoRA adapter of PEFT for the model. The run is a LoRA run then.
 
     Raises:
       UserError: The model or its tokenizer cannot be read, or the folder cannot be written. No
@@ -117,11 +122,16 @@ def import_model(
             f"{pretrained.config.vocab_size}; fetch the tokenizer that belongs to the model"
         )
     experiment = _make_experiment(source, pretrained, folder, data_path)
+    found = None
+    if adapter:
+        found = read_run_adapter(adapter, pretrained.make_model(), pretrained.family.model_type)
+        lora = dataclasses.replace(experiment.lora, train_fully=())
+        experiment = dataclasses.replace(experiment, lora=adapter_settings(found, lora, adapter))
     existed = Path(folder.path).exists()
     try:
         folder = RunFolder.create(workdir)
-        _save(folder, experiment, params, tokenizer, pretrained.labels)
-        kept = Path(folder.path) / KEPT_FOLDER
+        _save(folder, experiment, params, found, tokenizer, pretrained.labels)
+        kept = Path(str(folder.pretrained))
         kept.mkdir()
         for name in KEPT_FILES:
             if (origin / name).exists():
@@ -211,10 +221,19 @@ def _save(
     folder: RunFolder,
     experiment: Experiment,
     params: Any,
+    adapter: Adapter | None,
     tokenizer: Tokenizer,
     labels: tuple[str, ...],
 ) -> None:
     """Write a checkpoint of step 0 with the weights; there is no optimizer state."""
+    record: dict[str, Any] = {
+        PROVENANCE_KEY: collect_provenance(experiment, tokenizer, labels),
+    }
+    if adapter is not None:
+        trainable = jax.tree.map(jnp.asarray, adapter.trainable)
+        save_base(folder, params, trainable)
+        params = trainable
+        record[BASE_KEY] = base_digest(folder)
     state = TrainState(
         step=jnp.int32(0),
         cursor=jnp.int32(0),
@@ -222,134 +241,5 @@ def _save(
         optimizer=(),
         key=jax.random.key(experiment.seed),
     )
-    record = {PROVENANCE_KEY: collect_provenance(experiment, tokenizer, labels)}
     with CheckpointManager(folder.checkpoints, asynchronous=False) as checkpoints:
         checkpoints.save(0, state, record)
-
-
-def export_run(
-    workdir: str,
-    output: str,
-    *,
-    family: str = "",
-    dtype: str = "",
-    max_shard_bytes: int = MAX_SHARD_BYTES,
-) -> str:
-    """Write a run as a folder that `transformers` opens; return its `model_type`.
-
-    Raises:
-      UserError: No architecture of transformers has this model (the message names the setting),
-        or the folder is not empty or cannot be written. No folder is left behind.
-    """
-    target = Path(output).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"output {output}: exists and is not empty; give a new folder")
-    run = load(workdir)
-    kept = Path(str(run.folder.path)) / KEPT_FOLDER
-    with as_user_errors():
-        original = read_json(kept / "config.json") if (kept / "config.json").exists() else {}
-    fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
-    fields.pop("torch_dtype", None)
-    fields.pop("dtype", None)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir(parents=True)
-        with as_user_errors():
-            written = write_model(
-                partial,
-                run.model,
-                run.params,
-                family=family or str(original.get("model_type", "")),
-                dtype=dtype,
-                fields=_token_fields(run) | fields,
-                max_shard_bytes=max_shard_bytes,
-            )
-        _write_tokenizer(run, kept, partial)
-        _write_generation_config(run, kept, partial)
-        (partial / "README.md").write_text(_model_card(run, written.model_type), encoding="utf-8")
-        if target.exists():
-            target.rmdir()
-        partial.replace(target)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"output {output}: cannot be written ({reason})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return written.model_type
-
-
-def _token_fields(run: Run) -> dict[str, Any]:
-    """Return the fields of config.json that the tokenizer, the data and the labels decide."""
-    fields: dict[str, Any] = {"max_position_embeddings": run.experiment.sequence_length}
-    if run.tokenizer is not None:
-        end = run.tokenizer.eos_token_id
-        fields |= {"bos_token_id": end, "eos_token_id": end}
-        fields["pad_token_id"] = run.tokenizer.vocabulary.get("[PAD]", end)
-        if run.model.config.encoder is not None:
-            fields["decoder_start_token_id"] = end
-    if run.labels:
-        fields["id2label"] = {str(i): name for i, name in enumerate(run.labels)}
-        fields["label2id"] = {name: i for i, name in enumerate(run.labels)}
-    return fields
-
-
-def _write_tokenizer(run: Run, kept: Path, folder: Path) -> None:
-    """Copy the tokenizer's files of an import; make those of a run with its own tokenizer."""
-    if run.tokenizer is None:
-        return
-    is_imported = (kept / "config.json").exists()
-    for name in KEPT_FILES[2:] if is_imported else ():
-        if (kept / name).exists():
-            shutil.copyfile(kept / name, folder / name)
-    if not (folder / "tokenizer.json").exists():
-        (folder / "tokenizer.json").write_text(run.tokenizer.to_json(), encoding="utf-8")
-    if not (folder / "tokenizer_config.json").exists():
-        names = {number: name for name, number in run.tokenizer.vocabulary.items()}
-        end = names[run.tokenizer.eos_token_id]
-        settings: dict[str, Any] = {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": end,
-            "eos_token": end,
-            "model_max_length": run.experiment.sequence_length,
-        }
-        for field, token in (
-            ("unk_token", "[UNK]"),
-            ("pad_token", "[PAD]"),
-            ("cls_token", "[CLS]"),
-            ("sep_token", "[SEP]"),
-            ("mask_token", "[MASK]"),
-        ):
-            if token in run.tokenizer.vocabulary:
-                settings[field] = token
-        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
-        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-
-
-def _write_generation_config(run: Run, kept: Path, folder: Path) -> None:
-    """Copy the file of an import; else write the token ids, for models that generate."""
-    name = "generation_config.json"
-    if (kept / name).exists():
-        shutil.copyfile(kept / name, folder / name)
-    elif isinstance(run.experiment.task, LanguageModeling | Translation):
-        fields = _token_fields(run)
-        ids = {field: fields[field] for field in sorted(fields) if field.endswith("token_id")}
-        (folder / name).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
-
-
-def _model_card(run: Run, model_type: str) -> str:
-    """Return the text of README.md."""
-    experiment, config = run.experiment, run.model.config
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
-    return (
-        "---\nlibrary_name: transformers\ntags:\n- linen-transformer\n---\n\n"
-        f"# {experiment.name}\n\n"
-        f"A `{model_type}` model of {parameters:,} parameters (padding of the vocabulary included),"
-        f" exported by linen-transformer at step {run.step}.\n\n"
-        "| setting | value |\n| --- | --- |\n"
-        f"| task | {type(experiment.task).__name__} |\n"
-        f"| layers | {config.num_layers} |\n| width | {config.d_model} |\n"
-        f"| vocabulary | {config.vocab_size} |\n"
-        f"| longest training example | {experiment.sequence_length} tokens |\n\n"
-        "What it was trained on, and what it is fit for, its author has to add.\n"
-    )

@@ -22,12 +22,13 @@ import jax
 import numpy as np
 
 from train.checkpoint.discovery import SkippedCheckpoint
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
+from train.data.mixing import data_position, seek, source_shares
 from train.data.python_data import check_same_data, hold_data
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
@@ -40,8 +41,7 @@ from train.experiment import Experiment
 from train.lora.base_weights import attach_base, base_metadata, resolve_lora, start_from_base
 from train.parallel.checks import check_batch_divides
 from train.recovery.detector import DETECTOR_METRICS
-from train.recovery.monitor import Anomaly, AnomalyMonitor
-from train.recovery.rollback import RollbackManager, rollback_retention
+from train.recovery.rollback import Anomaly, AnomalyMonitor, RollbackManager, rollback_retention
 from train.resume import (
     RunIdentity,
     StartPoint,
@@ -67,7 +67,13 @@ from train.telemetry.goodput import ActivityTimer
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import log_start, log_warm_start, print_finished
-from train.warm_start import WarmStartReport, WarmStartSource, names_a_tokenizer, warm_state
+from train.warm_start import (
+    WarmStartReport,
+    WarmStartSource,
+    copy_pretrained_files,
+    names_a_tokenizer,
+    warm_state,
+)
 from transformer.hardware import Hardware
 
 
@@ -80,6 +86,7 @@ def fit(
     params: Any = None,
     init_from: str = "",
     init_only: str = "",
+    init_adapter: str = "",
     quiet: bool = False,
     start_time: float | None = None,
 ) -> Run:
@@ -100,6 +107,8 @@ def fit(
         tokenizer is used too, unless the experiment names one (kind `file` or `byte`). Vocabulary
         tables get the rows of the tokens that both have. Not read when the run resumes.
       init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
+      init_adapter: Folder of a LoRA adapter in PEFT's format to start with, for the weights of
+        `init_from`. It gives `lora.rank`, `lora.alpha` and `lora.targets`.
       quiet: Print nothing.
       start_time: Start of the program, in seconds since the epoch; the time since then counts as
         start-up in the goodput report. Now if None.
@@ -125,7 +134,7 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        warm_start = WarmStartSource(params, init_from, init_only)
+        warm_start = WarmStartSource(params, init_from, init_only, init_adapter)
         run = _TrainingRun(experiment, folder, hardware, timer, lock, quiet, warm_start).run()
     return dataclasses.replace(run, data=held)
 
@@ -172,6 +181,7 @@ class _TrainingRun:
             previous and previous.experiment,
             self.warm_start,
             hardware,
+            init_adapter=warm_start.init_adapter,
         )
         hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
@@ -242,7 +252,7 @@ class _TrainingRun:
             with reporter.pause("recover"):
                 if self.lock is not None:  # Another process may have taken the run over.
                     self.lock.verify_ownership()
-                metadata = self.checkpoint_metadata(BestEvaluation())
+                metadata = self.checkpoint_metadata(state, BestEvaluation())
                 self.recovery.record_rollback(anomaly, state, self.engine, checkpoints, metadata)
                 # A rollback takes the same path as a resumed process, so that a crash in the middle
                 # of one changes nothing.
@@ -272,7 +282,8 @@ class _TrainingRun:
                     jax.block_until_ready(metrics)
                     reporter.mark_compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
-                    reporter.log_training(step, fetch_metrics(metrics))
+                    shares = source_shares(self.batches, cursor + 1)
+                    reporter.log_training(step, {**fetch_metrics(metrics), **shares})
 
                 # The monitor reads metrics some steps late, so that the host does not wait for the
                 # devices. Before a state is evaluated or saved it must wait: no checkpoint may hold
@@ -324,6 +335,7 @@ class _TrainingRun:
         if self.engine.lora is not None and self.engine.frozen is None:  # resumed
             attach_base(self.engine, self.folder, checkpoints, start.step)
         self.evaluator.restore_best(start.best, checkpoints)
+        seek(self.batches, start.data_position)
         return start
 
     def init_state(self) -> TrainState:
@@ -356,6 +368,8 @@ class _TrainingRun:
             # A record of rollbacks is from an earlier run here, whose checkpoints were deleted.
             # A resume would take it for this run's.
             set_aside_file(self.folder.rollback_record, "earlier")
+            if self.warm_start is not None:
+                copy_pretrained_files(self.warm_start, self.folder, self.corpus.tokenizer)
         write_run_files(
             self.folder,
             self.experiment,
@@ -385,14 +399,15 @@ class _TrainingRun:
             self.lock.verify_ownership()
         if self.evaluator.is_best(step):
             checkpoints.keep_best(step)
-        checkpoints.save(step, state, self.checkpoint_metadata(self.evaluator.best))
+        checkpoints.save(step, state, self.checkpoint_metadata(state, self.evaluator.best))
 
-    def checkpoint_metadata(self, best: BestEvaluation) -> dict[str, Any]:
+    def checkpoint_metadata(self, state: TrainState, best: BestEvaluation) -> dict[str, Any]:
         """Return what a checkpoint holds beside the state, as JSON."""
         return {
             PROVENANCE_KEY: self.identity.provenance,
             "corpus": self.identity.corpus_digest,
             "best": best.to_json(),
+            **data_position(self.batches, int(state.cursor)),
             **base_metadata(self.folder, self.engine),
             **self.recovery.history.metadata,
         }

@@ -103,6 +103,8 @@ class StartPoint(NamedTuple):
     """Best evaluation until then."""
     skipped_checkpoints: list[SkippedCheckpoint]
     """Newer checkpoints that are damaged or incomplete, newest first."""
+    data_position: Any = None
+    """Position in streamed data (`train.data.mixing.data_position`)."""
 
 
 def restore_or_init(
@@ -136,11 +138,12 @@ def restore_or_init(
         if step > (newest.step or -1)
     ]
     skipped = sorted([*newest.skipped, *uncommitted], reverse=True)
-    best = BestEvaluation()
+    best, data_position = BestEvaluation(), None
     if newest.step is not None:
         step = newest.step
         state, metadata = _restore_state(run, checkpoints, step, abstract_state)
         best = BestEvaluation.from_json(metadata.get("best", {}))
+        data_position = metadata.get("data_position")
         state = rollbacks.apply(state, metadata)
         set_aside = newest.skipped  # The next save clears incomplete ones away.
     elif newest.skipped or len(uncommitted) > 1:
@@ -150,7 +153,7 @@ def restore_or_init(
         state, step, set_aside = init(), 0, uncommitted
     for checkpoint in set_aside:
         checkpoints.set_aside(checkpoint.step, "damaged")
-    return StartPoint(state, step, best, skipped)
+    return StartPoint(state, step, best, skipped, data_position)
 
 
 def _restore_state(

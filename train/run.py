@@ -5,9 +5,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.checkpoint.log_filters import install_log_filters
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, collect_provenance
+from train.checkpoint.writer import install_log_filters
 from train.config.io import experiment_from_dict
 from train.config.plugins import check_imports, import_installed_plugins
 from train.data.tokenizer import Tokenizer
@@ -211,7 +211,13 @@ def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     return found
 
 
-def load(workdir: str, *, step: int | None = None, average_checkpoints: int | None = None) -> Run:
+def load(
+    workdir: str,
+    *,
+    step: int | None = None,
+    average_checkpoints: int | None = None,
+    merged: bool = True,
+) -> Run:
     """Read a run from its folder, for evaluation or generation on the local devices.
 
     Args:
@@ -220,6 +226,8 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
         the run's settings say so.
       average_checkpoints: Read the mean of the weights of this many checkpoints: that of `step`
         (or the newest) and those before it.
+      merged: Add the low-rank updates of a LoRA run to its matrices. False: `run.params` is the
+        trainable tree alone, as `transformer.lora` describes it.
 
     Returns:
       The run.
@@ -257,6 +265,7 @@ def load(workdir: str, *, step: int | None = None, average_checkpoints: int | No
             step=step,
             average_checkpoints=average_checkpoints,
             check=check,
+            merged=merged,
         )
     return Run(experiment, folder, engine.model, params, tokenizer, steps[-1], labels=labels)
 

@@ -52,6 +52,10 @@ class WarmStart:
     """Tokenizer that the rows of the source's vocabulary belong to. None: that of the run."""
     step: int = 0
     """Step of the weights."""
+    adapter: str = ""
+    """Folder of a LoRA adapter of PEFT to begin with."""
+    model_type: str = ""
+    """`model_type` of the source's import, which the modules of an adapter are named after."""
 
 
 class WarmStartSource(NamedTuple):
@@ -60,6 +64,7 @@ class WarmStartSource(NamedTuple):
     params: Any = None
     init_from: str = ""
     init_only: str = ""
+    init_adapter: str = ""
 
     def read(self, folder: RunFolder) -> WarmStart | None:
         """Return the weights, or None if none are asked for.
@@ -68,18 +73,27 @@ class WarmStartSource(NamedTuple):
           UserError: Two sources are given, or the folder holds no run.
         """
         if self.params is None and not self.init_from:
-            if self.init_only:
-                raise UserError(f"init_only {self.init_only}: give init_from or params with it")
+            for name in ("init_only", "init_adapter"):
+                if value := getattr(self, name):
+                    raise UserError(f"{name} {value}: give init_from or params with it")
             return None
         if self.params is not None and self.init_from:
             raise UserError(f"init_from {self.init_from}: params are given too; give one of them")
         if self.params is not None:
-            return WarmStart(self.params, only=self.init_only)
+            return WarmStart(self.params, only=self.init_only, adapter=self.init_adapter)
         run = load(self.init_from)
         if run.folder.path == folder.path:
             raise UserError(f"init_from {self.init_from}: is the run's own folder; give another")
         params = jax.device_get(run.params)
-        return WarmStart(params, self.init_from, self.init_only, run.tokenizer, run.step)
+        return WarmStart(
+            params,
+            self.init_from,
+            self.init_only,
+            run.tokenizer,
+            run.step,
+            self.init_adapter,
+            run.folder.model_type,
+        )
 
     @classmethod
     def of_earlier_start(cls, folder: RunFolder) -> "WarmStartSource":
@@ -127,6 +141,24 @@ class WarmStartReport(NamedTuple):
         if self.left:
             lines.append(f"not taken of {source}: {_shorten(self.left)}")
         return lines
+
+
+def copy_pretrained_files(
+    warm_start: WarmStart, folder: RunFolder, tokenizer: Tokenizer | None
+) -> None:
+    """Copy the small files of an imported source, its chat template among them, to a new run.
+
+    Nothing is copied if the run has another tokenizer than the source.
+    """
+    source = warm_start.tokenizer
+    if tokenizer is None or source is None or tokenizer.digest != source.digest:
+        return
+    kept = RunFolder.open_existing(warm_start.source).pretrained
+    if not kept.exists():
+        return
+    folder.pretrained.mkdir(exist_ok=True)
+    for file in kept.iterdir():
+        (folder.pretrained / file.name).write_bytes(file.read_bytes())
 
 
 def names_a_tokenizer(config: TokenizerConfig | None) -> bool:

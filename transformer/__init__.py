@@ -35,11 +35,6 @@ if TYPE_CHECKING:
         NTKScaling,
         YaRNScaling,
     )
-    from transformer.attention.variants.clustered_configs import (
-        ReformerConfig,
-        RoutingAttentionConfig,
-        TopKConfig,
-    )
     from transformer.attention.variants.linear_configs import (
         LinearAttentionConfig,
         LinformerConfig,
@@ -49,8 +44,11 @@ if TYPE_CHECKING:
     from transformer.attention.variants.sparse_configs import (
         BigBirdConfig,
         LongformerConfig,
+        ReformerConfig,
+        RoutingAttentionConfig,
         SlidingWindowConfig,
         SparseTransformerConfig,
+        TopKConfig,
     )
     from transformer.baselines.config import (
         BahdanauConfig,
@@ -114,11 +112,6 @@ _HOMES = {
         "NoScaling",
         "YaRNScaling",
     ),
-    "attention.variants.clustered_configs": (
-        "ReformerConfig",
-        "RoutingAttentionConfig",
-        "TopKConfig",
-    ),
     "attention.variants.linear_configs": (
         "LinearAttentionConfig",
         "LinformerConfig",
@@ -128,8 +121,11 @@ _HOMES = {
     "attention.variants.sparse_configs": (
         "BigBirdConfig",
         "LongformerConfig",
+        "ReformerConfig",
+        "RoutingAttentionConfig",
         "SlidingWindowConfig",
         "SparseTransformerConfig",
+        "TopKConfig",
     ),
     "baselines.config": (
         "BahdanauConfig",

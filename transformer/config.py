@@ -32,7 +32,7 @@ Initializer = Callable[["jax.Array", tuple[int, ...], Any], "jax.Array"]
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 LayerLoop = Literal["auto", "scan", "unroll"]
 RematPolicy = Literal["none", "dots", "full", "offload"]
-Pooling = Literal["first", "mean"]
+Pooling = Literal["first", "mean", "max"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,10 +83,10 @@ class LoRALayout:
           ValueError: The model has no such matrix or parameter.
         """
         axes = flatten_dict(logical_axes)
-        matrices = [path for path, each in axes.items() if _is_adaptable(path, each)]
-        names = _expand_targets(targets, set(map(_matrix_name, matrices)))
+        matrices = [path for path, each in axes.items() if is_adaptable(path, each)]
+        names = _expand_targets(targets, set(map(matrix_name, matrices)))
         full = _select_trained(trained, axes)
-        adapted = frozenset(path for path in matrices if _matrix_name(path) in names) - full
+        adapted = frozenset(path for path in matrices if matrix_name(path) in names) - full
         return cls(axes, adapted, full, rank, alpha / rank)
 
     def init(self, rng: jax.Array, params: Any) -> Any:
@@ -118,7 +118,7 @@ class LoRALayout:
         return unflatten_dict(flat | {path: source[path] for path in self.trained})
 
     def combine(self, trainable: Any, frozen: Any) -> Any:
-        """Return parameters for `model.apply`: adapted matrices are `LowRankWeight`s."""
+        """Return parameters for `model.apply`: adapted matrices are of class `LowRankWeight`."""
         flat, factors = flatten_dict(frozen), flatten_dict(trainable)
         for path in self.adapted:
             a, b = factors.pop((*path, A)), factors.pop((*path, B))
@@ -157,15 +157,15 @@ class LoRALayout:
         return (a_shape, a), (b_shape, b)
 
 
-def _is_adaptable(path: Path, axes: LogicalAxes) -> bool:
+def is_adaptable(path: Path, axes: LogicalAxes) -> bool:
     """Return True for the linear maps of layers that are applied to every token.
 
     Others with a known name, such as the output matrix over the vocabulary, are not in a layer.
     """
-    return axes.is_matrix and "layers" in axes.stack and _matrix_name(path) in TARGET_GROUPS["all"]
+    return axes.is_matrix and "layers" in axes.stack and matrix_name(path) in TARGET_GROUPS["all"]
 
 
-def _matrix_name(path: Path) -> str:
+def matrix_name(path: Path) -> str:
     """Return the name of a matrix. Longformer's `query_global` is a query too."""
     return path[-1].removesuffix("_global")
 

@@ -40,11 +40,11 @@ BUILTIN_MIXERS = {
             ("longformer", "longformer", "LongformerConfig", "sparse_configs"),
             ("performer", "performer", "PerformerConfig", "linear_configs"),
             ("primer", "primer", "PrimerConfig", "linear_configs"),
-            ("reformer", "reformer", "ReformerConfig", "clustered_configs"),
-            ("routing", "routing_attention", "RoutingAttentionConfig", "clustered_configs"),
+            ("reformer", "reformer", "ReformerConfig", "sparse_configs"),
+            ("routing", "routing_attention", "RoutingAttentionConfig", "sparse_configs"),
             ("sliding_window", "sliding_window", "SlidingWindowConfig", "sparse_configs"),
             ("sparse", "sparse_transformer", "SparseTransformerConfig", "sparse_configs"),
-            ("top_k", "top_k", "TopKConfig", "clustered_configs"),
+            ("top_k", "top_k", "TopKConfig", "sparse_configs"),
         )
     },
     **{
@@ -126,6 +126,8 @@ MixerClass = TypeVar("MixerClass", bound="type[Mixer]")
 
 def register_mixer(mixer: MixerClass) -> MixerClass:
     """Register a mixer under the `kind` of its configuration. A class decorator.
+
+    Example::
 
         @register_mixer
         class Sharp(Mixer):

@@ -30,8 +30,7 @@ from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
 from train.recovery.config import RecoveryConfig
-from train.recovery.monitor import Anomaly
-from train.recovery.rollback import plan_rollback
+from train.recovery.rollback import Anomaly, plan_rollback
 from train.recovery.rollback_record import RollbackRecord
 from train.run import read_auto_choices, read_experiment, read_final_metrics
 from train.run_folder.folder import RunFolder

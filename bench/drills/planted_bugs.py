@@ -103,7 +103,7 @@ BUGS = (
     ),
     Bug(
         "merged attention that forgets the maximum it subtracted",
-        "transformer/attention/backends/merge.py",
+        "transformer/attention/backends/tiling.py",
         "jnp.log(safe_total) + maximum",
         "jnp.log(safe_total)",
         "transformer/attention/backends",
@@ -124,7 +124,7 @@ BUGS = (
     ),
     Bug(
         "a load-balancing loss that ignores the choices",
-        "transformer/layers/moe_routing.py",
+        "transformer/layers/moe_dispatch.py",
         "jnp.sum(assigned * probability, axis=-1)",
         "jnp.sum(probability * probability, axis=-1)",
         "transformer/layers/test_moe_routing.py transformer/layers/test_moe.py",

@@ -20,8 +20,7 @@ from bench.studies.record import RESULTS, markdown_table, run_study, single_run,
 from configs.versus import EXPERIMENTS
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
-from train.scaling.design import model_of_width
-from train.scaling.rules import LearningRateRule, SizeRules, with_learning_rate
+from train.scaling.design import LearningRateRule, SizeRules, model_of_width, with_learning_rate
 from train.sweep.grid import run_name
 from train.sweep.queue import run_sweep
 

@@ -26,8 +26,7 @@ from configs.versus import EXPERIMENTS
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.run import Run
-from train.scaling.design import model_of_width
-from train.scaling.rules import SizeRules
+from train.scaling.design import SizeRules, model_of_width
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.queue import run_sweep
 from train.tasks.language_model import LanguageModelTask

@@ -35,9 +35,13 @@ from bench.studies.record import (
 from configs.versus import CHANGES, EXPERIMENTS
 from train.experiment import CheckpointConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.scaling.design import count_without_embeddings, model_of_width, with_model_and_tokens
+from train.scaling.design import (
+    SizeRules,
+    count_without_embeddings,
+    model_of_width,
+    with_model_and_tokens,
+)
 from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, fit_power_law
-from train.scaling.rules import SizeRules
 from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun
 

@@ -52,6 +52,11 @@ def test_tasks_that_reject_causal_models(tmp_path: Path) -> None:
         dataclasses.replace(classifier, task=Classification(), **causal)
 
 
+def test_word_dropout_is_refused_where_the_first_token_is_pooled(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"task\.word_dropout: would drop the first token"):
+        dataclasses.replace(tiny_classifier(tmp_path), task=Classification(word_dropout=0.1))
+
+
 @pytest.mark.parametrize("setting", [{"stride": 3}, {"compression_baselines": True}])
 def test_text_only_settings(tmp_path: Path, setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"evaluation.{next(iter(setting))}: is for text alone"):

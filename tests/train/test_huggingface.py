@@ -11,7 +11,8 @@ from tokenizers import models, pre_tokenizers
 
 from train.cli.main import main
 from train.errors import UserError
-from train.huggingface import export_run, import_model
+from train.huggingface import import_model
+from train.huggingface_export import export_run
 from train.run import load, sample
 
 FIXTURE = Path(__file__).parents[1] / "transformer" / "interop" / "fixtures" / "gpt2-tied"

@@ -22,7 +22,7 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, Sam
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import compute_goodput, read_time_records
-from transformer.attention.variants.clustered_configs import ReformerConfig
+from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.config import BlockConfig
 
 STEPS = 12

@@ -23,16 +23,17 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.base import mixer_class
-from transformer.attention.variants.clustered_configs import ReformerConfig, TopKConfig
 from transformer.attention.variants.linear_configs import PerformerConfig
 from transformer.attention.variants.sparse_configs import (
     BigBirdConfig,
+    ReformerConfig,
     SlidingWindowConfig,
     SparseTransformerConfig,
+    TopKConfig,
 )
 from transformer.attention_maps import AttentionMap, attention_maps
 from transformer.inspection import layer_values
-from transformer.testing.oracle import projections
+from transformer.testing.trial import projections
 
 WIDTH, LENGTH, VOCABULARY = 12, 11, 17
 FULL = AttentionConfig(num_heads=3)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.config.io import non_resumable_fields
-from train.data.python_library import LIBRARY_PATH
+from train.data.text_files import LIBRARY_PATH
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.experiment import Experiment

@@ -6,6 +6,7 @@ What computes is imported inside the verbs, so that `CONFIG --help` loads no JAX
 import dataclasses
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, TypeVar
@@ -22,6 +23,7 @@ from train.cli.parsing import (
     select_kinds,
 )
 from train.config.registry import find_experiment
+from train.data.config import SourceConfig, TextDataConfig
 from train.estimate.candidate import PlanOptions
 from train.experiment import Experiment
 
@@ -59,10 +61,28 @@ def parse_config_verb(
     """
     name = pop_positional(arguments, "CONFIG", verb)
     with as_usage_errors():
-        experiment, left = select_kinds(find_experiment(name), arguments)
+        experiment = with_listed_sources(find_experiment(name), arguments)
+        experiment, left = select_kinds(experiment, arguments)
         default = with_defaults(experiment)
         more = f"{extra_help}\n\n{kinds_help(experiment)}".strip()
         return parse(type(default), left, verb=f"{verb} {name}", default=default, extra_help=more)
+
+
+def with_listed_sources(experiment: Experiment, arguments: list[str]) -> Experiment:
+    """Return the experiment with as many `data.sources` as the flags `--data.sources.N...` name.
+
+    tyro parses the fields of the sources that are there. The first sources of an experiment take
+    the place of its path.
+    """
+    data = experiment.data
+    found = (re.match(r"--data[.]sources[.](\d{1,3})[.]", each) for each in arguments)
+    count = max((int(each[1]) + 1 for each in found if each), default=0)
+    if not isinstance(data, TextDataConfig) or count <= len(data.sources):
+        return experiment
+    sources = (*data.sources, *[SourceConfig()] * (count - len(data.sources)))
+    if not data.sources:
+        data = dataclasses.replace(data, path="", validation_path="", test_path="")
+    return dataclasses.replace(experiment, data=dataclasses.replace(data, sources=sources))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +96,9 @@ class FitArguments:
     """Folder of a run to start with the weights and the tokenizer of. Not read on resume."""
     init_only: str = ""
     """With --init-from: tree paths of the weights to take, as layers or '*/mixer/*'."""
+    init_adapter: str = ""
+    """With --init-from: folder of a LoRA adapter of PEFT to start with; it gives the settings of
+    --lora."""
     quiet: bool = False
     """Print no progress."""
 
@@ -98,6 +121,7 @@ def run_fit(arguments: list[str]) -> int:
             given.workdir,
             init_from=given.init_from,
             init_only=given.init_only,
+            init_adapter=given.init_adapter,
             quiet=quiet,
             start_time=process_start_time(),
         )

@@ -1,10 +1,11 @@
-"""Verbs between this library and Hugging Face: `import` and `export`.
+"""Verbs that convert weights: `import` and `export` (Hugging Face), and `merge` (LoRA).
 
 What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
 import dataclasses
 import json
+from typing import Literal
 
 from train.cli.parsing import parse, pop_json_flag, pop_positional
 from train.errors import UsageError
@@ -20,6 +21,8 @@ class ImportArguments:
     """Data to evaluate on (`data.path` of the run's settings)."""
     precision: str = "float32"
     """Precision policy of the run; weights are cast to the dtype of its parameters."""
+    adapter: str = ""
+    """Folder of a LoRA adapter of PEFT for the model."""
 
 
 def run_import(arguments: list[str]) -> int:
@@ -31,7 +34,13 @@ def run_import(arguments: list[str]) -> int:
         raise UsageError("import: --workdir is missing; give the folder of the run to make")
     from train.huggingface import import_model
 
-    folder = import_model(source, given.workdir, data_path=given.data, precision=given.precision)
+    folder = import_model(
+        source,
+        given.workdir,
+        data_path=given.data,
+        precision=given.precision,
+        adapter=given.adapter,
+    )
     print(json.dumps({"workdir": str(folder.path)}) if json_wanted else f"imported: {folder.path}")
     return 0
 
@@ -48,6 +57,9 @@ class ExportArguments:
     """float32, float16 or bfloat16; default: the dtype of the run's parameters."""
     max_shard_megabytes: int = 5000
     """Size above which the weights are split into several files."""
+    weights: Literal["merged", "adapter", "base"] = "merged"
+    """Of a LoRA run: all weights with the adapter merged, the adapter alone for PEFT, or the
+    weights that it adapts."""
 
 
 def run_export(arguments: list[str]) -> int:
@@ -57,7 +69,7 @@ def run_export(arguments: list[str]) -> int:
     given = parse(ExportArguments, arguments, verb="export W")
     if not given.output:
         raise UsageError("export: --output is missing; give the folder to write")
-    from train.huggingface import export_run
+    from train.huggingface_export import export_run
 
     model_type = export_run(
         workdir,
@@ -65,7 +77,33 @@ def run_export(arguments: list[str]) -> int:
         family=given.family,
         dtype=given.dtype,
         max_shard_bytes=given.max_shard_megabytes * 1_000_000,
+        weights=given.weights,
     )
     record = {"output": given.output, "model_type": model_type}
     print(json.dumps(record) if json_wanted else f"exported as {model_type}: {given.output}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeArguments:
+    """Write the merged weights of a LoRA run to the folder of an ordinary run."""
+
+    workdir: str = ""
+    """Folder of the new run."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+def run_merge(arguments: list[str]) -> int:
+    """Merge a LoRA run; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    source = pop_positional(arguments, "W", "merge")
+    given = parse(MergeArguments, arguments, verb="merge W")
+    if not given.workdir:
+        raise UsageError("merge: --workdir is missing; give the folder of the new run")
+    from train.lora.export import merge_run
+
+    run = merge_run(source, given.workdir, step=given.step)
+    shown = str(run.folder.path)
+    print(json.dumps({"workdir": shown}) if json_wanted else f"merged weights in {shown}")
     return 0

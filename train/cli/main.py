@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-from train.cli.own_packages import program_name
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
+from train.runtime.startup import program_name
 
 
 class Verb(NamedTuple):
@@ -41,15 +41,17 @@ VERBS = {
     "attention": Verb(
         "W --text TEXT [--target TEXT] --output FILE.html",
         "an interactive page of every attention head over a text, or a figure (.png)",
-        "visual_verbs",
+        "run_verbs",
     ),
     "report": Verb(
         "W [W2 ...] --output FILE.html",
         "one page of a run, or of several compared: curves, events, samples, time, settings",
-        "visual_verbs",
+        "run_verbs",
     ),
     "merge": Verb(
-        "W --workdir W2", "write the merged weights of a LoRA run as an ordinary run", "lora_verbs"
+        "W --workdir W2",
+        "write the merged weights of a LoRA run as an ordinary run",
+        "interop_verbs",
     ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
@@ -73,12 +75,12 @@ VERBS = {
         "sweep_verbs",
     ),
     "import": Verb(
-        "SOURCE --workdir W [--data PATH] [--precision P]",
+        "SOURCE --workdir W [--data PATH] [--precision P] [--adapter DIR]",
         "make a run of a Hugging Face model: a local folder, or a name on the hub",
         "interop_verbs",
     ),
     "export": Verb(
-        "W --output DIR [--dtype D] [--family F]",
+        "W --output DIR [--dtype D] [--family F] [--weights merged|adapter|base]",
         "write a run as a folder that Hugging Face transformers opens",
         "interop_verbs",
     ),
@@ -93,7 +95,9 @@ VERBS = {
         "write a commented config of your own, which fit FILE trains",
         "start_verbs",
     ),
-    "completion": Verb("SHELL", "print a script that completes verbs in bash or zsh", "completion"),
+    "completion": Verb(
+        "SHELL", "print a script that completes verbs in bash or zsh", "start_verbs"
+    ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
 """All verbs, in the order of the help text."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from train.cli.own_packages import program_name
 from train.config.io import classes_by_kind, has_kind_field
 from train.errors import UsageError
+from train.runtime.startup import program_name
 
 if TYPE_CHECKING:
     from transformer.precision import Precision

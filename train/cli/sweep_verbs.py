@@ -15,7 +15,7 @@ from train.cli.config_verbs import parse_config_verb
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.scaling.rules import LearningRateRule, SizeRules, resolve_rule
+from train.scaling.design import LearningRateRule, SizeRules, resolve_rule
 
 if TYPE_CHECKING:
     from train.scaling.design import SizedRun
@@ -69,10 +69,9 @@ def run_sweep(arguments: list[str]) -> int:
     if not assignments and given.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
     from train.sweep import queue
-    from train.sweep.figure import plot_sweep
     from train.sweep.folder import SweepFolder
     from train.sweep.grid import expand_grid, parse_grid
-    from train.sweep.summary import print_summary, summarize
+    from train.sweep.summary import plot_sweep, print_summary, summarize
 
     grid = parse_grid(assignments, given.experiment)
     runs = expand_grid(grid, given.seeds, given.experiment, lambda flags: build(flags).experiment)
@@ -131,7 +130,7 @@ class FitOptions:
 
     def budgets(self) -> list[float]:
         """Return the budgets as numbers."""
-        from train.scaling.numbers import parse_counts
+        from train.scaling.design import parse_counts
 
         return parse_counts(self.budget, "--budget") if self.budget else []
 
@@ -214,7 +213,7 @@ def _run_scaling_sweep(given: ScalingArguments, json_wanted: bool) -> int:
         else:
             print_design(sized)
         return 0
-    from train.scaling.report import write_report
+    from train.scaling.figure import write_report
     from train.scaling.tables import print_analysis
     from train.sweep import queue
 
@@ -252,8 +251,7 @@ def _design(given: ScalingArguments) -> "list[SizedRun]":
         raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
     if not given.tokens and not given.flops:
         raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
-    from train.scaling.design import design_runs, model_of_size, model_of_width
-    from train.scaling.numbers import parse_counts
+    from train.scaling.design import design_runs, model_of_size, model_of_width, parse_counts
 
     sizes = parse_counts(given.sizes or given.widths, "--sizes" if given.sizes else "--widths")
     tokens = parse_counts(given.tokens, "--tokens") if given.tokens else []
@@ -284,7 +282,7 @@ def _fit_csv(given: CsvArguments, json_wanted: bool) -> int:
     analysis = fit_csv(given.from_csv, given.budgets(), given.bootstrap_samples)
     found = analysis.as_dict()
     if given.workdir:
-        from train.scaling.report import write_report
+        from train.scaling.figure import write_report
 
         write_report(analysis, given.workdir)
     if json_wanted:

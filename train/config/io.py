@@ -9,6 +9,7 @@ mixers, tasks, datasets, optimizers and schedules (`OPEN_PARTS`).
 import dataclasses
 import functools
 import json
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union, get_args, get_origin
@@ -63,8 +64,11 @@ RESUMABLE_FIELDS = (
 """Prefixes of the fields that may change when a run is resumed. The new value holds from there on.
 Data paths may change too: a digest of the data tells whether they are the same."""
 
-RESUMABLE_MIXER_FIELDS = (".redraw_index",)
-"""Suffixes of mixer fields that may change: random features are drawn anew from the new value."""
+RESUMABLE_IN_TUPLES = re.compile(
+    r".*\.redraw_index|data\.sources\.\d+\.(validation_|test_)?path", re.ASCII
+)
+"""Fields of tuples that may change: random features of a mixer are drawn anew from the new value,
+and the paths of the sources of data are as `data.path`."""
 
 STATE_SHAPE_FIELDS = ("optimizer.kind", "optimizer.momentum", "ema.decay")
 """Exceptions among the resumable fields: they decide which arrays the state has. A kind must not
@@ -180,7 +184,7 @@ def non_resumable_fields(experiment: Experiment) -> dict[str, Any]:
     return {
         name: value
         for name, value in flatten_experiment(experiment).items()
-        if not name.startswith(resumable) and not name.endswith(RESUMABLE_MIXER_FIELDS)
+        if not name.startswith(resumable) and not RESUMABLE_IN_TUPLES.fullmatch(name)
     }
 
 
@@ -192,7 +196,7 @@ def forbidden_changes(differences: dict[str, tuple[Any, Any]]) -> dict[str, tupl
 def _may_change(name: str, old: Any, new: Any) -> bool:
     if name in STATE_SHAPE_FIELDS and (isinstance(old, str) or bool(old) != bool(new)):
         return False
-    return name.startswith(RESUMABLE_FIELDS) or name.endswith(RESUMABLE_MIXER_FIELDS)
+    return name.startswith(RESUMABLE_FIELDS) or bool(RESUMABLE_IN_TUPLES.fullmatch(name))
 
 
 def classes_by_kind(hint: Any) -> Mapping[str, type]:

@@ -1,12 +1,16 @@
-"""Experiments by name: the files of `configs/`, or a Python file of the user."""
+"""Experiments by name: the files of `configs/`, or a Python file of the user, written here too."""
 
 import dataclasses
 import importlib
+import json
+import pathlib
 import pkgutil
+import re
+from importlib import resources
 from types import ModuleType
 
 from train.config.plugins import import_file
-from train.errors import UsageError
+from train.errors import UsageError, as_user_error
 from train.experiment import Experiment
 
 
@@ -88,3 +92,46 @@ def _import_shipped(file: str) -> ModuleType:
             "or give the path of a .py file"
         )
     return importlib.import_module(f"configs.{file}")
+
+
+TEMPLATE = "new_config.py.template"
+"""File beside this module: the text of a config, in which `write_config` fills names."""
+
+EXAMPLE_DATA = "python:library"
+"""Text that every Python carries, so that a new config can be tried at once."""
+
+
+def write_config(file: str, data: str = "") -> None:
+    """Write a config file for a language model on text.
+
+    Args:
+      file: Path of a .py file that does not exist yet.
+      data: File, folder or pattern of text; empty: `EXAMPLE_DATA`.
+
+    Raises:
+      UserError: The file exists, has another ending, or cannot be written.
+    """
+    path = pathlib.Path(file)
+    if path.suffix != ".py":
+        raise UsageError(f"init {file}: is no .py file; give a name such as {path.stem}.py")
+    name = re.sub(r"\W+", "_", path.stem).strip("_") or "mine"
+    source = data or EXAMPLE_DATA
+    text = (resources.files(__package__) / TEMPLATE).read_text(encoding="utf-8")
+    filled = text.format(
+        docstring=f"{name}: a language model of my own.",
+        file=_in_docstring(file),
+        name=json.dumps(name),
+        path=json.dumps(source, ensure_ascii=False),  # a string of Python too
+        prompt=json.dumps("The " if data else "def "),
+    )
+    with as_user_error(file):
+        try:
+            with path.open("x", encoding="utf-8") as created:
+                created.write(filled)
+        except FileExistsError:
+            raise UsageError(f"init {file}: exists already; give another name") from None
+
+
+def _in_docstring(file: str) -> str:
+    """Return a path as a docstring can hold it."""
+    return file.replace("\\", "/").replace('"', "'")

@@ -112,7 +112,13 @@ class TextTrainingBatches:
     def rows(self, cursor: int, start: int, stop: int) -> HostBatch:
         """Return rows ``start`` to ``stop`` of ``self[cursor]``."""
         first = cursor * self.batch_size
-        examples = np.arange(first + start, first + stop)
+        return self.examples(np.arange(first + start, first + stop))
+
+    def examples(
+        self,
+        examples: np.ndarray,  # [B] int64
+    ) -> HostBatch:
+        """Return the windows of these examples, with the arrays of a batch."""
         batch = self._windows.cut(np.array([self._begin(int(example)) for example in examples]))
         batch["weights"] = np.ones(batch["targets"].shape, np.float32)
         batch["examples"] = example_ids(examples)

@@ -1,10 +1,13 @@
 """Settings of the data: the interface of all kinds, tokenizers, and running text.
 
+Several sources of running text are in `TextDataConfig.sources` and `TextDataConfig.streaming`.
+
 Imports nothing heavy: the command line reads this module for `--help`.
 """
 
 import abc
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args
 
@@ -204,6 +207,88 @@ class ArrayDataConfig(DataConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class SourceConfig:
+    """One of several sources of running text that are mixed. Paths are as in `TextDataConfig`."""
+
+    path: str = ""
+    """Training text. Held-out text is taken from it unless validation_path is set."""
+
+    name: str = ""
+    """Name of the source in metrics: letters, digits, and any of . _ -. Empty: the last part of the
+    path, without its endings."""
+
+    weight: float = 1.0
+    """Share of the training tokens, relative to the weights of the other sources. Positive."""
+
+    validation_path: str = ""
+    """Validation text. Empty: held out of path."""
+
+    test_path: str = ""
+    """Test text. Empty: no test split of this source."""
+
+    text_field: str = "text"
+    """JSON lines and Parquet: name of the field or column that holds a document's text."""
+
+    max_bytes: int = 0
+    """Maximum number of bytes of text to read from each path. 0: all of it. Not for streams."""
+
+    max_epochs: int = 0
+    """Passes over the source after which training stops with an error. 0: no limit."""
+
+    def __post_init__(self) -> None:
+        require_types(self, "data.sources")
+        require(
+            0 < self.weight < float("inf"),
+            f"data.sources.weight: {self.weight} is no share of the tokens; give a positive "
+            "number, or leave the source out",
+        )
+        require(
+            re.fullmatch(r"[\w.-]*", self.name) is not None,
+            f"data.sources.name: {self.name!r} is no name of a metric; give letters, digits and "
+            "any of . _ -",
+        )
+        require(
+            bool(self.text_field),
+            "data.sources.text_field: is empty; name the JSON field of the text",
+        )
+        for name in ("max_bytes", "max_epochs"):
+            require(
+                getattr(self, name) >= 0,
+                f"data.sources.{name}: {getattr(self, name)} is negative; give 0 for no limit",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamingConfig:
+    """Training text that is read while the run trains, never whole."""
+
+    enabled: bool = False
+    """Read the training text document by document, tokenize it on the way, and keep none of it on
+    disk. For data larger than the disk or the memory. The paths hold JSON lines (.jsonl, .ndjson;
+    also .gz, .zst) or Parquet, local or remote (also https://)."""
+
+    shuffle_window: int = 4096
+    """Documents that are read ahead and shuffled. 1: the order of the files."""
+
+    readers: int = 1
+    """Readers of each source, each with its part of the files and of the rows of a batch. It
+    divides the batch size. A host runs the readers of its rows: with as many readers as hosts, each
+    file is read by one host. The data do not depend on the number of hosts."""
+
+    validation_documents: int = 1000
+    """Documents, from the start of the first file, that are held out unless there is a
+    validation_path."""
+
+    def __post_init__(self) -> None:
+        require_types(self, "data.streaming")
+        for name in ("shuffle_window", "readers", "validation_documents"):
+            require(
+                getattr(self, name) >= 1,
+                f"data.streaming.{name}: {getattr(self, name)} is too small; give 1 or more",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class TextDataConfig(DataConfig):
     """Running text: the files to read, the held-out part, and the length of windows.
 
@@ -225,6 +310,12 @@ class TextDataConfig(DataConfig):
 
     test_path: str = ""
     """Test text. Empty: no test split."""
+
+    sources: tuple[SourceConfig, ...] = ()
+    """Several sources, mixed by weight, in place of path, validation_path and test_path."""
+
+    streaming: StreamingConfig = StreamingConfig()
+    """Reading of data that are larger than the disk or the memory."""
 
     text_field: str = "text"
     """JSON lines: name of the field that holds a document's text."""
@@ -280,3 +371,8 @@ class TextDataConfig(DataConfig):
     @property
     def has_segments(self) -> bool:
         return self.document_masking
+
+    @property
+    def is_mixed(self) -> bool:
+        """True for several sources, and for streams."""
+        return bool(self.sources) or self.streaming.enabled

@@ -4,19 +4,24 @@ import dataclasses
 import functools
 import hashlib
 import json
-import lzma
 import pathlib
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from train.data.config import TextDataConfig
+from train.data.compression import compressed_bits_per_byte
+from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.data.files import TextFile, find_files
-from train.data.python_library import LIBRARY_PATH, library_documents, library_files
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
-from train.data.text_files import Document, read_documents, truncate_documents
+from train.data.text_files import (
+    LIBRARY_PATH,
+    Document,
+    library_documents,
+    library_files,
+    read_documents,
+    truncate_documents,
+)
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
@@ -47,7 +52,8 @@ class TextSource:
         if self.path == LIBRARY_PATH:
             documents = library_documents(self.files)
         else:
-            documents = read_documents(self.files, text_field=self.text_field)
+            setting = f"{self.setting.rpartition('.')[0]}.text_field"
+            documents = read_documents(self.files, text_field=self.text_field, setting=setting)
         is_empty = True
         for document in truncate_documents(documents, self.max_bytes):
             is_empty = False
@@ -147,7 +153,13 @@ class TextSplits:
       names: The splits: "train", "validation" and, if it is configured, "test".
     """
 
-    def __init__(self, config: TextDataConfig):
+    def __init__(self, config: TextDataConfig, section: str = "data"):
+        """Find the files.
+
+        Args:
+          config: Paths and splits.
+          section: Name of the settings that hold the paths, for error messages.
+        """
         self._config = config
         if config.has_own_examples:
             own = [each for each in SPLITS if config.read_split(each) is not None]
@@ -158,7 +170,10 @@ class TextSplits:
             return
         self._sources = {
             split: TextSource.find(
-                f"data.{setting}", path, text_field=config.text_field, max_bytes=config.max_bytes
+                f"{section}.{setting}",
+                path,
+                text_field=config.text_field,
+                max_bytes=config.max_bytes,
             )
             for split, setting, path in (
                 ("train", "path", config.path),
@@ -289,8 +304,8 @@ def prepare_tokenizer(config: TextDataConfig) -> Tokenizer:
     if (arrays := read_token_arrays(config)) is not None:
         return tokenizer_of_arrays(config, arrays)
     splits = TextSplits(config)
-    return _load_or_train_tokenizer(
-        config, splits, splits.fingerprint(), cache_folder(config.cache_dir)
+    return load_or_train_tokenizer(
+        config.tokenizer, splits, splits.fingerprint(), cache_folder(config.cache_dir)
     )
 
 
@@ -300,6 +315,7 @@ def prepare_text(
     tokenizer: Tokenizer | None = None,
     cache_dir: str | pathlib.Path | None = None,
     with_mask_token: bool = False,
+    section: str = "data",
 ) -> TextCorpus:
     """Read, split and tokenize the text that ``config`` names, or find it in the cache.
 
@@ -311,6 +327,7 @@ def prepare_text(
       tokenizer: Used instead of the one that ``config.tokenizer`` describes.
       cache_dir: Used instead of ``config.cache_dir``; a local folder.
       with_mask_token: Add a mask token to the tokenizer if it has none.
+      section: Name of the settings that hold the paths, for error messages.
 
     Raises:
       UserError: The text is missing, empty or damaged, or the cache cannot be written.
@@ -322,10 +339,10 @@ def prepare_text(
         tokenizer = tokenizer.with_mask_token() if with_mask_token else tokenizer
         return prepare_token_arrays(config, arrays, tokenizer)
     folder = cache_folder(str(cache_dir or config.cache_dir))
-    splits = TextSplits(config)
+    splits = TextSplits(config, section)
     sources = splits.fingerprint()
     if tokenizer is None:
-        tokenizer = _load_or_train_tokenizer(config, splits, sources, folder)
+        tokenizer = load_or_train_tokenizer(config.tokenizer, splits, sources, folder)
     if with_mask_token:
         tokenizer = tokenizer.with_mask_token()
     entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
@@ -336,11 +353,33 @@ def prepare_text(
     return TextCorpus(tokenizer, streams, digest, splits)
 
 
-def _load_or_train_tokenizer(
-    config: TextDataConfig, splits: TextSplits, sources: dict[str, object], folder: pathlib.Path
+class DocumentSplits(Protocol):
+    """Documents of several splits, by name."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The splits."""
+        ...
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yield the documents of a split."""
+        ...
+
+
+def load_or_train_tokenizer(
+    settings: TokenizerConfig,
+    splits: DocumentSplits,
+    sources: dict[str, object],
+    folder: pathlib.Path,
 ) -> Tokenizer:
-    """Return the configured tokenizer, trained on the training split unless it is cached."""
-    settings = config.tokenizer
+    """Return the configured tokenizer, trained on the training split unless it is cached.
+
+    Args:
+      settings: Settings of the tokenizer.
+      splits: Texts to train it on.
+      sources: Fingerprint of the texts.
+      folder: Cache.
+    """
     if settings.kind == "file":
         return Tokenizer.load(settings.path)
     # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
@@ -370,30 +409,3 @@ def _is_complete(folder: pathlib.Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)
-
-
-class _Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
-
-    def flush(self) -> bytes: ...
-
-
-_GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trailer
-
-
-def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
-    """Return the bits per byte that `gzip -9` and `xz -9` need for the texts as one file."""
-    compressors: dict[str, _Compressor] = {
-        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, _GZIP_CONTAINER),
-        "xz -9": lzma.LZMACompressor(preset=9),
-    }
-    sizes = dict.fromkeys(compressors, 0)
-    total = 0
-    for text in texts:
-        encoded = text.encode()
-        total += len(encoded)
-        for name, compressor in compressors.items():
-            sizes[name] += len(compressor.compress(encoded))
-    for name, compressor in compressors.items():
-        sizes[name] += len(compressor.flush())
-    return {name: 8 * size / total for name, size in sizes.items()}

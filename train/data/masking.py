@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from train.data.batches import TextEvaluationBatches, TextTrainingBatches
+from train.data.mixing import MixedBatches
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 
@@ -110,7 +111,7 @@ class Masking:
 class MaskedTrainingBatches:
     """Training batches of windows with hidden tokens."""
 
-    batches: TextTrainingBatches
+    batches: TextTrainingBatches | MixedBatches
     masking: Masking
 
     def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:

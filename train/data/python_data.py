@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.config import PYTHON_DATA_PREFIX, DataConfig, TextDataConfig
+from train.data.config import PYTHON_DATA_PREFIX, DataConfig, StreamingConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -77,9 +77,10 @@ def hold_data(
         raise UserError("data: has texts and arrays of token ids; give one of them")
     held = PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
     held = _held.setdefault(held.path, held)
-    named: Any = dataclasses.replace(
-        config, **{"path": held.path, "validation_path": "", "test_path": ""}
-    )
+    paths: dict[str, Any] = {"path": held.path, "validation_path": "", "test_path": ""}
+    if isinstance(config, TextDataConfig):
+        paths |= {"sources": (), "streaming": StreamingConfig()}
+    named: Any = dataclasses.replace(config, **paths)
     return dataclasses.replace(experiment, data=named), held
 
 

@@ -1,9 +1,17 @@
-"""Reading of text files: documents of plain text or JSON lines, and lines; gzip or not."""
+"""Reading of text files: documents of plain text or JSON lines, and lines; gzip or not.
+
+`python:library` names a corpus that every Python contains: its help topics and the source of its
+standard library. It is real text and real code, and needs no network.
+"""
 
 import contextlib
 import gzip
+import importlib
 import io
 import json
+import pathlib
+import sys
+import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
@@ -37,18 +45,21 @@ class Document(NamedTuple):
     text: str
 
 
-def read_documents(files: Iterable[TextFile], *, text_field: str = "text") -> Iterator[Document]:
+def read_documents(
+    files: Iterable[TextFile], *, text_field: str = "text", setting: str = "data.text_field"
+) -> Iterator[Document]:
     """Yield the documents of the files, in order, except those without text.
 
     Args:
       files: Plain text (one document each) or JSON lines (one document a line).
       text_field: Field of a JSON line that holds the text.
+      setting: Name of the setting of text_field, for error messages.
 
     Raises:
       UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
     """
     for file in files:
-        for document in _read(file, text_field):
+        for document in _read(file, text_field, setting):
             if document.text:
                 yield document
 
@@ -70,11 +81,11 @@ def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterato
         return
 
 
-def _read(file: TextFile, field: str) -> Iterator[Document]:
+def _read(file: TextFile, field: str, setting: str) -> Iterator[Document]:
     plain_name = file.name.removesuffix(".gz")
     with open_decompressed(file) as stream:
         if plain_name.endswith(_JSON_LINES):
-            yield from _json_lines(stream, file, field)
+            yield from _json_lines(stream, file, field, setting)
         else:
             encoded = read_text(stream, file)
             yield Document(file.name, _decode(encoded, str(file.path)))
@@ -155,17 +166,28 @@ def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
         ) from error
 
 
-def _json_lines(stream: IO[bytes], file: TextFile, field: str) -> Iterator[Document]:
+def _json_lines(stream: IO[bytes], file: TextFile, field: str, setting: str) -> Iterator[Document]:
     offset = 0
     for number, line in enumerate(iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES), start=1):
         location = f"{file.path}:{number}"
         text = _decode(line, location, offset)
         offset += len(line)
         if text.strip():
-            yield Document(f"{file.name}:{number}", _field(text, field, location))
+            yield Document(f"{file.name}:{number}", field_of_line(text, field, location, setting))
 
 
-def _field(line: str, field: str, location: str) -> str:
+def field_of_line(line: str, field: str, location: str, setting: str) -> str:
+    """Return the text of one line of JSON.
+
+    Args:
+      line: The line.
+      field: Name of the field that holds the text.
+      location: Place of the line, for error messages.
+      setting: Name of the setting of field, for error messages.
+
+    Raises:
+      UserError: The line is not JSON, or has no text of this name.
+    """
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -178,12 +200,10 @@ def _field(line: str, field: str, location: str) -> str:
         )
     if field not in record:
         has = ", ".join(record) or "none"
-        raise UserError(f"{location}: has no field {field!r} (it has {has}); set data.text_field")
+        raise UserError(f"{location}: has no field {field!r} (it has {has}); set {setting}")
     text = record[field]
     if not isinstance(text, str):
-        raise UserError(
-            f"{location}: field {field!r} is not a text; set data.text_field to another"
-        )
+        raise UserError(f"{location}: field {field!r} is not a text; set {setting} to another")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -224,3 +244,61 @@ def _decode_line(encoded: bytes, encoding: str, file: TextFile) -> str:
             f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), or set "
             "data.encoding where there is one"
         ) from error
+
+
+LIBRARY_PATH = "python:library"
+
+
+# Not the library itself: other people's packages, tests, whole applications, tables that a
+# program wrote, and the topics, which are read as texts and not as the source that quotes them.
+_LEFT_OUT = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
+    | {"encodings", "pydoc_data"}
+)
+
+
+def library_files() -> tuple[TextFile, ...]:
+    """Return the source files of the standard library, sorted by name."""
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    files = (
+        TextFile(file.relative_to(root).as_posix(), file)
+        for file in root.rglob("*.py")
+        if file.is_file()
+    )
+    return tuple(sorted(filter(_belongs, files), key=lambda file: file.name))
+
+
+def _belongs(file: TextFile) -> bool:
+    *folders, name = file.name.split("/")
+    generated = name.startswith("_sysconfigdata") or any(f.startswith("config-") for f in folders)
+    return not generated and not _LEFT_OUT.intersection(folders)
+
+
+def library_documents(files: tuple[TextFile, ...]) -> Iterator[Document]:
+    """Yield the help topics, then the files, except those that are not UTF-8.
+
+    Raises:
+      UserError: This Python was installed without them.
+    """
+    topics = _help_topics()
+    if not topics and not files:
+        raise UserError(
+            f"{LIBRARY_PATH}: {sys.executable} was installed without the source of its library; "
+            "give data.path a file or folder of text"
+        )
+    for name in sorted(topics):
+        yield Document(f"topics/{name}", topics[name])
+    for file in files:
+        with as_user_error(str(file.path)):
+            encoded = file.path.read_bytes()
+        try:
+            yield Document(file.name, encoded.decode())
+        except UnicodeDecodeError:
+            continue  # a few files keep the encoding of their time
+
+
+def _help_topics() -> dict[str, str]:
+    try:
+        return importlib.import_module("pydoc_data.topics").topics
+    except ImportError:
+        return {}

@@ -49,6 +49,7 @@ def load_eval_weights(
     step: int | None = None,
     average_checkpoints: int | None = None,
     check: Callable[[int, dict[str, Any]], None] | None = None,
+    merged: bool = True,
 ) -> EvalWeights:
     """Load the weights of a run to evaluate.
 
@@ -64,6 +65,8 @@ def load_eval_weights(
         it at multiples of `checkpoint.every`.
       check: Called with the step and the metadata of each checkpoint. It raises if the checkpoint
         is of another run.
+      merged: Add the low-rank updates of a LoRA run to its matrices. False: return the trainable
+        tree alone.
 
     Raises:
       UserError: A checkpoint is missing, too few can be averaged, or none is valid.
@@ -71,11 +74,11 @@ def load_eval_weights(
     for _ in range(_MAX_ATTEMPTS):
         before = checkpoints.steps()
         try:
-            return _load(checkpoints, engine, experiment, step, average_checkpoints, check)
+            return _load(checkpoints, engine, experiment, step, average_checkpoints, check, merged)
         except UserError:
             if set(before) <= set(checkpoints.steps()):  # nothing was deleted meanwhile
                 raise
-    return _load(checkpoints, engine, experiment, step, average_checkpoints, check)
+    return _load(checkpoints, engine, experiment, step, average_checkpoints, check, merged)
 
 
 def _load(
@@ -85,6 +88,7 @@ def _load(
     step: int | None,
     average: int | None,
     check: Callable[[int, dict[str, Any]], None] | None,
+    merged: bool,
 ) -> EvalWeights:
     if average is not None and average < 1:
         raise UsageError(f"average_checkpoints {average}: give 1 or more")
@@ -108,8 +112,8 @@ def _load(
         for each in steps:
             check(each, checkpoints.read_metadata(each))
     # A LoRA run averages A and B. Merging comes last, in the one place that all readers pass.
-    params = merged_params(engine, _restore_mean(checkpoints, engine, steps))
-    return EvalWeights(params, steps)
+    params = _restore_mean(checkpoints, engine, steps)
+    return EvalWeights(merged_params(engine, params) if merged else params, steps)
 
 
 def newest_valid_step(checkpoints: CheckpointManager) -> int:
@@ -160,7 +164,7 @@ def _restore_mean(checkpoints: CheckpointManager, engine: "Engine", steps: list[
 
 
 # One program for a whole tree. A program for each leaf would put as many in flight as the tree has
-# leaves, and several CPU devices can hold only a few (train/runtime/dispatch_limit.py).
+# leaves, and several CPU devices can hold only a few (train/engine.py).
 @functools.partial(jax.jit, donate_argnums=0)
 def _add(total: Any, other: Any) -> Any:
     return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, other)

@@ -2,15 +2,18 @@
 
 The run's checkpoints hold the adapter alone. `base/` makes the folder self-contained: it can be
 evaluated, resumed and merged without the run that the weights came from. Each checkpoint records
-the digest of the base that it was trained on.
+the digest of the base that it was trained on. A run can start with an adapter in PEFT's format.
 """
 
 import dataclasses
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from train.checkpoint.discovery import broadcast_integers
 from train.checkpoint.manager import CheckpointManager
@@ -20,7 +23,7 @@ from train.data.tokenizer import Tokenizer
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.config import NEW
+from train.lora.config import NEW, LoRAConfig
 from train.lora.layout import abstract_params
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
@@ -28,13 +31,18 @@ from train.tasks.registry import make_task
 from train.warm_start import WarmStart, WarmStartReport, chosen_names, merge_params
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.interop.errors import InteropError
+from transformer.interop.peft_reader import Adapter, read_adapter
+from transformer.models.base import Model
 from transformer.parameter_counts import abstract_parameters
 
 BASE_KEY = "base"
 """Key of the digest in a checkpoint's metadata."""
 
 _STEP = 0
-"""Step under which the base is saved, as a checkpoint with `params` alone."""
+"""Step under which the base is saved, as a checkpoint of `params` and `trainable`."""
+
+_START = "trainable"
 
 
 def resolve_lora(
@@ -42,6 +50,8 @@ def resolve_lora(
     previous: Experiment | None,
     warm_start: WarmStart | None,
     hardware: Hardware,
+    *,
+    init_adapter: str = "",
 ) -> Experiment:
     """Return the experiment with `new` in `lora.train_fully` replaced by the paths of weights.
 
@@ -50,11 +60,18 @@ def resolve_lora(
       previous: The settings of a run that is resumed; they hold the paths already.
       warm_start: The weights to adapt.
       hardware: The devices at hand.
+      init_adapter: Folder of PEFT with an adapter to start with, whose settings are taken.
 
     Raises:
-      UserError: There is nothing to adapt.
+      UserError: There is nothing to adapt, or the adapter does not fit.
     """
     lora = experiment.lora
+    if init_adapter and previous is not None:
+        return dataclasses.replace(experiment, lora=previous.lora)
+    if init_adapter and warm_start is not None:
+        model = make_task(experiment).make_model(hardware, unconstrained)
+        adapter = read_run_adapter(init_adapter, model, warm_start.model_type)
+        lora = adapter_settings(adapter, lora, init_adapter)
     if not lora.rank:
         return experiment
     if previous is not None:
@@ -97,16 +114,33 @@ def start_from_base(
     else:
         initial = _init_params(engine, seed)
         params, report = merge_params(initial, warm_start, tokenizer)
-        _save_base(folder, params)
     assert engine.lora is not None
     engine.frozen = engine.lora.freeze(params)
     trainable = engine.lora.replace_trained(state.params, params)
+    if warm_start is None:
+        trainable = load_start(folder, state.params)
+    elif warm_start.adapter:
+        adapter = read_run_adapter(warm_start.adapter, engine.model, warm_start.model_type)
+        trainable = replace_factors(trainable, adapter)
     # Copies: the step donates the state, and the EMA must not share its buffers.
     trainable = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), state.params, trainable)
     ema = state.ema
     if ema is not None:
         ema = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), ema, trainable)
+    if warm_start is not None:
+        save_base(folder, params, trainable)
     return state.replace(params=trainable, ema=ema), report
+
+
+def load_start(folder: RunFolder, trainable: Any) -> Any:
+    """Return the trainable tree before the first step, for a rollback to there.
+
+    Args:
+      folder: Folder of the run.
+      trainable: Tree of the same structure, shapes and placement.
+    """
+    with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
+        return checkpoints.restore_subtree(_STEP, _START, jax.tree.map(_abstract, trainable))
 
 
 def load_base(folder: RunFolder, engine: Engine) -> Any:
@@ -167,17 +201,56 @@ def _init_params(engine: Engine, seed: int) -> Any:
     return jax.block_until_ready(jax.jit(engine.model.init_params, out_shardings=shardings)(key))
 
 
-def _save_base(folder: RunFolder, params: Any) -> None:
-    """Write the base weights of a run that starts."""
+def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:
+    """Write the base weights of a run that starts, and the adapter that it starts with."""
     path = CheckpointManager(folder.base_weights, read_only=True).directory
     # Of a process that was killed before its first checkpoint.
     if jax.process_index() == 0 and path.exists():
         path.rmtree()
     broadcast_integers([])  # a barrier: no process saves before the old files are gone
     with CheckpointManager(folder.base_weights, asynchronous=False) as checkpoints:
-        checkpoints.save(_STEP, {"params": params}, {})
+        checkpoints.save(_STEP, {"params": params, _START: trainable}, {})
 
 
 def _copy_like(value: Any, leaf: Any) -> jax.Array:
     """Return a copy with the dtype and placement of `leaf`."""
     return jax.device_put(jax.numpy.array(value, leaf.dtype), leaf.sharding)
+
+
+def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def read_run_adapter(source: str, model: Model, model_type: str) -> Adapter:
+    """Read a folder of PEFT for the model of a run.
+
+    Raises:
+      UserError: It cannot be read, or does not fit the model.
+    """
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{source}: is no folder; give a folder with adapter_config.json")
+    try:
+        return read_adapter(folder, model, family=model_type)
+    except InteropError as error:
+        raise UserError(str(error)) from error
+
+
+def adapter_settings(adapter: Adapter, requested: LoRAConfig, source: str) -> LoRAConfig:
+    """Return the settings of a run that starts with an adapter.
+
+    Raises:
+      UserError: Another rank is requested.
+    """
+    rank = adapter.layout.rank
+    if requested.rank not in (0, rank):
+        raise UserError(f"lora.rank {requested.rank}: {source} has rank {rank}; leave it out")
+    names = (*adapter.trained, *(x for x in requested.train_fully if x not in adapter.trained))
+    return LoRAConfig(rank, adapter.alpha, adapter.targets, names)
+
+
+def replace_factors(trainable: Any, adapter: Adapter) -> Any:
+    """Return a trainable tree with the values of an adapter."""
+    flat = flatten_dict(trainable)
+    values = flatten_dict(adapter.trainable)
+    return unflatten_dict(flat | {path: jnp.asarray(values[path]) for path in values})

@@ -107,6 +107,18 @@ class RunFolder:
         return self.path / "base"
 
     @property
+    def pretrained(self) -> AnyPath:
+        """Small files of the Hugging Face model that the weights come from, if any."""
+        return self.path / "huggingface"
+
+    @property
+    def model_type(self) -> str:
+        """`model_type` of the Hugging Face model that the weights come from; empty if none."""
+        path = self.pretrained / "config.json"
+        found = read_json(path) if path.exists() else {}
+        return str(found.get("model_type", "")) if isinstance(found, dict) else ""
+
+    @property
     def rollback_record(self) -> AnyPath:
         """Rollbacks of the run (`train.recovery.rollback`)."""
         return self.path / "recovery.json"

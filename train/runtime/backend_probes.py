@@ -39,7 +39,7 @@ def _compile_splash() -> None:
 
 
 def _compile_cudnn() -> None:
-    from transformer.attention.backends.cudnn import attend_cudnn
+    from transformer.attention.backends.dispatch import attend_cudnn
 
     def attend(q: Any, k: Any, v: Any) -> jax.Array:
         return attend_cudnn(q, k, v, MaskPattern(causal=True), scale=1.0)

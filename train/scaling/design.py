@@ -8,7 +8,7 @@ warm-up:
 - Batches keep B0 rows, halved as often as a run would have fewer than `min_steps` steps.
 - The warm-up keeps its share W0 / S0 of the steps. Every run decays its learning rate to its own
   last step: a longer run's loss halfway is not that of a shorter run (Hoffmann et al. 2022).
-- Learning rate: see `train.scaling.rules`.
+- Learning rate: see `LearningRateRule`.
 
 N counts all parameters but the tables of tokens and positions and the output matrix (Kaplan et al.
 2020, section 2.1).
@@ -17,16 +17,81 @@ N counts all parameters but the tables of tokens and positions and the output ma
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from train.errors import UsageError
 from train.experiment import Experiment
+from train.optim.elementwise import Adam, AdamW
+from train.optim.muon import Muon
+from train.optim.schedules import ScheduleConfig
 from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
-from train.scaling.numbers import format_count
-from train.scaling.rules import SizeRules, with_learning_rate
 from train.sweep.grid import SweepRun, check_names
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.layers.config import FeedForwardConfig, MoEConfig
+
+LearningRateRule = Literal["auto", "mup", "inverse_sqrt_width", "constant"]
+"""Learning rate at width D, from lr0 at width D0.
+
+`mup` (Yang et al. 2022, table 8; adam and adamw): hidden matrices have lr0 D0 / D and start with
+a standard deviation of 1 / sqrt(fan-in), logits are multiplied by D0 / D, and all other weights
+have lr0. `inverse_sqrt_width`: lr0 sqrt(D0 / D). `constant`: lr0. `auto`: `mup` for adam and adamw,
+`constant` for muon, whose updates have the same size at every width, `inverse_sqrt_width` for
+others.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeRules:
+    """Rules that turn a size and a number of tokens into an experiment."""
+
+    lr_rule: LearningRateRule = "auto"
+    aspect_ratio: float = 0.0
+    """D / L; 0: that of the config."""
+    min_steps: int = 100
+    """Steps below which a run has smaller batches."""
+
+
+def with_learning_rate(
+    base: Experiment, model: TransformerConfig, rule: LearningRateRule
+) -> Experiment:
+    """Return the experiment of a model, with the learning rate of a rule.
+
+    Raises:
+      UsageError: The rule does not suit the optimizer or the schedule.
+    """
+    optimizer, schedule = base.optimizer, base.schedule
+    if not isinstance(schedule, ScheduleConfig) or not schedule.learning_rate:
+        raise UsageError(
+            "scaling: the rules change schedule.learning_rate, and the schedule of "
+            f"{base.name} has none; give --schedule.learning-rate"
+        )
+    ratio, rule = base.model.d_model / model.d_model, resolve_rule(rule, base)
+    if rule == "mup":
+        if not isinstance(optimizer, Adam | AdamW):
+            raise UsageError(
+                f"--lr-rule mup: is for adam and adamw, not for {optimizer.kind}; give "
+                "--optimizer.kind adamw, or another rule"
+            )
+        factor = optimizer.matrix_lr_factor * ratio
+        optimizer = dataclasses.replace(optimizer, matrix_lr_factor=factor)
+        initialization = dataclasses.replace(model.initialization, std=0.0)  # by fan-in
+        model = dataclasses.replace(
+            model, logit_scale=model.logit_scale * ratio, initialization=initialization
+        )
+    elif rule == "inverse_sqrt_width":
+        rate = schedule.learning_rate * math.sqrt(ratio)
+        schedule = dataclasses.replace(schedule, learning_rate=rate)
+    return dataclasses.replace(base, model=model, optimizer=optimizer, schedule=schedule)
+
+
+def resolve_rule(rule: LearningRateRule, base: Experiment) -> LearningRateRule:
+    """Return what the rule `auto` is for the optimizer of an experiment."""
+    if rule != "auto":
+        return rule
+    if isinstance(base.optimizer, Adam | AdamW):
+        return "mup"
+    return "constant" if isinstance(base.optimizer, Muon) else "inverse_sqrt_width"
+
 
 NOT_COUNTED = ("embedding", "positions", "output")
 """Parts of a model that N does not count."""
@@ -220,3 +285,36 @@ def with_model_and_tokens(
 def tokens_per_step(experiment: Experiment) -> int:
     """Return the tokens of a batch."""
     return experiment.batch_size * experiment.sequence_length
+
+
+_SUFFIXES = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def parse_counts(text: str, flag: str) -> list[float]:
+    """Return the numbers of a list such as `100k,1.5M,2e7`, in order and without duplicates.
+
+    Raises:
+      UsageError: An entry is not a positive number.
+    """
+    return list(dict.fromkeys(_parse_count(entry.strip(), flag) for entry in text.split(",")))
+
+
+def _parse_count(entry: str, flag: str) -> float:
+    scale = _SUFFIXES.get(entry[-1:], 1.0)
+    digits = entry[:-1] if scale != 1 else entry
+    try:
+        # Through one rounding of the decimal text: 1.1 * 1e6 is not 1100000.
+        value = float(digits) if scale == 1 else float(f"{digits}e{round(math.log10(scale))}")
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{flag} {entry}: is not a positive number; give one such as 500k or 2e6")
+    return value
+
+
+def format_count(value: float) -> str:
+    """Return a count with three significant digits and a suffix: 1.23M."""
+    for suffix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * scale:
+            return f"{float(f'{value / scale:.3g}'):g}{suffix}"
+    return f"{value:.3g}"

@@ -1,16 +1,20 @@
-"""The figure of Kaplan et al. 2020 (figure 1) from a sweep: loss against compute, data and size."""
+"""Figure of a scaling sweep, and the files of its analysis.
+
+The figure is that of Kaplan et al. 2020 (figure 1): loss against compute, data and size.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.data.files import AnyPath
-from train.run_folder.writing import write_atomically
-from train.scaling.analysis import Analysis, best_losses
-from train.scaling.numbers import format_count
+from train.data.files import AnyPath, expand_path
+from train.run_folder.writing import explain_write_errors, write_atomically
+from train.scaling.analysis import Analysis, best_losses, format_csv
+from train.scaling.design import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -105,3 +109,19 @@ def _label_losses(axes: Axes, loss: np.ndarray) -> None:
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("held-out loss (nats per token)")
+
+
+def write_report(analysis: Analysis, workdir: str) -> AnyPath:
+    """Write `runs.csv`, `scaling.json` and `scaling.png`; return the path of the figure.
+
+    Raises:
+      UserError: A file cannot be written.
+    """
+    folder = expand_path(workdir)
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "runs.csv", format_csv(analysis.runs))
+    write_atomically(folder / "scaling.json", json.dumps(analysis.as_dict(), indent=1) + "\n")
+    figure = folder / "scaling.png"
+    plot_scaling(analysis, figure)
+    return figure

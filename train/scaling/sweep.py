@@ -10,9 +10,8 @@ from rich.table import Table
 
 from train.errors import UsageError, UserError
 from train.scaling.analysis import MIN_RUNS, Analysis, analyze
-from train.scaling.design import SizedRun
+from train.scaling.design import SizedRun, format_count
 from train.scaling.laws import Runs
-from train.scaling.numbers import format_count
 from train.sweep.folder import RunResult
 
 

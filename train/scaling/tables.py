@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from train.scaling.analysis import CONSTANTS, Analysis, HeldOutPrediction, OptimumForBudget
+from train.scaling.design import format_count
 from train.scaling.laws import Interval
-from train.scaling.numbers import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

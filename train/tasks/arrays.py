@@ -19,9 +19,9 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
+from train.evaluation.metrics import max_eval_batches, mean_losses, round_up_batch_size
 from train.experiment import Experiment
 from train.tasks.base import Task
-from train.tasks.evaluation import max_eval_batches, mean_losses, round_up_batch_size
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer

@@ -34,7 +34,14 @@ from train.data.token_labels import (
     split_into_rows,
 )
 from train.data.tokenizer import Tokenizer
-from train.evaluation.metrics import are_span_tags, score_spans
+from train.evaluation.metrics import (
+    are_span_tags,
+    gather_to_host,
+    max_eval_batches,
+    mean_losses,
+    round_up_batch_size,
+    score_spans,
+)
 from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import (
@@ -48,15 +55,10 @@ from train.tasks.base import (
     token_inputs,
 )
 from train.tasks.config import Classification, Tagging
-from train.tasks.evaluation import (
-    gather_to_host,
-    max_eval_batches,
-    mean_losses,
-    round_up_batch_size,
-)
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
+from transformer.layers.basic import fold_in
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
 from transformer.models.base import LOGITS
 from transformer.models.heads import Classifier, Tagger
@@ -95,12 +97,14 @@ class LabelPredictionTask(Task):
         A batch has `tokens` and `segments` [B, T]. `targets` and `weights` are [B] for texts, and
         [B, T] for words, with weight 1 at the first token of each word.
         """
+        config = self.task_config
+        word_dropout = config.word_dropout if isinstance(config, Classification) else 0.0
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
-                segments=batch["segments"],
+                segments=drop_words(batch["segments"], word_dropout, dropout_rngs),
                 dropout_rngs=dropout_rngs,
                 outputs=LOGITS | requested_outputs(dropout_rngs),
             )
@@ -131,6 +135,27 @@ class LabelPredictionTask(Task):
         return bucket_by_rows(
             examples.lengths, batch_size=batch_size, max_buckets=self.data.max_buckets
         )
+
+
+WORD_DROPOUT_STREAM = 1 << 20
+"""Random stream of word dropout. A model's layers have the streams from 0 on."""
+
+
+def drop_words(
+    segments: jax.Array,  # [B, T] 0 is padding
+    rate: float,
+    dropout_rngs: jax.Array | None,  # [B] typed random keys; None: not training
+) -> jax.Array:  # [B, T]
+    """Return segments with each token turned into padding with probability `rate`.
+
+    No other token attends to it, pooling leaves it out, and the others keep their positions
+    (word dropout: Iyyer et al. 2015, section 2.3). A text that would lose all tokens keeps all.
+    """
+    if dropout_rngs is None or rate == 0:
+        return segments
+    draw = lambda key: jax.random.bernoulli(key, 1 - rate, segments.shape[1:])  # noqa: E731
+    kept = jax.vmap(draw)(fold_in(dropout_rngs, WORD_DROPOUT_STREAM)) * segments
+    return jnp.where(kept.any(axis=1, keepdims=True), kept, segments)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -115,13 +115,18 @@ class Classification(TaskConfig):
     num_labels: int = 0
     """Number of labels, C. 0: as many as the training data have."""
     pooling: Pooling = "first"
-    """Vector that the label is predicted from: of the first token (a start token), or the mean."""
+    """Vector that the label is predicted from: of the first token (a start token), or the mean or
+    the maximum over all tokens."""
     classifier_dropout: float = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
+    word_dropout: float = 0.0
+    """Probability that a token of a training text is left out: it is masked like padding, in
+    [0, 1) (Iyyer et al. 2015, section 2.3)."""
 
     def __post_init__(self) -> None:
         check_at_least("task.num_labels", self.num_labels, 0)
         check_fraction("task.classifier_dropout", self.classifier_dropout)
+        check_fraction("task.word_dropout", self.word_dropout)
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
@@ -129,6 +134,11 @@ class Classification(TaskConfig):
             raise UsageError(
                 "task.pooling first: the first token of a causal model sees no other; set "
                 "model.causal to False (--model.no-causal), or task.pooling to mean"
+            )
+        if self.word_dropout and self.pooling == "first":
+            raise UsageError(
+                "task.word_dropout: would drop the first token, whose vector is the text's; set "
+                "task.pooling to mean or max, or task.word_dropout to 0"
             )
 
 

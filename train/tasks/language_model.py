@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from train.data.batches import TextTrainingBatches
-from train.data.corpus import TextCorpus, prepare_text
+from train.data.corpus import TextCorpus
+from train.data.mixture import prepare_any_text
 from train.data.tokenizer import Tokenizer
+from train.evaluation.metrics import mean_losses, perplexity
 from train.step import Batch, LossFn
 from train.tasks.base import SampleOptions, TextCallback
-from train.tasks.evaluation import mean_losses, perplexity
-from train.tasks.text import TextTask
+from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
@@ -40,8 +40,8 @@ class LanguageModelTask(TextTask):
 
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
-    ) -> TextCorpus:
-        return prepare_text(self.data, tokenizer=tokenizer)
+    ) -> Any:
+        return prepare_any_text(self.data, tokenizer=tokenizer)
 
     def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
         return LanguageModel(self.experiment.model, hardware, constrain)
@@ -71,10 +71,10 @@ class LanguageModelTask(TextTask):
 
         return loss
 
-    def training_batches(self, corpus: TextCorpus) -> TextTrainingBatches:
+    def training_batches(self, corpus: AnyTextCorpus) -> TextBatches:
         return self.training_windows(corpus)
 
-    def evaluate(
+    def evaluate_source(
         self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a token, the perplexity, and the bits per byte of the text.

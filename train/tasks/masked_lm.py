@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.data.corpus import TextCorpus, prepare_text, prepare_tokenizer
+from train.data.corpus import TextCorpus
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
+from train.data.mixture import prepare_any_text, prepare_any_tokenizer
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.evaluation.metrics import mean_losses
 from train.step import Batch, LossFn
 from train.tasks.base import (
     ModelInputs,
@@ -23,8 +25,7 @@ from train.tasks.base import (
     token_inputs,
 )
 from train.tasks.config import MaskedLanguageModeling
-from train.tasks.evaluation import mean_losses
-from train.tasks.text import TextTask
+from train.tasks.text import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
@@ -66,9 +67,9 @@ class MaskedLanguageModelTask(TextTask):
 
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
-    ) -> TextCorpus:
-        tokenizer = tokenizer or prepare_tokenizer(self.data)
-        return prepare_text(self.data, tokenizer=tokenizer.with_mask_token())
+    ) -> Any:
+        tokenizer = tokenizer or prepare_any_tokenizer(self.data)
+        return prepare_any_text(self.data, tokenizer=tokenizer.with_mask_token())
 
     def make_model(
         self, hardware: Hardware, constrain: ActivationConstraint
@@ -115,11 +116,11 @@ class MaskedLanguageModelTask(TextTask):
             random_replace_prob=config.random_replace_prob,
         )
 
-    def training_batches(self, corpus: TextCorpus) -> MaskedTrainingBatches:
+    def training_batches(self, corpus: AnyTextCorpus) -> MaskedTrainingBatches:
         masking = self.make_masking(corpus.tokenizer, self.experiment.seed)
         return MaskedTrainingBatches(self.training_windows(corpus), masking)
 
-    def evaluate(
+    def evaluate_source(
         self, engine: "Engine", params: Any, corpus: TextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the loss, in nats a masked token, and the accuracy.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
@@ -14,14 +16,28 @@ from train.data.batches import (
 )
 from train.data.config import TextDataConfig
 from train.data.corpus import TextCorpus
+from train.data.mixing import MixedBatches
+from train.data.mixture import MixedCorpus, combine_metrics
+from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
 from train.tasks.base import Task, token_batch_shapes
-from train.tasks.evaluation import max_eval_batches, round_up_batch_size
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+
+AnyTextCorpus = TextCorpus | MixedCorpus
+"""One source of running text, or several."""
+
+TextBatches = TextTrainingBatches | MixedBatches
+"""Windows of one source of running text, or of several."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TextTask(Task):
-    """Task over windows of text. The best checkpoint is the one with the lowest loss."""
+    """Task over windows of text. The best checkpoint is the one with the lowest loss.
+
+    Subclasses define `evaluate_source`: the metrics of one source.
+    """
 
     experiment: Experiment
 
@@ -32,11 +48,43 @@ class TextTask(Task):
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return token_batch_shapes(batch_size, length)
 
-    def describe_training_data(self, corpus: TextCorpus) -> str:
+    def describe_training_data(self, corpus: AnyTextCorpus) -> str:
+        if isinstance(corpus, MixedCorpus):
+            return corpus.describe()
         return f"{len(corpus.split('train').tokens):,} tokens of text"
 
-    def training_windows(self, corpus: TextCorpus) -> TextTrainingBatches:
+    def evaluate(
+        self, engine: Engine, params: Any, corpus: AnyTextCorpus, split: str, *, full_split: bool
+    ) -> dict[str, float]:
+        """Return the metrics of a split, of the mixture and of each source if there are several."""
+        if isinstance(corpus, TextCorpus):
+            return self.evaluate_source(engine, params, corpus, split, full_split=full_split)
+        parts = corpus.parts(split)
+        metrics = {
+            source.name: self.evaluate_source(
+                engine, params, source.corpus, split, full_split=full_split
+            )
+            for source, _ in parts
+        }
+        if len(corpus.sources) == 1:
+            return metrics[parts[0][0].name]
+        return combine_metrics(metrics, {source.name: share for source, share in parts})
+
+    @abc.abstractmethod
+    def evaluate_source(
+        self, engine: Engine, params: Any, corpus: TextCorpus, split: str, *, full_split: bool
+    ) -> dict[str, float]:
+        """Return the metrics of a split of one source. See `Task.evaluate`."""
+
+    def training_windows(self, corpus: AnyTextCorpus) -> TextBatches:
         """Return batches of windows of the training split, shuffled by the seed."""
+        if isinstance(corpus, MixedCorpus):
+            return corpus.training_batches(
+                self.data,
+                batch_size=self.experiment.batch_size,
+                seed=self.experiment.seed,
+                steps=self.experiment.steps,
+            )
         return TextTrainingBatches(
             corpus.split("train"),
             batch_size=self.experiment.batch_size,

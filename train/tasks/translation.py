@@ -13,7 +13,14 @@ from train.data.example_configs import BitextDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.metrics import sacre_bleu, tokenized_bleu
+from train.evaluation.metrics import (
+    max_eval_batches,
+    mean_losses,
+    perplexity,
+    round_up_batch_size,
+    sacre_bleu,
+    tokenized_bleu,
+)
 from train.experiment import Experiment
 from train.step import Batch, LossFn
 from train.tasks.base import (
@@ -25,12 +32,6 @@ from train.tasks.base import (
     token_batch_shapes,
 )
 from train.tasks.config import Translation
-from train.tasks.evaluation import (
-    max_eval_batches,
-    mean_losses,
-    perplexity,
-    round_up_batch_size,
-)
 from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
 from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive

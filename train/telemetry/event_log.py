@@ -2,14 +2,19 @@
 
 A JSON lines file holds one JSON object a line and only grows. It survives a process that is killed
 while writing: readers skip a torn line, and the next writer ends it.
+
+`installed_versions` and `peak_memory_bytes` are what the logs record about the process itself.
 """
 
 import contextlib
 import datetime
+import importlib.metadata
 import json
 import math
 import os
 import pathlib
+import platform
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -138,3 +143,35 @@ def _last_byte(file: Any) -> bytes:
 
 def _missing_newline(last_byte: bytes) -> bytes:
     return b"" if last_byte in (b"", b"\n") else b"\n"
+
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "linen-transformer")
+"""Packages whose versions matter for a run's numbers."""
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the versions of Python, the operating system and the packages that are installed."""
+    versions = {"python": platform.python_version(), "system": platform.platform()}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def peak_memory_bytes() -> dict[str, int]:
+    """Return the largest memory so far of this process, and of its first device if it says."""
+    import jax  # here, because reports read logs without it
+
+    peaks = {}
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in statistics:
+        peaks["device"] = int(statistics["peak_bytes_in_use"])
+    try:
+        import resource
+    except ImportError:  # Windows has none
+        return peaks
+    # Linux counts in KiB, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return peaks | {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}

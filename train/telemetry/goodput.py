@@ -16,8 +16,7 @@ from typing import Any, Literal, get_args
 from train.data.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.telemetry import event_log
-from train.telemetry.environment import peak_memory_bytes
-from train.telemetry.event_log import JsonRecord
+from train.telemetry.event_log import JsonRecord, peak_memory_bytes
 from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS
 
 Activity = Literal["start", "restore", "compile", "step", "replay", "evaluate", "save", "recover"]

@@ -10,7 +10,7 @@ from train.config.resolve import unavailable_backends
 from train.doctor.report import accelerator_warnings
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.telemetry.environment import installed_versions
+from train.telemetry.event_log import installed_versions
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 
@@ -99,6 +99,9 @@ def _log_fallbacks(
 def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmStartReport") -> None:
     """Log which weights a new run took from its source."""
     source, fields = warm_start.source, report.as_dict()
-    reporter.log_event("warm start", source=source, only=warm_start.only, **fields)
+    adapter = warm_start.adapter
+    reporter.log_event("warm start", source=source, only=warm_start.only, adapter=adapter, **fields)
+    if adapter:
+        reporter.print_message(f"starts with the adapter of {adapter}")
     for line in report.lines(source):
         reporter.print_message(line)

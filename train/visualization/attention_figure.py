@@ -7,7 +7,7 @@ import numpy as np
 
 from train.data.files import expand_path
 from train.errors import as_user_error
-from train.visualization.attention_packing import STAGE_TITLES
+from train.visualization.attention_view import STAGE_TITLES
 
 if TYPE_CHECKING:
     from train.visualization.attention_view import AttentionView

@@ -14,9 +14,8 @@ from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.attention.cache import KVCache, MemoryCache
+from transformer.attention.cache import KVCache, MemoryCache, project_memory
 from transformer.attention.config import AttentionConfig
-from transformer.attention.memory import project_memory
 from transformer.attention.projections import project_output, project_qkv, project_queries
 from transformer.attention.scores import add_score_terms, count_score_flops
 from transformer.attention.sinks import declare_sink_logits

@@ -13,7 +13,7 @@ from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight
 
 if TYPE_CHECKING:  # blockwise.py imports attend.py, which imports this module
-    from transformer.attention.backends.blockwise import PartialAttention
+    from transformer.attention.backends.tiling import PartialAttention
 
 
 def declare_sink_logits(

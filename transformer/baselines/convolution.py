@@ -14,7 +14,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.sparse_ops.neighbor_window import NeighborCache, neighbor_window
+from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
 from transformer.baselines.config import ConvolutionConfig
 from transformer.config import Initialization
 from transformer.layers.basic import apply_linear, declare_weight

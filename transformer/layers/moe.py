@@ -17,12 +17,10 @@ from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
     DenseDispatcher,
+    Routing,
     SortedDispatcher,
     TokenDispatcher,
     experts_are_sharded,
-)
-from transformer.layers.moe_routing import (
-    Routing,
     load_balance_loss,
     route_tokens,
     router_z_loss,

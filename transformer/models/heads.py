@@ -31,11 +31,15 @@ def pool_sequence(
     config: TransformerConfig,
     context: ModelContext,
 ) -> jax.Array:  # [B, D]
-    """Return one vector for each sequence: that of its first token ([CLS]), or the mean.
+    """Return one vector for each sequence: of its first token ([CLS]), the mean or the maximum.
 
+    "max" is the maximum of each feature over the tokens (Collobert et al. 2011, section 3.3.2).
     With `config.pooler` a linear layer `pooler` of `module` and tanh follow, as in BERT.
     """
-    pooled = x[:, :1] if pooling == "first" else masked_mean(x, segments)
+    if pooling == "first":
+        pooled = x[:, :1]
+    else:
+        pooled = masked_mean(x, segments) if pooling == "mean" else masked_max(x, segments)
     if config.pooler:
         width = {"embed": config.d_model}
         pooled = jnp.tanh(apply_linear(module, "pooler", pooled, width, width, context, bias=True))
@@ -54,6 +58,18 @@ def masked_mean(
     return jnp.sum(x * token_mask, axis=1, keepdims=True) / count
 
 
+def masked_max(
+    x: jax.Array,  # [B, T, D]
+    segments: jax.Array | None,  # [B, T] 0 is padding
+) -> jax.Array:  # [B, 1, D]
+    """Return the maximum of each feature over tokens that are not padding; zeros if all are."""
+    if segments is None:
+        return jnp.max(x, axis=1, keepdims=True)
+    is_token = (segments != 0)[:, :, None]
+    highest = jnp.max(x, axis=1, keepdims=True, where=is_token, initial=-jnp.inf)
+    return jnp.where(is_token.any(1, keepdims=True), highest, 0)
+
+
 class Classifier(Model):
     """An encoder, pooling, and logits of C classes for each sequence.
 
@@ -62,7 +78,7 @@ class Classifier(Model):
     """
 
     num_classes: int = 2  # C
-    pooling: Pooling = "first"  # vector of a sequence: its first token's, or the mean of all
+    pooling: Pooling = "first"  # vector of a sequence: its first token's, the mean or the maximum
     head_dropout: float = 0.0  # dropout rate of the pooled vector
     predicted_fraction: ClassVar[float] = 0.0
 

@@ -31,8 +31,7 @@ from transformer.testing.abilities import (
     check_weights,
     pack_two_documents,
 )
-from transformer.testing.oracle import check_select
-from transformer.testing.trial import BATCH_SIZE, Trial, default_config, make_trial
+from transformer.testing.trial import BATCH_SIZE, Trial, check_select, default_config, make_trial
 from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 

@@ -31,7 +31,7 @@ from train.checkpoint import manifest
 from train.checkpoint.commit import commit_checkpoint
 from train.checkpoint.discovery import SearchResult
 from train.checkpoint.manager import CheckpointManager
-from train.checkpoint.log_filters import install_log_filters
+from train.checkpoint.writer import install_log_filters
 from train.errors import UserError
 
 install_log_filters()

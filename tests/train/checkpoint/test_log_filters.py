@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.checkpoint.log_filters import install_log_filters
+from train.checkpoint.writer import install_log_filters
 
 
 def through(file: str) -> Exception:

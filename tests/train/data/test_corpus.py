@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from train.data import corpus
-from train.data import python_library as library
+from train.data import corpus, text_files
+from train.data.compression import compressed_bits_per_byte
 from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.corpus import (
     TextSource,
     TextSplits,
     choose_held_out_documents,
-    compressed_bits_per_byte,
     prepare_text,
 )
 from train.data.tokenizer import Tokenizer
@@ -68,16 +67,16 @@ def test_library_has_topics_and_source_once() -> None:
 
 
 def test_missing_python_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_help_topics", dict)
+    monkeypatch.setattr(text_files, "_help_topics", dict)
     with pytest.raises(UserError, match=r"python:library: .* give data\.path a file"):
-        list(library.library_documents(()))
+        list(text_files.library_documents(()))
 
 
 def test_library_files_in_other_encodings_are_skipped(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_bytes(b"# \xe9")
     (tmp_path / "b.py").write_bytes(b"# b")
     files = TextSource.find("data.path", str(tmp_path)).files
-    documents = [doc for doc in library.library_documents(files) if "topics/" not in doc.name]
+    documents = [doc for doc in text_files.library_documents(files) if "topics/" not in doc.name]
     assert documents == [("b.py", "# b")]
 
 

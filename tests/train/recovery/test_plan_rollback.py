@@ -3,8 +3,7 @@ import dataclasses
 import pytest
 
 from train.recovery.config import RecoveryConfig
-from train.recovery.monitor import Anomaly
-from train.recovery.rollback import choose_checkpoint, plan_rollback
+from train.recovery.rollback import Anomaly, choose_checkpoint, plan_rollback
 from train.recovery.rollback_record import Rollback
 
 CONFIG = RecoveryConfig(rollback_steps=100, skip_batches=200, max_rollbacks=3, lr_factor=0.5)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from tests.train.support import tiny
-from train.engine import Engine, make_engine
+from train.engine import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit, Engine, make_engine
 from train.evaluation.eval_weights import eval_params
+from train.evaluation.metrics import mean_losses
 from train.pmap_engine import PmapEngine
-from train.runtime.dispatch_limit import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit
 from train.state import TrainState
-from train.tasks.evaluation import mean_losses
 from transformer import Hardware
 from transformer.losses import Loss
 

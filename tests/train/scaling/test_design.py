@@ -9,15 +9,17 @@ import pytest
 from train.config.registry import find_experiment
 from train.errors import UsageError, UserError
 from train.scaling.design import (
+    SizeRules,
     count_without_embeddings,
     design_runs,
     model_of_size,
     model_of_width,
+    resolve_rule,
     width_unit,
+    with_learning_rate,
     with_model_and_tokens,
 )
 from train.scaling.laws import ParametricLaw
-from train.scaling.rules import SizeRules, resolve_rule, with_learning_rate
 from train.scaling.sweep import check_design, design_as_dicts, fit_results
 from train.sweep.folder import RunResult
 

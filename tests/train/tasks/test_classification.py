@@ -1,19 +1,24 @@
-""" """
+"""Labels of texts and words: word dropout, F1 of spans, the number of labels."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.train.support import assert_close, assert_same_bits
 from tests.train.support import light_compiler as light_compiler
-from tests.train.tasks.support import tiny_tagger
+from tests.train.tasks.support import tiny_classifier, tiny_tagger
 from train.data.token_labels import TokenLabelSplit
 from train.errors import UserError
 from train.tasks.base import Metric
-from train.tasks.classification import TaggingTask, span_f1
-from train.tasks.config import Tagging
+from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
+from train.tasks.config import Classification, Tagging
+from transformer.context import unconstrained
+from transformer.hardware import Hardware
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +58,47 @@ def test_num_labels_must_match_the_data(tmp_path: Path) -> None:
         UserError, match=r"task\.num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"
     ):
         wrong.resolve_experiment(wrong.prepare_corpus())
+
+
+def test_word_dropout_drops_each_token_with_its_rate() -> None:
+    """Padding stays padding, each text has its own draws, and evaluation drops nothing."""
+    lengths = np.arange(1, 401) % 40 + 1
+    segments = jnp.asarray(np.arange(40) < lengths[:, None], jnp.int32)
+    keys = jax.random.split(jax.random.key(0), len(lengths))
+    dropped = np.asarray(drop_words(segments, 0.3, keys))
+    assert np.all(dropped <= segments)
+    assert dropped.any(axis=1).all()  # no text loses all of its tokens
+    long = lengths >= 10  # where the exception for short texts changes the rate by less than 1e-5
+    tokens = lengths[long].sum()
+    deviation = np.sqrt(0.3 * 0.7 / tokens)
+    assert abs(1 - dropped[long].sum() / tokens - 0.3) < 4 * deviation
+    assert np.array_equal(drop_words(segments[::-1], 0.3, keys[::-1])[::-1], dropped)
+    assert drop_words(segments, 0.3, None) is segments
+    assert drop_words(segments, 0.0, keys) is segments
+
+
+def test_a_text_of_one_token_keeps_it() -> None:
+    segments = jnp.asarray([[1, 0, 0]] * 50)
+    keys = jax.random.split(jax.random.key(1), 50)
+    assert np.array_equal(drop_words(segments, 0.9, keys), segments)
+
+
+@pytest.mark.slow
+def test_word_dropout_applies_to_the_training_loss_alone(tmp_path: Path) -> None:
+    settings = Classification(pooling="max", word_dropout=0.5)
+    experiment = dataclasses.replace(tiny_classifier(tmp_path), task=settings)
+    task = ClassificationTask(experiment)
+    corpus = task.prepare_corpus()
+    task = dataclasses.replace(task, experiment=task.resolve_experiment(corpus))
+    plain = dataclasses.replace(task.experiment, task=dataclasses.replace(settings, word_dropout=0))
+    model = task.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    batch: Any = task.training_batches(corpus).host_batch(0, 0, 1)
+    keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))
+    loss = jax.jit(task.make_loss_fn(model))
+    plain_loss = jax.jit(ClassificationTask(plain).make_loss_fn(model))
+    dropped = {**batch, "segments": drop_words(batch["segments"], 0.5, keys)}
+    found = loss(params, batch, keys)["loss"]
+    assert_close(found, plain_loss(params, dropped, keys)["loss"], 1e-6)
+    assert found.total != plain_loss(params, batch, keys)["loss"].total
+    assert_same_bits(loss(params, batch, None), plain_loss(params, batch, None))

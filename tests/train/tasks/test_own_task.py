@@ -18,12 +18,12 @@ from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.estimate.batch_shapes import unsharded_batch_shapes
+from train.evaluation.metrics import mean_losses
 from train.experiment import EvaluationConfig, Experiment
 from train.run import Run, sample
 from train.step import Batch, LossFn
 from train.tasks.base import Metric, Task
 from train.tasks.config import TaskConfig
-from train.tasks.evaluation import mean_losses
 from train.tasks.registry import TASKS, register_task
 from train.tasks.vocabulary import Labels
 from transformer.losses import Loss, label_loss

@@ -14,7 +14,7 @@ from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.parallel.mesh import MeshConfig
 from train.tasks.base import Metric
 from train.tasks.translation import TranslationTask
-from transformer.attention.variants.clustered_configs import ReformerConfig
+from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.baselines.nonautoregressive import NonAutoregressive
 from transformer.context import unconstrained
 from transformer.hardware import Hardware

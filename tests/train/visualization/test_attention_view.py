@@ -17,13 +17,14 @@ from tests.train.visualization.pages import HOSTILE, check_page, needs_chromium
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.visualization.attention_packing import (
+from train.visualization.attention_view import (
+    AttentionView,
     decode_weights,
     encode_weights,
     shrink,
     token_labels,
+    view_attention,
 )
-from train.visualization.attention_view import AttentionView, view_attention
 from transformer.attention_maps import AttentionMap
 
 SOURCES = ["die", "katze", "<|endoftext|>"]

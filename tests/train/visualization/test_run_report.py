@@ -12,8 +12,14 @@ from tests.chromium import Chromium, find_chromium
 from tests.train.visualization.pages import HOSTILE, check_page, needs_chromium
 from train.cli.main import main
 from train.errors import UserError
-from train.visualization.run_data import MAX_POINTS, collect_curves, flatten, read_run, thin
-from train.visualization.run_report import RunReport
+from train.visualization.run_report import (
+    MAX_POINTS,
+    RunReport,
+    collect_curves,
+    flatten,
+    read_run,
+    thin,
+)
 
 ROLLBACK = {"time": "2026-01-01T00:00:09", "event": "rolled back", "step": 30, "to": 20}
 

@@ -12,11 +12,11 @@ from tests.transformer.formulas import Array, array, assert_close, normal, softm
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.attend import attend as attend_by_spec
-from transformer.attention.backends.query_blocks import num_query_blocks
+from transformer.attention.backends.dispatch import num_query_blocks
 from transformer.attention.masks import dense_mask
 from transformer.attention.position_bias import RelativeTables, alibi_bias
 from transformer.attention.scores import additive_scores
-from transformer.testing.oracle import reference_softmax_attention
+from transformer.testing.trial import reference_softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
 

@@ -8,7 +8,7 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, MaskPattern
-from transformer.attention.sparse_ops.neighbor_window import NeighborCache
+from transformer.attention.sparse_ops.local_window import NeighborCache
 from transformer.baselines.config import ConvolutionConfig
 from transformer.testing.contract import check_mixer
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.transformer import formulas
 from tests.transformer.formulas import array, assert_close, normal
-from transformer.layers.moe_routing import load_balance_loss, route_tokens, router_z_loss
+from transformer.layers.moe_dispatch import load_balance_loss, route_tokens, router_z_loss
 
 B, T, E, C = 3, 7, 5, 2
 REAL: Any = np.arange(T)[None] < np.array([T, 4, 1])[:, None]

@@ -52,7 +52,11 @@ SEGMENTS = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
 TYPES = array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
 SEEN = SEGMENTS == 1
 
-FIRST, MEAN = Classifier(CONFIG, num_classes=C), Classifier(CONFIG, num_classes=C, pooling="mean")
+FIRST, MEAN, MAX = (
+    Classifier(CONFIG, num_classes=C, pooling="first"),
+    Classifier(CONFIG, num_classes=C, pooling="mean"),
+    Classifier(CONFIG, num_classes=C, pooling="max"),
+)
 TANH = Classifier(POOLED, num_classes=C)
 TAGGER, MASKED = Tagger(CONFIG, num_classes=C), MaskedLanguageModel(CONFIG)
 every = pytest.mark.parametrize(
@@ -76,12 +80,12 @@ def normed(x: Array, norm: dict[str, Array]) -> Array:
     return layer_norm(x, norm["gain"], norm["bias"], EPSILON)
 
 
-def hidden(params: Any) -> Array:  # [B, T, D]
+def hidden(params: Any, is_token: Array = SEEN) -> Array:  # [B, T, D]
     """Word + position + type, a norm, then one post-norm layer that sees all but padding."""
     x = params["embedding"][TOKENS] + params["positions"][None, :T] + params["types"][TYPES]
     x = normed(x, params["embedding_norm"])
     w = jax.tree.map(lambda leaf: leaf[0], params["layers"]["place_0"])
-    seen = SEEN[:, :, None] & SEEN[:, None, :]
+    seen = is_token[:, :, None] & is_token[:, None, :]
     x = normed(x + formulas.attention(x, x, w["mixer"], seen)[0], w["mixer_norm"])
     fed = formulas.feed_forward(x, w["feed_forward"], "gelu")
     return normed(x + fed, w["feed_forward_norm"])
@@ -93,10 +97,23 @@ def test_a_classifier_reads_the_first_token() -> None:
     assert_close(applied(FIRST).logits, x @ params["head"] + params["head_bias"])
 
 
-def test_a_classifier_may_read_the_mean_of_what_is_no_padding() -> None:
-    _, params = made(MEAN)
-    means = [row[seen].mean(0) for row, seen in zip(hidden(params), SEEN, strict=True)]
-    assert_close(applied(MEAN).logits, np.stack(means) @ params["head"] + params["head_bias"])
+@pytest.mark.parametrize("is_token", [SEEN, SEEN & (np.arange(T) != 1)], ids=["padding", "gaps"])
+@pytest.mark.parametrize("model", [MEAN, MAX], ids=["mean", "max"])
+def test_pooling_leaves_out_tokens_of_segment_0(model: Classifier, is_token: Array) -> None:
+    """Also between others, as word dropout has them."""
+    _, params = made(model)
+    pool = np.mean if model.pooling == "mean" else np.max
+    rows = zip(hidden(params, is_token), is_token, strict=True)
+    pooled = np.stack([pool(row[kept], axis=0) for row, kept in rows])
+    logits = applied(model, segments=is_token.astype(np.int32)).logits
+    assert_close(logits, pooled @ params["head"] + params["head_bias"])
+
+
+@pytest.mark.parametrize("model", [MEAN, MAX], ids=["mean", "max"])
+def test_pooling_of_padding_alone_is_zero(model: Classifier) -> None:
+    _, params = made(model)
+    logits = applied(model, segments=np.zeros_like(SEGMENTS)).logits
+    assert_close(logits, np.broadcast_to(params["head_bias"], logits.shape))
 
 
 def test_a_pooler_is_a_linear_map_and_tanh() -> None:
@@ -191,7 +208,7 @@ def test_axes_of_the_heads() -> None:
         (lambda: Tagger(CONFIG, num_classes=-1), "num_classes -1: give 1 or more$"),
         (
             lambda: Classifier(CONFIG, pooling="last"),  # type: ignore[arg-type]
-            "pooling last: is not known; give one of first, mean$",
+            "pooling last: is not known; give one of first, mean, max$",
         ),
     ],
     ids=["no classes", "fewer tags", "pooling"],

@@ -24,8 +24,7 @@ from transformer.testing.contract import (
     check_mixer,
     check_rejected,
 )
-from transformer.testing.oracle import check_select, reference_softmax_attention
-from transformer.testing.trial import Trial, make_trial
+from transformer.testing.trial import Trial, check_select, make_trial, reference_softmax_attention
 from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 

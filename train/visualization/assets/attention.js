@@ -1,5 +1,5 @@
 // The attention viewer. A code is 0 for a hidden pair and 1 + 254 √w for a weight w
-// (train/visualization/attention_packing.py).
+// (train/visualization/attention_view.py).
 
 const ROW_HEIGHT = 24; // of a token, as in attention.css
 const MIN_WEIGHT = 0.02; // weaker lines are left out until a token is chosen

@@ -14,7 +14,7 @@ Tiles that a causal mask or a window hides are never visited.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.tiling import (
     Index,
+    PartialAttention,
     TilePass,
     compute_tile,
     dropped_weighted_values,
@@ -38,13 +39,6 @@ from transformer.layers.precise_einsum import accumulation_dtype, round_to_dtype
 
 DEFAULT_BLOCK_SIZE = 128
 """Queries and keys of a tile; the scores of one tile fit into a CPU's cache."""
-
-
-class PartialAttention(NamedTuple):
-    """Attention over some of the keys, with what is needed to merge it with the rest."""
-
-    y: jax.Array  # [B, T, N, H of values]
-    lse: jax.Array  # [B, N, T] log of the sum of exp(score); -inf: no visible key
 
 
 def attend_blockwise(

@@ -1,18 +1,23 @@
-"""Call a backend of attention by name, with the arguments that it takes."""
+"""Call a backend of attention by name, with the arguments that it takes.
+
+The backends of a few lines are here: query blocks and cuDNN. The others have files of their own.
+"""
 
 import jax
+import jax.numpy as jnp
 
-from transformer.attention.attend import ScoreSpec
+from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.cudnn import attend_cudnn
-from transformer.attention.backends.query_blocks import attend_query_blocks
+from transformer.attention.backends.choose import MIN_QUERY_BLOCK
 from transformer.attention.backends.ring import attend_ring
+from transformer.attention.backends.tiling import repeat_kv_for_shards
 from transformer.attention.config import Backend
 from transformer.attention.mask_checks import check_mask
-from transformer.attention.masks import Mask
+from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.attention.sinks import add_sinks
-from transformer.context import ActivationConstraint
+from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
+from transformer.layers.basic import fold_in
 
 
 def attend_fast(
@@ -51,3 +56,94 @@ def attend_fast(
             )
             return (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
     raise AssertionError(f"backend {backend}")
+
+
+def attend_cudnn(
+    q: jax.Array,  # [B, T, N, H] bfloat16 or float16
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H]
+    pattern: MaskPattern,
+    scale: float,
+    constrain: ActivationConstraint = unconstrained,
+) -> jax.Array:  # [B, T, N, H]
+    """Return softmax(scale q k^T under the pattern) v by cuDNN's flash attention (Dao et al. 2022).
+
+    Memory is linear in T. The softmax is computed in float32 inside the kernel. It supports causal
+    and full masks without segments, and no dropout; `choose.py` lists what else it needs.
+    """
+    k, v = (_shard_like_queries(each, constrain) for each in (k, v))
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        scale=scale,
+        is_causal=pattern.causal,
+        implementation="cudnn",
+    )
+
+
+def _shard_like_queries(
+    x: jax.Array,  # [B, S, K, H]
+    constrain: ActivationConstraint,
+) -> jax.Array:  # [B, S, K or more, H]
+    """Split key or value heads over the devices of the query heads.
+
+    The kernel's partitioning rule requires the same split of queries, keys and values.
+    """
+    repeated = repeat_kv_for_shards(x, constrain.num_shards("heads"))
+    return x if repeated is x else constrain(repeated, ("batch", None, "heads", None))
+
+
+def num_query_blocks(length: int) -> int:
+    """Return the number of blocks for `length` queries: 4, or fewer to keep the minimal size."""
+    return max(1, min(4, length // MIN_QUERY_BLOCK))
+
+
+def attend_query_blocks(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    mask: Mask,  # causal and ordered
+    score_spec: ScoreSpec,
+    sink_logits: jax.Array | None = None,  # [N]
+) -> jax.Array:  # [B, T, N, H of values]
+    """Compute causal attention in blocks of queries, each against the keys up to its own end.
+
+    Half of the scores of causal attention are masked. With n unrolled blocks, each one matrix
+    product, most of that half is never computed: the cost is (n + 1) / 2n of all scores. The
+    default on CPUs for inputs that are too short for tiles. The last block takes the remainder.
+    """
+    dtype = v.dtype
+    # Every block adds a term to the gradients of the keys: summed in float32 and rounded once.
+    score_spec, (q, k, v) = score_spec.widen(q, k, v)
+    length = q.shape[1]
+    num_blocks = num_query_blocks(length)
+    block_size = length // num_blocks
+    ends = [*range(block_size, block_size * num_blocks, block_size), length]
+    outputs = []
+    for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        y, _ = attend_reference(
+            q[:, start:end],
+            k[:, :end],
+            v[:, :end],
+            causal_block(mask, start, end, length),
+            score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, index)),
+            sink_logits,
+        )
+        outputs.append(y)
+    return jnp.concatenate(outputs, axis=1).astype(dtype)
+
+
+def causal_block(mask: Mask, start: int, end: int, length: int) -> Mask:
+    """Return the mask of queries [start, end) over keys [0, end), in self-attention."""
+    positions = positions_or_arange(mask.positions, length)
+    block = mask.replace(
+        positions=positions[:, start:end],
+        key_positions=positions[:, :end],
+        keys_include_queries=True,
+    )
+    if mask.allowed is not None:
+        block = block.replace(allowed=mask.allowed[:, start:end, :end])
+    if mask.segments is None:
+        return block
+    return block.replace(segments=mask.segments[:, start:end], key_segments=mask.segments[:, :end])

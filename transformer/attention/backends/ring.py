@@ -18,12 +18,15 @@ import jax.numpy as jnp
 
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import (
-    PartialAttention,
     attend_blockwise,
     blockwise_gradients,
     softmax_grad_delta,
 )
-from transformer.attention.backends.merge import merge_partials, repeat_kv_for_shards
+from transformer.attention.backends.tiling import (
+    PartialAttention,
+    merge_partials,
+    repeat_kv_for_shards,
+)
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.context import ActivationConstraint
 from transformer.layers.basic import fold_in

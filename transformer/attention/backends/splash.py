@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from transformer.attention.attend import ScoreSpec
-from transformer.attention.backends.merge import repeat_kv_for_shards
+from transformer.attention.backends.tiling import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.context import ActivationConstraint, unconstrained
 

@@ -14,8 +14,8 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.attention.attend import ScoreSpec
-from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
-from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.tiling import PartialAttention, merge_partials
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -36,14 +36,13 @@ from transformer.attention.projections import (
     project_qkv,
     project_queries,
 )
-from transformer.attention.sparse_ops.absorbed_projections import attend_with_absorbed_projections
-from transformer.attention.sparse_ops.dilated_window import attend_dilated
 from transformer.attention.sparse_ops.global_tokens import (
     as_single_document,
     attend_from_packed_globals,
     attend_from_tokens,
     attend_to_globals,
     attend_to_packed_globals,
+    attend_with_absorbed_projections,
     find_global_tokens,
     gather_tokens,
     has_single_document_rows,
@@ -51,6 +50,7 @@ from transformer.attention.sparse_ops.global_tokens import (
     mask_duplicates,
     scatter_tokens,
 )
+from transformer.attention.sparse_ops.local_window import attend_dilated
 from transformer.attention.variants.sparse_configs import LongformerConfig
 from transformer.attention.variants.visible_keys import longformer_visible_keys
 from transformer.layers.basic import fold_in

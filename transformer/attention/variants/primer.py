@@ -23,7 +23,7 @@ from transformer.attention.masks import Mask
 from transformer.attention.position_bias import position_terms
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope
-from transformer.attention.sparse_ops.neighbor_window import NeighborCache, neighbor_window
+from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
 from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import apply_linear, declare_weight, fold_in

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.attention.backends.blockwise import PartialAttention
-from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.tiling import PartialAttention, merge_partials
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -34,7 +33,7 @@ from transformer.attention.sparse_ops.grouped_window import (
     group_positions,
     split_groups_by_document,
 )
-from transformer.attention.variants.clustered_configs import ReformerConfig
+from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.registry import MIXERS

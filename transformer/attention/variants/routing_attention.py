@@ -47,7 +47,7 @@ from transformer.attention.sparse_ops.grouped_window import (
     split_groups_by_document,
 )
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
-from transformer.attention.variants.clustered_configs import RoutingAttentionConfig
+from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight, layer_norm

@@ -16,9 +16,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend_reference
-from transformer.attention.backends.blockwise import PartialAttention, attend_blockwise
-from transformer.attention.backends.merge import merge_partials
-from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.tiling import (
+    PartialAttention,
+    Tiling,
+    merge_partials,
+    pad_mask,
+    tile_mask,
+)
 from transformer.attention.base import (
     Abilities,
     Mixer,

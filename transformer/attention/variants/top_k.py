@@ -24,7 +24,7 @@ from transformer.attention.sparse_ops.top_k_keys import (
     top_k_mask,
     top_k_weights,
 )
-from transformer.attention.variants.clustered_configs import TopKConfig
+from transformer.attention.variants.sparse_configs import TopKConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS

@@ -25,9 +25,9 @@ from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.merge import merge_partials
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.backends.splash import attend_splash
+from transformer.attention.backends.tiling import merge_partials
 from transformer.attention.masks import dense_mask
 from transformer.attention.position_bias import RelativeTables
 from transformer.attention.scores import additive_scores

@@ -13,7 +13,7 @@ from tests.transformer.formulas import Array, array, assert_close, assert_trees_
 from transformer import Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.tiling import merge_partials
 from transformer.attention.position_bias import alibi_bias, t5_relative_bias
 from transformer.attention.position_config import T5RelativeBias
 from transformer.attention.scores import additive_scores

@@ -11,11 +11,11 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.merge import merge_partials
+from transformer.attention.backends.tiling import merge_partials
 from transformer.attention.masks import dense_mask
 from transformer.attention.sparse_ops import block_gather
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
-from transformer.testing.oracle import reference_softmax_attention
+from transformer.testing.trial import reference_softmax_attention
 
 B, N, K, H, VALUES, BLOCK = 2, 4, 2, 4, 3, 5
 

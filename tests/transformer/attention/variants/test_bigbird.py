@@ -26,8 +26,7 @@ from transformer.testing.abilities import (
     check_causal,
     check_segments,
 )
-from transformer.testing.oracle import check_select
-from transformer.testing.trial import make_trial
+from transformer.testing.trial import check_select, make_trial
 
 FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
 

@@ -16,7 +16,7 @@ from tests.transformer.mixers import made
 from transformer import BigBirdConfig, Mask
 from transformer.attention.base import MixerInputs
 from transformer.attention.variants.bigbird import BigBird
-from transformer.testing.oracle import reference_softmax_attention
+from transformer.testing.trial import reference_softmax_attention
 
 B, D, N, BLOCK, T = 2, 6, 3, 4, 43
 BLOCKS = -(-T // BLOCK)  # of the input

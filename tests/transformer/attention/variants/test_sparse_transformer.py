@@ -12,8 +12,13 @@ from transformer.attention.masks import dense_mask
 from transformer.attention.variants.sparse_transformer import pattern_mask
 from transformer.testing.abilities import pack_two_documents
 from transformer.testing.contract import check_mixer
-from transformer.testing.oracle import projections, reference_softmax_attention
-from transformer.testing.trial import Trial, make_trial, run_mixer
+from transformer.testing.trial import (
+    Trial,
+    make_trial,
+    projections,
+    reference_softmax_attention,
+    run_mixer,
+)
 
 T = 67
 

@@ -1,0 +1,228 @@
+"""Run every command and every Python block of README and docs, in order, as a reader would.
+
+    python -m bench.drills.docs_commands [--only docs/tutorial/own_text.md]
+
+Each page runs in a temporary folder of its own, on the CPU and without a network. Bash blocks run
+in `bash`; the Python blocks of a page share one interpreter. Comments of the page, which readers do
+not see, stand before a block and say what is different here:
+
+    <!-- run: skip REASON -->      the block is not run
+    <!-- run: add FLAGS -->        its `fit`, `sweep` and `scaling` commands get these flags too
+    <!-- run: first COMMAND -->    a shell command to run before it, such as one that makes data
+    <!-- run: file NAME -->        the block is a file, which is written and not run
+
+Prints a table of all blocks; the exit status is the number of blocks that failed, at most 99.
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tyro
+
+ROOT = Path(__file__).parents[2]
+
+LANGUAGES = ("bash", "python")
+"""Languages of the blocks that are run. Others are text, output or settings."""
+
+BLOCK_SECONDS = 900
+"""Limit of one block."""
+
+_BLOCK = re.compile(
+    r"((?:^ *<!-- run: [^\n]* -->\n)*)^( *)```(\w*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
+)
+_DIRECTIVE = re.compile(r"<!-- run: (\w+) ([^\n]*) -->")
+
+_INTERPRETER = """
+import json, sys, traceback
+names, answers = {"__name__": "page"}, sys.stdout
+sys.stdout = sys.stderr
+for line in sys.stdin:
+    code, error = json.loads(line), ""
+    try:
+        exec(compile(code, "<block>", "exec"), names)
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps(error), file=answers, flush=True)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    code: str
+    directives: dict[str, str]
+    """What the page says about running it, by verb."""
+
+
+def pages() -> list[str]:
+    """Return the pages with blocks to run, as paths from the root."""
+    found = [
+        "README.md",
+        *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
+    ]
+    return [page for page in found if blocks((ROOT / page).read_text("utf-8"))]
+
+
+def blocks(text: str) -> list[Block]:
+    """Return the blocks of a page that can be run.
+
+    Raises:
+      ValueError: A directive is unknown.
+    """
+    found = []
+    for match in _BLOCK.finditer(text):
+        comments, indent, language, code = match.groups()
+        directives = dict(_DIRECTIVE.findall(comments))
+        if unknown := set(directives) - {"skip", "add", "first", "file"}:
+            raise ValueError(
+                f"run: {', '.join(unknown)}: is no directive; see the drill's docstring"
+            )
+        if language in LANGUAGES:
+            code = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
+            line = text.count("\n", 0, match.start(3)) + 1
+            found.append(Block(line, language, code, directives))
+    return found
+
+
+def with_flags(code: str, flags: str) -> str:
+    """Return shell commands whose `fit`, `sweep` and `scaling` have these flags too."""
+    lines = code.replace("\\\n", " ").splitlines()
+    trains = re.compile(r"\btrain (fit|sweep|scaling) ")
+    return "\n".join(
+        re.sub(r"( +#.*)?$", f" {flags}", line, count=1) if flags and trains.search(line) else line
+        for line in lines
+    )
+
+
+class Reader:
+    """A reader of one page: a folder, a shell and an interpreter."""
+
+    def __init__(self, folder: Path, cache: Path) -> None:
+        self._folder = folder
+        for name in ("examples", "cloud"):
+            (folder / name).symlink_to(ROOT / name)
+        programs = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        self._environment = {
+            **os.environ,
+            "PATH": os.pathsep.join(programs),
+            "PYTHONPATH": str(ROOT),
+            "MPLBACKEND": "agg",
+            "JAX_PLATFORMS": "cpu",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMER_CACHE": str(cache),
+        }
+        self._python: subprocess.Popen[str] | None = None
+        self._log = folder.parent / f"{folder.name}.log"
+
+    def run(self, block: Block) -> str:
+        """Run a block; return what went wrong, or an empty string."""
+        if name := block.directives.get("file"):
+            path = self._folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code, "utf-8")
+            return ""
+        if (first := block.directives.get("first")) and (problem := self._shell(first)):
+            return problem
+        if block.language == "bash":
+            return self._shell(with_flags(block.code, block.directives.get("add", "")))
+        return self._execute(block.code)
+
+    def _shell(self, code: str) -> str:
+        try:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", code],
+                cwd=self._folder,
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                timeout=BLOCK_SECONDS,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired:
+            return f"took more than {BLOCK_SECONDS} s"
+        return (done.stdout + done.stderr)[-1500:] if done.returncode else ""
+
+    def _execute(self, code: str) -> str:
+        if self._python is None:
+            with self._log.open("w") as log:
+                self._python = subprocess.Popen(
+                    [sys.executable, "-c", _INTERPRETER],
+                    cwd=self._folder,
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                )
+        assert self._python.stdin is not None
+        assert self._python.stdout is not None
+        self._python.stdin.write(json.dumps(code) + "\n")
+        self._python.stdin.flush()
+        answer = self._python.stdout.readline()
+        return str(json.loads(answer)) if answer else f"Python has ended\n{self._log.read_text()}"
+
+    def close(self) -> None:
+        """End the interpreter."""
+        if self._python is not None:
+            self._python.communicate(timeout=60)
+
+
+def run_page(page: str, cache: Path) -> list[tuple[Block, str, float, str]]:
+    """Run the blocks of a page; return each with its status, seconds, and reason or problem."""
+    found: list[tuple[Block, str, float, str]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "page"
+        folder.mkdir()
+        reader = Reader(folder, cache)
+        try:
+            for block in blocks((ROOT / page).read_text("utf-8")):
+                if reason := block.directives.get("skip"):
+                    found.append((block, "skipped", 0.0, reason))
+                    continue
+                start = time.monotonic()
+                problem = reader.run(block)
+                status = "FAILED" if problem else "ok"
+                found.append((block, status, time.monotonic() - start, problem))
+        finally:
+            reader.close()
+    return found
+
+
+def main(only: tuple[str, ...] = ()) -> int:
+    """Run the blocks of all pages, or of some.
+
+    Args:
+      only: Pages, as paths from the root. Empty: all.
+    """
+    statuses: collections.Counter[str] = collections.Counter()
+    problems = []
+    with tempfile.TemporaryDirectory() as cache:
+        for page in only or pages():
+            for block, status, seconds, text in run_page(page, Path(cache)):
+                statuses[status] += 1
+                reason = text if status == "skipped" else ""
+                place = f"{page}:{block.line}"
+                print(
+                    f"{place:44} {block.language:6} {status:7} {seconds:5.0f} s  {reason}",
+                    flush=True,
+                )
+                if status == "FAILED":
+                    problems.append(f"\n== {place}\n{block.code}\n{text}")
+    print(", ".join(f"{count} {status}" for status, count in statuses.items()))
+    print("".join(problems), end="", file=sys.stderr)
+    return min(statuses["FAILED"], 99)
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

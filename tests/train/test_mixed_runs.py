@@ -1,0 +1,92 @@
+"""Whole runs over several sources: metrics of each, and resuming bit for bit."""
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.resumed_runs import Unbroken, fit, state_at
+from tests.train.support import WORDS, assert_same_bits, lines_of, losses, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import SourceConfig, TextDataConfig, TokenizerConfig
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.runtime.signals import PreemptedError
+from train.telemetry.reporter import Reporter
+
+STEPS = 9
+
+
+def write_sources(folder: Path) -> tuple[SourceConfig, ...]:
+    for name, first in (("prose", 0), ("code", 6)):
+        words = WORDS[first : first + 6]
+        texts = [" ".join(words[(n * k) % 6] for k in range(20)) for n in range(1, 40)]
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (folder / f"{name}.jsonl").write_text(lines)
+    return tuple(
+        SourceConfig(path=str(folder / f"{name}.jsonl"), weight=weight)
+        for name, weight in (("prose", 3.0), ("code", 1.0))
+    )
+
+
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    experiment = tiny(
+        folder,
+        steps=STEPS,
+        checkpoint=CheckpointConfig(every=3),
+        evaluation=EvaluationConfig(every=6, num_batches=1),
+    )
+    data = experiment.data
+    assert isinstance(data, TextDataConfig)
+    data = dataclasses.replace(
+        data, path="", sources=write_sources(folder), tokenizer=TokenizerConfig("byte"), **changes
+    )
+    return dataclasses.replace(experiment, data=data)
+
+
+def stop_after(step: int, experiment: Experiment, workdir: Path) -> None:
+    """Train until a SIGTERM after a step, which saves a checkpoint."""
+    report = Reporter.log_training
+
+    def stop(self: Reporter, at: int, metrics: dict[str, float]) -> None:
+        report(self, at, metrics)
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reporter, "log_training", stop)
+        with pytest.raises(PreemptedError):
+            fit(experiment, workdir)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+    folder = tmp_path_factory.mktemp("mixed")
+    workdir = folder / "unbroken"
+    fit(make_experiment(folder), workdir)
+    return Unbroken(folder, workdir, losses(workdir))
+
+
+@pytest.mark.slow
+def test_metrics_of_each_source_are_logged(unbroken: Unbroken) -> None:
+    lines = lines_of(unbroken.workdir / "metrics.jsonl")
+    [*_, last] = [line for line in lines if line["split"] == "train"]
+    # Nine batches of eight windows are less than one block of the schedule.
+    assert last["share/prose"] + last["share/code"] == pytest.approx(1)
+    assert last["share/prose"] == pytest.approx(0.75, abs=0.15)
+    for line in (line for line in lines if line["split"] == "validation"):
+        assert line["loss"] == pytest.approx(0.75 * line["loss/prose"] + 0.25 * line["loss/code"])
+        assert line["loss/prose"] != line["loss/code"]
+        assert {"bits_per_byte/prose", "bits_per_byte/code", "bits_per_byte"} <= line.keys()
+
+
+@pytest.mark.slow
+def test_resumed_mixture_equals_the_unbroken_run(unbroken: Unbroken, tmp_path: Path) -> None:
+    experiment = make_experiment(unbroken.folder)
+    stop_after(5, experiment, tmp_path / "run")
+    fit(experiment, tmp_path / "run")
+    assert losses(tmp_path / "run") == unbroken.losses
+    assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(unbroken.workdir, STEPS))

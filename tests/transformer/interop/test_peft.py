@@ -1,0 +1,178 @@
+"""Adapters of PEFT against its own logits, and one-line errors for those that cannot be read.
+
+`python -m bench.drills.peft --fixtures` writes the adapters; reading them needs no torch.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer.interop.errors import InteropError
+from transformer.interop.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from transformer.interop.peft_reader import read_adapter
+from transformer.interop.peft_writer import write_adapter
+from transformer.interop.pretrained import read_model
+from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
+from transformer.lora import LoRALayout
+
+BASES, ADAPTERS = (Path(__file__).parent / name for name in ("fixtures", "adapters"))
+NAMES = sorted(path.parent.name for path in ADAPTERS.glob("*/adapter_config.json"))
+
+
+def read_base(name: str) -> tuple[Any, Any, str]:
+    pretrained, params = read_model(BASES / name)
+    return pretrained.make_model(), params, pretrained.family.model_type
+
+
+def adapted_logits(model: Any, layout: LoRALayout, trainable: Any, params: Any, tokens: Any) -> Any:
+    combined = layout.combine(jax.tree.map(jnp.asarray, trainable), layout.freeze(params))
+    return np.asarray(model.apply({"params": combined}, tokens).logits)
+
+
+def damaged(tmp_path: Path, name: str, **fields: Any) -> Path:
+    folder = tmp_path / "adapter"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ADAPTERS / name, folder)
+    config = json.loads((folder / ADAPTER_CONFIG).read_text()) | fields
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.sampled("gpt2-tied", "neox-parallel")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_adapter_of_peft_gives_its_logits_and_comes_back(name: str, tmp_path: Path) -> None:
+    model, params, family = read_base(name)
+    draw = np.random.RandomState(0)
+    draw.randint(3, 51, (2, 11))  # the drill draws a source first
+    tokens = draw.randint(3, 51, (2, 14))
+    adapter = read_adapter(ADAPTERS / name, model, family=family)
+    logits = adapted_logits(model, adapter.layout, adapter.trainable, params, tokens)
+    reference = np.load(ADAPTERS / name / "reference.npz")["logits"]
+    assert np.abs(logits - reference).max() < 1e-4 * max(1, np.abs(reference).max())
+    plain = np.asarray(model.apply({"params": params}, tokens).logits)
+    assert np.abs(plain - reference).max() > 0.1
+
+    write_adapter(tmp_path, model, adapter.layout, adapter.trainable, family=family)
+    first, second = (SafetensorsFile(x / ADAPTER_WEIGHTS) for x in (ADAPTERS / name, tmp_path))
+    assert first.tensors.keys() == second.tensors.keys()
+    for tensor in first.tensors:
+        assert np.array_equal(first.read(tensor), second.read(tensor)), tensor
+
+
+def test_fused_projections_share_one_module(tmp_path: Path) -> None:
+    """Queries and values of GPT-2 lie in `c_attn`: rank 2 each, 4 together, keys unchanged."""
+    model, params, family = read_base("gpt2-tied")
+    layout = LoRALayout.create(model.logical_axes(), rank=2, alpha=3, targets=("query", "value"))
+    draw = np.random.RandomState(0)
+    trainable = jax.tree.map(
+        lambda x: x + draw.randn(*x.shape).astype(np.float32),
+        layout.init(jax.random.key(0), params),
+    )
+    write_adapter(tmp_path, model, layout, trainable, family=family)
+    config = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
+    assert (config["target_modules"], config["rank_pattern"]) == (["c_attn"], {"c_attn": 4})
+    assert config["alpha_pattern"] == {"c_attn": 6}
+    assert config["fan_in_fan_out"]
+    file = SafetensorsFile(tmp_path / ADAPTER_WEIGHTS)
+    root = "base_model.model.transformer.h.1.attn.c_attn"
+    a, b = (np.asarray(file.read(f"{root}.lora_{each}.weight")) for each in "AB")
+    # [inputs, 3 D]: PEFT's update of the whole module, and that of each matrix here.
+    update = 1.5 * (b @ a).T
+    place = {name: trainable["layers"]["place_0"]["mixer"][name] for name in ("query", "value")}
+    for name, part in zip(("query", "key", "value"), np.split(update, 3, axis=1), strict=True):
+        expected: Any = np.zeros(part.shape)
+        if name in place:
+            b_own = place[name]["lora_b"][1].reshape(2, -1)
+            expected = 1.5 * place[name]["lora_a"][1].reshape(-1, 2) @ b_own
+        np.testing.assert_allclose(part, expected, atol=1e-5)
+    again = read_adapter(tmp_path, model, family=family)
+    assert (again.layout.rank, again.alpha, again.targets) == (2, 3, ("query", "value"))
+    jax.tree.map(np.testing.assert_array_equal, again.trainable, trainable)
+
+
+def test_a_trained_head_is_saved_as_a_module(tmp_path: Path) -> None:
+    model, params, family = read_base("bert-classifier")
+    trained = ("head", "head_bias", "pooler", "pooler_bias")
+    layout = LoRALayout.create(model.logical_axes(), rank=2, trained=trained)
+    trainable = layout.init(jax.random.key(0), params)
+    trainable["head"] = trainable["head"] + 1.0
+    write_adapter(tmp_path, model, layout, trainable, family=family)
+    config = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
+    assert config["modules_to_save"] == ["bert.pooler.dense", "classifier"]
+    assert config["task_type"] == "SEQ_CLS"
+    again = read_adapter(tmp_path, model, family=family)
+    assert set(again.trained) == set(trained)
+    np.testing.assert_array_equal(again.trainable["head"], trainable["head"])
+    half = LoRALayout.create(model.logical_axes(), rank=2, trained=("head",))
+    with pytest.raises(InteropError, match=r"train_fully head: .* classifier.bias is not trained"):
+        write_adapter(tmp_path, model, half, half.init(jax.random.key(0), params), family=family)
+
+
+def test_experts_have_no_place_in_the_format(tmp_path: Path) -> None:
+    model, params, family = read_base("mixtral-experts")
+    layout = LoRALayout.create(model.logical_axes(), rank=2, targets=("up",))
+    with pytest.raises(InteropError, match="feed_forward/up: is no linear layer of its own"):
+        write_adapter(
+            tmp_path, model, layout, layout.init(jax.random.key(0), params), family=family
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_dora": True}, "use_dora True is not supported"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
+        ({"bias": "all"}, "bias 'all' is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication .* is not supported"),
+        ({"r": 0}, "r 0 and lora_alpha .* no rank"),
+        ({"r": 4}, "rank_pattern gives .* rank 3 and others 4"),
+        ({"alpha_pattern": {"h.0.attn.c_attn": 1}}, "alpha_pattern scales .*c_attn"),
+    ],
+)
+def test_settings_that_are_not_supported(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    folder = damaged(tmp_path, "gpt2-tied", **fields)
+    model, _, family = read_base("gpt2-tied")
+    with pytest.raises(InteropError, match=message) as caught:
+        read_adapter(folder, model, family=family)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_base(tmp_path: Path) -> None:
+    model, _, family = read_base("llama-grouped")
+    with pytest.raises(InteropError, match=r"adapts transformer.h.0.attn.c_attn, which this llama"):
+        read_adapter(ADAPTERS / "gpt2-tied", model, family=family)
+    folder = damaged(tmp_path, "gpt2-tied")
+    file = SafetensorsFile(folder / ADAPTER_WEIGHTS)
+    values = {name: np.array(file.read(name)) for name in file.tensors}
+    model, _, family = read_base("gpt2-tied")
+
+    def write(changed: dict[str, Any]) -> None:
+        specs = [TensorSpec(name, array.shape, "float32") for name, array in changed.items()]
+        write_safetensors(folder / ADAPTER_WEIGHTS, specs, changed.__getitem__)
+
+    name = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
+    write(values | {name: values[name][:, 1:]})
+    with pytest.raises(
+        InteropError, match=r"factors \[3, 19\] .* do not fit its 60 outputs and 20"
+    ):
+        read_adapter(folder, model, family=family)
+    write({each: array for each, array in values.items() if each != name})
+    with pytest.raises(InteropError, match=r"has one of two factors of .*h.0.attn.c_attn"):
+        read_adapter(folder, model, family=family)
+    head = "base_model.model.lm_head.lora_{}.weight"
+    both = {head.format("A"): values[name], head.format("B"): np.ones((51, 3), np.float32)}
+    write(values | both)
+    with pytest.raises(InteropError, match="adapts lm_head"):
+        read_adapter(folder, model, family=family)
+    (folder / ADAPTER_WEIGHTS).unlink()
+    with pytest.raises(InteropError, match=r"has no adapter_model.safetensors"):
+        read_adapter(folder, model, family=family)

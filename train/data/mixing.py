@@ -1,0 +1,207 @@
+"""Mixing of several sources by weight: which source each training example comes from.
+
+The schedule is a pure function of the seed and the example's index, as the order within a source
+is. A mixture therefore resumes from the cursor of the state alone.
+"""
+
+import functools
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from train.data.batches import TextTrainingBatches, example_ids, host_rows
+from train.data.examples import seeded_permutation
+from train.data.streams import HostBatch
+from train.errors import UserError
+
+BLOCK_EXAMPLES = 1024
+"""Examples of a block of the schedule. Within a block the sources are in random order."""
+
+
+class MixtureSchedule:
+    """Source of every training example, and the example's index within its source.
+
+    Of the first n·BLOCK_EXAMPLES examples, source k has floor(n·BLOCK_EXAMPLES·c_k + 1/2) -
+    floor(n·BLOCK_EXAMPLES·c_(k-1) + 1/2), where c_k is the sum of the first k weights over the sum
+    of all. So at the end of every block each source is within one example of its weight's share,
+    however long the run. All windows have the same length: a share of examples is a share of
+    tokens.
+    """
+
+    def __init__(self, weights: Sequence[float], *seeds: int):
+        """Set up the schedule.
+
+        Args:
+          weights: Positive weight of each source.
+          seeds: Seeds of the order within a block, each at least 0.
+        """
+        # The decimal text of a weight: 0.1 is meant as one tenth, which no float is.
+        exact = [Fraction(str(weight)) for weight in weights]
+        total = sum(exact)
+        self._bounds = [sum(exact[:k], Fraction(0)) / total for k in range(len(exact) + 1)]
+        self._seeds = seeds
+        self._block = functools.lru_cache(maxsize=8)(self._make_block)
+
+    def examples_before_block(self, block: int) -> np.ndarray:  # [sources] int64
+        """Return the number of examples of each source before the start of a block."""
+        half = Fraction(1, 2)
+        rounded = [int(bound * block * BLOCK_EXAMPLES + half) for bound in self._bounds]
+        return np.diff(np.array(rounded, np.int64))
+
+    def examples_before(self, example: int) -> np.ndarray:  # [sources] int64
+        """Return the number of examples of each source before an example."""
+        block, within = divmod(example, BLOCK_EXAMPLES)
+        sources, _ = self._block(block)
+        drawn = np.bincount(sources[:within], minlength=len(self._bounds) - 1)
+        return self.examples_before_block(block) + drawn
+
+    def draw(
+        self,
+        examples: np.ndarray,  # [n] int64
+    ) -> tuple[np.ndarray, np.ndarray]:  # [n] int64, [n] int64
+        """Return the source of each example, and the example's index within that source."""
+        pairs = [
+            (sources[example % BLOCK_EXAMPLES], indices[example % BLOCK_EXAMPLES])
+            for example in examples.tolist()
+            for sources, indices in [self._block(example // BLOCK_EXAMPLES)]
+        ]
+        found = np.array(pairs, np.int64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
+
+    def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the source, and the index within it, of each example of a block."""
+        before = self.examples_before_block(block)
+        counts = self.examples_before_block(block + 1) - before
+        ordered = np.repeat(np.arange(len(counts)), counts)  # [BLOCK_EXAMPLES]
+        order = seeded_permutation(BLOCK_EXAMPLES, *self._seeds, block)
+        sources = ordered[order]
+        # Number each source's examples in the order in which they are drawn.
+        indices = np.empty_like(sources)
+        for source in range(len(counts)):
+            indices[sources == source] = before[source] + np.arange(counts[source])
+        return sources, indices
+
+
+@runtime_checkable
+class MixedBatches(Protocol):
+    """Training batches of several sources or of streams, with a position that can be saved."""
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return the rows of batch `cursor` that belong to one host."""
+        ...
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        """Return the share of each source, by name, in the batches before `cursor`."""
+        ...
+
+    def position(self, cursor: int) -> Any:
+        """Return what finds batch `cursor` again without reading what is before it, as JSON.
+
+        None if the cursor alone is enough. All processes call it together.
+        """
+        ...
+
+    def seek(self, position: Any) -> None:
+        """Continue from a result of `position`; None: from the start."""
+        ...
+
+
+def mixed_batches(batches: object) -> MixedBatches | None:
+    """Return the batches of several sources that a task trains on; None for one plain source."""
+    inner = getattr(batches, "batches", batches)  # masked language modeling wraps the windows
+    return inner if isinstance(inner, MixedBatches) else None
+
+
+def source_shares(batches: object, cursor: int) -> dict[str, float]:
+    """Return metrics `share/NAME`: the share of each of several sources in the batches so far."""
+    mixed = mixed_batches(batches)
+    shares = mixed.source_shares(cursor) if mixed is not None else {}
+    return {f"share/{name}": share for name, share in shares.items()} if len(shares) > 1 else {}
+
+
+def data_position(batches: object, cursor: int) -> dict[str, Any]:
+    """Return what a checkpoint holds of the position in the data beside the cursor, as JSON."""
+    mixed = mixed_batches(batches)
+    position = None if mixed is None else mixed.position(cursor)
+    return {} if position is None else {"data_position": position}
+
+
+def seek(batches: object, position: Any) -> None:
+    """Continue from the position that a checkpoint holds; None: from the start of the data."""
+    mixed = mixed_batches(batches)
+    if mixed is not None:
+        mixed.seek(position)
+
+
+class MixedTrainingBatches:
+    """Endless training batches of several tokenized sources: see `TextTrainingBatches`.
+
+    Example e is example i of source k, as the schedule says: a pure function of the seed and e.
+    """
+
+    def __init__(
+        self,
+        sources: dict[str, TextTrainingBatches],
+        schedule: MixtureSchedule,
+        *,
+        batch_size: int,
+        max_examples: int,
+        max_epochs: Sequence[int],
+    ):
+        """Set up the batches.
+
+        Args:
+          sources: Windows of each source by name.
+          schedule: Mixture of the sources, in the same order.
+          batch_size: Windows of a batch, over all hosts.
+          max_examples: Examples of the whole run, to check that no source runs dry.
+          max_epochs: Passes over each source that are allowed; 0: any number.
+
+        Raises:
+          UserError: A source has too little text for the run.
+        """
+        self.batch_size = batch_size
+        self._sources, self._schedule = sources, schedule
+        needed = schedule.examples_before(max_examples)
+        for index, (name, windows) in enumerate(sources.items()):
+            limit = max_epochs[index] * windows.windows_per_epoch
+            if limit and needed[index] > limit:
+                raise UserError(
+                    f"data.sources.{index} {name}: runs dry, the run reads {needed[index]} of its "
+                    f"windows and {max_epochs[index]} passes have {limit}; lower its weight or "
+                    "steps, or raise its max_epochs"
+                )
+
+    def host_batch(self, cursor: int, host: int, num_hosts: int) -> HostBatch:
+        """Return one host's rows of batch `cursor`. ``num_hosts`` must divide the batch size."""
+        start, stop = host_rows(self.batch_size, host, num_hosts)
+        first = cursor * self.batch_size
+        examples = np.arange(first + start, first + stop)
+        sources, indices = self._schedule.draw(examples)
+        batch: HostBatch = {}
+        for number, windows in enumerate(self._sources.values()):
+            rows = sources == number
+            if not rows.any():
+                continue
+            for name, array in windows.examples(indices[rows]).items():
+                whole = batch.setdefault(
+                    name, np.zeros((len(examples), *array.shape[1:]), array.dtype)
+                )
+                whole[rows] = array
+        # Of the whole mixture: dropout and masks differ where two sources have the same index.
+        batch["examples"] = example_ids(examples)
+        return batch
+
+    def source_shares(self, cursor: int) -> dict[str, float]:
+        """Return the share of each source, by name, in the batches before `cursor`."""
+        counts = self._schedule.examples_before(cursor * self.batch_size)
+        return dict(zip(self._sources, (counts / max(1, counts.sum())).tolist(), strict=True))
+
+    def position(self, cursor: int) -> Any:
+        """Return None: the cursor is all there is to save."""
+        return None
+
+    def seek(self, position: Any) -> None:
+        """Do nothing: batches are found by their cursor."""

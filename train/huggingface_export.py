@@ -1,0 +1,181 @@
+"""Runs as Hugging Face folders: weights, tokenizer and settings that `transformers` opens."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from train.errors import UserError
+from train.huggingface import KEPT_FILES, as_user_errors
+from train.lora.export import base_params, check_is_lora, export_adapter
+from train.run import Run, load
+from train.tasks.config import LanguageModeling, Translation
+from transformer.interop.errors import InteropError
+from transformer.interop.fields import WITHOUT_EFFECT
+from transformer.interop.pretrained import MAX_SHARD_BYTES, express, read_json, write_model
+
+Weights = Literal["merged", "adapter", "base"]
+"""Weights of a run to export."""
+
+
+def export_run(
+    workdir: str,
+    output: str,
+    *,
+    family: str = "",
+    dtype: str = "",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    weights: Weights = "merged",
+) -> str:
+    """Write a run as a folder that `transformers` or PEFT opens; return its `model_type`.
+
+    Args:
+      workdir: Folder of the run.
+      output: Folder to write.
+      family: `model_type` to write; default: that of the import, or the first that fits.
+      dtype: Dtype of the weights; default: that of the run's parameters.
+      max_shard_bytes: Size above which the weights are split into several files.
+      weights: `merged`: all weights. Of a LoRA run also `adapter`, the adapter alone for PEFT, and
+        `base`, the weights that it adapts.
+
+    Raises:
+      UserError: No architecture of transformers has this model (the message names the setting),
+        or the folder is not empty or cannot be written. No folder is left behind.
+    """
+    target = Path(output).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"output {output}: exists and is not empty; give a new folder")
+    run = load(workdir)
+    if weights != "merged":
+        check_is_lora(run, weights)
+    kept = Path(str(run.folder.pretrained))
+    with as_user_errors():
+        original = read_json(kept / "config.json") if (kept / "config.json").exists() else {}
+    fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
+    fields.pop("torch_dtype", None)
+    fields.pop("dtype", None)
+    family = family or _known_family(run)
+    if weights == "base":
+        run = dataclasses.replace(run, params=base_params(run), step=0)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        if weights == "adapter":
+            with as_user_errors():
+                model_type = export_adapter(run, partial, family=family, dtype=dtype)
+            _replace_folder(target, partial)
+            return model_type
+        with as_user_errors():
+            written = write_model(
+                partial,
+                run.model,
+                run.params,
+                family=family,
+                dtype=dtype,
+                fields=_token_fields(run) | fields,
+                max_shard_bytes=max_shard_bytes,
+            )
+        _write_tokenizer(run, kept, partial)
+        _write_generation_config(run, kept, partial)
+        (partial / "README.md").write_text(_model_card(run, written.model_type), encoding="utf-8")
+        _replace_folder(target, partial)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"output {output}: cannot be written ({reason})") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return written.model_type
+
+
+def _known_family(run: Run) -> str:
+    """Return the `model_type` that a run's weights come from, if it has the run's model."""
+    try:
+        return express(run.model, run.folder.model_type)[0].model_type
+    except InteropError:
+        return ""
+
+
+def _replace_folder(target: Path, partial: Path) -> None:
+    if target.exists():
+        target.rmdir()
+    partial.replace(target)
+
+
+def _token_fields(run: Run) -> dict[str, Any]:
+    """Return the fields of config.json that the tokenizer, the data and the labels decide."""
+    fields: dict[str, Any] = {"max_position_embeddings": run.experiment.sequence_length}
+    if run.tokenizer is not None:
+        end = run.tokenizer.eos_token_id
+        fields |= {"bos_token_id": end, "eos_token_id": end}
+        fields["pad_token_id"] = run.tokenizer.vocabulary.get("[PAD]", end)
+        if run.model.config.encoder is not None:
+            fields["decoder_start_token_id"] = end
+    if run.labels:
+        fields["id2label"] = {str(i): name for i, name in enumerate(run.labels)}
+        fields["label2id"] = {name: i for i, name in enumerate(run.labels)}
+    return fields
+
+
+def _write_tokenizer(run: Run, kept: Path, folder: Path) -> None:
+    """Copy the tokenizer's files of an import; make those of a run with its own tokenizer."""
+    if run.tokenizer is None:
+        return
+    is_imported = (kept / "config.json").exists()
+    for name in KEPT_FILES[2:] if is_imported else ():
+        if (kept / name).exists():
+            shutil.copyfile(kept / name, folder / name)
+    if not (folder / "tokenizer.json").exists():
+        (folder / "tokenizer.json").write_text(run.tokenizer.to_json(), encoding="utf-8")
+    if not (folder / "tokenizer_config.json").exists():
+        names = {number: name for name, number in run.tokenizer.vocabulary.items()}
+        end = names[run.tokenizer.eos_token_id]
+        settings: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": end,
+            "eos_token": end,
+            "model_max_length": run.experiment.sequence_length,
+        }
+        for field, token in (
+            ("unk_token", "[UNK]"),
+            ("pad_token", "[PAD]"),
+            ("cls_token", "[CLS]"),
+            ("sep_token", "[SEP]"),
+            ("mask_token", "[MASK]"),
+        ):
+            if token in run.tokenizer.vocabulary:
+                settings[field] = token
+        text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+        (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _write_generation_config(run: Run, kept: Path, folder: Path) -> None:
+    """Copy the file of an import; else write the token ids, for models that generate."""
+    name = "generation_config.json"
+    if (kept / name).exists():
+        shutil.copyfile(kept / name, folder / name)
+    elif isinstance(run.experiment.task, LanguageModeling | Translation):
+        fields = _token_fields(run)
+        ids = {field: fields[field] for field in sorted(fields) if field.endswith("token_id")}
+        (folder / name).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+
+
+def _model_card(run: Run, model_type: str) -> str:
+    """Return the text of README.md."""
+    experiment, config = run.experiment, run.model.config
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    return (
+        "---\nlibrary_name: transformers\ntags:\n- linen-transformer\n---\n\n"
+        f"# {experiment.name}\n\n"
+        f"A `{model_type}` model of {parameters:,} parameters (padding of the vocabulary included),"
+        f" exported by linen-transformer at step {run.step}.\n\n"
+        "| setting | value |\n| --- | --- |\n"
+        f"| task | {type(experiment.task).__name__} |\n"
+        f"| layers | {config.num_layers} |\n| width | {config.d_model} |\n"
+        f"| vocabulary | {config.vocab_size} |\n"
+        f"| longest training example | {experiment.sequence_length} tokens |\n\n"
+        "What it was trained on, and what it is fit for, its author has to add.\n"
+    )

@@ -1,0 +1,273 @@
+"""Read a LoRA adapter in PEFT's format (`transformer.interop.peft_format`)."""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from transformer.interop.errors import InteropError
+from transformer.interop.peft_format import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    ROOT,
+    Factors,
+    check_module,
+    factor_leaf,
+    is_input_first,
+    leaf_path,
+    module_name,
+    outputs_shape,
+    split_path,
+)
+from transformer.interop.pretrained import express, model_leaves, model_tensors, read_json
+from transformer.interop.safetensors_file import Array, SafetensorsFile
+from transformer.interop.weight_map import Leaf, Tensor
+from transformer.lora import TARGET_GROUPS, A, B, LoRALayout, is_adaptable, matrix_name
+from transformer.models.base import Model
+
+EXPECTED: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "use_dora": (False, None),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),
+}
+"""Fields of adapter_config.json that change what an adapter computes, with the values that are
+supported. Other initializations (PiSSA, OLoRA, CorDA, LoftQ) change the base weights too."""
+
+WITHOUT_EFFECT = (
+    *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("modules_to_save", "lora_dropout", "inference_mode", "task_type", "auto_mapping"),
+    *("base_model_name_or_path", "revision", "peft_version", "runtime_config"),
+    *("megatron_core", "ensure_weight_tying", "qalora_group_size"),
+    *("eva_config", "corda_config", "loftq_config", "lora_ga_config"),
+)
+"""Fields that need no check: the shapes and names of the tensors say the same, or only training
+with PEFT reads them (`lora_dropout`). Any other field must be off."""
+
+
+class Adapter(NamedTuple):
+    """LoRA adapter of a model, read from a folder."""
+
+    layout: LoRALayout
+    alpha: float
+    targets: tuple[str, ...]
+    """Targets of the layout: names of matrices."""
+    trained: tuple[str, ...]
+    """Tree paths of the parameters that the adapter replaces whole."""
+    trainable: Any
+    """Tree of NumPy arrays as `LoRALayout.init` returns it."""
+
+
+def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapter:
+    """Read a LoRA adapter for a model.
+
+    Args:
+      folder: Folder of PEFT.
+      model: The base model.
+      family: `model_type` that modules are named after; default: the first that can express the
+        model.
+
+    Raises:
+      InteropError: A file is missing or damaged, a field has a value that is not supported, or a
+        module does not exist in this model or has another shape there.
+    """
+    folder = Path(folder)
+    config = read_json(folder / ADAPTER_CONFIG)
+    source = str(folder / ADAPTER_CONFIG)
+    rank, scale = _check_config(config, source)
+    if not (folder / ADAPTER_WEIGHTS).exists():
+        raise InteropError(f"{folder}: has no {ADAPTER_WEIGHTS}; fetch the whole adapter")
+    file = SafetensorsFile(folder / ADAPTER_WEIGHTS)
+    chosen, architecture, _ = express(model, family)
+    leaves = model_leaves(model)
+    tensors = {each.name: each for each in model_tensors(chosen, architecture, model, leaves)}
+    updates, whole = _sort_tensors(file, tensors, chosen.model_type)
+    found: dict[str, dict[tuple[int, ...], Factors]] = {}
+    for tensor, factors in updates:
+        parts = list(_split(tensor, factors, rank, source))
+        own = _scale_of(module_name(tensor), factors.a.shape[0], config)
+        if not math.isclose(own, scale, rel_tol=1e-6):
+            raise InteropError(
+                f"{source}: alpha_pattern scales {module_name(tensor)} by {own:g} and others by "
+                f"{scale:g}; this library has one scale, train the adapter anew without patterns"
+            )
+        for leaf, each in zip(tensor.leaves, parts, strict=True):
+            found.setdefault(leaf.path, {})[tensor.indices[0]] = each
+    kept = _adapted_paths(found, [tensor for tensor, _ in updates])
+    names = {matrix_name(split_path(path)) for path in kept}
+    targets = tuple(name for name in TARGET_GROUPS["all"] if name in names)
+    trained = _whole_parameters(whole, leaves, file)
+    layout = LoRALayout.create(
+        model.logical_axes(), rank=rank, alpha=scale * rank, targets=targets, trained=trained
+    )
+    trainable: dict[tuple[str, ...], Array] = {split_path(p): x for p, x in trained.items()}
+    for path in layout.adapted:
+        leaf = leaves["/".join(path)]
+        a, b = _stack_factors(leaf, rank, found.get(leaf.path, {}))
+        trainable |= {(*path, A): a, (*path, B): b}
+    return Adapter(layout, scale * rank, targets, tuple(trained), unflatten_dict(trainable))
+
+
+def _check_config(config: Mapping[str, Any], source: str) -> tuple[int, float]:
+    """Return the rank and the scale. Raise InteropError for what is not supported."""
+    for name, values in EXPECTED.items():
+        if name in config and config[name] not in values:
+            raise InteropError(
+                f"{source}: {name} {config[name]!r} is not supported; give an adapter with "
+                f"{name} {values[0]!r}"
+            )
+    for name, value in config.items():
+        if value and name not in EXPECTED and name not in WITHOUT_EFFECT:
+            raise InteropError(
+                f"{source}: {name} {value!r} is not supported; give an adapter of plain LoRA"
+            )
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
+        raise InteropError(
+            f"{source}: r {rank!r} and lora_alpha {alpha!r} are no rank and scale; fetch it again"
+        )
+    return rank, _scale(alpha, rank, config)
+
+
+def _scale(alpha: float, rank: int, config: Mapping[str, Any]) -> float:
+    # rsLoRA (Kalajdzievski 2023) divides by the root of the rank.
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _scale_of(module: str, rank: int, config: Mapping[str, Any]) -> float:
+    """Return the scale of a module, by PEFT's rule: the first pattern that its name ends in."""
+    patterns = dict(config.get("alpha_pattern") or {})
+    for pattern, alpha in patterns.items():
+        if re.fullmatch(rf"(.*\.)?({pattern})", module):
+            return _scale(alpha, rank, config)
+    return _scale(config["lora_alpha"], rank, config)
+
+
+def _sort_tensors(
+    file: SafetensorsFile, tensors: Mapping[str, Tensor], model_type: str
+) -> tuple[list[tuple[Tensor, Factors]], dict[str, Tensor]]:
+    """Return the updates of modules, and the tensors of whole modules by their name in the file."""
+    pairs: dict[str, dict[str, Array]] = {}
+    whole: dict[str, Tensor] = {}
+    for name in file.tensors:
+        own = name.removeprefix(ROOT)
+        if match := re.fullmatch(r"(.+)\.lora_(A|B)\.weight", own):
+            pairs.setdefault(match[1], {})[match[2]] = np.asarray(file.read(name), np.float32)
+        elif "lora_" in own or own not in tensors:
+            raise InteropError(
+                f"{file.path}: {name} is no update of a linear layer of this {model_type} model; "
+                "give the base model that the adapter was trained on"
+            )
+        else:
+            whole[name] = tensors[own]
+    updates = []
+    for module, pair in sorted(pairs.items()):
+        tensor = tensors.get(f"{module}.weight")
+        if tensor is None:
+            raise InteropError(
+                f"{file.path}: adapts {module}, which this {model_type} model does not have; give "
+                "the base model that the adapter was trained on"
+            )
+        if not all(is_adaptable(leaf_path(leaf), leaf.axes) for leaf in tensor.leaves):
+            raise InteropError(
+                f"{file.path}: adapts {module}, and LoRA here adapts matrices of layers alone; "
+                "train the adapter anew without that module"
+            )
+        check_module(tensor)
+        if len(pair) < 2:
+            raise InteropError(f"{file.path}: has one of two factors of {module}; fetch it again")
+        outputs, inputs = tensor.shape[::-1] if is_input_first(tensor) else tensor.shape
+        a, b = pair["A"], pair["B"]
+        shapes = (a.ndim == b.ndim == 2) and (a.shape[1], *b.shape) == (inputs, outputs, a.shape[0])
+        if not shapes:
+            raise InteropError(
+                f"{file.path}: factors {list(a.shape)} and {list(b.shape)} of {module} do not fit "
+                f"its {outputs} outputs and {inputs} inputs; give the base model that the adapter "
+                "was trained on"
+            )
+        updates.append((tensor, Factors(a, b)))
+    if not updates:
+        raise InteropError(f"{file.path}: has no lora_A and lora_B; fetch the adapter again")
+    return updates, whole
+
+
+def _split(tensor: Tensor, factors: Factors, rank: int, source: str) -> Iterator[Factors]:
+    """Yield the update of each matrix in a module, with the rank of the adapter."""
+    total = factors.a.shape[0]
+    b = factors.b.T if is_input_first(tensor) else factors.b
+    parts = tensor.layout.split(b, [factor_leaf(leaf, total) for leaf in tensor.leaves])
+    for leaf, part in zip(tensor.leaves, parts, strict=True):
+        # Columns of zeros: the blocks of the other matrices.
+        used = np.flatnonzero(np.any(part.reshape(total, -1) != 0, axis=1))
+        unused = np.setdiff1d(np.arange(total), used)
+        if total < rank or len(used) > rank:
+            raise InteropError(
+                f"{source}: rank_pattern gives {module_name(tensor)} rank {total} and others "
+                f"{rank}; this library has one rank, train the adapter anew without patterns"
+            )
+        chosen = np.sort(np.concatenate([used, unused[: rank - len(used)]]))
+        inputs = leaf.unit_shape[: len(leaf.axes.inputs)]
+        yield Factors(factors.a[chosen].T.reshape(*inputs, rank), part[chosen])
+
+
+def _adapted_paths(
+    found: Mapping[str, Mapping[tuple[int, ...], Factors]], tensors: Sequence[Tensor]
+) -> set[str]:
+    """Return the matrices that are adapted: not those whose rows of a shared B are all zero."""
+    changed = {path for path, each in found.items() if any(np.any(x.b) for x in each.values())}
+    return {
+        leaf.path
+        for tensor in tensors
+        for leaf in tensor.leaves
+        if leaf.path in changed or changed.isdisjoint(each.path for each in tensor.leaves)
+    }
+
+
+def _stack_factors(
+    leaf: Leaf, rank: int, found: Mapping[tuple[int, ...], Factors]
+) -> tuple[Array, Array]:
+    """Return A and B of all layers. Layers that the adapter leaves out get zeros.
+
+    Their gradients are zero too, so that they stay as they are in training.
+    """
+    stack, inputs = leaf.shape[: leaf.num_stacked], leaf.unit_shape[: len(leaf.axes.inputs)]
+    a = np.zeros((*stack, *inputs, rank), np.float32)
+    b = np.zeros((*stack, rank, *outputs_shape(leaf)), np.float32)
+    for index, factors in found.items():
+        a[index], b[index] = factors
+    return a, b
+
+
+def _whole_parameters(
+    whole: Mapping[str, Tensor], leaves: Mapping[str, Leaf], file: SafetensorsFile
+) -> dict[str, Array]:
+    """Return the parameters that an adapter replaces, by tree path."""
+    found: dict[str, dict[tuple[int, ...], Array]] = {}
+    for name, tensor in whole.items():
+        if file.tensors[name].shape != tensor.shape:
+            raise InteropError(
+                f"{file.path}: {name} has shape {list(file.tensors[name].shape)}, and the model "
+                f"{list(tensor.shape)}; give the base model that the adapter was trained on"
+            )
+        units = tensor.layout.split(np.asarray(file.read(name), np.float32), tensor.leaves)
+        for leaf, unit in zip(tensor.leaves, units, strict=True):
+            for index in tensor.indices:
+                found.setdefault(leaf.path, {})[index] = unit
+    parameters = {}
+    for path, units_by_index in found.items():
+        leaf = leaves[path]
+        if len(units_by_index) < math.prod(leaf.shape[: leaf.num_stacked]):
+            raise InteropError(
+                f"{file.path}: replaces {path} in some layers alone; train the adapter anew with "
+                "all of them, or none"
+            )
+        parameters[path] = np.zeros(leaf.padded_shape, np.float32)
+        for index, unit in units_by_index.items():
+            parameters[path][index][tuple(map(slice, unit.shape))] = unit
+    return parameters

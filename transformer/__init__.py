@@ -107,7 +107,6 @@ _HOMES = {
         "LinearScaling",
         "Llama3Scaling",
         "LongRoPEScaling",
-        "LongRoPEScaling",
         "NTKScaling",
         "NoScaling",
         "YaRNScaling",

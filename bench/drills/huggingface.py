@@ -1,7 +1,7 @@
 """Compare every supported family with `transformers`: tiny models, random weights, both ways.
 
     python -m bench.drills.huggingface [--only WORD] [--output FILE]
-    python -m bench.drills.huggingface --fixtures      # write those of the tests
+    python -m bench.drills.huggingface --fixtures [--only WORD]      # write those of the tests
 
 Each model is made and saved by transformers, read here, written again and opened there. The table
 has the largest differences of logits, of hidden states of every layer, and of the gradient of the
@@ -48,6 +48,8 @@ IN_FIXTURES = (
     "qwen2-window",
     "qwen3-qknorm",
     "phi3-partial",
+    "phi3-long",
+    "gptoss-clamped",
     "gemma-scaled",
     "gemma2-tight",
     "gemma3-linear",
@@ -56,10 +58,15 @@ IN_FIXTURES = (
     "opt-tied",
     "bert-mlm",
     "bert-classifier",
+    "bert-untied",
+    "modernbert-local",
+    "longformer-mlm",
+    "bigbird-mlm",
     "roberta-mlm",
     "distilbert-tagger",
     "t5-gated",
     "bart-scaled",
+    "marian-separate",
 )
 """Models whose files and outputs are committed, for tests without torch."""
 
@@ -272,10 +279,10 @@ def _is_unused(name: str, variant: Variant, pretrained: PretrainedConfig) -> boo
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def write_fixtures() -> None:
+def write_fixtures(only: str) -> None:
     """Write the files and outputs of some models for the tests."""
     for variant in VARIANTS:
-        if variant.name in IN_FIXTURES:
+        if variant.name in IN_FIXTURES and only in variant.name:
             model = make_model(variant)
             reference = compute_reference(variant, model)
             folder = FIXTURES / variant.name
@@ -295,7 +302,7 @@ def main() -> int:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     if given.fixtures:
-        write_fixtures()
+        write_fixtures(given.only)
         return 0
     head = f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9}"
     versions = (

@@ -8,7 +8,6 @@ sharded model needs no more host memory than the shards of this process.
 """
 
 import dataclasses
-import fnmatch
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,21 +27,27 @@ from transformer.interop.registry import FAMILIES, find_architecture
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
     Array,
-    SafetensorsFile,
     TensorSpec,
+    split_into_shards,
     write_safetensors,
+)
+from transformer.interop.weight_files import (
+    INDEX,
+    WEIGHTS,
+    WeightFiles,
+    places_by_leaf,
+    read_json,
+    read_slice,
 )
 from transformer.interop.weight_map import Leaf, Tensor, expand
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.base import Model
 from transformer.precision import Precision
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 
 MAX_SHARD_BYTES = 5_000_000_000
 """Default size above which weights are split into several files, as in `transformers`."""
-
-MAX_JSON_BYTES = 64_000_000
 
 
 class PretrainedConfig(NamedTuple):
@@ -151,16 +156,23 @@ def read_model(
     tensors = model_tensors(pretrained.family, pretrained.architecture, model, leaves)
     files.check(tensors, pretrained.family, pretrained.config.vocab_size)
     dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
-    by_leaf = _places_by_leaf(tensors)
+    by_leaf = places_by_leaf(tensors)
     sharding_of = None if shardings is None else _by_path(shardings(model))
 
     def load(leaf: Leaf) -> jax.Array:
         def read(index: Any) -> Array:  # a slice for each axis
-            return _read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
+            return read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
 
         if sharding_of is None:
-            return jnp.asarray(read(tuple(slice(0, size) for size in leaf.padded_shape)))
-        return jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
+            whole = tuple(slice(0, size) for size in leaf.padded_shape)
+            loaded = jax.device_put(read(whole), jax.local_devices()[0])
+        else:
+            sharding = sharding_of[leaf.path]
+            loaded = jax.make_array_from_callback(leaf.padded_shape, sharding, read)
+        # The next parameter may not take memory before the copies of this one are done.
+        jax.block_until_ready(loaded)
+        files.release()
+        return loaded
 
     return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
 
@@ -213,7 +225,7 @@ def write_model(
             return np.zeros(zeros, np.float32)
         return _join(by_name[name], arrays)
 
-    shards = _split_into_shards(specs, max_shard_bytes)
+    shards = split_into_shards(specs, max_shard_bytes)
     total = sum(spec.num_bytes for spec in specs)
     names: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
@@ -354,195 +366,6 @@ def tensor_values(tensors: list[Tensor], params: Any) -> dict[str, Array]:
     return {name: _join(each, arrays) for name, each in by_name.items()}
 
 
-class WeightFiles:
-    """The safetensors files of a folder."""
-
-    def __init__(self, folder: Path, files: dict[str, SafetensorsFile], prefix: str) -> None:
-        self._folder = folder
-        self._file_of: dict[str, tuple[SafetensorsFile, str]] = {}
-        names = [name for file in files.values() for name in file.tensors]
-        bare = bool(prefix) and not any(name.startswith(prefix) for name in names)
-        for file in files.values():
-            for name in file.tensors:
-                self._file_of[_modern_name(name, prefix if bare else "")] = file, name
-
-    @classmethod
-    def open(cls, folder: Path, family: Family) -> "WeightFiles":
-        """Open the file or files of a folder.
-
-        Raises:
-          InteropError: There are none, or one is damaged, or the index is.
-        """
-        if (folder / INDEX).exists():
-            names = _index_files(folder / INDEX)
-        elif (folder / WEIGHTS).exists():
-            names = [WEIGHTS]
-        else:
-            raise _no_weights(folder)
-        for name in names:
-            if not (folder / name).exists():
-                raise InteropError(f"{folder / name}: is missing; fetch it again")
-        files = {name: SafetensorsFile(folder / name) for name in names}
-        return cls(folder, files, family.prefix)
-
-    def read(self, name: str) -> Array:
-        """Return a tensor as a view of its file."""
-        file, own_name = self._file_of[name]
-        return file.read(own_name)
-
-    def check(self, tensors: list[Tensor], family: Family, vocab_size: int) -> None:
-        """Raise InteropError unless the files hold exactly these tensors."""
-        expected = {tensor.name: tensor for tensor in tensors}
-        missing = [name for name in expected if name not in self._file_of]
-        extra = [
-            name
-            for name in self._file_of
-            if name not in expected
-            and name not in family.zeros
-            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in family.ignored)
-        ]
-        if "lm_head.weight" in extra and self._is_copy_of_embedding("lm_head.weight", expected):
-            extra.remove("lm_head.weight")  # a tied matrix that was saved all the same
-        if missing:
-            first = missing[0]
-            beside = f", and has {extra[0]} too many" if extra else ""
-            raise InteropError(
-                f"{self._folder}: lacks {_count(missing)}, first {first} of shape "
-                f"{list(expected[first].shape)}{beside}; fetch the files again, or the config.json "
-                "that belongs to them"
-            )
-        if extra:
-            raise InteropError(
-                f"{self._folder}: has {_count(extra)} that the model of config.json lacks, first "
-                f"{extra[0]}; fetch the config.json that belongs to the files"
-            )
-        for name, tensor in expected.items():
-            file, own_name = self._file_of[name]
-            entry = file.tensors[own_name]
-            if entry.shape != tensor.shape:
-                raise InteropError(
-                    f"{file.path}: {own_name} has shape {list(entry.shape)}, and config.json says "
-                    f"{list(tensor.shape)}; fetch the config.json that belongs to the file"
-                )
-            if entry.dtype not in ("F32", "F16", "BF16"):
-                raise InteropError(
-                    f"{file.path}: {own_name} is stored as {entry.dtype}; give float32, float16 or "
-                    "bfloat16 weights"
-                )
-        for name in family.zeros:
-            if name in self._file_of and np.any(self.read(name)):
-                raise InteropError(
-                    f"{self._folder}: {name} is not zero, and this library has no such bias; "
-                    "import a model without it"
-                )
-
-    def _is_copy_of_embedding(self, name: str, expected: Mapping[str, Tensor]) -> bool:
-        tables = (
-            tensor.name
-            for tensor in expected.values()
-            if tensor.leaves[0].path == "embedding" and tensor.name in self._file_of
-        )
-        return any(np.array_equal(self.read(name), self.read(table)) for table in tables)
-
-
-def _count(names: list[str]) -> str:
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
-
-
-def _modern_name(name: str, prefix: str) -> str:
-    """Return a tensor's name as today's files have it.
-
-    Files of a bare body lack its prefix, and the first files of BERT name gains and biases of norms
-    gamma and beta.
-    """
-    name = f"{prefix}{name}" if prefix and not name.startswith(("lm_head.", "cls.")) else name
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
-
-
-def _index_files(path: Path) -> list[str]:
-    table = read_json(path).get("weight_map")
-    if not isinstance(table, dict) or not table:
-        raise InteropError(f"{path}: has no weight_map; fetch it again")
-    names = sorted(set(map(str, table.values())))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise InteropError(
-                f"{path}: names {name!r}, which is no file of its folder; fetch it again"
-            )
-    return names
-
-
-def _no_weights(folder: Path) -> InteropError:
-    pickled = [
-        name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for name in folder.glob(pattern)
-    ]
-    if pickled:
-        return InteropError(
-            f"{pickled[0]}: is pickled, and unpickling runs code of the file; convert it where "
-            "transformers is installed: AutoModelForCausalLM.from_pretrained(SOURCE)"
-            ".save_pretrained(FOLDER) writes safetensors"
-        )
-    return InteropError(f"{folder}: has no {WEIGHTS}; give a folder of safetensors weights")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file.
-
-    Raises:
-      InteropError: It is missing, too large, or no JSON object.
-    """
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise InteropError(f"{path}: is too large for a file of settings; fetch it again")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InteropError(f"{path}: does not exist; give a folder that has it") from error
-    except OSError as error:
-        raise InteropError(f"{path}: {error.strerror}; check the path") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InteropError):
-            raise
-        raise InteropError(f"{path}: is not JSON ({error}); fetch it again") from error
-    if not isinstance(value, dict):
-        raise InteropError(f"{path}: is no JSON object; fetch it again")
-    return value
-
-
-Place = tuple[Tensor, int]  # a tensor, and the number of the leaf among those that it holds
-
-
-def _places_by_leaf(tensors: list[Tensor]) -> dict[str, dict[tuple[int, ...], Place]]:
-    """Return, for each parameter, the tensor of each index of its stack axes."""
-    places: dict[str, dict[tuple[int, ...], Place]] = {}
-    for tensor in tensors:
-        for number, leaf in enumerate(tensor.leaves):
-            for index in tensor.indices:
-                places.setdefault(leaf.path, {})[index] = tensor, number
-    return places
-
-
-def _read_slice(
-    files: WeightFiles,
-    places: Mapping[tuple[int, ...], Place],
-    leaf: Leaf,
-    index: tuple[slice, ...],
-    dtype: Any,
-) -> Array:
-    """Return a slice of a parameter, read from the views of its tensors. Padding is zero."""
-    ranges = [range(size)[part] for size, part in zip(leaf.padded_shape, index, strict=True)]
-    values = np.zeros([len(each) for each in ranges], dtype)
-    stacked = len(next(iter(places)))  # a tensor may hold all experts
-    inner = tuple(slice(each.start, each.stop) for each in ranges[stacked:])
-    for place in np.ndindex(*(len(each) for each in ranges[:stacked])):
-        found, number = places[tuple(each[i] for each, i in zip(ranges, place, strict=False))]
-        unit = found.layout.split(files.read(found.name), found.leaves)[number]
-        part = unit[inner]  # shorter than the slice where the vocabulary is padded
-        values[place][tuple(slice(0, size) for size in part.shape)] = part
-    return values
-
-
 def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
     """Return the values of one tensor from the parameters that it holds."""
     results = []
@@ -560,19 +383,6 @@ def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
             "model have different values; no file can hold them"
         )
     return first
-
-
-def _split_into_shards(specs: list[TensorSpec], limit: int) -> list[list[TensorSpec]]:
-    """Return the tensors of each file, in order; a tensor larger than the limit has its own."""
-    shards: list[list[TensorSpec]] = [[]]
-    size = 0
-    for spec in specs:
-        if shards[-1] and size + spec.num_bytes > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(spec)
-        size += spec.num_bytes
-    return shards
 
 
 def _by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:

@@ -43,6 +43,23 @@ FAMILIES: dict[str, Family] = {
 """Families in the order in which `export` tries them for a model without a family of its own."""
 
 
+REFUSED = {
+    "albert": "all layers share one set of weights",
+    "cohere": "its RoPE pairs neighboring entries under norms without biases",
+    "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
+    "deepseek_v2": "it has multi-head latent attention and shared experts",
+    "deepseek_v3": "it has multi-head latent attention and shared experts",
+    "falcon": "its layers have one norm for attention and feed-forward",
+    "gptj": "its output matrix has a bias and its layers one norm",
+    "mamba": "it is a state-space model",
+    "olmo2": "it normalizes whole queries and keys across their heads, and the sublayers' outputs",
+    "phi": "its output matrix has a bias and its layers one norm",
+    "qwen2_moe": "it has shared experts with a gate of their own",
+    "qwen3_moe": "its layers mix experts and plain feed-forwards by index",
+}
+"""Architectures that are asked for and not supported, with the reason."""
+
+
 def find_architecture(
     model_type: object, names: object, source: str
 ) -> tuple[Family, Architecture]:
@@ -51,10 +68,13 @@ def find_architecture(
     Raises:
       InteropError: They are unknown; the message lists those that are known.
     """
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    model_type = model_type if isinstance(model_type, str) else ""
+    family = FAMILIES.get(model_type)
     if family is None:
+        reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise InteropError(
-            f"{source}: model_type {model_type!r} is not supported; known are {', '.join(FAMILIES)}"
+            f"{source}: model_type {model_type!r} is not supported{reason}; known are "
+            f"{', '.join(FAMILIES)}"
         )
     given = names if isinstance(names, list) and names else [family.architectures[0].name]
     for architecture in family.architectures:

@@ -25,7 +25,7 @@ from train.experiment import Experiment
 from train.lora.layout import abstract_frozen, bind_frozen, make_lora_layout
 from train.optim.registry import make_step_optimizer
 from train.parallel.activation_sharding import make_sharding_constraint
-from train.parallel.checks import check_context_parallelism
+from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import make_mesh
 from train.parallel.sharding import replicated_sharding, shard_batch
 from train.parallel.state_sharding import (

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from train.data.chat_files import TEMPLATE_FILE
 from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.export import base_params, check_is_lora, export_adapter
@@ -129,6 +130,8 @@ def _write_tokenizer(run: Run, kept: Path, folder: Path) -> None:
     for name in KEPT_FILES[2:] if is_imported else ():
         if (kept / name).exists():
             shutil.copyfile(kept / name, folder / name)
+    if run.tokenizer.chat_template:  # of the run: data.chat_template may have replaced it
+        (folder / TEMPLATE_FILE).write_text(run.tokenizer.chat_template, encoding="utf-8")
     if not (folder / "tokenizer.json").exists():
         (folder / "tokenizer.json").write_text(run.tokenizer.to_json(), encoding="utf-8")
     if not (folder / "tokenizer_config.json").exists():

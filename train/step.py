@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import optax
 
 from train.experiment import LossScaleConfig
-from train.optim.conditional import tree_where
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import MONITORED_METRICS, detect_anomaly
 from train.state import TrainState
@@ -238,3 +237,29 @@ def padded_length(batch: Batch) -> int:
     compares a batch with earlier ones of its own length.
     """
     return batch["tokens"].shape[1] if "tokens" in batch else 1
+
+
+def apply_if_accepted(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Return the optimizer with one more argument of `update`, the boolean `accept_update`.
+
+    If it is False, the new state is the old one. The directions are those of an accepted update.
+    """
+
+    def update(
+        grads: Any, state: Any, params: Any = None, *, accept_update: jax.Array, **_: Any
+    ) -> tuple[Any, Any]:
+        directions, new_state = optimizer.update(grads, state, params)
+        return directions, tree_where(accept_update, new_state, state)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def tree_where(condition: jax.Array, new: Any, old: Any) -> Any:
+    """Return `jnp.where(condition, new, old)` for every leaf.
+
+    Not `lax.cond`: XLA fuses this selection into the update, which reads both values anyway. The
+    branches of a `cond` are programs of their own, which nothing around them is fused with.
+    """
+    return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, old)

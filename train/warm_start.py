@@ -21,6 +21,7 @@ from train.errors import UserError
 from train.run import load
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
+from train.tasks.config import TaskConfig
 from train.telemetry.event_log import EventLog
 from transformer.lora import matches_pattern
 
@@ -32,6 +33,9 @@ VOCABULARY_TABLES: Mapping[str, int] = {
     "output_bias": 0,
 }
 """Tree path of each weight with a row for each token, and the axis of the tokens."""
+
+HEAD_PREFIX = "head"
+"""Start of the tree paths of a head's weights, which belong to a task: `head_bias`."""
 
 PYTHON_SOURCE = "params"
 """Name of a source that is not a run."""
@@ -54,6 +58,8 @@ class WarmStart:
     """Step of the weights."""
     adapter: str = ""
     """Folder of a LoRA adapter of PEFT to begin with."""
+    has_other_task: bool = False
+    """The source has learned another task, whose head does not suit this one."""
     model_type: str = ""
     """`model_type` of the source's import, which the modules of an adapter are named after."""
 
@@ -66,8 +72,12 @@ class WarmStartSource(NamedTuple):
     init_only: str = ""
     init_adapter: str = ""
 
-    def read(self, folder: RunFolder) -> WarmStart | None:
+    def read(self, folder: RunFolder, task: TaskConfig | None = None) -> WarmStart | None:
         """Return the weights, or None if none are asked for.
+
+        Args:
+          folder: Folder of the run that starts.
+          task: Its task; None: that of the source.
 
         Raises:
           UserError: Two sources are given, or the folder holds no run.
@@ -92,6 +102,7 @@ class WarmStartSource(NamedTuple):
             run.tokenizer,
             run.step,
             self.init_adapter,
+            task is not None and type(task) is not type(run.experiment.task),
             run.folder.model_type,
         )
 
@@ -184,7 +195,7 @@ def merge_params(
       UserError: A shape differs beyond the vocabulary, or nothing is taken.
     """
     own, source = named_leaves(initial), _named_arrays(warm_start)
-    chosen = chosen_names(warm_start)
+    chosen = chosen_names(warm_start, own)
     taken, resized, merged = [], {}, dict(own)
     for name, leaf in own.items():
         if name not in chosen:
@@ -209,9 +220,28 @@ def merge_params(
     return params, WarmStartReport(tuple(taken), left, new, resized)
 
 
-def chosen_names(warm_start: WarmStart) -> set[str]:
-    """Return the tree paths of the source's weights that are asked for."""
-    return {name for name in _named_arrays(warm_start) if _matches(name, warm_start.only)}
+def chosen_names(warm_start: WarmStart, own: Mapping[str, Any]) -> set[str]:
+    """Return the tree paths of the source's weights that are asked for and suit the model.
+
+    The head of another task, or one with another number of labels, does not: the model has a new
+    one.
+
+    Args:
+      warm_start: The source.
+      own: Parameters of the model, or their shapes, by tree path.
+    """
+    return {
+        name
+        for name, value in _named_arrays(warm_start).items()
+        if _matches(name, warm_start.only) and not _is_foreign_head(name, value, own, warm_start)
+    }
+
+
+def _is_foreign_head(name: str, value: Any, own: Mapping[str, Any], warm_start: WarmStart) -> bool:
+    if not name.startswith(HEAD_PREFIX) or name not in own:
+        return False
+    resized = name not in VOCABULARY_TABLES and value.shape != own[name].shape
+    return warm_start.has_other_task or resized
 
 
 def warm_state(

@@ -6,6 +6,7 @@ few percent.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from transformer.hardware import Hardware
 from transformer.layers.block import layer_constants
 from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
+from transformer.lora import LoRALayout
 from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.parameter_counts import (
@@ -36,7 +38,7 @@ from transformer.parameter_counts import (
 
 @dataclasses.dataclass(frozen=True)
 class TokenFlops:
-    """FLOPs of one token's forward pass in a sequence of T tokens.
+    """FLOPs of one token in a sequence of T tokens: of a forward pass, or of a training step.
 
     For an encoder-decoder: of one source and one target token, with both sequences T long.
     """
@@ -69,7 +71,10 @@ class TokenFlops:
 
 
 def count_token_flops(
-    model: Model, length: int, predicted_fraction: float | None = None
+    model: Model,
+    length: int,
+    predicted_fraction: float | None = None,
+    lora: LoRALayout | None = None,
 ) -> TokenFlops:
     """Count FLOPs of one token's forward pass, by part.
 
@@ -77,16 +82,44 @@ def count_token_flops(
       model: The model; only its shapes are used.
       length: Tokens of a sequence.
       predicted_fraction: Fraction of tokens with a prediction target; None: the model's default.
+      lora: Matrices with a low-rank update, whose two thin products are counted with theirs.
     """
-    predicted_fraction = (
-        model.predicted_fraction if predicted_fraction is None else predicted_fraction
-    )
     return _count_flops(
         model,
         length,
         predicted_fraction,
         abstract_parameters(model).leaves(),
         layer_mixers(model.config),
+        lora=lora,
+    )
+
+
+def count_training_flops(
+    model: Model,
+    length: int,
+    predicted_fraction: float | None = None,
+    lora: LoRALayout | None = None,
+) -> TokenFlops:
+    """Count FLOPs of one token's forward and backward pass, by part.
+
+    The backward pass multiplies each matrix twice: for the gradient of its input and for its own.
+    A frozen matrix has no gradient of its own, so it counts twice in place of three times. The
+    gradient of the input of the first layer is counted, as programs that scan layers compute it.
+
+    Args:
+      model: As in `count_token_flops`.
+      length: As in `count_token_flops`.
+      predicted_fraction: As in `count_token_flops`.
+      lora: Matrices that are frozen, adapted or trained in full. None: all are trained.
+    """
+    return _count_flops(
+        model,
+        length,
+        predicted_fraction,
+        abstract_parameters(model).leaves(),
+        layer_mixers(model.config),
+        lora=lora,
+        training=True,
     )
 
 
@@ -100,18 +133,28 @@ def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
 def _count_flops(
     model: Model,
     length: int,
-    predicted_fraction: float,
+    predicted_fraction: float | None,
     leaves: Iterable[ParameterLeaf],
     mixers: Iterable[LayerMixer],
+    *,
+    lora: LoRALayout | None = None,
+    training: bool = False,
 ) -> TokenFlops:
     """Count FLOPs of products with these parameters, and of the scores of these mixers."""
     config = model.config
+    if predicted_fraction is None:
+        predicted_fraction = model.predicted_fraction
+    passes = 3 if training else 1  # forward; gradients of both factors of each product
     weights = {"mixer": 0, "feed_forward": 0, "head": 0, "vocabulary": 0}
     for leaf in leaves:
         if (part := _product_part(leaf, model)) is not None:
-            weights[part] += count_active_entries(leaf, config) - count_padding_entries(
-                leaf, config
-            )
+            entries = count_active_entries(leaf, config) - count_padding_entries(leaf, config)
+            is_frozen = training and lora is not None and leaf.path not in lora.trained
+            weights[part] += entries * (2 if is_frozen else passes)
+            if lora is not None and leaf.path in lora.adapted:
+                fan_out = leaf.size // math.prod(leaf.shape[: len(leaf.axes.stack)]) // leaf.fan_in
+                thin = lora.rank * (leaf.fan_in + fan_out)
+                weights[part] += passes * entries * thin // (leaf.fan_in * fan_out)
     scores: list[tuple[LayerMixer, ScoreFlops]] = []
     uncounted = set()
     for layer in mixers:
@@ -123,8 +166,9 @@ def _count_flops(
     return TokenFlops(
         sequence_length=length,
         projections=2 * weights["mixer"],
-        scores=sum(count.full for _, count in scores),
-        scores_causal=sum(count.causal if layer.causal else count.full for layer, count in scores),
+        scores=passes * sum(count.full for _, count in scores),
+        scores_causal=passes
+        * sum(count.causal if layer.causal else count.full for layer, count in scores),
         feed_forward=2 * weights["feed_forward"],
         vocabulary=round(2 * predicted_fraction * weights["vocabulary"]) + 2 * weights["head"],
         uncounted=tuple(sorted(uncounted)),
@@ -221,7 +265,10 @@ def attention_traffic(model: Model, length: int) -> AttentionTraffic:
     for mixer, _, _ in layer_mixers(config):
         if isinstance(mixer, AttentionConfig):
             value = mixer.value_head_dim or mixer.resolved_head_dim(config.d_model)
+            # Queries and outputs have N heads, keys and values K. Queries and keys are as wide as
+            # the scores need, values and outputs as wide as the values.
             heads = mixer.num_heads + (mixer.num_kv_heads or mixer.num_heads)
             flash += itemsize * heads * (mixer.score_head_dim(config.d_model) + value)
+            # N rows of scores a token: written, read by the softmax, written as weights, read.
             plain += itemsize * 4 * mixer.num_heads * length
     return AttentionTraffic(plain=plain + flash, flash=flash)

@@ -83,7 +83,7 @@ def run_folder(scratch: pathlib.Path) -> list[Target]:
     }
     metrics = [{"step": n, "split": "train", "loss": 3.0 - n / 10} for n in range(4)]
     events = [{"time": "t", "event": "finished", "step": 3, "loss": 1.5}]
-    one = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "tries": 1}
+    one = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "attempts": 1}
     rollbacks = [{"rollbacks": [], "cleared": True}, {"rollbacks": [one], "cleared": False}]
     times = [{"began": 1.0, "now": 9.0 + n, "step": n, "seconds": {"step": 2.5}} for n in range(3)]
     return [

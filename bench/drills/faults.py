@@ -11,7 +11,7 @@ import numpy as np
 
 from train.data.streams import HostBatch
 from train.engine import JitEngine
-from train.loop import _TrainingRun
+from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.base import TrainingBatches
@@ -38,10 +38,10 @@ class Fault:
 @contextlib.contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """Plant the fault in every run inside the context."""
-    begin, gradients, step = _TrainingRun.__init__, TrainStep.compute_gradients, JitEngine.step
+    begin, gradients, step = RunSetup.__init__, TrainStep.compute_gradients, JitEngine.step
     flipped = [not fault.bit]
 
-    def with_bad_batches(self: _TrainingRun, *given: Any) -> None:
+    def with_bad_batches(self: RunSetup, *given: Any) -> None:
         begin(self, *given)
         self.batches = _Batches(self.batches, fault)
 
@@ -60,7 +60,7 @@ def planted(fault: Fault) -> Iterator[None]:
         return step(self, state, batch)
 
     with (
-        mock.patch.object(_TrainingRun, "__init__", with_bad_batches),
+        mock.patch.object(RunSetup, "__init__", with_bad_batches),
         mock.patch.object(TrainStep, "compute_gradients", with_factor),
         mock.patch.object(JitEngine, "step", with_bad_weight),
     ):

@@ -148,9 +148,9 @@ BUGS = (
         "a data cursor that is one batch ahead",
         "train/data/batches.py",
         "first = cursor * self.batch_size\n"
-        "        examples = np.arange(first + start, first + stop)\n",
+        "        return self.examples(np.arange(first + start, first + stop))\n",
         "first = (cursor + 1) * self.batch_size\n"
-        "        examples = np.arange(first + start, first + stop)\n",
+        "        return self.examples(np.arange(first + start, first + stop))\n",
         "train/data/test_batches.py train/data/test_corpus.py",
     ),
     Bug(

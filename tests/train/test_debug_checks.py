@@ -16,6 +16,7 @@ from tests.train.support import lines_of, tiny
 from train.debug_checks import check_batch_tokens, check_finite, finite_flags
 from train.errors import UserError
 from train.experiment import Experiment
+from train.run_setup import RunSetup
 from transformer import EncoderConfig, TransformerConfig
 
 NAN = float("nan")
@@ -92,7 +93,7 @@ def test_a_run_with_a_planted_nan(tmp_path: Path, fault: Fault, name: str) -> No
 
 @pytest.mark.slow
 def test_a_run_with_a_planted_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = train.loop._TrainingRun.__init__
+    original = RunSetup.__init__
 
     def plant(self: Any, *given: Any) -> None:
         original(self, *given)
@@ -104,7 +105,7 @@ def test_a_run_with_a_planted_token(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr(self.batches, "host_batch", bad_batch)
 
-    monkeypatch.setattr(train.loop._TrainingRun, "__init__", plant)
+    monkeypatch.setattr(RunSetup, "__init__", plant)
     with pytest.raises(UserError, match=r"^debug_checks: batch 2: tokens has id 10\d\d, and the"):
         train.fit(experiment_with_checks(tmp_path), str(tmp_path / "run"), quiet=True)
 

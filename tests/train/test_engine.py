@@ -15,7 +15,7 @@ from train.engine import Engine, JitEngine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
 from train.optim.registry import OPTIMIZERS
-from train.parallel.checks import check_batch_divides
+from train.parallel.context_parallel import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.pmap_engine import PmapEngine
 from train.recovery.detector import DETECTOR_METRICS
@@ -190,7 +190,7 @@ def test_step_and_evaluation_compile_once(
         checkpoints.save(2, state, {})
         restored = checkpoints.restore(2, engine.abstract_state())
     history = RollbackHistory(tmp_path / "recovery.json", resuming=False)
-    history.append(Rollback(first=1, step=2, checkpoint=2, cursor=9, rate=0.5, tries=1))
+    history.append(Rollback(first=1, step=2, checkpoint=2, cursor=9, rate=0.5, attempts=1))
     state, compiled = train_and_evaluate(history.apply(restored.state, restored.metadata))
     assert compiled == []
     assert int(state.cursor) == 10

@@ -136,7 +136,7 @@ def test_event_log(finished: Finished) -> None:
 
 def test_goodput_accounts_for_all_time(finished: Finished) -> None:
     found = compute_goodput(read_time_records(finished.workdir / "time.jsonl"))
-    assert found.lives == 1
+    assert found.starts == 1
     spent = {what for what, seconds in found.seconds.items() if seconds}
     assert spent == {"start", "restore", "compile", "step", "evaluate", "save"}
     assert "made steps; start" in finished.shown
@@ -167,7 +167,7 @@ def test_a_sample_that_fails_does_not_end_training(
     assert run.step == 2
     assert "step 1: no sample (no room); training continues" in shown.getvalue()
     events = lines_of(tmp_path / "run/logbook.jsonl")
-    failed = [(each["step"], each["why"]) for each in events if each["event"] == "sample failed"]
+    failed = [(each["step"], each["reason"]) for each in events if each["event"] == "sample failed"]
     assert failed == [(1, "no room"), (2, "no room")]
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+import train
 from tests.train.resumed_runs import Unbroken, fit, state_at
 from tests.train.support import WORDS, assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import SourceConfig, TextDataConfig, TokenizerConfig
+from train.checkpoint.manager import CheckpointManager
+from train.data.config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
+from train.data.streaming import StreamPosition
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.runtime.signals import PreemptedError
 from train.telemetry.reporter import Reporter
@@ -90,3 +93,27 @@ def test_resumed_mixture_equals_the_unbroken_run(unbroken: Unbroken, tmp_path: P
     fit(experiment, tmp_path / "run")
     assert losses(tmp_path / "run") == unbroken.losses
     assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(unbroken.workdir, STEPS))
+
+
+STREAMING = StreamingConfig(enabled=True, shuffle_window=5, readers=1, validation_documents=4)
+
+
+@pytest.mark.slow
+def test_resumed_stream_equals_the_unbroken_run(tmp_path: Path) -> None:
+    """Stopped in the middle of a file and of a shuffle window; files moved before it resumes."""
+    experiment = make_experiment(tmp_path, streaming=STREAMING)
+    fit(experiment, tmp_path / "unbroken")
+    stop_after(5, experiment, tmp_path / "run")
+    with CheckpointManager(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
+        [[cursor, *numbers]] = checkpoints.read_metadata(5)["data_position"]
+    assert cursor == 5
+    positions = [StreamPosition(*numbers[:6]), StreamPosition(*numbers[6:])]
+    assert all(each.document and each.token for each in positions)
+    assert positions[0].offset
+    (tmp_path / "moved").mkdir()
+    moved = make_experiment(tmp_path / "moved", streaming=STREAMING)
+    fit(moved, tmp_path / "run")
+    assert losses(tmp_path / "run") == losses(tmp_path / "unbroken")
+    assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(tmp_path / "unbroken", STEPS))
+    evaluated = train.load(str(tmp_path / "run")).evaluate()
+    assert {"loss", "loss/prose", "loss/code"} <= evaluated.keys()

@@ -226,7 +226,7 @@ def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # What a run's files say.
 
-ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "tries": 1}
+ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "attempts": 1}
 
 
 @pytest.mark.parametrize("name", ROLLBACK)

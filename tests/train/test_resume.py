@@ -96,7 +96,7 @@ def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
         assert checkpoints.steps() == [4, 5]
     events = [(line["event"], line["step"]) for line in lines_of(stopped / "logbook.jsonl")]
     assert events == [("started", 0), ("preempted", 5)]
-    assert lines_of(stopped / "logbook.jsonl")[-1]["why"] == "SIGTERM"
+    assert lines_of(stopped / "logbook.jsonl")[-1]["reason"] == "SIGTERM"
     assert (stopped / "loss.png").exists()
     assert train.load(str(stopped)).step == 5
 
@@ -320,10 +320,10 @@ def test_damaged_checkpoint_is_skipped(unbroken: Unbroken, copy: Path) -> None:
     assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
     events = lines_of(copy / "logbook.jsonl")[2:4]
     assert [(line["event"], line["step"]) for line in events] == [
-        ("passed over", 5),
+        ("checkpoint skipped", 5),
         ("resumed", 4),
     ]
-    assert events[0]["why"].endswith("has other bytes than were saved")
+    assert events[0]["reason"].endswith("has other bytes than were saved")
     assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
 
 

@@ -10,13 +10,12 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, state_of
 from tests.train.support import light_compiler as light_compiler
 from train.experiment import LossScaleConfig
-from train.optim.conditional import apply_if_accepted
 from train.optim.elementwise import AdamW
 from train.optim.registry import make_step_optimizer
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import AnomalyDetector
 from train.state import LossScale, TrainState
-from train.step import Batch, TrainStep, example_rngs, weighted_mean
+from train.step import Batch, TrainStep, apply_if_accepted, example_rngs, weighted_mean
 from transformer.layers.basic import dropout
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.losses import Loss

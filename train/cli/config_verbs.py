@@ -24,6 +24,7 @@ from train.cli.parsing import (
 )
 from train.config.registry import find_experiment
 from train.data.config import SourceConfig, TextDataConfig
+from train.errors import UsageError
 from train.estimate.candidate import PlanOptions
 from train.experiment import Experiment
 
@@ -35,6 +36,10 @@ ASK_COMPILER_HELP = (
 
 MESH_AUTO_HELP = "--mesh auto uses the best mesh for the local devices, as `plan` finds it."
 """Help text of `--mesh auto`."""
+
+INIT_MODEL_HELP = """--init-model takes the model of the run of --init-from in place of CONFIG's,
+before other flags apply."""
+"""Help text of `--init-model`."""
 
 TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16),
 a number of GPUs (h100, h200, b200: h200:8), or here: the local devices. A --mesh flag turns the
@@ -50,6 +55,7 @@ def parse_config_verb(
     arguments: list[str],
     with_defaults: Callable[[Experiment], Arguments],
     extra_help: str = "",
+    change: Callable[[Experiment], Experiment] = lambda experiment: experiment,
 ) -> Arguments:
     """Remove CONFIG from the arguments and parse the others.
 
@@ -58,10 +64,11 @@ def parse_config_verb(
       arguments: Its arguments, without the flags already taken.
       with_defaults: Builds the verb's default arguments from the experiment of CONFIG.
       extra_help: Text that `--help` shows before the kinds of the experiment's parts.
+      change: Changes the experiment of CONFIG before the other flags apply to it.
     """
     name = pop_positional(arguments, "CONFIG", verb)
     with as_usage_errors():
-        experiment = with_listed_sources(find_experiment(name), arguments)
+        experiment = with_listed_sources(change(find_experiment(name)), arguments)
         experiment, left = select_kinds(experiment, arguments)
         default = with_defaults(experiment)
         more = f"{extra_help}\n\n{kinds_help(experiment)}".strip()
@@ -107,7 +114,9 @@ def run_fit(arguments: list[str]) -> int:
     """Train an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     mesh_auto = pop_flag(arguments, "--mesh=auto") or _pop_mesh_auto(arguments)
-    given = parse_config_verb("fit", arguments, FitArguments, MESH_AUTO_HELP)
+    change = _with_source_model(arguments)
+    help_text = f"{MESH_AUTO_HELP}\n\n{INIT_MODEL_HELP}"
+    given = parse_config_verb("fit", arguments, FitArguments, help_text, change)
     from train.loop import fit
     from train.parallel.distributed import explain_lost_peers, initialize_distributed
     from train.telemetry.goodput import process_start_time
@@ -130,8 +139,32 @@ def run_fit(arguments: list[str]) -> int:
     return 0
 
 
+def _with_source_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
+    """Remove `--init-model` from the arguments; return a change of the experiment that obeys it."""
+    if not pop_flag(arguments, "--init-model"):
+        return lambda experiment: experiment
+    pairs = [
+        *itertools.pairwise(arguments),
+        *(each.split("=", 1) for each in arguments if "=" in each),
+    ]
+    sources = [value for flag, value in pairs if flag.replace("_", "-") == "--init-from"]
+    if not sources:
+        raise UsageError("--init-model: takes the model of the run of --init-from W; give that too")
+
+    def change(experiment: Experiment) -> Experiment:
+        from train.run import read_experiment
+        from train.run_folder.folder import RunFolder
+
+        source = read_experiment(RunFolder.open_existing(sources[0])).model
+        # The tokenizer decides the size: an import may have rows without a token.
+        return dataclasses.replace(experiment, model=dataclasses.replace(source, vocab_size=0))
+
+    return change
+
+
 def _pop_mesh_auto(arguments: list[str]) -> bool:
     """Remove `--mesh auto` from the arguments; return True if it was given."""
+    # `mesh` is a group of flags and takes no value: tyro would reject `--mesh auto`.
     for index, pair in enumerate(itertools.pairwise(arguments)):
         if pair == ("--mesh", "auto"):
             del arguments[index : index + 2]
@@ -161,6 +194,8 @@ def run_describe(arguments: list[str]) -> int:
     from train.runtime.local_hardware import enable_compilation_cache, local_hardware
     from transformer.precision import AUTO_POLICY
 
+    # Only these two depend on the devices. Asking for devices starts a backend, which may take
+    # seconds, or wait for a chip that another process uses.
     if with_compiler or experiment.model.precision == AUTO_POLICY:
         from train.config.resolve import resolve_precision
 

@@ -34,8 +34,8 @@ VERBS = {
     ),
     "evaluate": Verb("W [--split S]", "metrics of a run on held-out data", "run_verbs"),
     "sample": Verb(
-        "W --prompt TEXT ...",
-        "generate, translate, classify or tag with a run's model",
+        "W --prompt TEXT ... | W --chat",
+        "generate, translate, classify, tag or chat with a run's model",
         "run_verbs",
     ),
     "attention": Verb(

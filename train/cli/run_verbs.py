@@ -67,6 +67,9 @@ class SampleArguments:
     """Seed of the random draws."""
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights."""
+    chat: bool = False
+    """Write each prompt by the tokenizer's chat template. Without --prompt: a conversation, with a
+    line of standard input for each turn."""
 
 
 GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
@@ -78,9 +81,11 @@ def run_sample(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "sample")
     given = parse(SampleArguments, arguments, verb="sample W")
+    from train.cli.chat import answer_once, chat
     from train.run import load, read_experiment, sample
     from train.run_folder.folder import RunFolder
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+    from train.tasks.base import SampleOptions
     from train.tasks.registry import make_task
     from transformer.generation.sampling import SamplingConfig
 
@@ -92,23 +97,33 @@ def run_sample(arguments: list[str]) -> int:
         lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
     ):
         run = load(workdir, step=given.step)
-        prompts = given.prompt if task.continues_prompt else [""] * len(given.prompt)
+        if given.chat and not any(given.prompt):
+            if json_wanted:
+                raise UsageError("sample --chat --json: needs --prompt; give one or more")
+            chat(run, SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed))
+            return 0
+        continues = task.continues_prompt and not given.chat
+        prompts = given.prompt if continues else [""] * len(given.prompt)
         stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
-        texts = sample(
-            run,
-            list(given.prompt),
-            max_new_tokens=given.max_new_tokens,
-            sampling=sampling,
-            num_beams=given.beams,
-            seed=given.seed,
-            on_text=stream,
-        )
+        options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
+        if given.chat:
+            texts = answer_once(run, list(given.prompt), options, stream)
+        else:
+            texts = sample(
+                run,
+                list(given.prompt),
+                max_new_tokens=given.max_new_tokens,
+                sampling=sampling,
+                num_beams=given.beams,
+                seed=given.seed,
+                on_text=stream,
+            )
     if json_wanted:
         print(json.dumps({"text": texts}))
     elif stream is not None:
         stream("\n")
     else:
-        separator = "\n---\n" if task.continues_prompt else "\n"
+        separator = "\n---\n" if continues else "\n"
         print(separator.join(p + text for p, text in zip(prompts, texts, strict=True)))
     return 0
 
@@ -181,7 +196,7 @@ def run_goodput(arguments: list[str]) -> int:
             f"{activity:9} {seconds / (goodput.total or 1):6.1%} "
             f"{format_duration(seconds):>12}   {ACTIVITY_DESCRIPTIONS[activity]}"
         )
-    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   lives: {goodput.lives}")
+    print(f"{'all':9} {1:6.1%} {format_duration(goodput.total):>12}   starts: {goodput.starts}")
     return 0
 
 

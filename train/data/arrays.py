@@ -62,6 +62,7 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
         whole = splits["train"]
         splits["train"] = {key: array[~chosen] for key, array in whole.items()}
         splits["validation"] = {key: array[chosen] for key, array in whole.items()}
+    # Names, dtypes and shapes are part of the digest: the same bytes may be other numbers.
     digest = hashlib.blake2b(digest_size=16)
     for name, arrays in sorted(splits.items()):
         for key, array in sorted(arrays.items()):
@@ -95,6 +96,7 @@ def _to_32_bits(split: str, name: str, array: np.ndarray) -> np.ndarray:
         raise UserError(
             f"the {split} split: array {name} is of {array.dtype}; give numbers or booleans"
         )
+    # NumPy's defaults have 64 bits, which JAX would cut to 32 without an error.
     if array.dtype.itemsize <= 4:
         return array
     if array.dtype.kind == "f":
@@ -141,6 +143,8 @@ class ArrayTrainingBatches:
         count = num_examples(self.arrays)
         start, stop = host_rows(self.batch_size, host, num_hosts)
         drawn = cursor * self.batch_size + np.arange(start, stop)
+        # Counted over all epochs: no batch is cut short at the end of one, and the cursor alone
+        # says which rows come next.
         epochs, places = np.divmod(drawn, count)
         indices = np.empty_like(drawn)
         for epoch in np.unique(epochs):

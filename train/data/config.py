@@ -293,10 +293,11 @@ class TextDataConfig(DataConfig):
     """Running text: the files to read, the held-out part, and the length of windows.
 
     A path is a file, a folder (every file under it whose name does not begin with a dot), a glob
-    such as ``books/**/*.txt``, or ``python:library`` (the help topics and library source that
-    every Python carries). It may be remote (gs://...); ``~`` and ``$NAME`` are expanded; one that
-    does not exist as given is looked for under ``$TRANSFORMER_DATA``. Files are UTF-8 text, one
-    document each, or JSON lines (.jsonl, .ndjson), one document a line; either may be gzip (.gz).
+    such as ``books/**/*.txt``, numbered files (``part-{00..63}.jsonl``), or ``python:library`` (the
+    help topics and library source that every Python carries). It may be remote (https://...,
+    gs://...); ``~`` and ``$NAME`` are expanded; one that does not exist as given is looked for
+    under ``$TRANSFORMER_DATA``. Files are UTF-8 text, one document each, or JSON lines (.jsonl,
+    .ndjson) or Parquet (.parquet), one document a line or row; text may be compressed (.gz, .zst).
     """
 
     length_field = "sequence_length"

@@ -1,248 +1,19 @@
 """Running text: find the files, split off held-out text, train the tokenizer, tokenize, cache."""
 
 import dataclasses
-import functools
-import hashlib
 import json
 import pathlib
-import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from train.data.compression import compressed_bits_per_byte
 from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
-from train.data.files import TextFile, find_files
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
-from train.data.text_files import (
-    LIBRARY_PATH,
-    Document,
-    library_documents,
-    library_files,
-    read_documents,
-    truncate_documents,
-)
+from train.data.text_splits import DocumentSplits, FingerprintedSplits, TextSplits
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-
-SPLITS = ("train", "validation", "test")
-
-
-@dataclasses.dataclass(frozen=True)
-class TextSource:
-    """Documents of one path setting. They are not kept in memory: each pass reads them again."""
-
-    setting: str
-    path: str
-    files: tuple[TextFile, ...]
-    text_field: str
-    max_bytes: int
-
-    @classmethod
-    def find(
-        cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
-    ) -> "TextSource":
-        """Return the source of ``path``, the value of ``setting``. UserError: it has no files."""
-        files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
-        return cls(setting, path, files, text_field, max_bytes)
-
-    def documents(self) -> Iterator[Document]:
-        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
-        if self.path == LIBRARY_PATH:
-            documents = library_documents(self.files)
-        else:
-            setting = f"{self.setting.rpartition('.')[0]}.text_field"
-            documents = read_documents(self.files, text_field=self.text_field, setting=setting)
-        is_empty = True
-        for document in truncate_documents(documents, self.max_bytes):
-            is_empty = False
-            yield document
-        if is_empty:
-            raise UserError(f"{self.setting} {self.path}: is empty; give a path that holds text")
-
-    def fingerprint(self) -> list[object]:
-        """Return JSON values that change if the text may have changed: files, sizes and times."""
-        version = [*sys.version_info] if self.path == LIBRARY_PATH else []
-        files = [file.fingerprint() for file in self.files]
-        return [version, self.text_field, self.max_bytes, files]
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnTextSource:
-    """Documents of one split of a dataset of the user. Each pass generates them again."""
-
-    config: TextDataConfig
-    split: str
-    setting: str = "dataset"
-
-    @property
-    def path(self) -> str:
-        """Name of the split, for error messages."""
-        return f"{type(self.config).__name__}, split {self.split}"
-
-    def documents(self) -> Iterator[Document]:
-        """Yield the documents that are not empty. Raises UserError if there is no text at all."""
-        is_empty = True
-        for document in truncate_documents(self._texts(), self.config.max_bytes):
-            is_empty = False
-            yield document
-        if is_empty:
-            raise UserError(f"{self.setting} {self.path}: has no text; yield some from read_split")
-
-    def _texts(self) -> Iterator[Document]:
-        for index, text in enumerate(self.config.read_split(self.split) or ()):
-            if not isinstance(text, str):
-                raise UserError(
-                    f"{self.setting} {self.path}, example {index}: is a {type(text).__name__}; "
-                    "yield strings"
-                )
-            if text:
-                yield Document(f"{self.split}/{index}", text)
-
-    def fingerprint(self) -> list[object]:
-        """Return a digest of all texts: there are no files whose times could tell."""
-        digest = hashlib.blake2b(digest_size=16)
-        for document in self.documents():
-            encoded = document.text.encode(errors="surrogatepass")
-            digest.update(f"{len(encoded)} ".encode() + encoded)
-        return [digest.hexdigest()]
-
-
-class Holdout(Protocol):
-    """Rule that divides documents into a training part and a held-out part."""
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """Yield the documents of one of the two parts, in order."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True)
-class DocumentHoldout:
-    """Holds out whole documents, by index."""
-
-    held_out: frozenset[int]
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Holdout`."""
-        for index, document in enumerate(documents):
-            if (index in self.held_out) == held_out:
-                yield document
-
-
-@dataclasses.dataclass(frozen=True)
-class TailHoldout:
-    """Holds out the characters from ``start`` on, counted over all documents."""
-
-    start: int
-
-    def select(self, documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-        """See `Holdout`."""
-        before = 0
-        for name, text in documents:
-            cut = min(max(self.start - before, 0), len(text))
-            before += len(text)
-            if part := text[cut:] if held_out else text[:cut]:
-                yield Document(name, part)
-
-
-class TextSplits:
-    """Documents of every split of a `TextDataConfig`.
-
-    Attributes:
-      names: The splits: "train", "validation" and, if it is configured, "test".
-    """
-
-    def __init__(self, config: TextDataConfig, section: str = "data"):
-        """Find the files.
-
-        Args:
-          config: Paths and splits.
-          section: Name of the settings that hold the paths, for error messages.
-        """
-        self._config = config
-        if config.has_own_examples:
-            own = [each for each in SPLITS if config.read_split(each) is not None]
-            self._sources: dict[str, TextSource | OwnTextSource] = {
-                split: OwnTextSource(config, split) for split in ["train", *own]
-            }
-            self.names = tuple(dict.fromkeys(["train", "validation", *own]))
-            return
-        self._sources = {
-            split: TextSource.find(
-                f"{section}.{setting}",
-                path,
-                text_field=config.text_field,
-                max_bytes=config.max_bytes,
-            )
-            for split, setting, path in (
-                ("train", "path", config.path),
-                ("validation", "validation_path", config.validation_path),
-                ("test", "test_path", config.test_path),
-            )
-            if path or split == "train"
-        }
-        self.names = ("train", "validation", *(["test"] if config.test_path else []))
-
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split. The files are read again each time."""
-        if split in ("train", "validation") and "validation" not in self._sources:
-            documents = self._sources["train"].documents()
-            return self.holdout.select(documents, held_out=split == "validation")
-        return self._sources[split].documents()
-
-    @functools.cached_property
-    def holdout(self) -> Holdout:
-        """Rule that divides ``data.path``. It reads all of the text once, to measure it."""
-        source, fraction = self._sources["train"], self._config.validation_fraction
-        sizes = [(document.name, len(document.text)) for document in source.documents()]
-        if self._config.split_method == "documents" and len(sizes) > 1:
-            return DocumentHoldout(choose_held_out_documents(sizes, fraction))
-        total = sum(size for _, size in sizes)
-        start = int(total * (1 - fraction))
-        if not 0 < start < total:
-            raise UserError(
-                f"{source.setting} {source.path}: {total} characters are too few to hold out "
-                f"{fraction:g} of them; give more text or set data.validation_path"
-            )
-        return TailHoldout(start)
-
-    def fingerprint(self) -> dict[str, object]:
-        """Return JSON values that change if a split may have changed."""
-        prints: dict[str, object] = {
-            split: source.fingerprint() for split, source in self._sources.items()
-        }
-        if "validation" not in self._sources:
-            prints["held out"] = [self._config.split_method, self._config.validation_fraction]
-        return prints
-
-
-def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> frozenset[int]:
-    """Choose documents by a hash of their names, up to a fraction of all characters.
-
-    The choice does not depend on the place of the corpus or on the order of reading. At least one
-    document is chosen (the smallest, if none fits), and at least one is not.
-
-    Args:
-      sizes: Name and number of characters of each document, at least two of them.
-      fraction: Maximum fraction of all characters to choose, between 0 and 1.
-
-    Returns:
-      The indices of the chosen documents.
-    """
-    remaining = fraction * sum(size for _, size in sizes)
-    chosen = set()
-    for index in sorted(range(len(sizes)), key=lambda index: _hash(sizes[index][0])):
-        if sizes[index][1] <= remaining:
-            remaining -= sizes[index][1]
-            chosen.add(index)
-    smallest = min(range(len(sizes)), key=lambda index: (sizes[index][1], sizes[index][0]))
-    return frozenset(chosen or {smallest})
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()
-
 
 # Version of the files in the cache. Increase it when their contents change.
 _FORMAT = 1
@@ -269,7 +40,7 @@ class TextCorpus:
     tokenizer: Tokenizer
     streams: Mapping[str, TokenStream]
     digest: str
-    _splits: TextSplits | None
+    _splits: DocumentSplits | None
     """Splits of the texts; None for token arrays, which have none."""
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -345,25 +116,33 @@ def prepare_text(
         tokenizer = load_or_train_tokenizer(config.tokenizer, splits, sources, folder)
     if with_mask_token:
         tokenizer = tokenizer.with_mask_token()
+    return _tokenize(folder, splits, splits.names, sources, tokenizer)
+
+
+def prepare_held_out(
+    config: TextDataConfig, splits: FingerprintedSplits, tokenizer: Tokenizer
+) -> TextCorpus:
+    """Return the corpus of the splits of a stream that are held out: all but training's."""
+    names = tuple(name for name in splits.names if name != "train")
+    sources = splits.fingerprint()
+    corpus = _tokenize(cache_folder(config.cache_dir), splits, names, sources, tokenizer)
+    return dataclasses.replace(corpus, digest=cache_key(corpus.digest, sources["stream"]))
+
+
+def _tokenize(
+    folder: pathlib.Path,
+    splits: DocumentSplits,
+    names: tuple[str, ...],
+    sources: dict[str, object],
+    tokenizer: Tokenizer,
+) -> TextCorpus:
+    """Return the token streams of splits, from the cache if they are there."""
     entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
-    get_or_create(entry, lambda partial: _write(partial, splits, tokenizer), _is_complete)
+    get_or_create(entry, lambda partial: _write(partial, splits, names, tokenizer), _is_complete)
     metadata = json.loads((entry / _METADATA).read_text())
-    streams = {name: read_stream(entry, name, metadata[name]) for name in splits.names}
+    streams = {name: read_stream(entry, name, metadata[name]) for name in names}
     digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
     return TextCorpus(tokenizer, streams, digest, splits)
-
-
-class DocumentSplits(Protocol):
-    """Documents of several splits, by name."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The splits."""
-        ...
-
-    def documents(self, split: str) -> Iterator[Document]:
-        """Yield the documents of a split."""
-        ...
 
 
 def load_or_train_tokenizer(
@@ -394,9 +173,11 @@ def load_or_train_tokenizer(
     return Tokenizer.load(get_or_create(entry, write) / _TOKENIZER)
 
 
-def _write(folder: pathlib.Path, splits: TextSplits, tokenizer: Tokenizer) -> None:
+def _write(
+    folder: pathlib.Path, splits: DocumentSplits, names: tuple[str, ...], tokenizer: Tokenizer
+) -> None:
     metadata = {}
-    for name in splits.names:
+    for name in names:
         metadata[name] = write_stream(folder, name, splits.documents(name), tokenizer)
         if metadata[name]["documents"] == 0:
             raise UserError(f"the {name} split: has no words in it; give more text")

@@ -200,6 +200,24 @@ class TokenLabelDataConfig(ExampleDataConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class ConversationDataConfig(ExampleDataConfig):
+    """Conversations in JSON lines, for instruction tuning.
+
+    A line has `messages`, a list of {"role", "content"}; or `prompt` and `completion`, both texts
+    or both lists of messages.
+    """
+
+    max_length: int = 512
+    """Tokens of a row. Longer conversations are cut at their ends; their number is reported."""
+
+    packing: bool = True
+    """Put several conversations into a row. None attends to another."""
+
+    chat_template: str = ""
+    """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ListOpsDataConfig(ExampleDataConfig):
     """ListOps: nested operations on digits, labeled by their value. ``[MAX 4 [MIN 5 1 ] 2 ]`` is 4.
 

@@ -5,8 +5,9 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from train.data.http_files import SCHEMES, HttpPath
 from train.errors import UsageError, UserError, as_user_error
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ AnyPath: TypeAlias = "pathlib.Path | epath.Path"
 
 
 _MAGIC = re.compile(r"[*?[]")
+_NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,8 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     """Return the files that ``path`` (a file, folder or glob) names, sorted by name.
 
     Args:
-      path: As described in `train.data.config.TextDataConfig`.
+      path: As described in `train.data.config.TextDataConfig`. `{000..063}` stands for each of
+        these numbers.
       setting: Name of the setting that it came from, for error messages.
 
     Raises:
@@ -81,6 +84,15 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     """
     if not path:
         raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
+    if found := _NUMBERS.search(path):
+        first, last = found.groups()
+        numbers = [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)]
+        each = [path[: found.start()] + number + path[found.end() :] for number in numbers]
+        if not each:
+            raise UsageError(f"{setting} {path}: counts from {first} down to {last}; swap them")
+        return tuple(file for one in each for file in find_files(one, setting))
+    if path.startswith(SCHEMES):
+        return (_http_file(path, setting),)
     with as_user_error(f"{setting} {path}"):
         for place in _candidate_paths(path):
             if files := sorted(_files_at(place), key=lambda file: file.name):
@@ -106,6 +118,17 @@ def find_file(path: str, setting: str) -> TextFile:
         f"{setting} {path}: there is no such file, also not under $TRANSFORMER_DATA "
         f"({os.environ.get('TRANSFORMER_DATA') or 'which is not set'}); give the path of one"
     )
+
+
+def _http_file(url: str, setting: str) -> TextFile:
+    """Return the file of an http:// or https:// address. Nothing is asked of its server."""
+    address: Any = HttpPath(url)
+    if "*" in url or not address.name:
+        raise UsageError(
+            f"{setting} {url}: an http server has no list of its files; give the address of one "
+            "file, or of several as {000..063}"
+        )
+    return TextFile(address.name, address)
 
 
 def _candidate_paths(path: str) -> Iterator[AnyPath]:

@@ -1,26 +1,29 @@
-"""Corpora of several sources of running text: one tokenizer, and the splits of each source."""
+"""Corpora of several sources of running text, or of streams, with one tokenizer."""
 
 import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from train.data.batches import TextTrainingBatches
-from train.data.config import SourceConfig, TextDataConfig, TokenizerConfig
+from train.data.config import SourceConfig, TextDataConfig
 from train.data.corpus import (
-    SPLITS,
     TextCorpus,
-    TextSplits,
     load_or_train_tokenizer,
+    prepare_held_out,
     prepare_text,
     prepare_tokenizer,
 )
 from train.data.disk_cache import cache_folder, cache_key
-from train.data.mixing import MixedTrainingBatches, MixtureSchedule
+from train.data.mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
+from train.data.stream_batches import StreamedTrainingBatches
+from train.data.streaming import StreamedText, StreamReader
 from train.data.streams import TokenStream
 from train.data.text_files import Document
+from train.data.text_splits import SPLITS, TextSource, TextSplits
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 
@@ -32,7 +35,16 @@ class MixedSource:
     name: str
     config: SourceConfig
     corpus: TextCorpus
-    """Token streams of its splits."""
+    """Token streams of its splits. Of a streamed source, those that are held out."""
+    text: StreamedText | None = None
+    """Training text of a streamed source."""
+
+    @property
+    def size(self) -> str:
+        """Amount of training data, as text."""
+        if self.text is None:
+            return f"{len(self.corpus.split('train').tokens):,} tokens"
+        return f"streamed from {len(self.text.files):,} files"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -83,20 +95,24 @@ class MixedCorpus:
 
     def describe(self) -> str:
         """Return the amount of training data as text."""
+        if len(self.sources) == 1:
+            return f"{self.sources[0].name} {self.sources[0].size}"
         parts = ", ".join(
-            f"{name} {share:.3g} ({len(source.corpus.split('train').tokens):,} tokens)"
-            for source, (name, share) in zip(self.sources, self.shares.items(), strict=True)
+            f"{source.name} {share:.3g} ({source.size})"
+            for source, share in zip(self.sources, self.shares.values(), strict=True)
         )
         return f"a mixture of {len(self.sources)} sources: {parts}"
 
     def training_batches(
         self, config: TextDataConfig, *, batch_size: int, seed: int, steps: int
-    ) -> MixedTrainingBatches:
+    ) -> MixedBatches:
         """Return batches of windows of all sources, mixed by weight.
 
         Raises:
           UserError: A source is shorter than a window, or too short for the run.
         """
+        if config.streaming.enabled:
+            return self._streamed_batches(config, batch_size=batch_size, seed=seed)
         windows = {
             source.name: TextTrainingBatches(
                 dataclasses.replace(source.corpus.split("train"), name=f"train/{source.name}"),
@@ -116,6 +132,34 @@ class MixedCorpus:
             max_epochs=[each.config.max_epochs for each in self.sources],
         )
 
+    def _streamed_batches(
+        self, config: TextDataConfig, *, batch_size: int, seed: int
+    ) -> StreamedTrainingBatches:
+        streaming = config.streaming
+
+        def make_reader(number: int, group: int) -> StreamReader:
+            source = self.sources[number]
+            assert source.text is not None
+            return StreamReader(
+                source.text,
+                self.tokenizer,
+                files=range(group, len(source.text.files), streaming.readers),
+                seeds=(seed, number, group),
+                shuffle_window=streaming.shuffle_window,
+                sequence_length=config.sequence_length,
+                document_masking=config.document_masking,
+                max_epochs=source.config.max_epochs,
+            )
+
+        return StreamedTrainingBatches(
+            [each.name for each in self.sources],
+            [each.config.weight for each in self.sources],
+            make_reader,
+            batch_size=batch_size,
+            readers=streaming.readers,
+            seed=seed,
+        )
+
 
 def prepare_any_text(
     config: TextDataConfig, *, tokenizer: Tokenizer | None = None
@@ -128,11 +172,14 @@ def prepare_any_text(
         return prepare_text(config, tokenizer=tokenizer)
     tokenizer = tokenizer or prepare_any_tokenizer(config)
     sources = []
-    for number, (name, source) in enumerate(named_sources(config).items()):
-        corpus = prepare_text(
-            source_data(config, source), tokenizer=tokenizer, section=f"data.sources.{number}"
-        )
-        sources.append(MixedSource(name, source, corpus))
+    for section, name, source in listed_sources(config):
+        own = source_data(config, source)
+        if config.streaming.enabled:
+            text = StreamedText.find(section, name, source, config.streaming)
+            corpus = prepare_held_out(own, StreamedSplits(text, own, section), tokenizer)
+        else:
+            text, corpus = None, prepare_text(own, tokenizer=tokenizer, section=section)
+        sources.append(MixedSource(name, source, corpus, text))
     digest = cache_key(tokenizer.digest, [each.corpus.digest for each in sources])
     return MixedCorpus(tokenizer, tuple(sources), digest)
 
@@ -144,6 +191,11 @@ def prepare_any_tokenizer(config: TextDataConfig) -> Tokenizer:
     """
     if not config.is_mixed:
         return prepare_tokenizer(config)
+    if config.streaming.enabled and config.tokenizer.kind == "character":
+        raise UserError(
+            "data.tokenizer.kind character: needs all characters of the text, and a stream is not "
+            "read whole; choose byte, bpe or file"
+        )
     splits = MixedSplits(config)
     return load_or_train_tokenizer(
         config.tokenizer, splits, splits.fingerprint(), cache_folder(config.cache_dir)
@@ -163,28 +215,41 @@ def source_data(config: TextDataConfig, source: SourceConfig) -> TextDataConfig:
     )
 
 
-def named_sources(config: TextDataConfig) -> dict[str, SourceConfig]:
-    """Return the sources by name.
+class ListedSource(NamedTuple):
+    """A source of the settings."""
+
+    section: str
+    """Its settings, for error messages: `data.sources.0`, or `data` for a single stream."""
+    name: str
+    config: SourceConfig
+
+
+def listed_sources(config: TextDataConfig) -> list[ListedSource]:
+    """Return the sources with their names.
 
     Raises:
       UsageError: Two have the same name, or there is a path beside them that would not be read.
     """
+    if not config.sources:
+        fields = ("path", "validation_path", "test_path", "text_field", "max_bytes")
+        only = SourceConfig(**{name: getattr(config, name) for name in fields})
+        return [ListedSource("data", _name_of_path(config.path) or "text", only)]
     for field in ("path", "validation_path", "test_path"):
         if value := getattr(config, field):
             raise UsageError(
                 f"data.{field} {value}: is not read beside data.sources; set it to '', or make it "
                 "one of the sources"
             )
-    named: dict[str, SourceConfig] = {}
+    listed: list[ListedSource] = []
     for number, source in enumerate(config.sources):
         name = source.name or _name_of_path(source.path) or f"source{number}"
-        if name in named:
+        if any(name == each.name for each in listed):
             raise UsageError(
                 f"data.sources.{number}.name: {name!r} is the name of another source; give a name "
                 "of its own"
             )
-        named[name] = source
-    return named
+        listed.append(ListedSource(f"data.sources.{number}", name, source))
+    return listed
 
 
 def _name_of_path(path: str) -> str:
@@ -195,6 +260,35 @@ def _name_of_path(path: str) -> str:
     return ""
 
 
+class StreamedSplits:
+    """Documents of the splits of a streamed source.
+
+    Attributes:
+      names: The splits: "train", "validation" and, if it is configured, "test".
+    """
+
+    def __init__(self, text: StreamedText, config: TextDataConfig, section: str):
+        self._text = text
+        paths = (("validation", config.validation_path), ("test", config.test_path))
+        self._sources = {
+            split: TextSource.find(f"{section}.{split}_path", path, text_field=config.text_field)
+            for split, path in paths
+            if path
+        }
+        self.names = tuple(dict.fromkeys(["train", "validation", *self._sources]))
+
+    def documents(self, split: str) -> Iterator[Document]:
+        """Yield the documents of a split."""
+        if split in self._sources:
+            return self._sources[split].documents()
+        return self._text.documents(held_out=split == "validation")
+
+    def fingerprint(self) -> dict[str, object]:
+        """Return JSON values that change if a split may have changed."""
+        found: dict[str, object] = {"stream": self._text.fingerprint()}
+        return found | {split: each.fingerprint() for split, each in self._sources.items()}
+
+
 class MixedSplits:
     """Documents of all sources, each in proportion to its weight, to train a tokenizer on.
 
@@ -203,11 +297,16 @@ class MixedSplits:
     """
 
     def __init__(self, config: TextDataConfig):
-        self._weights = [each.weight for each in config.sources]
-        self._splits = [
-            TextSplits(source_data(config, source), f"data.sources.{number}")
-            for number, source in enumerate(named_sources(config).values())
-        ]
+        listed = listed_sources(config)
+        self._weights = [each.config.weight for each in listed]
+        self._splits: list[TextSplits | StreamedSplits] = []
+        for section, name, source in listed:
+            own = source_data(config, source)
+            if config.streaming.enabled:
+                text = StreamedText.find(section, name, source, config.streaming)
+                self._splits.append(StreamedSplits(text, own, section))
+            else:
+                self._splits.append(TextSplits(own, section))
         found = {name for splits in self._splits for name in splits.names}
         self.names = tuple(name for name in SPLITS if name in found)
 
@@ -276,12 +375,3 @@ def combine_metrics(
         if name != "perplexity":  # exp(loss): the loss of each source says it
             combined |= {f"{name}/{source}": x[name] for source, x in metrics.items() if name in x}
     return combined
-
-
-def check_tokenizer_for_streams(config: TokenizerConfig) -> None:
-    """Raise UserError for a tokenizer that would read a stream to its end."""
-    if config.kind == "character":
-        raise UserError(
-            "data.tokenizer.kind character: needs all characters of the text, and a stream is not "
-            "read whole; choose byte, bpe or file"
-        )

@@ -1,4 +1,4 @@
-"""Reading of text files: documents of plain text or JSON lines, and lines; gzip or not.
+"""Reading of files: documents of plain text, JSON lines and Parquet, and lines.
 
 `python:library` names a corpus that every Python contains: its help topics and the source of its
 standard library. It is real text and real code, and needs no network.
@@ -17,11 +17,14 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
 from train.data.files import TextFile
+from train.data.parquet_files import import_pyarrow, iter_parquet_texts
 from train.errors import UserError, as_user_error
 from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
 from train.runtime.local_hardware import host_memory_bytes
 
 _JSON_LINES = (".jsonl", ".ndjson")
+_PARQUET = (".parquet", ".pq")
+_COMPRESSED = (".gz", ".zst")
 
 
 # Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
@@ -59,9 +62,21 @@ def read_documents(
       UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
     """
     for file in files:
-        for document in _read(file, text_field, setting):
+        for _, document in read_records(file, text_field=text_field, setting=setting):
             if document.text:
                 yield document
+
+
+class RecordPosition(NamedTuple):
+    """Place between two documents of a file."""
+
+    offset: int = 0
+    """Bytes before it, decompressed. Parquet: rows."""
+    record: int = 0
+    """Lines or rows before it."""
+
+
+START = RecordPosition()
 
 
 def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
@@ -81,26 +96,54 @@ def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterato
         return
 
 
-def _read(file: TextFile, field: str, setting: str) -> Iterator[Document]:
-    plain_name = file.name.removesuffix(".gz")
+def read_records(
+    file: TextFile, *, text_field: str, setting: str, start: RecordPosition = START
+) -> Iterator[tuple[RecordPosition, Document]]:
+    """Yield the documents of one file, each with the position after it.
+
+    Args:
+      file: Plain text (one document), JSON lines or Parquet.
+      text_field: Field or column that holds the text.
+      setting: Name of the setting of text_field, for error messages.
+      start: Position to read from, as it was yielded before.
+
+    Raises:
+      UserError: As `read_documents` does.
+    """
+    plain_name = file.name
+    for ending in _COMPRESSED:
+        plain_name = plain_name.removesuffix(ending)
     with open_decompressed(file) as stream:
         if plain_name.endswith(_JSON_LINES):
-            yield from _json_lines(stream, file, field, setting)
-        else:
+            yield from _json_lines(stream, file, text_field, setting, start)
+        elif plain_name.endswith(_PARQUET):
+            texts = iter_parquet_texts(stream, file.path, text_field, setting, start.record)
+            for number, text in enumerate(texts, start=start.record + 1):
+                yield RecordPosition(number, number), Document(f"{file.name}:{number}", text)
+        elif start == START:
             encoded = read_text(stream, file)
-            yield Document(file.name, _decode(encoded, str(file.path)))
+            yield RecordPosition(1, 1), Document(file.name, _decode(encoded, str(file.path)))
 
 
 @contextlib.contextmanager
 def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
-    """Open the bytes of a file, decompressed if its name ends in .gz."""
+    """Open the bytes of a file, decompressed if its name ends in .gz or .zst."""
     with as_user_error(str(file.path)), open_regular(file.path) as stream:
+        if file.name.endswith(".zst"):
+            pyarrow = import_pyarrow(file.path)
+            try:
+                with pyarrow.CompressedInputStream(stream, "zstd") as unzipped:
+                    bounded = io.BufferedReader(_BoundedBytes(unzipped, file), _BUFFER_BYTES)
+                    yield cast("IO[bytes]", bounded)
+            except pyarrow.ArrowException as error:
+                raise UserError(f"{file.path}: damaged zstd ({error}); fetch it again") from error
+            return
         if not file.name.endswith(".gz"):
             yield stream
             return
         try:
             with gzip.open(stream) as unzipped:
-                bounded = io.BufferedReader(_BoundedGzip(unzipped, file), _BUFFER_BYTES)
+                bounded = io.BufferedReader(_BoundedBytes(unzipped, file), _BUFFER_BYTES)
                 yield cast("IO[bytes]", bounded)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
@@ -119,7 +162,7 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
     """
     # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
     limit = (host_memory_bytes() or 2**36) // 4
-    size = 0 if file.name.endswith(".gz") else file.fingerprint()[1]
+    size = 0 if file.name.endswith(_COMPRESSED) else file.fingerprint()[1]
     if size > limit:
         raise too_large_error(file.path, size, limit)
     start = stream.read(_BUFFER_BYTES)
@@ -132,13 +175,13 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
     return start + read_all(stream, file.path, limit)
 
 
-class _BoundedGzip(io.RawIOBase):
-    """Decompressed bytes of a gzip file, up to the size that text can have.
+class _BoundedBytes(io.RawIOBase):
+    """Decompressed bytes of a file, up to the size that text can have.
 
     Without a bound, a decompression bomb would fill the memory.
     """
 
-    def __init__(self, unzipped: gzip.GzipFile, file: TextFile):
+    def __init__(self, unzipped: Any, file: TextFile):
         self._unzipped, self._file, self._bytes = unzipped, file, 0
         self._limit = max(_MIN_GZIP_LIMIT, _MAX_GZIP_RATIO * file.fingerprint()[1])
 
@@ -146,7 +189,7 @@ class _BoundedGzip(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._unzipped.readinto(buffer)
+        count: int = self._unzipped.readinto(buffer)
         self._bytes += count
         if self._bytes > self._limit:
             raise UserError(
@@ -166,14 +209,30 @@ def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
         ) from error
 
 
-def _json_lines(stream: IO[bytes], file: TextFile, field: str, setting: str) -> Iterator[Document]:
-    offset = 0
-    for number, line in enumerate(iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES), start=1):
+def _json_lines(
+    stream: IO[bytes], file: TextFile, field: str, setting: str, start: RecordPosition
+) -> Iterator[tuple[RecordPosition, Document]]:
+    offset = start.offset
+    _skip_bytes(stream, offset)
+    lines = iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES)
+    for number, line in enumerate(lines, start=start.record + 1):
         location = f"{file.path}:{number}"
         text = _decode(line, location, offset)
         offset += len(line)
         if text.strip():
-            yield Document(f"{file.name}:{number}", field_of_line(text, field, location, setting))
+            document = Document(
+                f"{file.name}:{number}", field_of_line(text, field, location, setting)
+            )
+            yield RecordPosition(offset, number), document
+
+
+def _skip_bytes(stream: IO[bytes], count: int) -> None:
+    """Move forward in a stream, which may be compressed: then what is before is read again."""
+    if count and stream.seekable():
+        stream.seek(count)
+        return
+    while count and (skipped := stream.read(min(count, _BUFFER_BYTES))):
+        count -= len(skipped)
 
 
 def field_of_line(line: str, field: str, location: str, setting: str) -> str:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from train.data.config import PYTHON_DATA_PREFIX, TextDataConfig
-from train.data.corpus import TextCorpus, choose_held_out_documents
+from train.data.corpus import TextCorpus
 from train.data.disk_cache import cache_key
 from train.data.python_data import held_data
 from train.data.streams import TokenStream
+from train.data.text_splits import choose_held_out_documents
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import token_id_tokenizer, train_tokenizer
 from train.errors import UserError

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,9 +113,20 @@ class Tokenizer:
       vocab_size: One more than the largest token id.
       vocabulary: Token ids by token.
       digest: Equal for equal tokenizers.
+      chat_template: Jinja template of conversations; empty if there is none.
+      special_token_names: Special tokens by their names in the template: `eos_token`.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, origin: str = "tokenizer"):
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        origin: str = "tokenizer",
+        *,
+        chat_template: str = "",
+        special_token_names: Mapping[str, str] | None = None,
+    ):
+        self.chat_template = chat_template
+        self.special_token_names = dict(special_token_names or {})
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
@@ -145,9 +156,22 @@ class Tokenizer:
         Raises:
           UserError: It is missing, damaged, or has no token to separate documents.
         """
+        from train.data.chat_files import load_chat_files
         from train.data.tokenizer_files import load_backend_tokenizer
 
-        return cls(load_backend_tokenizer(str(path)), str(path))
+        template, names = load_chat_files(str(path))
+        backend = load_backend_tokenizer(str(path))
+        return cls(backend, str(path), chat_template=template, special_token_names=names)
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """Return this tokenizer with another chat template."""
+        if template == self.chat_template:
+            return self
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_str(self.to_json())
+        names = self.special_token_names
+        return Tokenizer(backend, chat_template=template, special_token_names=names)
 
     def with_mask_token(self) -> Tokenizer:
         """Return this tokenizer, with a mask token added if it has none."""
@@ -157,7 +181,8 @@ class Tokenizer:
 
         backend = tokenizers.Tokenizer.from_str(self.to_json())
         backend.add_special_tokens([_MASK_NAMES[0]])
-        return Tokenizer(backend)
+        names = self.special_token_names
+        return Tokenizer(backend, chat_template=self.chat_template, special_token_names=names)
 
     def to_json(self) -> str:
         """Return the text of the tokenizer.json that `load` reads."""
@@ -182,6 +207,26 @@ class Tokenizer:
           UserError: The text has characters for which the tokenizer has no token.
         """
         return next(self.encode_documents([text]))
+
+    def encode_with_special_tokens(
+        self, text: str
+    ) -> tuple[np.ndarray, np.ndarray]:  # [T] int32, [T] int64
+        """Return the tokens of a text, and the character that each begins at.
+
+        Special tokens that are spelled out become single tokens. For texts that a chat template has
+        written: anyone who writes a message can write them too.
+        """
+        encoding = self._parsing_backend.encode(text, add_special_tokens=False)
+        starts = np.array([start for start, _ in encoding.offsets], np.int64)
+        return np.array(encoding.ids, np.int32), starts
+
+    @functools.cached_property
+    def _parsing_backend(self) -> tokenizers.Tokenizer:
+        import tokenizers
+
+        backend = tokenizers.Tokenizer.from_str(self.to_json())
+        backend.encode_special_tokens = False
+        return backend
 
     def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:  # each [T] int32
         """Yield the tokens of each text, in order, tokenized in batches on all cores."""

@@ -148,6 +148,7 @@ def bfloat16_error() -> float:
     x = jax.random.normal(jax.random.key(0), (48, 64))
     w = jax.random.normal(jax.random.key(1), (64, 32))
     x, w = (each.astype(jnp.bfloat16) for each in (x, w))
+    # By default a TPU, or a GPU with TF32, rounds the operands of float32 products too.
     with jax.default_matmul_precision("highest"):
         expected = jax.jit(products)(x.astype(jnp.float32), w.astype(jnp.float32))
     actual = jax.jit(products)(x, w)
@@ -182,7 +183,7 @@ def time_feed_forward(rows: int, width: int, hidden: int, dtype: str, repeats: i
     x = jnp.ones((rows, width), dtype)
     weights = jnp.ones((width, hidden), dtype), jnp.ones((hidden, width), dtype)
     jax.block_until_ready(step(weights, x))
-    times = []
+    times = []  # the least of them counts: other processes can only slow a run down
     for _ in range(repeats):
         start = time.perf_counter()
         jax.block_until_ready(step(weights, x))

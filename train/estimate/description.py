@@ -49,6 +49,8 @@ class Description:
     """The textbook estimate 12 L D^2 + V D."""
     flops: tuple["TokenFlops", ...]
     """FLOPs of a token's forward pass at several lengths; the experiment's own length first."""
+    training_flops: tuple["TokenFlops", ...]
+    """FLOPs to train on a token, forward and backward, at the same lengths."""
     training_flops_estimate: int
     """The textbook estimate 6 N + 12 L D T, in FLOPs per training token."""
     optimizer: str
@@ -160,11 +162,14 @@ def describe_model(
     """
     import jax
 
+    from train.lora.layout import make_lora_layout
     from train.optim.elementwise import AdamW
     from transformer import costs, parameter_counts
 
     config, optimizer = model.config, optimizer or AdamW()
     parameters = parameter_counts.count_parameters(model)
+    layout = make_lora_layout(lora, model.logical_axes())
+    lengths = _flops_lengths(sequence_length, config)
     shape: dict[str, Any] = dict(
         batch_size=batch_size,
         sequence_length=sequence_length,
@@ -179,9 +184,9 @@ def describe_model(
         sequence_length=sequence_length,
         parameters=parameters,
         parameter_estimate=parameter_counts.estimate_parameters(config),
-        flops=tuple(
-            costs.count_token_flops(model, t, predicted_fraction)
-            for t in _flops_lengths(sequence_length, config)
+        flops=tuple(costs.count_token_flops(model, t, predicted_fraction, layout) for t in lengths),
+        training_flops=tuple(
+            costs.count_training_flops(model, t, predicted_fraction, layout) for t in lengths
         ),
         training_flops_estimate=costs.estimate_training_flops(
             config, parameters.active, sequence_length
@@ -213,7 +218,9 @@ def description_as_dict(description: "Description") -> dict[str, Any]:
         | {"estimate": description.parameter_estimate, "trainable": description.trainable},
         "flops_per_token": {
             "forward": _flops_as_dict(own),
-            "training": _flops_as_dict(own, times=3),
+            # Backward takes two products for each one forward: in the input and in the weight,
+            # unless the weight is frozen.
+            "training": _flops_as_dict(description.training_flops[0]),
             "training_estimate": description.training_flops_estimate,
             "forward_by_length": [_flops_as_dict(each) for each in (own, *others)],
         },
@@ -241,8 +248,9 @@ def _parameters_as_dict(parameters: "ParameterCounts") -> dict[str, Any]:
     }
 
 
-def _flops_as_dict(flops: "TokenFlops", times: int = 1) -> dict[str, Any]:
-    counts = {
+def _flops_as_dict(flops: "TokenFlops") -> dict[str, Any]:
+    return {
+        "sequence_length": flops.sequence_length,
         "projections": flops.projections,
         "scores": flops.scores,
         "scores_causal": flops.scores_causal,
@@ -250,9 +258,8 @@ def _flops_as_dict(flops: "TokenFlops", times: int = 1) -> dict[str, Any]:
         "vocabulary": flops.vocabulary,
         "total": flops.total(causal=False),
         "total_causal": flops.total(causal=True),
+        "uncounted": list(flops.uncounted),
     }
-    scaled = {name: count * times for name, count in counts.items()}
-    return {"sequence_length": flops.sequence_length, **scaled, "uncounted": list(flops.uncounted)}
 
 
 def _memory_as_dict(memory: "TrainingMemory") -> dict[str, Any]:

@@ -235,29 +235,37 @@ def _parameter_table(description: "Description") -> Iterable["RenderableType"]:
 
 
 def _flops_table(description: "Description") -> Iterable["RenderableType"]:
-    own = description.flops[0]
-    lengths = sorted(description.flops, key=lambda each: each.sequence_length)
+    own, own_training = description.flops[0], description.training_flops[0]
+    lengths = sorted(
+        zip(description.flops, description.training_flops, strict=True),
+        key=lambda each: each[0].sequence_length,
+    )
     columns = ("projections", "scores", "causal", "feed-\nforward", "logits", "total", "training")
     table = new_table("FLOPs per token, forward", "T", *columns)
-    for each in lengths:
-        total = each.total(causal=False)
+    for each, training in lengths:
         counts = (
             each.projections,
             each.scores,
             each.scores_causal,
             each.feed_forward,
             each.vocabulary,
-            total,
-            3 * total,
+            each.total(causal=False),
+            training.total(causal=False),
         )
         style = "bold" if each is own else None
         table.add_row(f"{each.sequence_length:,}", *map(format_count, counts), style=style)
     yield table
+    frozen = own_training.total(causal=False) != 3 * own.total(causal=False)
+    how = (
+        "forward and backward, without gradients of frozen weights"
+        if frozen
+        else "three times forward"
+    )
     yield (
         "[dim]Scores count all keys of each query's pattern, T with full attention; causal scores "
         "count the keys that a causal mask leaves, (T + 1) / 2 on average. Totals use the former. "
-        "Training is three times forward: with causal "
-        f"scores {format_count(3 * own.total(causal=True))} at T = {own.sequence_length:,}; "
+        f"Training is {how}: with causal "
+        f"scores {format_count(own_training.total(causal=True))} at T = {own.sequence_length:,}; "
         f"by 6 N + 12 L D T, {format_count(description.training_flops_estimate)}.[/dim]"
     )
     fraction = description.parameters.by_part["feed_forward"] / description.parameters.total

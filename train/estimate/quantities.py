@@ -16,10 +16,11 @@ from train.estimate.traced_memory import (
     trace_residuals,
 )
 from train.experiment import Experiment
+from train.lora.layout import make_lora_layout
 from train.optim.muon import Muon, muon_dimension_numbers
 from train.parallel.mesh import MeshConfig
 from transformer.config import RematPolicy
-from transformer.costs import TokenFlops, count_token_flops
+from transformer.costs import TokenFlops, count_token_flops, count_training_flops
 from transformer.parameter_counts import ParameterLeaf, abstract_parameters, layer_mixers
 
 
@@ -68,6 +69,8 @@ class Quantities:
     """Parameters of the largest layer."""
     token_flops: TokenFlops
     """FLOPs of one token's forward pass."""
+    training_flops: TokenFlops
+    """FLOPs of one token's forward and backward pass."""
     optimizer_flops: float
     """FLOPs of the optimizer's own matmuls, per step."""
     state_shapes: StateShapes
@@ -79,6 +82,7 @@ class Quantities:
         model, config = states.model, experiment.model
         rows, length = max_batch_shape(experiment)
         leaves = list(abstract_parameters(model).leaves())
+        lora = make_lora_layout(experiment.lora, model.logical_axes())
         inside = [leaf for leaf in leaves if leaf.path_in_side[0] == "layers"]
         every = sum(leaf.size for leaf in leaves)
         layers = sum(leaf.size for leaf in inside)
@@ -91,7 +95,8 @@ class Quantities:
             layer_parameters=layers,
             other_parameters=every - layers,
             largest_layer_parameters=_largest(inside),
-            token_flops=count_token_flops(model, length, states.predicted_fraction),
+            token_flops=count_token_flops(model, length, states.predicted_fraction, lora),
+            training_flops=count_training_flops(model, length, states.predicted_fraction, lora),
             optimizer_flops=count_optimizer_flops(experiment, leaves),
             state_shapes=states,
         )
@@ -125,6 +130,8 @@ class Quantities:
         Raises UsageError for a mesh that does not divide the model.
         """
         return self._states(mesh)
+
+    # Caches live on the instance: `functools.cache` on a method would keep every instance alive.
 
     @functools.cached_property
     def _states(self) -> "functools._lru_cache_wrapper[StateBytes]":

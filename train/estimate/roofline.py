@@ -123,7 +123,7 @@ def estimate_step_time(quantities: Quantities, candidate: Candidate) -> StepTime
             axis: size / rings[axis].bandwidth + counts[axis] * rings[axis].round_latency
             for axis, size in volumes.items()
         },
-        model_flops=3 * tokens * quantities.token_flops.total(causal=True),
+        model_flops=tokens * quantities.training_flops.total(causal=True),
         peak_flops_per_second=quantities.peak_flops_per_second * quantities.target.num_chips,
         host_seconds={
             what: size / (chip.host_bandwidth * ATTAINABLE_FRACTION)
@@ -145,8 +145,8 @@ def _train_flops_per_token(quantities: Quantities, candidate: Candidate) -> floa
         "offload": scores,
         "full": flops.projections + flops.feed_forward + scores,
     }
-    forward = flops.projections + flops.feed_forward + scores + flops.vocabulary
-    return 3 * forward + recomputed[candidate.remat]
+    total = quantities.training_flops.total(causal=not quantities.computes_all_scores)
+    return total + recomputed[candidate.remat]
 
 
 def _optimizer_seconds(quantities: Quantities, candidate: Candidate) -> float:

@@ -136,7 +136,7 @@ def newest_valid_step(checkpoints: CheckpointManager) -> int:
 
 def _warn_skipped(skipped: SkippedCheckpoint) -> None:
     if jax.process_index() == 0:
-        line = f"checkpoint of step {skipped.step}: {skipped.problem}; passed over"
+        line = f"checkpoint of step {skipped.step}: {skipped.problem}; skipped"
         print(line, file=sys.stderr)
 
 

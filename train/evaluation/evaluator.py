@@ -82,7 +82,7 @@ class Evaluator:
         except Exception as error:  # noqa: BLE001
             # A sample only shows how the run is doing: no error of it may end the training.
             reason = str(error).partition("\n")[0] or type(error).__name__
-            report.log_event("sample failed", step=step, why=reason)
+            report.log_event("sample failed", step=step, reason=reason)
             report.print_message(f"step {step}: no sample ({reason}); training continues")
         else:
             report.log_sample(step, text)

@@ -81,9 +81,9 @@ def resolve_lora(
             f"lora.rank {lora.rank}: adapts the weights of a trained model; give --init-from W"
         )
     else:
-        source = chosen_names(warm_start)
         model = make_task(experiment).make_model(hardware, unconstrained)
         own = named_leaves(abstract_parameters(model).shapes)
+        source = chosen_names(warm_start, own)
         new = [name for name in own if name not in source] if NEW in lora.train_fully else []
         names = (*(each for each in lora.train_fully if each != NEW), *new)
     lora = dataclasses.replace(lora, train_fully=names)

@@ -16,7 +16,7 @@ import optax
 
 from train.checkpoint.tree_paths import named_leaves
 from train.optim.base import Optimizer, is_axes
-from train.optim.conditional import apply_if_accepted
+from train.step import apply_if_accepted
 from transformer.layers.logical_axes import LogicalAxes
 
 NamedLeaves = dict[str, Any]

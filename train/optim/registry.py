@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from train.optim.adafactor import Adafactor
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.base import Optimizer
-from train.optim.conditional import apply_if_accepted
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
 from transformer.registry import check_kind_is_free, check_registration
@@ -63,4 +62,6 @@ def make_step_optimizer(
         from train.optim.offload import offload_state
 
         return offload_state(config, axes)
+    from train.step import apply_if_accepted  # loads JAX
+
     return apply_if_accepted(make_optimizer(config, axes))

@@ -4,11 +4,6 @@ Every weight and activation has logical axes ("embed", "mlp", "batch", ...). `LO
 maps each to the mesh axes that split it. From it follow the shardings of batches (`shard_batch`),
 parameters and optimizer state (`state_sharding.py`), and activations (`activation_sharding.py`):
 no other file names a mesh axis to split an array.
-
-Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
-equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
-2 C - 1 - i (zigzag order; Grattafiori et al. 2024, section 3.3.2). The order of the tokens in
-memory does not affect results: a token's place is given by `positions` alone, and losses are sums.
 """
 
 import math
@@ -54,7 +49,11 @@ def shard_batch(mesh: Mesh, rows: HostBatch) -> dict[str, jax.Array]:
 
     Rows are split over the batch axes of the mesh, and the tokens of a row over its context axis.
     """
-    rows = zigzag_reorder(rows, num_shards(mesh, "length"))
+    if (context_shards := num_shards(mesh, "length")) > 1:
+        # Imported here, because it imports this file.
+        from train.parallel.context_parallel import zigzag_reorder
+
+        rows = zigzag_reorder(rows, context_shards)
 
     def place(array: np.ndarray) -> jax.Array:
         # `examples` [B], or tokens [B, T, ...].
@@ -66,26 +65,6 @@ def shard_batch(mesh: Mesh, rows: HostBatch) -> dict[str, jax.Array]:
         return jax.make_array_from_process_local_data(sharding, array, shape)
 
     return {name: place(array) for name, array in rows.items()}
-
-
-def zigzag_reorder(rows: HostBatch, context_shards: int) -> HostBatch:
-    """Return the rows with their tokens in zigzag order, for `context_shards` shards.
-
-    With 2 shards and pieces 0 1 2 3 of each row, the order is 0 3 | 1 2.
-    """
-    if context_shards == 1:
-        return rows
-    num_pieces = 2 * context_shards
-    order = [piece for shard in range(context_shards) for piece in (shard, num_pieces - 1 - shard)]
-
-    def reorder(array: np.ndarray) -> np.ndarray:
-        if array.ndim < 2:  # a number for each example has no tokens
-            return array
-        # On the host, before the transfer: on the devices it would be a collective in every step.
-        pieces = array.reshape(len(array), num_pieces, -1, *array.shape[2:])
-        return pieces[:, order].reshape(array.shape)
-
-    return {name: reorder(array) for name, array in rows.items()}
 
 
 def logical_to_sharding(

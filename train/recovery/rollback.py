@@ -85,7 +85,7 @@ class AnomalyMonitor:
         metrics = {name: float(fetched[name]) for name in (*MONITORED_METRICS, *DETECTOR_METRICS)}
         reason = describe_anomaly(metrics)
         monitored = {name: metrics[name] for name in MONITORED_METRICS}
-        self._reporter.log_event("skipped", step=step, batch=cursor, **monitored, why=reason)
+        self._reporter.log_event("skipped", step=step, batch=cursor, **monitored, reason=reason)
         self._reporter.print_message(
             f"step {step}: the update of batch {cursor} is skipped: {reason}"
         )
@@ -138,8 +138,8 @@ def plan_rollback(
       config: Settings of the run.
     """
     again = previous is not None and anomaly.first_step <= previous.step + config.rollback_steps
-    tries = previous.tries + 1 if previous and again else 1
-    if tries > config.max_rollbacks:
+    attempts = previous.attempts + 1 if previous and again else 1
+    if attempts > config.max_rollbacks:
         return None
     return Rollback(
         first=anomaly.first_step,
@@ -149,9 +149,9 @@ def plan_rollback(
         # The data after the anomaly is skipped too. PaLM found that spikes come from a bad
         # combination of batch and state, so the same batches may well cause the next one.
         cursor=anomaly.next_batch + config.skip_batches,
-        # The first try keeps the learning rate: other data alone are often enough, as in PaLM.
-        rate=(previous.rate if previous else 1.0) * (config.lr_factor if tries > 1 else 1.0),
-        tries=tries,
+        # The first attempt keeps the learning rate: other data alone are often enough, as in PaLM.
+        rate=(previous.rate if previous else 1.0) * (config.lr_factor if attempts > 1 else 1.0),
+        attempts=attempts,
     )
 
 
@@ -246,19 +246,20 @@ class RollbackManager:
             return
         fields = {**dataclasses.asdict(last), "checkpoint": step}
         skipped = [self.history.skipped_from, last.cursor - 1]
-        reporter.log_event("rolled back", **fields, left_out=skipped)
+        reporter.log_event("rolled back", **fields, skipped_batches=skipped)
         self.history.skipped_from = None
         reporter.print_message(
             f"step {last.step}: back to step {step}, and on with batch {last.cursor}"
             f"{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "
-            f"(try {last.tries} of {self._config.max_rollbacks})"
+            f"(attempt {last.attempts} of {self._config.max_rollbacks})"
         )
 
     def log_if_recovered(self, step: int, reporter: Reporter) -> None:
         """Log at the step from which a new anomaly counts as another one."""
         last = self.history.last
         if last and step == min(last.step + self._config.rollback_steps, self._experiment.steps):
-            reporter.log_event("recovered", step=step, trouble=last.step, tries=last.tries)
+            fields = dict(anomaly_step=last.step, attempts=last.attempts)
+            reporter.log_event("recovered", step=step, **fields)
 
     def _save_anomalous_state(self, state: TrainState) -> str:
         """Save the state for inspection. Return where it is, or why it could not be saved."""

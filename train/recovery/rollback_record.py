@@ -26,7 +26,7 @@ from transformer.validation import MAX_INTEGER
 ROLLBACK_COUNT_KEY = "rollbacks"
 """Key in a checkpoint's metadata: number of rollbacks before it was saved."""
 
-MIN_VALUES = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "tries": 1}
+MIN_VALUES = {"first": 1, "step": 1, "checkpoint": 0, "cursor": 0, "attempts": 1}
 """Smallest valid value of each integer field of a rollback."""
 
 
@@ -44,7 +44,7 @@ class Rollback:
     """Batch to continue with."""
     rate: float
     """Factor on the learning rate from then on."""
-    tries: int
+    attempts: int
     """Rollbacks for this anomaly, this one included."""
 
 

@@ -17,6 +17,7 @@ from train.run_folder.writing import check_not_symlink, explain_write_errors
 _RUN_FILE_STEMS = frozenset(
     (
         "base",
+        "chat_template",
         "checkpoints",
         "config",
         "huggingface",
@@ -31,6 +32,7 @@ _RUN_FILE_STEMS = frozenset(
         "tensorboard",
         "time",
         "tokenizer",
+        "tokenizer_config",
     )
 )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from train.config.io import experiment_to_dict, experiment_to_text
 from train.config.plugins import imports_of
+from train.data.chat_files import chat_files
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
@@ -27,7 +28,7 @@ def write_run_files(
     auto_choices: Mapping[str, str],
     hardware: Hardware,
 ) -> None:
-    """Write `tokenizer.json`, `labels.json`, `config.txt` and `config.json`.
+    """Write `tokenizer.json`, its chat template, `labels.json`, `config.txt` and `config.json`.
 
     Args:
       folder: Run folder, prepared by `RunFolder.create`.
@@ -50,6 +51,9 @@ def write_run_files(
     auto_lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in auto_choices.items())
     if tokenizer is not None:
         write_atomically(folder.tokenizer, tokenizer.to_json())
+        extra = chat_files(tokenizer.chat_template, tokenizer.special_token_names)
+        for name, text in extra.items():
+            write_atomically(folder.path / name, text)
     if labels:
         write_atomically(folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
     write_atomically(folder.config_text, experiment_to_text(experiment) + auto_lines)

@@ -64,6 +64,7 @@ def make_stderr_lenient() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
+            # `open` takes the lowest free descriptor, mostly the closed one itself.
             null = os.open(os.devnull, os.O_RDWR)
             if null != descriptor:
                 os.dup2(null, descriptor)
@@ -137,6 +138,7 @@ def foreign_packages() -> dict[str, str]:
         spec = importlib.util.find_spec(name)
         if spec is None:
             continue
+        # A folder without `__init__.py` is a namespace package, which has no origin.
         file = pathlib.Path(spec.origin or next(iter(spec.submodule_search_locations or ()), ""))
         if not file.resolve().is_relative_to(ours / name):
             found[name] = str(file)

@@ -144,6 +144,7 @@ class SweepProgress:
 
     def _times_text(self) -> str:
         elapsed = self._clock() - self._started_at
+        # Without what earlier processes of this sweep did: it took none of this one's time.
         made = self._cost_so_far() - self._initial_cost
         left = elapsed / made * (self._total_cost - self._cost_so_far()) if made > 0 else None
         return f"{format_clock(elapsed)} gone, {'?' if left is None else format_clock(left)} left"

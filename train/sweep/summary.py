@@ -105,6 +105,7 @@ def summarize(runs: Sequence[SweepRun], results: Mapping[str, RunResult]) -> Swe
     metric, lower = (finished[0].metric, finished[0].lower_is_better) if finished else ("", True)
     settings = [SettingSummary(dict(key), tuple(group)) for key, group in groups.items()]
 
+    # NaN compares False with everything: in a sort it would leave the others out of order.
     def rank(each: SettingSummary) -> float:
         if not math.isfinite(each.mean):
             return math.inf

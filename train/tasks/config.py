@@ -13,6 +13,7 @@ from train.data.config import ArrayDataConfig, DataConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
+    ConversationDataConfig,
     ListOpsDataConfig,
     TokenLabelDataConfig,
 )
@@ -63,6 +64,16 @@ class LanguageModeling(TaskConfig):
 
     data_configs = (TextDataConfig,)
     reports_bits_per_byte = True
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructionTuning(TaskConfig):
+    """Instruction tuning: predict the answers of conversations."""
+
+    data_configs = (ConversationDataConfig,)
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)

@@ -47,29 +47,8 @@ class LanguageModelTask(TextTask):
         return LanguageModel(self.experiment.model, hardware, constrain)
 
     def make_loss_fn(self, model: LanguageModel) -> LossFn:
-        """Return the cross entropy of the next tokens of a batch of windows.
-
-        A batch has `tokens`, `targets` and `weights` [B, T], and with document masking `segments`
-        and `positions` [B, T].
-        """
-        segments = self.data.document_masking
-        # Under context parallelism a device's tokens are not contiguous: pass their positions.
-        # Otherwise they are left out, so that a causal mask needs no arrays.
-        context_parallel = model.constrain.num_shards("length") > 1
-
-        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
-            output = model.apply(
-                {"params": params},
-                batch["tokens"],
-                positions=batch["positions"] if segments or context_parallel else None,
-                segments=batch["segments"] if segments else None,
-                dropout_rngs=dropout_rngs,
-                outputs=requested_outputs(dropout_rngs),
-            )
-            losses = token_loss(model, params, output.hidden, batch)
-            return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
-
-        return loss
+        """Return the cross entropy of the next tokens of a batch of windows."""
+        return make_next_token_loss(model, has_segments=self.data.document_masking)
 
     def training_batches(self, corpus: AnyTextCorpus) -> TextBatches:
         return self.training_windows(corpus)
@@ -113,3 +92,24 @@ class LanguageModelTask(TextTask):
             seed=options.seed,
             on_text=on_text,
         )
+
+
+def make_next_token_loss(model: LanguageModel, *, has_segments: bool) -> LossFn:
+    """Return the cross entropy of next tokens; with segments, texts of a row are apart."""
+    # Under context parallelism a device's tokens are not contiguous: pass their positions.
+    # Otherwise they are left out, so that a causal mask needs no arrays.
+    context_parallel = model.constrain.num_shards("length") > 1
+
+    def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+        output = model.apply(
+            {"params": params},
+            batch["tokens"],
+            positions=batch["positions"] if has_segments or context_parallel else None,
+            segments=batch["segments"] if has_segments else None,
+            dropout_rngs=dropout_rngs,
+            outputs=requested_outputs(dropout_rngs),
+        )
+        losses = token_loss(model, params, output.hidden, batch)
+        return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
+
+    return loss

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from train.tasks.config import (
     Classification,
+    InstructionTuning,
     LanguageModeling,
     MaskedLanguageModeling,
     Tagging,
@@ -48,6 +49,7 @@ TASKS: dict[str, TaskEntry] = {
     entry.config.__name__: entry
     for entry in (
         TaskEntry(LanguageModeling, "train.tasks.language_model:LanguageModelTask"),
+        TaskEntry(InstructionTuning, "train.tasks.instruction:InstructionTask"),
         TaskEntry(MaskedLanguageModeling, "train.tasks.masked_lm:MaskedLanguageModelTask"),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
         TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),

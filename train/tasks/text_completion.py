@@ -47,12 +47,48 @@ def complete_texts(
       UserError: A prompt has characters that the tokenizer lacks, or fills the model's positions;
         or max_new_tokens is less than 1.
     """
-    if on_text is not None and len(prompts) != 1:
+    tokenizer = tokenizer_of(run)
+    rows = [np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(each)) for each in prompts]
+    return complete_tokens(
+        run,
+        rows,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        seed=seed,
+        on_text=on_text,
+        stop_token=tokenizer.stop_token_id,
+    )
+
+
+def complete_tokens(
+    run: Run,
+    rows: list[np.ndarray],  # each [t] int32
+    *,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    seed: int,
+    on_text: TextCallback | None,
+    stop_token: int | None,
+) -> list[str]:
+    """Generate after tokens, to a token that ends the text or `max_new_tokens`.
+
+    Args:
+      run: As in `complete_texts`.
+      rows: Tokens of each prompt, at least one.
+      max_new_tokens: As in `complete_texts`.
+      sampling: As in `complete_texts`.
+      seed: As in `complete_texts`.
+      on_text: As in `complete_texts`.
+      stop_token: Token that ends a text. None: none does.
+
+    Raises:
+      UserError: As in `complete_texts`.
+    """
+    if on_text is not None and len(rows) != 1:
         raise ValueError(
-            f"on_text: receives one text as it is generated; give 1 prompt, not {len(prompts)}"
+            f"on_text: receives one text as it is generated; give 1 prompt, not {len(rows)}"
         )
     tokenizer, model = tokenizer_of(run), _language_model(run)
-    rows = [np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(each)) for each in prompts]
     try:
         check_prompts(model, rows, min(max_new_tokens, 1))
     except ValueError as error:
@@ -60,7 +96,15 @@ def complete_texts(
     texts = [_GeneratedText(tokenizer, row, on_text) for row in rows]
     for group in _group_prompts(rows, max_new_tokens, model.config.max_length):
         group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
-        _generate_texts(run, group_rows, group_texts, max_new_tokens, sampling=sampling, seed=seed)
+        _generate_texts(
+            run,
+            group_rows,
+            group_texts,
+            max_new_tokens,
+            sampling=sampling,
+            seed=seed,
+            stop_token=stop_token,
+        )
     return [text.finish() for text in texts]
 
 
@@ -118,6 +162,7 @@ def _generate_texts(
     *,
     sampling: SamplingConfig,
     seed: int,
+    stop_token: int | None,
 ) -> None:
     """Generate up to `num_tokens` tokens after each prompt."""
 
@@ -139,7 +184,7 @@ def _generate_texts(
             max_new_tokens=room,
             sampling=sampling,
             seed=seed,
-            stop_token=tokenizer_of(run).stop_token_id,
+            stop_token=stop_token,
             on_tokens=push,
         )
         num_tokens -= room

@@ -44,7 +44,7 @@ class EventLog:
 
         Args:
           event: One or two words, such as "started", "resumed", "fell back" or "finished".
-          **fields: `step`, `why` and other values; `format_line` says which are allowed.
+          **fields: `step`, `reason` and other values; `format_line` says which are allowed.
 
         Raises:
           UserError: The file cannot be written.

@@ -1,8 +1,8 @@
 """Goodput: the fraction of a run's time that went into training steps made for the first time.
 
-A run may take several *lives*: processes, one after the other, that train in its folder. Each life
-appends lines to `time.jsonl`, with every line of training metrics and at its end. A line holds the
-seconds of its life so far by activity, so a killed process loses only the time since its last line.
+A run may be *started* several times: by processes, one after the other, that train in its folder.
+Each appends lines to `time.jsonl`, with every line of training metrics and at its end. A line holds
+the seconds since the start by activity: a killed process loses only the time since its last line.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ Activity = Literal["start", "restore", "compile", "step", "replay", "evaluate", 
 
 ACTIVITY_DESCRIPTIONS: dict[str, str] = {
     "step": "steps made for the first time",
-    "replay": "steps made again, after a life that went beyond its last checkpoint",
-    "start": "Python, libraries, data, tracing: all before the first step but what is named here",
+    "replay": "steps made again, after a process that went beyond its last checkpoint",
+    "start": "Python, libraries, data, tracing: all else before the first step",
     "restore": "finding, verifying and reading a checkpoint, or making the first state",
-    "compile": "the first step of a life, and the program with it",
+    "compile": "the first step after a start, and the program with it",
     "evaluate": "evaluations and samples",
     "save": "checkpoints, as far as training waited for them",
     "recover": "rolling back after an anomaly",
-    "lost": "from the last line of a life to the beginning of the next",
+    "lost": "from the last line of a process to the start of the next",
 }
-"""Description of each activity, and of the time between lives."""
+"""Description of each activity, and of the time between two processes."""
 
 MAX_SECONDS = 1e12
 """Largest valid time or duration, 30,000 years: a line with more is damaged."""
@@ -41,13 +41,13 @@ _FIRST_ACTIVITY: Activity = "start"
 
 
 class ActivityTimer:
-    """Count the seconds of one life by activity. It begins with `start`."""
+    """Count the seconds of one process by activity. It begins with `start`."""
 
     def __init__(self, start_time: float | None = None, clock: Callable[[], float] = time.time):
         """Start counting.
 
         Args:
-          start_time: Start of the life, in seconds since the epoch; None: now.
+          start_time: Start of the process, in seconds since the epoch; None: now.
           clock: Returns the current time in seconds since the epoch.
         """
         self._clock = clock
@@ -80,14 +80,14 @@ class ActivityTimer:
 
 
 class TimeLog:
-    """Write the timer's record of this life to `time.jsonl`, and tell replayed steps from new."""
+    """Write the timer's record of this process to `time.jsonl`; replayed steps count separately."""
 
     def __init__(self, folder: RunFolder, timer: ActivityTimer, *, is_writer: bool):
-        """Read the records of earlier lives.
+        """Read the records of earlier processes.
 
         Args:
           folder: Folder of the run.
-          timer: Timer of this life.
+          timer: Timer of this process.
           is_writer: This process writes the file. One of several processes does.
         """
         self.timer = timer
@@ -126,7 +126,7 @@ class TimeLog:
             self._written_at = time.monotonic()
 
     def compute_goodput(self) -> "Goodput":
-        """Return the goodput of all lives, this one included."""
+        """Return the goodput of the run so far, this process included."""
         return compute_goodput([*self._records, self.timer.to_record(self._step)])
 
 
@@ -134,13 +134,14 @@ class TimeLog:
 class Goodput:
     """Time of a run by activity."""
 
-    lives: int
+    starts: int
+    """Number of times that the run was started or resumed."""
     seconds: dict[str, float]
     """Seconds by the names of `ACTIVITY_DESCRIPTIONS`."""
 
     @property
     def total(self) -> float:
-        """Seconds from the start of the first life to the last line of the last one."""
+        """Seconds from the first start to the last line of the last process."""
         return sum(self.seconds.values())
 
     @property
@@ -160,18 +161,18 @@ def last_recorded_step(records: Sequence[JsonRecord]) -> int:
 
 
 def compute_goodput(records: Sequence[JsonRecord]) -> Goodput:
-    """Sum the records of a run over its lives."""
-    last_of_life = {record["began"]: record for record in records}  # a later line replaces one
-    lives = [last_of_life[start] for start in sorted(last_of_life)]
+    """Sum the records of a run over its starts."""
+    last_records = {record["began"]: record for record in records}  # a later line replaces one
+    processes = [last_records[start] for start in sorted(last_records)]
     seconds: dict[str, float] = dict.fromkeys(ACTIVITY_DESCRIPTIONS, 0.0)
-    for life in lives:
-        for activity, spent in life["seconds"].items():
+    for process in processes:
+        for activity, spent in process["seconds"].items():
             seconds[activity] += spent
-    starts = [life["began"] for life in lives]
-    ends = [life["now"] for life in lives]
+    starts = [process["began"] for process in processes]
+    ends = [process["now"] for process in processes]
     gaps = zip(starts[1:], ends[:-1], strict=True)
     seconds["lost"] = sum(max(0.0, start - end) for start, end in gaps)
-    return Goodput(len(lives), seconds)
+    return Goodput(len(processes), seconds)
 
 
 def format_goodput(goodput: Goodput) -> str:
@@ -182,9 +183,9 @@ def format_goodput(goodput: Goodput) -> str:
         for activity, seconds in goodput.seconds.items()
         if activity != "step" and seconds >= 0.005 * total > 0
     ]
-    lives = f" in {goodput.lives} lives" if goodput.lives > 1 else ""
+    starts = f" in {goodput.starts} starts" if goodput.starts > 1 else ""
     share = f"{goodput.productive_fraction:.0%} of {format_duration(total)}"
-    return f"time: {share}{lives} made steps; {', '.join(rest)}"
+    return f"time: {share}{starts} made steps; {', '.join(rest)}"
 
 
 def format_duration(seconds: float) -> str:

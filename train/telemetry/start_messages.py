@@ -87,7 +87,7 @@ def _log_fallbacks(
     for warning in accelerator_warnings(hardware.platform):
         reporter.print_message(warning)
     for kernel, reason in hardware.broken_kernels:
-        reporter.log_event("fell back", kernel=kernel, why=reason)
+        reporter.log_event("fell back", kernel=kernel, reason=reason)
         reporter.print_message(
             f"attention kernel {kernel}: cannot be compiled here ({reason}); using another. "
             "See python -m train doctor"

@@ -31,6 +31,7 @@ def summarize_data(experiment: Experiment, num_examples: int) -> dict[str, Any]:
     """
     task = make_task(experiment)
     corpus = task.prepare_corpus()
+    # The same order as in `fit`: the data decide sizes that batches depend on.
     resolved = task.resolve_experiment(corpus)
     task = make_task(resolved)
     tokenizer: Any = corpus.tokenizer
@@ -118,13 +119,18 @@ def describe_example(
     if len(labels):
         names = [_label(int(each), labels) for each in targets]
         found["text"] = _with_targets(tokenizer, tokens, weights, names)
-    elif weights.mean() < SPARSE_LOSS:
+    elif weights.mean() < SPARSE_LOSS and not _are_next_tokens(tokens, targets):
         names = [tokenizer.decode([each]) for each in targets]
         found["text"] = _with_targets(tokenizer, tokens, weights, names)
     else:
         text = _with_brackets(tokenizer, targets, weights)
         found["text"] = text.strip() if "source" in row else text
     return found
+
+
+def _are_next_tokens(tokens: np.ndarray, targets: np.ndarray) -> bool:
+    """Return True if most targets are the tokens that follow: all but those at ends of texts."""
+    return bool(len(tokens) > 1 and np.mean(tokens[1:] == targets[:-1]) > 0.5)
 
 
 def _label(index: int, labels: Sequence[str]) -> str:
@@ -149,6 +155,7 @@ def _with_targets(
 
 def _with_brackets(tokenizer: Tokenizer, targets: np.ndarray, weights: np.ndarray) -> str:
     """Return the targets as text, in [[double brackets]] where they have no part in the loss."""
+    # Decoded in stretches and not token by token: one character may take several tokens.
     edges = np.flatnonzero(np.diff(weights.astype(np.int8))) + 1
     text = ""
     for tokens, counted in zip(np.split(targets, edges), np.split(weights, edges), strict=True):

@@ -96,7 +96,7 @@ def read_run(workdir: str) -> dict[str, Any]:
         "events": [_plain_event(each) for each in events[-MAX_EVENTS:]],
         "samples": read_samples(folder),
         "seconds": goodput.seconds,
-        "lives": goodput.lives,
+        "starts": goodput.starts,
         "memory": peak_memory(times),
         "environment": environment(config, events),
         "summary": summarize(curves, times),
@@ -122,6 +122,7 @@ def collect_curves(records: Sequence[JsonRecord]) -> dict[str, dict[str, list[Po
         for name, value in record.items():
             if name not in ("step", "split"):
                 curve = found.setdefault(name, {}).setdefault(record["split"], {})
+                # By step: a resumed or rolled-back run writes some steps again.
                 curve[record["step"]] = float(value)
     return {
         name: {split: thin(sorted(curve.items())) for split, curve in splits.items()}
@@ -160,7 +161,7 @@ def read_samples(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def peak_memory(times: Sequence[JsonRecord]) -> dict[str, float]:
-    """Return the largest memory that any life of the run recorded, in bytes, by place."""
+    """Return the largest memory that any process of the run recorded, in bytes, by place."""
     peaks: dict[str, float] = {}
     for record in times:
         found = record.get("peak_memory_bytes")

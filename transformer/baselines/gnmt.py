@@ -83,6 +83,7 @@ class GNMTEncoder(Mixer):
         boundaries = document_boundaries(inputs.mask, inputs.positions)
         x = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
         forward_y = LSTMLayer(context.d_model, context, name="layer_0")(x, boundaries)[1]
+        # The backward LSTM reads flipped rows: its documents begin where those of x end.
         flipped = document_boundaries(inputs.mask, inputs.positions, backward=True)
         backward = LSTMLayer(context.d_model, context, name="backward")
         backward_y = jnp.flip(backward(jnp.flip(x, axis=1), flipped)[1], axis=1)
@@ -179,6 +180,8 @@ class GNMTDecoder(Mixer):
         upper_states = []
         for layer in range(1, config.num_layers):
             layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
+            # Attention is computed once for each token, by the first layer; all layers get its
+            # contexts (Wu et al. 2016, section 3), so the upper layers are plain LSTMs.
             layer_input = jnp.concatenate([layer_input, contexts], axis=-1)
             lstm = LSTMLayer(context.d_model, context, name=f"layer_{layer}")
             state, y = lstm(layer_input, boundaries, states[layer - 1])

@@ -103,6 +103,7 @@ class LuongDecoder(Mixer):
         visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
         initial_states = new_keys = None
         if memory is not None:
+            # A state for each token, not for each row: packed documents begin anywhere in a row.
             last = last_visible(memory, visible)
             initial_lstm = init_lstm_state(self, last, hidden_size, context)
             initial_states = LuongState(initial_lstm, jnp.zeros_like(x))
@@ -151,6 +152,7 @@ class LuongDecoder(Mixer):
             context, weights = attend_with_scores(
                 scores, visible, values, model_context.precision.softmax
             )
+            # h~ = tanh(W [context; h]), equation 5. The next step is fed with h~, not with h.
             context_and_hidden = jnp.concatenate([context, lstm.hidden], axis=-1)
             attentional = jnp.tanh(apply_matrix(context_and_hidden, combine))
             return LuongState(lstm, attentional), (attentional, weights)

@@ -82,6 +82,7 @@ class ElmanRNN(Mixer):
         reject_mask_patterns(config.kind, inputs.mask)
         width = config.hidden_size or context.d_model
         embed, hidden, state = {"embed": context.d_model}, {"hidden": width}, {"state": width}
+        # One product for all tokens, before the scan: only the recurrent product is sequential.
         input_terms = apply_linear(self, "input", x, embed, hidden, context, bias=True)
         recurrent = recurrent_weight(self, "recurrent", state, hidden, context)
         zeros = nn.initializers.zeros

@@ -53,6 +53,8 @@ def sample_tokens(
     import jax
     import jax.numpy as jnp
 
+    # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
+    # every temperature; a finite number, divided by a high one, would become a likely logit.
     excluded = logits <= finfo_min(logits.dtype)
     logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
     if config.temperature == 0:
@@ -158,6 +160,7 @@ def _last_probability(
         reached = jnp.sum(jnp.where(bits >= middle, p, 0), axis=-1, keepdims=True) >= mass
         return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
 
+    # 30 halvings leave one pattern of bits, since that of 1.0 (0x3F800000) is below 2^30.
     zero, one = jnp.zeros((len(p), 1)), jnp.ones((len(p), 1))
     low, high = (jax.lax.bitcast_convert_type(each, jnp.int32) for each in (zero, one))
     low, _ = jax.lax.fori_loop(0, 30, halve, (low, high + 1))

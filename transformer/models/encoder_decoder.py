@@ -110,6 +110,7 @@ class EncoderDecoder(Model):
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
             check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
+            # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
             encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
@@ -152,6 +153,7 @@ def _source_mask(
     tokens: jax.Array,  # [B, T]
 ) -> Mask:
     """Return the mask of cross-attention: each token sees the source of its own document."""
+    # Segments of the source alone mark its padding: all targets belong to document 1.
     if segments is None and source_segments is not None:
         segments = jnp.ones_like(tokens)
     return Mask(

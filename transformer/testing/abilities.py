@@ -56,6 +56,7 @@ def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
     lengths, rows = np.array([count, max(1, count // 2), 1]), np.arange(BATCH_SIZE)
     index = np.arange(count)[None]
     is_token = index < lengths[:, None]
+    # Padding is large noise, not zeros: a mixer that reads it gives clearly other results.
     tokens = np.where(is_token[:, :, None], x[:, :count], 100 * trial.inputs(12, count))
     cache = trial.init_cache(trial.length + 2)
     cache = trial(tokens, cache=cache, positions=np.where(is_token, index, -1)).cache
@@ -77,6 +78,7 @@ def check_segments(trial: Trial) -> None:
         if trial.reads_memory:
             alone["memory"] = trial.memory[:, (trial.memory_segments == document)[0]]
         changed = call(np.where(_column(own), x, other)).y
+        # Bit for bit: a weight that is tiny but not zero would pass any tolerance.
         same = np.array_equal(changed[:, own], y[:, own])
         trial.require(same, "segments", f"document {document} sees others, or padding")
         if trial.abilities.any_length and not trial.mixer.config.depends_on_row_index:

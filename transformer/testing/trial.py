@@ -146,6 +146,7 @@ def make_trial(
     hardware: Hardware,
 ) -> Trial:
     """Return a mixer with random weights, also where the initial value is 0: zeros hide errors."""
+    # All weights are the noise added below, which comes from NumPy: the same on every version.
     initialization = Initialization(std=0.0, depth_scaled=False)
     context = ModelContext(d_model, 2, Precision(), initialization, hardware)
     mixer = mixer_class(config)(config, context, parent=None)
@@ -225,6 +226,7 @@ def reference_softmax_attention(
     group_size = q.shape[2] // k.shape[2]
     k, v = (np.repeat(each, group_size, axis=2) for each in (k, v))
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
+    # A row without a visible key is -inf throughout; subtracting its maximum would give NaN.
     scores = np.where(visible, scores, -np.inf)
     maximum = np.max(scores, axis=-1, keepdims=True)
     weights = np.exp(scores - np.where(np.isfinite(maximum), maximum, 0))

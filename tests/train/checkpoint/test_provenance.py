@@ -84,7 +84,9 @@ def test_rollbacks_of_an_earlier_run_are_not_those_of_a_new_one(
 ) -> None:
     """They would send the new one back, and on with another learning rate, when it is resumed."""
     shutil.rmtree(run / "checkpoints")
-    stale = RollbackRecord((Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, tries=1),))
+    stale = RollbackRecord(
+        (Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, attempts=1),)
+    )
     stale.write(run / "recovery.json")
     train.fit(trained[0], str(run), quiet=True)
     assert not (run / "recovery.json").exists()

@@ -27,7 +27,7 @@ from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.hlo import Program, array_shapes, find_collectives
 from train.optim.registry import OPTIMIZERS
-from train.parallel.checks import check_context_parallelism
+from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig

@@ -101,7 +101,7 @@ def test_an_overflow_is_told_and_is_no_trouble() -> None:
     bad = metrics(0, norm=math.inf, skipped=True)
     assert monitor.find_anomaly(5, 5, bad, wait=True) is None
     [event] = reporter.events
-    assert event["why"] == "grad_norm inf"
+    assert event["reason"] == "grad_norm inf"
 
 
 def test_without_a_watch_there_is_nothing_to_see() -> None:

@@ -12,7 +12,9 @@ TROUBLE = Anomaly(first_step=1151, last_step=1153, next_batch=1353, reason="loss
 
 def test_the_first_time_it_goes_back_and_on_with_other_data() -> None:
     found = plan_rollback(TROUBLE, None, [500, 1000], CONFIG)
-    assert found == Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=1.0, tries=1)
+    assert found == Rollback(
+        first=1151, step=1153, checkpoint=1000, cursor=1553, rate=1.0, attempts=1
+    )
 
 
 def test_the_ladder() -> None:
@@ -23,19 +25,19 @@ def test_the_ladder() -> None:
         rollback = plan_rollback(trouble, before, [1000], CONFIG)
         if rollback is None:
             break
-        found.append((rollback.tries, rollback.rate, rollback.cursor))
+        found.append((rollback.attempts, rollback.rate, rollback.cursor))
         before = rollback
     assert found == [(1, 1.0, 2200), (2, 0.5, 2500), (3, 0.25, 2800)]
 
 
-@pytest.mark.parametrize(("first", "tries"), [(900, 2), (1253, 2), (1254, 1)])
-def test_trouble_is_new_once_the_run_has_got_beyond_the_old(first: int, tries: int) -> None:
-    before = Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=0.5, tries=1)
+@pytest.mark.parametrize(("first", "attempts"), [(900, 2), (1253, 2), (1254, 1)])
+def test_trouble_is_new_once_the_run_has_got_beyond_the_old(first: int, attempts: int) -> None:
+    before = Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=0.5, attempts=1)
     trouble = Anomaly(first, first + 2, 5000, "")
     found = plan_rollback(trouble, before, [500], CONFIG)
     assert found is not None
-    assert found.tries == tries
-    assert found.rate == (0.25 if tries == 2 else 0.5)  # what was lowered stays so
+    assert found.attempts == attempts
+    assert found.rate == (0.25 if attempts == 2 else 0.5)  # what was lowered stays so
 
 
 def test_no_try_at_all() -> None:

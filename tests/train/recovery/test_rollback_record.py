@@ -9,7 +9,7 @@ from train.errors import UserError
 from train.recovery.rollback_record import Rollback, RollbackRecord
 from train.run_folder.folder import RunFolder
 
-ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, tries=2)
+ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, attempts=2)
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -101,10 +101,10 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
     assert [line["step"] for line in events(workdir, "skipped")] == [26, 27]
     [rollback] = events(workdir, "rolled back")
     found = {name: rollback[name] for name in rollback if name not in ("time", "event")}
-    expected = dict(first=26, step=27, checkpoint=16, cursor=30, rate=1.0, tries=1)
-    assert found == {**expected, "left_out": [16, 29]}
+    expected = dict(first=26, step=27, checkpoint=16, cursor=30, rate=1.0, attempts=1)
+    assert found == {**expected, "skipped_batches": [16, 29]}
     [recovered] = events(workdir, "recovered")
-    assert (recovered["step"], recovered["trouble"]) == (31, 27)
+    assert (recovered["step"], recovered["anomaly_step"]) == (31, 27)
     assert runs.poisoned.final_metrics["loss"] == pytest.approx(
         runs.clean.final_metrics["loss"], rel=0.01
     )
@@ -122,7 +122,7 @@ def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     often = CheckpointConfig(every=24, keep_last=2)
     run = fit(runs.folder, "uphill", uphill, recovery=recovery, checkpoint=often)
     [skipped] = events(runs.folder / "uphill", "skipped")
-    assert skipped["why"].startswith("median loss ")
+    assert skipped["reason"].startswith("median loss ")
     [rollback] = events(runs.folder / "uphill", "rolled back")
     assert 33 <= rollback["step"] <= 45
     assert (rollback["first"], rollback["checkpoint"]) == (rollback["step"] - 8, 24)
@@ -233,7 +233,7 @@ def test_tries_are_bounded(runs: Runs) -> None:
     assert len(str(caught.value).splitlines()) == 1
     assert f"its state is in {workdir / 'spikes'}" in str(caught.value)
     rollbacks = events(workdir, "rolled back")
-    assert [line["tries"] for line in rollbacks] == [1, 2]
+    assert [line["attempts"] for line in rollbacks] == [1, 2]
     assert [line["rate"] for line in rollbacks] == [1.0, 0.5]
     before = (workdir / "recovery.json").read_text()
     with pytest.raises(UserError, match="2 rollbacks did not help"):

@@ -70,7 +70,7 @@ def test_run_uses_fallback_and_reports_it(
         each for each in lines_of(tmp_path / "run/logbook.jsonl") if each["event"] == "fell back"
     ]
     assert event["kernel"] == "splash"
-    assert event["why"]
+    assert event["reason"]
     config = (tmp_path / "run/config.txt").read_text()
     assert "mixer.backend = reference (splash cannot serve: its kernel cannot be" in config
     shown = capsys.readouterr()

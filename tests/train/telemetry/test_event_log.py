@@ -16,11 +16,11 @@ def test_each_event_is_a_line_with_a_timestamp(tmp_path: pathlib.Path) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     logbook.write("started", step=0)
-    logbook.write("fell back", what="attend", why="no cuDNN", to="reference")
+    logbook.write("fell back", what="attend", reason="no cuDNN", to="reference")
     first, second = map(json.loads, logbook.path.read_text().splitlines())
     assert [*first] == ["time", "event", "step"]
     assert (first["event"], first["step"]) == ("started", 0)
-    assert second["why"] == "no cuDNN"
+    assert second["reason"] == "no cuDNN"
     times = [datetime.datetime.fromisoformat(line["time"]) for line in (first, second)]
     assert before <= times[0] <= times[1]
     assert times[0].utcoffset() == datetime.timedelta(0)

@@ -61,7 +61,7 @@ def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path)
     clock.now += 7  # dead
     log = life(clock, folder, 10, 21, done=True)
     found = log.compute_goodput()
-    assert found.lives == 2
+    assert found.starts == 2
     assert found.seconds == {
         "step": 14 + 6,  # 2 to 15, and 16 to 21
         "replay": 4,  # 12 to 15
@@ -97,7 +97,7 @@ def test_torn_line_is_skipped(clock: Clock, tmp_path: pathlib.Path) -> None:
     again = TimeLog(
         folder, ActivityTimer(start_time=clock.now, clock=clock), is_writer=True
     ).compute_goodput()
-    assert again.lives == 2
+    assert again.starts == 2
     assert again.seconds == whole.seconds
 
 
@@ -152,7 +152,7 @@ def test_goodput_verb_prints_fractions(
     assert "57.1%" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["goodput", os.fspath(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out)["lives"] == 1
+    assert json.loads(capsys.readouterr().out)["starts"] == 1
 
 
 def test_missing_run_is_an_error(tmp_path: pathlib.Path) -> None:

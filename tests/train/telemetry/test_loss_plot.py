@@ -104,7 +104,7 @@ def test_logged_events_are_marked(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "loss.png"
     logbook: list[dict[str, Any]] = [
         {"event": "started", "step": 0},
-        {"event": "skipped", "step": 40, "why": "loss 9, more than 3"},
+        {"event": "skipped", "step": 40, "reason": "loss 9, more than 3"},
         {"event": "skipped", "step": 41},
         {"event": "rolled back", "step": 41, "checkpoint": 20},
         {"event": "skipped", "step": 40},

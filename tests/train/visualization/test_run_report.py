@@ -80,7 +80,7 @@ def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
     assert run["samples"][1] == {"step": 40, "text": "second\nline"}
     assert run["memory"] == {"host": 5 * 2**20}
     assert run["environment"] == {"mesh.data": 8, "versions.jax": "0.10.0", "hardware": None}
-    assert (run["lives"], run["seconds"]["lost"]) == (2, 1)
+    assert (run["starts"], run["seconds"]["lost"]) == (2, 1)
     summary = run["summary"]
     assert summary["steps"] == 40
     assert summary["validation loss, best"] == 2.5

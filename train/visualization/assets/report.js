@@ -1,7 +1,7 @@
 // The report of one run or of several.
 
 const CALM_EVENTS = ["started", "resumed", "finished", "preempted", "weights", "warm start", "stopped early"];
-const MARKED_EVENTS = ["resumed", "preempted", "skipped", "rolled back", "recovered", "fell back", "passed over", "sample failed"];
+const MARKED_EVENTS = ["resumed", "preempted", "skipped", "rolled back", "recovered", "fell back", "checkpoint skipped", "sample failed"];
 const HIDDEN_CURVES = ["skipped"];
 const NOISY_CURVES = ["loss", "grad_norm", "tokens_per_second"]; // the others are smooth as they are
 const SPEED = "tokens_per_second";
@@ -52,7 +52,7 @@ function drawSummary() {
     const found = data.runs.map((run) => run.memory[place]);
     if (found.some((peak) => peak)) rows.push([`peak memory, ${place}`, ...found.map((peak) => (peak ? bytes(peak) : "–"))]);
   }
-  rows.push(["lives", ...data.runs.map((run) => String(run.lives))]);
+  rows.push(["starts", ...data.runs.map((run) => String(run.starts))]);
   byId("summary").append(table(["", ...heads()], rows));
 }
 
@@ -100,7 +100,7 @@ function drawTime() {
       part.style.cssText = `width:${100 * share}%;background:${ACTIVITY_COLORS[activity]}`;
       bar.append(part);
     }
-    const label = `${several ? `${run.label}: ` : ""}${duration(total)} in ${run.lives} ${run.lives === 1 ? "life" : "lives"}`;
+    const label = `${several ? `${run.label}: ` : ""}${duration(total)} in ${run.starts} ${run.starts === 1 ? "start" : "starts"}`;
     byId("time").append(make("p", { className: "faint" }, label), bar);
   }
   const rows = used.map((activity) => {

@@ -1,11 +1,18 @@
-"""Checks that an experiment can run on a mesh, made before training starts."""
+"""Context parallelism: checks of an experiment against a mesh, and the order of split tokens.
+
+Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
+equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
+2 C - 1 - i (zigzag order; Grattafiori et al. 2024, section 3.3.2). The order of the tokens in
+memory does not affect results: a token's place is given by `positions` alone, and losses are sums.
+"""
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.parallel.sharding import num_shards
+from train.parallel.sharding import HostBatch, num_shards
 from transformer.attention.config import AttentionConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
@@ -46,7 +53,7 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
             "several lengths; only windows of text can be split: set it to 1"
         )
     length = experiment.sequence_length
-    # Zigzag order: an early piece and a late one for each shard (`train/parallel/sharding.py`).
+    # Zigzag order: an early piece and a late one for each shard.
     if length % (2 * shards):
         raise UsageError(
             f"data.sequence_length {length}: does not divide into {2 * shards} pieces, two for "
@@ -67,3 +74,21 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
                 "which cannot attend to tokens on other devices; set mesh.context to 1, or the "
                 f"mixer to {AttentionConfig.kind}"
             )
+
+
+def zigzag_reorder(rows: HostBatch, context_shards: int) -> HostBatch:
+    """Return the rows with their tokens in zigzag order, for `context_shards` shards.
+
+    With 2 shards and pieces 0 1 2 3 of each row, the order is 0 3 | 1 2.
+    """
+    num_pieces = 2 * context_shards
+    order = [piece for shard in range(context_shards) for piece in (shard, num_pieces - 1 - shard)]
+
+    def reorder(array: np.ndarray) -> np.ndarray:
+        if array.ndim < 2:  # a number for each example has no tokens
+            return array
+        # On the host, before the transfer: on the devices it would be a collective in every step.
+        pieces = array.reshape(len(array), num_pieces, -1, *array.shape[2:])
+        return pieces[:, order].reshape(array.shape)
+
+    return {name: reorder(array) for name, array in rows.items()}

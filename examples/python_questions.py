@@ -1,0 +1,69 @@
+"""Write questions on Python's library and their answers, for instruction tuning.
+
+    python examples/python_questions.py questions.jsonl
+
+The answers are the first sentences of docstrings of the standard library of the Python that runs
+this, so that the data need no network.
+"""
+
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+MODULES = (
+    *("argparse", "ast", "bisect", "calendar", "collections", "copy", "csv", "datetime", "decimal"),
+    *("difflib", "email.message", "enum", "fileinput", "fractions", "functools", "glob", "gzip"),
+    *("heapq", "html", "http.client", "inspect", "io", "ipaddress", "itertools", "json", "logging"),
+    *("mailbox", "math", "operator", "os", "os.path", "pathlib", "pickle", "queue", "random", "re"),
+    *("shlex", "shutil", "socket", "statistics", "string", "struct", "subprocess", "tarfile"),
+    *("tempfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "unittest"),
+    *("urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "zipfile"),
+)
+
+LONGEST = 160
+"""Characters of the longest answer."""
+
+
+def documented(module_name: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a module's functions, classes and methods, and their docstrings."""
+    module = importlib.import_module(module_name)
+    for name, value in sorted(vars(module).items()):
+        if name.startswith("_") or inspect.ismodule(value):
+            continue
+        if callable(value):
+            yield f"{module_name}.{name}", inspect.getdoc(value) or ""
+        if inspect.isclass(value):
+            for inner, method in sorted(vars(value).items()):
+                if not inner.startswith("_") and callable(method):
+                    yield f"{module_name}.{name}.{inner}", inspect.getdoc(method) or ""
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a docstring in one line; empty if it is no sentence."""
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.])\s", paragraph)[0]
+    is_sentence = sentence[:1].isupper() and sentence.endswith(".")
+    return sentence if is_sentence and 10 < len(sentence) <= LONGEST else ""
+
+
+def main(path: str) -> None:
+    """Write the file."""
+    answers: dict[str, str] = {}
+    for module in MODULES:
+        for name, text in documented(module):
+            if answer := first_sentence(text):
+                answers.setdefault(name, answer)
+    with Path(path).open("w", encoding="utf-8") as file:
+        for name, answer in answers.items():
+            question = {"role": "user", "content": f"What does {name} do?"}
+            messages = [question, {"role": "assistant", "content": answer}]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    print(f"{len(answers):,} questions in {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

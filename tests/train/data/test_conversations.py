@@ -1,0 +1,186 @@
+"""Instruction data: rendered text, the tokens that the loss counts, packing, and refusals."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models
+
+from train.data.buckets import bucket_by_rows
+from train.data.chat_template import ChatTemplate, encode_chat, stop_token
+from train.data.config import TokenizerConfig
+from train.data.conversations import pack, prepare_conversations
+from train.data.example_configs import ConversationDataConfig
+from train.data.examples import ExampleTrainingBatches
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}."
+    "{% endgeneration %}{% else %}Q:{{ m.content }};{% endif %}{% endfor %}"
+)
+TURNS = (
+    {"role": "user", "content": "a?"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c?"},
+    {"role": "assistant", "content": "dd"},
+)
+
+
+def make_tokenizer(template: str = "") -> Tokenizer:
+    """A token for each character, and special tokens."""
+    alphabet = "".join(map(chr, range(32, 127))) + "\n"
+    vocabulary = {each: i for i, each in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    return Tokenizer(backend, chat_template=template)
+
+
+def counted(tokenizer: Tokenizer, messages: Any, first: int = 0) -> list[str]:
+    """The parts that the loss counts, as text with special tokens."""
+    template = ChatTemplate.of_tokenizer(tokenizer)
+    tokens, inside = encode_chat(tokenizer, template.render_with_spans(messages, first))
+    names = {number: name for name, number in tokenizer.vocabulary.items()}
+    marks = "".join(names[int(t)] if own else "\0" for t, own in zip(tokens, inside, strict=True))
+    return [part for part in marks.split("\0") if part]
+
+
+def write(folder: Path, *records: Any) -> ConversationDataConfig:
+    path = folder / "data.jsonl"
+    lines = (each if isinstance(each, str) else json.dumps(each) for each in records)
+    path.write_text("\n".join(lines) + "\n")
+    return ConversationDataConfig(
+        path=str(path), validation_path=str(path), max_length=64, tokenizer=TokenizerConfig("byte")
+    )
+
+
+def test_answers_and_their_ends_count() -> None:
+    assert counted(make_tokenizer(CHATML), TURNS) == ["b<|im_end|>\n", "dd<|im_end|>\n"]
+    assert counted(make_tokenizer(CHATML), TURNS, first=3) == ["dd<|im_end|>\n"]
+    assert counted(make_tokenizer(MARKED), TURNS) == ["b.", "dd."]
+    assert counted(make_tokenizer(MARKED), TURNS, first=2) == ["dd."]
+    assert counted(make_tokenizer(), TURNS) == [" b<|endoftext|>", " dd<|endoftext|>"]
+
+
+def test_an_answer_ends_at_the_token_after_it() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    end = stop_token(tokenizer, ChatTemplate.of_tokenizer(tokenizer))
+    assert end == tokenizer.vocabulary["<|im_end|>"]
+    plain = make_tokenizer()
+    assert stop_token(plain, ChatTemplate.of_tokenizer(plain)) == plain.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for %}", "chat template: "),
+        ("{{ raise_exception('only pairs') }}", "chat template: only pairs"),
+        ("{{ messages.append(1) }}", "chat template: "),
+        ("{{ ''.__class__.__mro__ }}", "chat template: "),
+        ("{{ messages | length }}{{ messages[-1].content }}", "{% generation %}"),
+    ],
+)
+def test_templates_that_are_refused(template: str, message: str) -> None:
+    tokenizer = make_tokenizer(template)
+    with pytest.raises(UserError, match=message) as caught:
+        ChatTemplate.of_tokenizer(tokenizer).render_with_spans(TURNS)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_hold_whole_conversations_apart(tmp_path: Path) -> None:
+    """Targets are next tokens of the same conversation; only answers have weight."""
+    records = [{"prompt": "q" * (3 + i), "completion": "a" * (2 + i % 4)} for i in range(9)] + [
+        {"messages": list(TURNS)}
+    ]
+    corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
+    split = corpus.split("train")
+    buckets = bucket_by_rows(split.lengths, batch_size=len(split.lengths), max_buckets=1)
+    batch = ExampleTrainingBatches(split, buckets, seed=0).host_batch(0, 0, 1)
+    tokenizer = corpus.tokenizer
+    names = {number: name for name, number in tokenizer.vocabulary.items()}
+    found = []
+    for row in range(len(batch["tokens"])):
+        for number in range(1, batch["segments"][row].max() + 1):
+            own = batch["segments"][row] == number
+            tokens, targets = batch["tokens"][row][own], batch["targets"][row][own]
+            np.testing.assert_array_equal(tokens[1:], targets[:-1])
+            np.testing.assert_array_equal(batch["positions"][row][own], np.arange(own.sum()))
+            weight = batch["weights"][row][own]
+            found.append("".join(names[int(t)] for t in targets[weight > 0]))
+    expected = ["a" * (2 + i % 4) + "<|endoftext|>" for i in range(9)]
+    assert sorted(found) == sorted([*expected, "b<|im_end|>\ndd<|im_end|>\n"])
+    assert not batch["weights"][batch["segments"] == 0].any()
+    assert split.num_conversations == 10
+    assert len(split.lengths) < 10
+    apart = dataclasses.replace(write(tmp_path, *records), packing=False)
+    assert len(prepare_conversations(apart, tokenizer).split("train").lengths) == 10
+
+
+def test_packing_fills_rows() -> None:
+    draw = np.random.RandomState(0)
+    lengths = draw.randint(1, 100, 500).tolist()
+    rows = pack(lengths, 100)
+    assert sorted(i for row in rows for i in row) == list(range(500))
+    sums = [sum(lengths[i] for i in row) for row in rows]
+    assert max(sums) <= 100
+    assert np.mean(sums) > 97
+    assert pack([100, 1, 99], 100) == [[0], [2, 1]]
+
+
+def test_what_is_cut_and_left_out_is_said(tmp_path: Path) -> None:
+    records = [
+        {"prompt": "q", "completion": "a" * 100},
+        {"prompt": "q" * 100, "completion": "a"},
+        {"prompt": "q", "completion": "a"},
+    ]
+    corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer())
+    assert "2 of 3 conversations are longer than data.max_length 64" in corpus.notes[0]
+    assert "1 of 3 conversations have no answer" in corpus.notes[1]
+    assert corpus.split("train").lengths.max() <= 64
+    with pytest.raises(UserError, match="has no answers of an assistant"):
+        prepare_conversations(write(tmp_path, records[1]), make_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("{", "data.jsonl:1: not JSON"),
+        ("[]", "data.jsonl:1: not a JSON object"),
+        ({"prompt": "x"}, "has no field 'completion'"),
+        ({"prompt": "x", "completion": 3}, "completion is no list of messages"),
+        ({"prompt": "x", "completion": [{"role": "a", "content": "b"}]}, "give two of a kind"),
+        ({"messages": []}, "messages is no list of messages"),
+        ({"messages": [{"role": "user"}]}, r"messages\[0\] has no text 'content'"),
+        ({"messages": list(TURNS), "tools": [1]}, "has tools"),
+        ('{"prompt": "\\ud800", "completion": "x"}', "half a surrogate pair"),
+    ],
+)
+def test_lines_that_are_refused(tmp_path: Path, record: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        prepare_conversations(write(tmp_path, record), make_tokenizer())
+    assert "\n" not in str(caught.value)
+
+
+def test_the_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
+    make_tokenizer().save(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"chat_template": [{"name": "default", "template": "x"}], "eos_token": {"content": "e"}}'
+    )
+    loaded = Tokenizer.load(str(tmp_path))
+    assert (loaded.chat_template, loaded.special_token_names) == ("x", {"eos_token": "e"})
+    (tmp_path / "chat_template.jinja").write_text("y")
+    assert Tokenizer.load(str(tmp_path / "tokenizer.json")).chat_template == "y"
+    other = tmp_path / "other.jinja"
+    other.write_text(CHATML)
+    config = dataclasses.replace(
+        write(tmp_path, {"messages": list(TURNS)}), chat_template=str(other)
+    )
+    assert prepare_conversations(config, loaded).tokenizer.chat_template == CHATML

@@ -1,0 +1,384 @@
+"""Streams: the order of documents, windows against one long token stream, and exact positions."""
+
+import dataclasses
+import gzip
+import json
+import re
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.data.batches import host_rows
+from train.data.config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
+from train.data.corpus import prepare_text
+from train.data.mixing import MixedBatches, data_position, seek
+from train.data.mixture import prepare_any_text
+from train.data.stream_batches import StreamedTrainingBatches
+from train.data.streaming import StreamedText, StreamPosition, StreamReader
+from train.data.streams import HostBatch, Windows
+from train.data.tokenizer_training import train_tokenizer
+from train.errors import UserError
+
+TOKENIZER = train_tokenizer(TokenizerConfig("byte"), ())
+LENGTH = 8
+
+
+def text_of(number: int) -> str:
+    return f"<{number}>" + "x" * (number * 7 % 19)
+
+
+def write_jsonl(path: Path, numbers: range) -> None:
+    path.write_text("".join(json.dumps({"text": text_of(n)}) + "\n" for n in numbers))
+
+
+def write_gzip(path: Path, numbers: range) -> None:
+    lines = "".join(json.dumps({"text": text_of(n)}) + "\n" for n in numbers)
+    path.write_bytes(gzip.compress(lines.encode()))
+
+
+def write_zstd(path: Path, numbers: range) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    lines = "".join(json.dumps({"text": text_of(n)}) + "\n" for n in numbers)
+    with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
+        stream.write(lines.encode())
+
+
+def write_parquet(path: Path, numbers: range) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"id": list(numbers), "text": [text_of(n) for n in numbers]})
+    parquet.write_table(table, path, row_group_size=7)
+
+
+WRITERS: dict[str, Callable[[Path, range], None]] = {
+    ".jsonl": write_jsonl,
+    ".jsonl.gz": write_gzip,
+    ".jsonl.zst": write_zstd,
+    ".parquet": write_parquet,
+}
+
+
+def write_files(folder: Path, *, files: int = 3, each: int = 20, ending: str = ".jsonl") -> str:
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        numbers = range(number * each, (number + 1) * each)
+        WRITERS[ending](folder / f"part{number}{ending}", numbers)
+    return str(folder)
+
+
+def make_reader(path: str, **changes: Any) -> StreamReader:
+    streaming = StreamingConfig(enabled=True, validation_documents=5)
+    source = SourceConfig(path=path, validation_path=changes.pop("validation_path", "other"))
+    text = StreamedText.find("data", "text", source, streaming)
+    settings: dict[str, Any] = {
+        "files": range(len(text.files)),
+        "seeds": (3,),
+        "shuffle_window": 6,
+        "sequence_length": LENGTH,
+        "document_masking": True,
+        "max_epochs": 0,
+    }
+    return StreamReader(text, TOKENIZER, **{**settings, **changes})
+
+
+def documents_in(reader: StreamReader, windows: int) -> list[int]:
+    """The numbers of the documents of the next windows, in order."""
+    tokens = reader.windows(windows)["tokens"].ravel()
+    return [int(n) for n in re.findall(r"<(\d+)>", TOKENIZER.decode(tokens))]
+
+
+@pytest.mark.parametrize("document_masking", [True, False])
+def test_windows_are_those_of_one_long_stream(tmp_path: Path, document_masking: bool) -> None:
+    path = write_files(tmp_path / "parts")
+    reader = make_reader(path, shuffle_window=1, document_masking=document_masking)
+    # The oracle: the same files, tokenized whole, cut from the start on.
+    config = TextDataConfig(
+        path=path,
+        validation_path=path,
+        tokenizer=TokenizerConfig("byte"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    stream = prepare_text(config).streams["train"]
+    count = stream.num_targets // LENGTH
+    whole = Windows(stream, LENGTH, document_masking=document_masking)
+    expected = whole.cut(np.arange(count) * LENGTH)
+    for first, last in ((0, 1), (1, 5), (5, count)):
+        found = reader.windows(last - first)
+        for name, array in found.items():
+            assert np.array_equal(array, expected[name][first:last]), name
+            assert array.dtype == np.int32
+
+
+def test_every_epoch_has_each_document_once_in_another_order(tmp_path: Path) -> None:
+    reader = make_reader(write_files(tmp_path / "parts"))
+    found = documents_in(reader, 250)
+    assert len(found) > 130
+    epochs = [found[start : start + 60] for start in (0, 60)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(60))
+        # A shuffle window of six: no document is further from its place than that.
+        for file in range(3):
+            own = [n for n in epoch if n // 20 == file]
+            assert max(abs(n % 20 - place) for place, n in enumerate(own)) <= 6
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != sorted(epochs[0])
+    assert documents_in(make_reader(write_files(tmp_path / "parts")), 250) == found
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_any_position_continues_exactly(tmp_path: Path, ending: str) -> None:
+    path = write_files(tmp_path / "parts", ending=ending)
+    reader = make_reader(path)
+    positions, windows = [], []
+    for _ in range(130):  # more than one epoch
+        positions.append(reader.position)
+        windows.append(reader.windows(1))
+    assert len(set(positions)) == 130
+    assert positions[-1].epoch == 1
+    for at in range(0, 120, 3):
+        resumed = make_reader(path)
+        resumed.seek(StreamPosition(*json.loads(json.dumps(positions[at]))))
+        assert resumed.position == positions[at]
+        later = resumed.windows(10)
+        for name, array in later.items():
+            expected = np.concatenate([window[name] for window in windows[at : at + 10]])
+            # Windows cut one by one number their documents alike.
+            assert np.array_equal(array, expected), (at, name)
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_all_formats_hold_the_same(tmp_path: Path, ending: str) -> None:
+    found = make_reader(write_files(tmp_path / "a", ending=ending)).windows(30)
+    expected = make_reader(write_files(tmp_path / "b")).windows(30)
+    for name, array in found.items():
+        assert np.array_equal(array, expected[name])
+
+
+def config_of(folder: Path, **streaming: Any) -> TextDataConfig:
+    settings = {"enabled": True, "shuffle_window": 6, "validation_documents": 5, **streaming}
+    return TextDataConfig(
+        sources=(
+            SourceConfig(path=write_files(folder / "one", files=4), weight=2),
+            SourceConfig(path=write_files(folder / "two", files=5), weight=1),
+        ),
+        streaming=StreamingConfig(**settings),
+        sequence_length=LENGTH,
+        tokenizer=TokenizerConfig("byte"),
+        cache_dir=str(folder / "cache"),
+    )
+
+
+def make_batches(config: TextDataConfig, batch_size: int = 12) -> MixedBatches:
+    corpus: Any = prepare_any_text(config)
+    batches: MixedBatches = corpus.training_batches(
+        config, batch_size=batch_size, seed=1, steps=100
+    )
+    return batches
+
+
+def assert_same(one: HostBatch, other: HostBatch) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.dtype == other[name].dtype
+        assert np.array_equal(array, other[name]), name
+
+
+@pytest.mark.parametrize("readers", [1, 4])
+def test_batches_are_the_same_for_any_number_of_hosts(tmp_path: Path, readers: int) -> None:
+    config = config_of(tmp_path, readers=readers)
+    expected = [make_batches(config).host_batch(cursor, 0, 1) for cursor in range(4)]
+    for num_hosts in (2, 3, 4):
+        hosts = [make_batches(config) for _ in range(num_hosts)]
+        for cursor, whole in enumerate(expected):
+            parts = [each.host_batch(cursor, n, num_hosts) for n, each in enumerate(hosts)]
+            joined = {name: np.concatenate([part[name] for part in parts]) for name in whole}
+            assert_same(joined, whole)
+
+
+def test_hosts_read_only_the_files_of_their_rows(tmp_path: Path) -> None:
+    config = config_of(tmp_path, readers=4)
+    batches = make_batches(config)
+    assert isinstance(batches, StreamedTrainingBatches)
+    batches.host_batch(0, 1, 4)
+    assert list(batches._groups) == [1]
+    [reader, _] = batches._groups[1]._readers
+    assert reader._files.tolist() == [1]
+
+
+def test_batches_continue_from_a_saved_position_and_from_any_cursor(tmp_path: Path) -> None:
+    config = config_of(tmp_path, readers=2)
+    batches = make_batches(config)
+    expected = [batches.host_batch(cursor, 0, 1) for cursor in range(30)]
+    saved = json.loads(json.dumps(data_position(batches, 20)))["data_position"]
+    assert all(row[0] == 20 for row in saved)
+    resumed = make_batches(config)
+    seek(resumed, saved)
+    reads: Counter[str] = Counter()
+    original = StreamReader.windows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            StreamReader,
+            "windows",
+            lambda self, count: (reads.update(["read"]), original(self, count))[1],
+        )
+        assert_same(resumed.host_batch(20, 0, 1), expected[20])
+    assert reads["read"] <= 4  # one batch of two sources and two readers: nothing before it
+    assert_same(resumed.host_batch(25, 0, 1), expected[25])  # batches skipped after a rollback
+    assert_same(resumed.host_batch(22, 0, 1), expected[22])  # and back
+    assert_same(batches.host_batch(3, 0, 1), expected[3])
+    seek(batches, None)
+    assert_same(batches.host_batch(0, 0, 1), expected[0])
+
+
+def test_position_of_several_processes_resumes_with_another_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four hosts read ten batches; one host continues, and two."""
+    config = config_of(tmp_path, readers=4)
+    whole = make_batches(config)
+    expected = [whole.host_batch(cursor, 0, 1) for cursor in range(14)]
+    hosts = [make_batches(config) for _ in range(4)]
+    for cursor in range(10):
+        for number, each in enumerate(hosts):
+            each.host_batch(cursor, number, 4)
+    own: list[np.ndarray] = []
+    monkeypatch.setattr("jax.process_count", lambda: 4)
+    gather = "jax.experimental.multihost_utils.process_allgather"
+
+    def alone(array: np.ndarray) -> np.ndarray:
+        own.append(array)
+        return array[None]
+
+    monkeypatch.setattr(gather, alone)
+    for each in hosts:
+        each.position(10)
+    assert all(array.dtype == np.int32 for array in own)  # JAX would cut 64 bits to 32
+    monkeypatch.setattr(gather, lambda array: np.stack(own))
+    saved = hosts[0].position(10)
+    for num_hosts in (1, 2):
+        resumed = [make_batches(config) for _ in range(num_hosts)]
+        for number, each in enumerate(resumed):
+            each.seek(saved)
+            start, stop = host_rows(12, number, num_hosts)
+            found = each.host_batch(12, number, num_hosts)
+            assert_same(found, {name: a[start:stop] for name, a in expected[12].items()})
+
+
+def test_a_stream_is_never_in_memory_or_on_disk_whole(tmp_path: Path) -> None:
+    line = json.dumps({"text": "word " * 400}) + "\n"  # 2 kB
+    with (tmp_path / "large.jsonl").open("w") as file:
+        for _ in range(10):
+            file.write(line * 1000)  # 20 MB
+    config = TextDataConfig(
+        path=str(tmp_path / "large.jsonl"),
+        streaming=StreamingConfig(enabled=True, shuffle_window=32, validation_documents=10),
+        sequence_length=512,
+        tokenizer=TokenizerConfig("byte"),
+        cache_dir=str(tmp_path / "cache"),
+    )
+    batches = make_batches(config, batch_size=64)
+    batches.host_batch(0, 0, 1)
+    tracemalloc.start()
+    try:
+        for cursor in range(1, 40):  # 1.3 MB of text
+            batches.host_batch(cursor, 0, 1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8e6
+    on_disk = sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*.tokens"))
+    assert on_disk < 2e5
+
+
+def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
+    reader = make_reader(write_files(tmp_path / "parts"), validation_path="")
+    found = documents_in(reader, 60)
+    assert not set(found) & {0, 1, 2, 3, 4}
+    config = config_of(tmp_path)
+    corpus: Any = prepare_any_text(config)
+    held_out = corpus.streams["validation/one"]
+    assert TOKENIZER.decode(held_out.tokens) == "".join(text_of(n) for n in range(5))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"text": "a"}', '{"text'], r"a\.jsonl:2: not JSON"),
+        (['{"text": "a"}', '{"body": "b"}'], r"a\.jsonl:2: has no field 'text' .*set data\.text_f"),
+        (['{"text": 5}'], r"a\.jsonl:1: field 'text' is not a text"),
+        (['{"text": ""}', "", '{"text": ""}'], r"data a: has no text to train on"),
+    ],
+)
+def test_broken_lines_are_errors_of_one_line(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    source = SourceConfig(path=str(tmp_path / "a.jsonl"), validation_path="other")
+    text = StreamedText.find("data", "a", source, StreamingConfig(enabled=True))
+    reader = make_reader(str(tmp_path / "a.jsonl"))
+    reader._text = text
+    with pytest.raises(UserError, match=message) as error:
+        reader.windows(1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_source_runs_dry_after_its_epochs(tmp_path: Path) -> None:
+    reader = make_reader(write_files(tmp_path / "parts"), max_epochs=2)
+    with pytest.raises(UserError, match="data text: runs dry after 2 passes; lower its weight"):
+        reader.windows(1000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"streaming": {"readers": 5}}, "data.streaming.readers 5: data.sources.0.path"),
+        ({"streaming": {"readers": 4}, "batch_size": 6}, "readers 4: does not divide batch_size 6"),
+        ({"tokenizer": TokenizerConfig("character")}, "kind character: needs all characters"),
+        ({"max_bytes": 5}, "data.sources.0.max_bytes 5: a stream is read to its end"),
+        ({"path": "python:library"}, "data.sources.0.path python:library: is no file to stream"),
+        ({"path": "/no/such.jsonl"}, "data.sources.0.path /no/such.jsonl: does not exist"),
+    ],
+)
+def test_settings_that_cannot_stream_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = config_of(tmp_path, **changes.pop("streaming", {}))
+    batch_size = changes.pop("batch_size", 12)
+    tokenizer = changes.pop("tokenizer", config.tokenizer)
+    first = dataclasses.replace(config.sources[0], **changes)
+    config = dataclasses.replace(config, sources=(first, *config.sources[1:]), tokenizer=tokenizer)
+    with pytest.raises(UserError, match=re.escape(message)) as error:
+        make_batches(config, batch_size)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["readers", "shuffle_window", "validation_documents"])
+def test_bad_numbers_are_refused(name: str) -> None:
+    settings: dict[str, Any] = {name: 0}
+    with pytest.raises(UserError, match=rf"data\.streaming\.{name}: 0 is too small"):
+        StreamingConfig(**settings)
+
+
+def test_parquet_errors_name_the_column(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    write_parquet(tmp_path / "a.parquet", range(3))
+    for column, message in (
+        ("body", r"has no column 'body' \(it has id, text\); set data\.text_field"),
+        ("id", r"column 'id' holds int64 and no text; set data\.text_field"),
+    ):
+        source = SourceConfig(
+            path=str(tmp_path / "a.parquet"), text_field=column, validation_path="other"
+        )
+        text = StreamedText.find("data", "a", source, StreamingConfig(enabled=True))
+        with pytest.raises(UserError, match=message):
+            list(text.documents())
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    source = SourceConfig(path=str(tmp_path / "a.parquet"), validation_path="other")
+    with pytest.raises(UserError, match=r"a\.parquet: damaged Parquet"):
+        list(StreamedText.find("data", "a", source, StreamingConfig()).documents())

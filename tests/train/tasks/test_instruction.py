@@ -1,0 +1,108 @@
+"""A run of instruction tuning: packed rows equal separate ones, answers, chat, export."""
+
+import dataclasses
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import command, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import TokenizerConfig
+from train.data.example_configs import ConversationDataConfig
+from train.engine import make_engine
+from train.experiment import Experiment
+from train.tasks.config import InstructionTuning
+from train.tasks.registry import make_task
+from transformer import Hardware, NoPosition, RoPE
+
+pytestmark = pytest.mark.slow
+
+
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    """The answer names the letter of the question."""
+    path = folder / "data.jsonl"
+    if not path.exists():
+        drawn = random.Random(0)
+        letters = [drawn.choice("abcd") for _ in range(120)]
+        lines = [
+            {
+                "messages": [
+                    {"role": "user", "content": letter},
+                    {"role": "assistant", "content": letter * 2},
+                ]
+            }
+            for letter in letters
+        ]
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    experiment = tiny(folder)
+    block: Any = experiment.model.layer_pattern[0]
+    mixer = dataclasses.replace(block.mixer, position=RoPE(), dropout=0.0)
+    block = dataclasses.replace(block, mixer=mixer, residual_dropout=0.0)
+    model = dataclasses.replace(
+        experiment.model,
+        layer_pattern=(block,),
+        position_embedding=NoPosition(),
+        embedding_dropout=0.0,
+    )
+    data = ConversationDataConfig(
+        path=str(path), max_length=64, max_buckets=1, tokenizer=TokenizerConfig("byte")
+    )
+    return dataclasses.replace(
+        experiment, task=InstructionTuning(), model=model, data=data, steps=120, **changes
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("instruction")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> train.Run:
+    return train.fit(make_experiment(folder), str(folder / "run"), quiet=True)
+
+
+def test_packed_rows_have_the_loss_of_separate_ones(folder: Path, run: train.Run) -> None:
+    metrics = []
+    for packing in (True, False):
+        data: Any = run.experiment.data
+        data = dataclasses.replace(data, packing=packing)
+        experiment = dataclasses.replace(run.experiment, data=data)
+        task = make_task(experiment)
+        corpus = task.prepare_corpus(run.tokenizer)
+        engine = make_engine(experiment, Hardware())
+        metrics.append(task.evaluate(engine, run.params, corpus, "train", full_split=True))
+    assert metrics[0]["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-5)
+
+
+def test_it_answers_and_stops(
+    folder: Path, run: train.Run, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    assert run.final_metrics["loss"] < 0.5
+    assert run.generate("b", temperature=0.0, max_new_tokens=20) == " bb"
+    workdir = str(folder / "run")
+    flags = ["--temperature", "0", "--max-new-tokens", "20"]
+    shown = command(capsys, "sample", workdir, "--chat", "--prompt", "c", *flags)
+    assert (shown.status, shown.output) == (0, " cc\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("a\n\nd\n"))
+    talk = command(capsys, "sample", workdir, "--chat", *flags)
+    assert (talk.status, talk.output) == (0, " aa\n dd\n")
+    refused = command(capsys, "sample", workdir, "--chat", "--json")
+    assert (refused.status, "needs --prompt" in refused.error) == (2, True)
+
+
+def test_the_template_goes_with_the_run(folder: Path, run: train.Run) -> None:
+    saved = (folder / "run" / "chat_template.jinja").read_text()
+    loaded = train.load(str(folder / "run"))
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.chat_template == saved
+    assert "Assistant:" in saved
+    equal = jax.tree.map(lambda a, b: np.array_equal(a, b), loaded.params, run.params)
+    assert all(jax.tree.leaves(equal))

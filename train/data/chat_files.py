@@ -1,0 +1,80 @@
+"""Chat templates in the files of tokenizers: `chat_template.jinja` and `tokenizer_config.json`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from train.data.files import AnyPath, expand_path
+from train.errors import UserError, as_user_error
+from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+TOKENS_FILE = "special_tokens_map.json"
+
+
+class ChatFiles(NamedTuple):
+    """What the files beside a tokenizer say about conversations."""
+
+    template: str = ""
+    """Jinja source; empty if there is none."""
+    special_tokens: dict[str, str] = {}  # noqa: RUF012
+    """Special tokens by name: `eos_token`."""
+
+
+def load_chat_files(path: str) -> ChatFiles:
+    """Read the files in a tokenizer's folder, or beside a tokenizer's file.
+
+    Raises:
+      UserError: One is damaged.
+    """
+    folder = expand_path(path)
+    with as_user_error(path):
+        if not folder.is_dir():
+            folder = folder.parent
+        config = _read_object(folder / CONFIG_FILE)
+        tokens = _read_object(folder / TOKENS_FILE) | config
+        template = config.get("chat_template", "")
+        if (folder / TEMPLATE_FILE).exists():
+            template = _read(folder / TEMPLATE_FILE)
+    if isinstance(template, list):  # several, by name
+        named = {
+            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
+        }
+        template = named.get("default")
+    names = {name: _content(value) for name, value in tokens.items() if name.endswith("_token")}
+    special = {name: text for name, text in names.items() if text}
+    return ChatFiles(template if isinstance(template, str) else "", special)
+
+
+def chat_files(template: str, special_tokens: dict[str, str]) -> dict[str, str]:
+    """Return the files to write beside a tokenizer, by name."""
+    files = {TEMPLATE_FILE: template} if template else {}
+    if special_tokens:
+        files[CONFIG_FILE] = json.dumps(special_tokens, indent=2, ensure_ascii=False) + "\n"
+    return files
+
+
+def _content(value: Any) -> str:
+    """Return a token of tokenizer_config.json: its text, or an object with it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _read_object(file: AnyPath) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: not JSON ({error}); fetch it again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _read(file: AnyPath) -> str:
+    try:
+        return read_bytes(file, MAX_SETTINGS_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error

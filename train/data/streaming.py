@@ -1,0 +1,275 @@
+"""Training text that is read while the run trains: never whole, in memory or on disk.
+
+Documents are read in windows, shuffled within each, tokenized, and concatenated. A position in this
+order is six integers, from which it continues exactly: of the documents before it, only those of
+the same window are read again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from train.data.config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
+from train.data.examples import seeded_permutation
+from train.data.files import TextFile, find_files
+from train.data.streams import HostBatch, TokenStream, Windows
+from train.data.text_files import LIBRARY_PATH, Document, RecordPosition, read_records
+from train.data.tokenizer import Tokenizer
+from train.errors import UsageError, UserError
+
+MAX_WINDOW_CHARACTERS = 2**26
+"""Characters of a shuffle window, however few documents have them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedText:
+    """Documents of the files of one source. Each pass reads the files again."""
+
+    section: str
+    """Settings of the source, for error messages: `data.sources.0`."""
+    name: str
+    files: tuple[TextFile, ...]
+    text_field: str
+    held_out: int
+    """Lines or rows at the start of the first file that training leaves out."""
+
+    @classmethod
+    def find(
+        cls, section: str, name: str, source: SourceConfig, streaming: StreamingConfig
+    ) -> StreamedText:
+        """Return the text of a source. Raises UserError if it has no files to stream."""
+        setting = f"{section}.path"
+        if source.path == LIBRARY_PATH or source.path.startswith(PYTHON_DATA_PREFIX):
+            raise UsageError(
+                f"{setting} {source.path}: is no file to stream; set "
+                "data.streaming.enabled to False"
+            )
+        if source.max_bytes:
+            raise UsageError(
+                f"{section}.max_bytes {source.max_bytes}: a stream is read to its end; leave it out"
+            )
+        files = find_files(source.path, setting)
+        if len(files) < streaming.readers:
+            raise UsageError(
+                f"data.streaming.readers {streaming.readers}: {setting} {source.path} has only "
+                f"{len(files)} files to divide among them; give at most {len(files)}"
+            )
+        held_out = 0 if source.validation_path else streaming.validation_documents
+        return cls(section, name, files, source.text_field, held_out)
+
+    def documents(self, *, held_out: bool = False) -> Iterator[Document]:
+        """Yield the documents in the order of the files, those to train on or those held out."""
+        for index in range(1 if held_out else len(self.files)):
+            for position, document in self.records(index, RecordPosition()):
+                if held_out and position.record > self.held_out:
+                    return
+                if held_out == self.is_held_out(index, position):
+                    yield document
+
+    def records(
+        self, index: int, start: RecordPosition
+    ) -> Iterator[tuple[RecordPosition, Document]]:
+        """Yield the documents of a file that have text, each with the position after it."""
+        setting = f"{self.section}.text_field"
+        found = read_records(
+            self.files[index], text_field=self.text_field, setting=setting, start=start
+        )
+        return ((position, document) for position, document in found if document.text)
+
+    def is_held_out(self, index: int, position: RecordPosition) -> bool:
+        """Return True for a document, given the position after it, that is not trained on."""
+        return index == 0 and position.record <= self.held_out
+
+    def fingerprint(self) -> list[object]:
+        """Return JSON values that tell streams apart: settings, names of files, local sizes."""
+        sizes = [
+            file.fingerprint()[1] if "://" not in str(file.path) else -1 for file in self.files
+        ]
+        names = [file.name for file in self.files]
+        return [self.text_field, self.held_out, names, sizes]
+
+
+class StreamPosition(NamedTuple):
+    """Place in the order of a reader, between two tokens."""
+
+    epoch: int = 0
+    file: int = 0
+    """Files of the epoch that are read to their end, where the shuffle window begins."""
+    offset: int = 0
+    """Bytes (rows of Parquet) of the next file before the shuffle window."""
+    record: int = 0
+    """Lines or rows of that file before the shuffle window."""
+    document: int = 0
+    """Documents of the shuffle window, in its order, that are used up."""
+    token: int = 0
+    """Tokens of the next document that are used up, its separator included."""
+
+
+class _Piece(NamedTuple):
+    """A document that waits to be cut into windows."""
+
+    tokens: np.ndarray  # [n], the separator first
+    position: StreamPosition
+    """Position of its first token."""
+
+
+class StreamReader:
+    """Windows of tokens of one source, read from some of its files, without end.
+
+    Every epoch shuffles the files, and the documents of each shuffle window. Windows are cut one
+    after the other from the concatenated documents, and each document begins with a separator.
+    """
+
+    def __init__(
+        self,
+        text: StreamedText,
+        tokenizer: Tokenizer,
+        *,
+        files: Sequence[int],
+        seeds: Sequence[int],
+        shuffle_window: int,
+        sequence_length: int,
+        document_masking: bool,
+        max_epochs: int,
+    ):
+        """Set up a reader. Nothing is read yet.
+
+        Args:
+          text: The source.
+          tokenizer: Its tokenizer.
+          files: Indices of the files that this reader reads.
+          seeds: Seeds of the order.
+          shuffle_window: Documents to shuffle together; 1: keep the order of the files.
+          sequence_length: Tokens of a window, T.
+          document_masking: Number the documents of a window.
+          max_epochs: Passes after which the source has run dry; 0: any number.
+        """
+        self._text, self._tokenizer = text, tokenizer
+        self._files, self._seeds = np.array(files), tuple(seeds)
+        self._shuffle_window, self._max_epochs = shuffle_window, max_epochs
+        self._length, self._document_masking = sequence_length, document_masking
+        self.seek(StreamPosition())
+
+    @property
+    def position(self) -> StreamPosition:
+        """Position of the next window."""
+        if not self._pieces:
+            return self._start._replace(token=self._token)
+        return self._pieces[0].position._replace(token=self._token)
+
+    def seek(self, position: StreamPosition) -> None:
+        """Continue from a position."""
+        self._start, self._token = position._replace(token=0), position.token
+        self._pieces: collections.deque[_Piece] = collections.deque()
+        self._num_tokens = 0  # in the pieces
+        self._records: Iterator[tuple[RecordPosition, Document]] | None = None
+        self._records_at: tuple[int, int, RecordPosition] | None = None
+        self._waiting = self._read_pieces()
+        # An epoch from its start that has no token never will: its source is empty.
+        self._tokens_of_epoch = 1 if position.file or position.offset or position.document else 0
+
+    def windows(self, count: int) -> HostBatch:
+        """Return the next windows: tokens, targets, segments and positions [count, T]."""
+        needed = count * self._length + 1  # windows share the token between them
+        while self._num_tokens - self._token < needed:
+            piece = next(self._waiting)
+            self._pieces.append(piece)
+            self._num_tokens += len(piece.tokens)
+        tokens: list[np.ndarray] = []
+        starts, length = [], -self._token
+        for piece in self._pieces:
+            starts.append(max(length, 0))
+            tokens.append(piece.tokens)
+            length += len(piece.tokens)
+            if length >= needed:
+                break
+        # One token more: `Windows` takes the last for the first, as of a circle.
+        run = np.concatenate(tokens)[self._token : self._token + needed]
+        stream = TokenStream("train", np.append(run, 0), np.array(starts, np.int64), 0)
+        windows = Windows(stream, self._length, document_masking=self._document_masking)
+        self._advance(count * self._length)
+        return windows.cut(np.arange(count) * self._length)
+
+    def _advance(self, count: int) -> None:
+        self._token += count
+        while self._pieces and self._token >= len(self._pieces[0].tokens):
+            size = len(self._pieces.popleft().tokens)
+            self._token -= size
+            self._num_tokens -= size
+
+    def _read_pieces(self) -> Iterator[_Piece]:
+        """Yield the documents from the start position on, tokenized."""
+        start = self._start
+        separator = np.array([self._tokenizer.eos_token_id])
+        while True:
+            texts, following = self._read_window(start)
+            order = np.arange(len(texts))
+            if self._shuffle_window > 1:
+                # Lines, not bytes: the order is the same in Parquet and in JSON lines.
+                seeds = (*self._seeds, start.epoch, start.file, start.record)
+                order = seeded_permutation(len(texts), *seeds)
+            rest = [texts[index] for index in order[start.document :]]
+            encoded = self._tokenizer.encode_documents(rest)
+            for number, own in enumerate(encoded, start=start.document):
+                if len(own) and own[-1] == separator[0]:  # the next document brings one
+                    own = own[:-1]
+                if len(own):
+                    self._tokens_of_epoch += len(own)
+                    tokens = np.concatenate([separator, own])
+                    yield _Piece(tokens, start._replace(document=number))
+            if following.epoch > start.epoch:
+                self._check_not_dry(following.epoch)
+                self._tokens_of_epoch = 0
+            start = following
+
+    def _check_not_dry(self, epochs: int) -> None:
+        """Raise UserError after an epoch without a token, and after the last epoch."""
+        where = f"{self._text.section} {self._text.name}"
+        if not self._tokens_of_epoch:
+            raise UserError(
+                f"{where}: has no text to train on beside its "
+                f"{self._text.held_out} held-out documents; give more files, a validation_path, or "
+                "lower data.streaming.validation_documents"
+            )
+        if epochs == self._max_epochs:
+            raise UserError(
+                f"{where}: runs dry after {epochs} passes; lower its weight or steps, or raise "
+                "its max_epochs"
+            )
+
+    def _read_window(self, start: StreamPosition) -> tuple[list[str], StreamPosition]:
+        """Return the texts of a shuffle window, in the order of the files, and where it ends."""
+        order = self._files
+        if self._shuffle_window > 1:
+            order = order[seeded_permutation(len(order), *self._seeds, start.epoch)]
+        texts: list[str] = []
+        characters = 0
+        at = RecordPosition(start.offset, start.record)
+        for file in range(start.file, len(order)):
+            index = int(order[file])
+            for position, document in self._records_from(start.epoch, file, index, at):
+                self._records_at = (start.epoch, file, position)
+                if self._text.is_held_out(index, position):
+                    continue
+                texts.append(document.text)
+                characters += len(document.text)
+                if len(texts) == self._shuffle_window or characters >= MAX_WINDOW_CHARACTERS:
+                    return texts, StreamPosition(start.epoch, file, *position)
+            at = RecordPosition()
+        return texts, StreamPosition(start.epoch + 1)
+
+    def _records_from(
+        self, epoch: int, file: int, index: int, at: RecordPosition
+    ) -> Iterator[tuple[RecordPosition, Document]]:
+        """Return the documents of a file from a position on.
+
+        The file of the window before stays open: a compressed one cannot be entered in its middle.
+        """
+        if self._records is None or self._records_at != (epoch, file, at):
+            self._records = self._text.records(index, at)
+        return self._records

@@ -1,0 +1,221 @@
+"""Preparation of a run: its folder, settings, data, engine and first state.
+
+`RunSetup` is one call of `fit` without the loop. Constructing it reads the folder, the data and the
+settings and checks that they fit together. It writes nothing: a run that cannot start leaves its
+folder as it was. Its methods restore or initialize the state, and write what the folder holds
+beside the logs.
+"""
+
+from typing import Any
+
+from train.checkpoint.manager import CheckpointManager
+from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
+from train.config.io import diff_experiments
+from train.config.resolve import resolve_precision
+from train.data.mixing import data_position, seek
+from train.data.python_data import check_same_data
+from train.data.tokenizer import Tokenizer
+from train.engine import make_engine
+from train.errors import UserError
+from train.evaluation.early_stopping import BestEvaluation
+from train.evaluation.evaluator import Evaluator
+from train.experiment import Experiment
+from train.lora.base_weights import attach_base, base_metadata, resolve_lora, start_from_base
+from train.parallel.context_parallel import check_batch_divides
+from train.recovery.rollback import RollbackManager, rollback_retention
+from train.resume import (
+    RunIdentity,
+    StartPoint,
+    check_resumable,
+    pin_previous_choices,
+    read_previous_run,
+    restore_or_init,
+)
+from train.run_folder.folder import RunFolder
+from train.run_folder.run_config import write_run_files
+from train.run_folder.writing import set_aside_file
+from train.runtime.backend_probes import mark_broken_kernels
+from train.runtime.oom import check_minimum_memory
+from train.state import TrainState
+from train.tasks.base import Task
+from train.tasks.registry import make_task
+from train.telemetry.reporter import Reporter
+from train.telemetry.start_messages import log_start, log_warm_start
+from train.warm_start import (
+    WarmStartReport,
+    WarmStartSource,
+    copy_pretrained_files,
+    names_a_tokenizer,
+    warm_state,
+)
+from transformer.hardware import Hardware
+
+
+class RunSetup:
+    """Settings, data, engine and folder of a run. Constructing it checks all and writes nothing."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        hardware: Hardware,
+        warm_start: WarmStartSource,
+    ):
+        self.folder = folder
+        previous = read_previous_run(folder, hardware)
+        self.is_new_run = previous is None
+        if previous:
+            check_same_data(folder.path, previous.experiment.data.path, experiment.data.path)
+
+        # Settings and data. The tokenizer of a resumed run is the saved one; the vocabulary size
+        # and the number of labels follow from the data.
+        experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
+        task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
+        # A resumed run has the weights in its checkpoints: their source may be gone.
+        self.warm_start = None if previous else warm_start.read(folder, experiment.task)
+        if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
+            tokenizer = self.warm_start.tokenizer
+        self.warm_start_report: WarmStartReport | None = None
+        self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
+        self.experiment = resolve_lora(
+            task.resolve_experiment(self.corpus),
+            previous and previous.experiment,
+            self.warm_start,
+            hardware,
+            init_adapter=warm_start.init_adapter,
+        )
+        hardware = mark_broken_kernels(self.experiment, hardware)
+        self.task = make_task(self.experiment)
+        self.changed_fields = check_resumable(folder, previous, self.experiment)
+        self.batches = self.task.training_batches(self.corpus)
+        if self.experiment.sample.every:
+            check_prompt(self.task, self.experiment.sample.prompt, self.corpus.tokenizer)
+
+        # The engine uses what `auto` was when the run began, also where this version of the package
+        # or this machine would choose otherwise: another attention backend rounds differently.
+        pinned = pin_previous_choices(self.experiment, previous, hardware)
+        self.pinned_fields = diff_experiments(self.experiment, pinned)
+        self.engine = make_engine(pinned, hardware)
+        check_batch_divides(self.engine.mesh, self.experiment)
+        check_minimum_memory(self.engine, self.experiment)
+        self.evaluator = Evaluator(self.experiment, self.engine, self.corpus, folder)
+        self.recovery = RollbackManager(self.experiment, folder, resuming=previous is not None)
+        record = collect_provenance(self.experiment, self.corpus.tokenizer, self.corpus.labels)
+        self.identity = RunIdentity(folder, self.experiment, record, self.corpus.digest)
+
+    def restore_or_init(self, checkpoints: CheckpointManager) -> StartPoint:
+        """Return the newest valid state of the run, or its initial state."""
+        start = restore_or_init(
+            self.identity,
+            checkpoints,
+            self.recovery.history,
+            abstract_state=self.engine.abstract_state(),
+            init=self.init_state,
+        )
+        if self.engine.lora is not None and self.engine.frozen is None:  # resumed
+            attach_base(self.engine, self.folder, checkpoints, start.step)
+        self.evaluator.restore_best(start.best, checkpoints)
+        seek(self.batches, start.data_position)
+        return start
+
+    def init_state(self) -> TrainState:
+        """Return the state before the first step, with the weights of a warm start."""
+        state = self.engine.init()
+        if self.engine.lora is not None:
+            # A rollback to before the first checkpoint finds the base weights in the folder.
+            source = self.warm_start if self.engine.frozen is None else None
+            state, report = start_from_base(
+                self.engine,
+                self.folder,
+                state,
+                source,
+                self.corpus.tokenizer,
+                self.experiment.seed,
+            )
+            self.warm_start_report = report or self.warm_start_report
+            return state
+        if not self.is_new_run:  # rolled back to before the first checkpoint
+            self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(
+                self.folder, self.experiment.task
+            )
+        if self.warm_start is not None:
+            state, self.warm_start_report = warm_state(
+                state, self.warm_start, self.corpus.tokenizer
+            )
+        return state
+
+    def write_run_files(self) -> None:
+        """Write the files of the run's folder that describe the run."""
+        if self.is_new_run:
+            # A record of rollbacks is from an earlier run here, whose checkpoints were deleted.
+            # A resume would take it for this run's.
+            set_aside_file(self.folder.rollback_record, "earlier")
+            if self.warm_start is not None:
+                copy_pretrained_files(self.warm_start, self.folder, self.corpus.tokenizer)
+        write_run_files(
+            self.folder,
+            self.experiment,
+            self.corpus.tokenizer,
+            self.corpus.labels,
+            auto_choices=self.engine.auto_choices(),
+            hardware=self.engine.model.hardware,
+        )
+
+    def open_checkpoints(self) -> CheckpointManager:
+        """Return the checkpoint manager, keeping what averages and rollbacks need."""
+        settings, rollbacks = self.experiment.checkpoint, rollback_retention(self.experiment)
+        averaged = self.experiment.evaluation.average_checkpoints
+        return CheckpointManager(
+            self.folder.checkpoints,
+            save_every=settings.every,
+            keep_last=settings.keep_last,
+            keep_every=settings.keep_every,
+            keep_last_due=max(averaged, rollbacks.keep_last_due),
+            keep_min_age=rollbacks.keep_min_age,
+            verify=settings.verify,
+        )
+
+    def checkpoint_metadata(self, state: TrainState, best: BestEvaluation) -> dict[str, Any]:
+        """Return what a checkpoint holds beside the state, as JSON."""
+        return {
+            PROVENANCE_KEY: self.identity.provenance,
+            "corpus": self.identity.corpus_digest,
+            "best": best.to_json(),
+            **data_position(self.batches, int(state.cursor)),
+            **base_metadata(self.folder, self.engine),
+            **self.recovery.history.metadata,
+        }
+
+    # ---- Messages and events ----
+
+    def log_start(self, reporter: Reporter, step: int) -> None:
+        """Log how the run starts or resumes, and which weights it starts with."""
+        log_start(
+            reporter,
+            self.engine,
+            self.experiment,
+            self.folder,
+            step,
+            training_data=self.task.describe_training_data(self.corpus),
+            notes=(*self.corpus.notes, *self.task.untrained_parts),
+            changed=self.changed_fields,
+            pinned=self.pinned_fields,
+        )
+        if self.warm_start is not None and self.warm_start_report is not None:
+            log_warm_start(reporter, self.warm_start, self.warm_start_report)
+
+    def log_skipped_checkpoints(self, reporter: Reporter, start: StartPoint) -> None:
+        """Log why training starts from this step: damaged checkpoints, or a rollback."""
+        for step, reason in start.skipped_checkpoints:
+            reporter.log_event("checkpoint skipped", step=step, reason=reason)
+            reporter.print_message(f"checkpoint of step {step}: {reason}; skipped")
+        self.recovery.log_rollback(start.step, reporter)
+
+
+def check_prompt(task: Task, prompt: str, tokenizer: Tokenizer | None) -> None:
+    """Raise UserError for a sample prompt that the task cannot use, before training starts."""
+    try:
+        task.check_prompt(prompt, tokenizer)
+    except UserError as error:
+        problem = str(error).removeprefix("the text: ").removeprefix(f"prompt {prompt!r}: ")
+        raise UserError(f"sample.prompt {prompt!r}: {problem}") from error

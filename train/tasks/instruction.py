@@ -1,0 +1,119 @@
+"""Instruction tuning: predict the answers of conversations, given all before them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+
+from train.data.buckets import bucket_by_rows
+from train.data.conversations import ConversationSplit, prepare_conversations
+from train.data.example_configs import ConversationDataConfig
+from train.data.examples import (
+    ExampleCorpus,
+    ExampleEvaluationBatches,
+    ExampleTrainingBatches,
+)
+from train.data.tokenizer import Tokenizer
+from train.evaluation.metrics import (
+    max_eval_batches,
+    mean_losses,
+    perplexity,
+    round_up_batch_size,
+)
+from train.experiment import Experiment
+from train.step import LossFn
+from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.chat import answer_prompts
+from train.tasks.language_model import make_next_token_loss
+from train.tasks.vocabulary import Labels
+from transformer.context import ActivationConstraint
+from transformer.hardware import Hardware
+from transformer.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class InstructionTask(Task):
+    """Instruction tuning. The best checkpoint is the one with the lowest loss of the answers."""
+
+    experiment: Experiment
+
+    @property
+    def data(self) -> ConversationDataConfig:
+        assert isinstance(self.experiment.data, ConversationDataConfig)
+        return self.experiment.data
+
+    @property
+    def supported_options(self) -> tuple[str, ...]:
+        return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
+
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> ExampleCorpus[ConversationSplit]:
+        return prepare_conversations(self.data, tokenizer)
+
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
+        return LanguageModel(self.experiment.model, hardware, constrain)
+
+    def make_loss_fn(self, model: LanguageModel) -> LossFn:
+        """Return the cross entropy of the answers' tokens."""
+        return make_next_token_loss(model, has_segments=True)
+
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_batch_shapes(batch_size, length)
+
+    def training_batches(self, corpus: ExampleCorpus[ConversationSplit]) -> ExampleTrainingBatches:
+        split = corpus.split("train")
+        buckets = bucket_by_rows(
+            split.lengths,
+            batch_size=self.experiment.batch_size,
+            max_buckets=self.data.max_buckets,
+        )
+        return ExampleTrainingBatches(split, buckets, seed=self.experiment.seed)
+
+    def describe_training_data(self, corpus: ExampleCorpus[ConversationSplit]) -> str:
+        split = corpus.split("train")
+        counted = int(split.counted.values.sum())
+        return (
+            f"{split.num_conversations:,} conversations in {len(split.tokens):,} rows, "
+            f"{counted:,} tokens of answers"
+        )
+
+    def evaluate(
+        self,
+        engine: Engine,
+        params: object,
+        corpus: ExampleCorpus[ConversationSplit],
+        split: str,
+        *,
+        full_split: bool,
+    ) -> dict[str, float]:
+        """Return the loss, in nats a token of the answers, and the perplexity."""
+        config, examples = self.experiment.evaluation, corpus.split(split)
+        batch_size = config.batch_size or self.experiment.batch_size
+        buckets = bucket_by_rows(
+            examples.lengths,
+            batch_size=round_up_batch_size(batch_size, engine.mesh),
+            max_buckets=self.data.max_buckets,
+        )
+        batches = ExampleEvaluationBatches(
+            examples, buckets, max_batches=max_eval_batches(config, full_split)
+        )
+        loss = mean_losses(engine, params, batches)["loss"]
+        return {"loss": loss, "perplexity": perplexity(loss)}
+
+    def sample(
+        self,
+        run: Run,
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
+    ) -> list[str]:
+        """Return the answer to each prompt, written by the chat template as a question."""
+        return answer_prompts(run, prompts, options, on_text)

@@ -192,7 +192,8 @@ def main() -> int:
                 found[name] / 1e9 for name in ("resident", "anonymous", "device")
             )
             print(
-                f"{reader:16} {found['seconds']:8.1f} {resident:8.2f} {anonymous:9.2f} {device:8.2f}",
+                f"{reader:16} {found['seconds']:8.1f} {resident:8.2f} {anonymous:9.2f} "
+                f"{device:8.2f}",
                 flush=True,
             )
     return 0

@@ -164,13 +164,10 @@ def read_model(
             return read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
 
         if sharding_of is None:
-            whole = tuple(slice(0, size) for size in leaf.padded_shape)
-            loaded = jax.device_put(read(whole), jax.local_devices()[0])
+            loaded = jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
         else:
-            sharding = sharding_of[leaf.path]
-            loaded = jax.make_array_from_callback(leaf.padded_shape, sharding, read)
-        # The next parameter may not take memory before the copies of this one are done.
-        jax.block_until_ready(loaded)
+            loaded = jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
+        jax.block_until_ready(loaded)  # before the next one takes memory
         files.release()
         return loaded
 
@@ -213,9 +210,7 @@ def write_model(
     leaves = model_leaves(model)
     tensors = model_tensors(chosen, architecture, model, leaves)
     arrays = _by_path(params)
-    by_name: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        by_name.setdefault(tensor.name, []).append(tensor)
+    by_name = _group_by_name(tensors)
     specs = [TensorSpec(name, each[0].shape, dtype) for name, each in by_name.items()]
     zeros = (1, model.config.vocab_size)
     specs += [TensorSpec(name, zeros, dtype) for name in chosen.zeros]
@@ -359,11 +354,15 @@ def tensor_values(tensors: list[Tensor], params: Any) -> dict[str, Array]:
     Raises:
       InteropError: Layers that share a tensor have different values.
     """
+    arrays = _by_path(params)
+    return {name: _join(each, arrays) for name, each in _group_by_name(tensors).items()}
+
+
+def _group_by_name(tensors: list[Tensor]) -> dict[str, list[Tensor]]:
     by_name: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         by_name.setdefault(tensor.name, []).append(tensor)
-    arrays = _by_path(params)
-    return {name: _join(each, arrays) for name, each in by_name.items()}
+    return by_name
 
 
 def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:

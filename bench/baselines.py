@@ -33,8 +33,8 @@ from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
 from train.tasks.classification import ClassificationTask
-from train.tasks.language_model import LanguageModelTask
-from train.tasks.masked_lm import MaskedLanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
+from train.tasks.masked_language_modeling import MaskedLanguageModelTask
 
 Scores = dict[str, str]
 """A baseline's name and its score, as printed."""

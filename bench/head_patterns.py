@@ -20,7 +20,7 @@ from rich.table import Table
 import train
 from train.data.batches import make_text_evaluation_batches
 from train.run import Run
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 
 WEIGHTS = frozenset({"weights"})
 

@@ -34,7 +34,7 @@ from train.engine import JitEngine, make_engine
 from train.estimate.chips import CHIPS
 from train.experiment import Experiment, LossScaleConfig
 from train.runtime.local_hardware import local_hardware
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer.precision import POLICIES, DType, Precision
 
 MIB = 2**20

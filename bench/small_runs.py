@@ -17,7 +17,7 @@ from train.engine import make_engine
 from train.experiment import Experiment
 from train.optim.muon import Muon
 from train.runtime.local_hardware import local_hardware
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer import BlockConfig, LanguageModel, TransformerConfig
 
 LENGTH = 128

@@ -16,7 +16,7 @@ import numpy as np
 import train
 from train.data.config import ArrayDataConfig
 from train.run import sample
-from train.tasks.arrays import ArrayTask
+from train.tasks.array_task import ArrayTask
 from train.tasks.base import Metric
 from train.tasks.config import TaskConfig
 from transformer import AttentionConfig, BlockConfig, Classifier, TransformerConfig

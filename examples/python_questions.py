@@ -1,9 +1,10 @@
 """Write questions on Python's library and their answers, for instruction tuning.
 
-    python examples/python_questions.py questions.jsonl
+    python examples/python_questions.py questions.jsonl [pairs.jsonl]
 
 The answers are the first sentences of docstrings of the standard library of the Python that runs
-this, so that the data need no network.
+this, so that the data need no network. In the pairs, for preference optimization, the rejected
+answer is that to another question.
 """
 
 import importlib
@@ -11,7 +12,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 MODULES = (
@@ -50,20 +51,34 @@ def first_sentence(text: str) -> str:
     return sentence if is_sentence and 10 < len(sentence) <= LONGEST else ""
 
 
-def main(path: str) -> None:
-    """Write the file."""
+def write_lines(path: str, records: Iterable[object]) -> None:
+    """Write JSON lines."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def main(path: str, pairs_path: str = "") -> None:
+    """Write the files."""
     answers: dict[str, str] = {}
     for module in MODULES:
         for name, text in documented(module):
             if answer := first_sentence(text):
                 answers.setdefault(name, answer)
-    with Path(path).open("w", encoding="utf-8") as file:
-        for name, answer in answers.items():
-            question = {"role": "user", "content": f"What does {name} do?"}
-            messages = [question, {"role": "assistant", "content": answer}]
-            file.write(json.dumps({"messages": messages}) + "\n")
+    questions = [{"role": "user", "content": f"What does {name} do?"} for name in answers]
+    replies = [{"role": "assistant", "content": answer} for answer in answers.values()]
+    both = list(zip(questions, replies, strict=True))
+    write_lines(path, ({"messages": list(each)} for each in both))
+    if pairs_path:
+        others = [*replies[len(replies) // 2 :], *replies[: len(replies) // 2]]
+        write_lines(
+            pairs_path,
+            (
+                {"prompt": [question], "chosen": [reply], "rejected": [other]}
+                for (question, reply), other in zip(both, others, strict=True)
+            ),
+        )
     print(f"{len(answers):,} questions in {path}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

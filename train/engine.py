@@ -24,16 +24,16 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.lora.layout import abstract_frozen, bind_frozen, make_lora_layout
 from train.optim.registry import make_step_optimizer
-from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import make_mesh
-from train.parallel.sharding import replicated_sharding, shard_batch
-from train.parallel.state_sharding import (
+from train.parallel.model_sharding import (
     check_optimizer_placement,
     init_on_devices,
     leaf_shardings,
+    make_sharding_constraint,
     place_state,
 )
+from train.parallel.sharding import replicated_sharding, shard_batch
 from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.registry import make_task

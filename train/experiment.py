@@ -117,6 +117,23 @@ class CheckpointConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class TrackingConfig:
+    """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
+
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
+    """wandb: Weights & Biases. mlflow: MLflow. Each needs the extra of its name, and takes server
+    and account from its own environment variables. Empty: none."""
+    project: str = "linen-transformer"
+    """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.trackers)) < len(self.trackers):
+            raise UsageError(f"tracking.trackers {' '.join(self.trackers)}: name each once")
+        if not self.project:
+            raise UsageError("tracking.project: is empty; give a name")
+
+
+@dataclasses.dataclass(frozen=True)
 class EmaConfig:
     """Exponential moving average (EMA) of the weights, used for evaluation."""
 
@@ -211,6 +228,8 @@ class Experiment:
     """End of training when evaluations stop improving."""
     recovery: RecoveryConfig = RecoveryConfig()
     """Response to loss spikes and to non-finite updates."""
+    tracking: TrackingConfig = TrackingConfig()
+    """Experiment trackers beside TensorBoard."""
     debug_checks: bool = False
     """Check the token ids of every batch and that weights, losses and gradients of every step are
     finite; stop at the first that is not, with its name. Slower: the host waits for each step."""

@@ -15,6 +15,8 @@ compiled step (`train/step.py`) is a pure function.
 
 import contextlib
 import dataclasses
+import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -49,16 +51,18 @@ from train.telemetry.start_messages import print_finished
 from train.warm_start import (
     WarmStartSource,
 )
+from transformer.arguments import check_arguments
 
 
+@check_arguments
 def fit(
     experiment: Experiment,
-    workdir: str = "",
+    workdir: str | os.PathLike[str] = "",
     *,
     data: Any = None,
     validation_data: Any = None,
-    params: Any = None,
-    init_from: str = "",
+    params: Mapping[str, Any] | None = None,
+    init_from: str | os.PathLike[str] = "",
     init_only: str = "",
     init_adapter: str = "",
     quiet: bool = False,
@@ -108,7 +112,7 @@ def fit(
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
-        warm_start = WarmStartSource(params, init_from, init_only, init_adapter)
+        warm_start = WarmStartSource(params, os.fspath(init_from), init_only, init_adapter)
         setup = RunSetup(experiment, folder, hardware, warm_start)
         run = _TrainingLoop(setup, timer, lock, quiet).run()
     return dataclasses.replace(run, data=held)

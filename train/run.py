@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
+from transformer.arguments import check_arguments
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -211,8 +213,9 @@ def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     return found
 
 
+@check_arguments
 def load(
-    workdir: str,
+    workdir: str | os.PathLike[str],
     *,
     step: int | None = None,
     average_checkpoints: int | None = None,

@@ -10,13 +10,14 @@ softmax attention under their pattern by the contract that `check_mixer` tests.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer.arguments import check_arguments
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.base import Mixer, MixerInputs, MixerOutput
 from transformer.attention.masks import Mask, dense_mask
@@ -46,7 +47,10 @@ class LayerId(NamedTuple):
     mixer: str
 
 
-def attention_maps(model: Model, params: Any, **inputs: Any) -> tuple[AttentionMap, ...]:
+@check_arguments
+def attention_maps(
+    model: Model, params: Mapping[str, Any], **inputs: Any
+) -> tuple[AttentionMap, ...]:
     """Return the attention maps of all layers that have attention weights.
 
     Args:
@@ -60,6 +64,9 @@ def attention_maps(model: Model, params: Any, **inputs: Any) -> tuple[AttentionM
     Raises:
       ValueError: No layer has attention weights, or the model rejects the inputs.
     """
+    for name, value in inputs.items():
+        if value is not None and not (hasattr(value, "dtype") and value.dtype.kind != "U"):
+            raise ValueError(f"{name} of type {type(value).__name__}: give an array")
     # Unrolled and without rematerialization, nothing is traced in a scan, so that the values of
     # the layers can leave the program.
     encoder_is_alone = not model.config.causal and model.config.encoder is None

@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,11 +80,7 @@ class ChunkedCrossEntropy:
         weights: jax.Array,  # [B, T]
         bias: jax.Array | None = None,  # [V padded]
     ) -> jax.Array:  # []
-        """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient.
-
-        Raises:
-          ValueError: If shapes or dtypes disagree.
-        """
+        """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
         inputs = self._prepare(hidden, matrix, targets, weights, bias)
         return _sum_over_chunks(_chunk_accuracy, self, hidden, *inputs)
 
@@ -96,16 +92,15 @@ class ChunkedCrossEntropy:
         weights: jax.Array,
         bias: jax.Array | None,
     ) -> tuple[OutputProjection, jax.Array, jax.Array]:
-        check_shapes(
-            hidden=(hidden, "B T D", float),
-            matrix=(matrix, "D V", float),
-            targets=(targets, "B T", int),
-            weights=(weights, "B T"),
-            bias=(bias, "V", float),
-        )
+        operands = dict(hidden=(hidden, "B T D", float), matrix=(matrix, "D V", float))
+        labels = dict(targets=(targets, "B T", int), weights=(weights, "B T"))
+        check_shapes(**operands, **labels, bias=(bias, "V | None", float))
+        smoothing: Any = self.label_smoothing
+        if not isinstance(smoothing, int | float) or not 0 <= smoothing < 1:
+            shown = smoothing if isinstance(smoothing, float) else type(smoothing).__name__
+            raise ValueError(f"label_smoothing {shown}: give a number in [0, 1)")
         # Cast once, not in every chunk: products of 16-bit hidden states are with 16-bit weights.
-        cast = lambda array: array.astype(hidden.dtype)  # noqa: E731
-        output = OutputProjection(cast(matrix), None if bias is None else cast(bias))
+        output = jax.tree.map(lambda x: x.astype(hidden.dtype), OutputProjection(matrix, bias))
         weights = weights.astype(self.dtype)
         # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
         return output, jnp.where(weights != 0, targets, 0).astype(jnp.int32), weights
@@ -215,13 +210,11 @@ def _chunk_loss(
     hidden, targets, weights = _flatten(settings, hidden, targets, weights)
     logits = _logits(settings, output, hidden)
     target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    if settings.label_smoothing:
+    if smoothing := settings.label_smoothing:
         # The target distribution is (1 - s) onehot + s / V, and cross-entropy is linear in it:
         # the logit of the target becomes this weighted mean.
         mean = _mean(logits, settings.vocab_size)
-        target_logits = (
-            1 - settings.label_smoothing
-        ) * target_logits + settings.label_smoothing * mean
+        target_logits = (1 - smoothing) * target_logits + smoothing * mean
     # -log softmax(z)_y = logsumexp(z) - z_y: the softmax itself is never divided, nor its log
     # taken.
     losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
@@ -264,8 +257,7 @@ def _mean(
     vocab_size: int,  # V
 ) -> jax.Array:  # [...]
     """Return the mean over V. Masked, not sliced: slicing a sharded axis would move rows."""
-    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
-    in_vocab = in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
+    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,))
     return jnp.sum(jnp.where(in_vocab, logits, 0), axis=-1) / vocab_size
 
 

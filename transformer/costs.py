@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
+from transformer.arguments import check_arguments
 from transformer.attention.base import MixerInputs, ScoreFlops, mixer_class
 from transformer.attention.config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
@@ -34,6 +35,7 @@ from transformer.parameter_counts import (
     count_padding_entries,
     layer_mixers,
 )
+from transformer.validation import check_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,7 @@ class TokenFlops:
         return self.feed_forward / (self.projections + self.scores + self.feed_forward)
 
 
+@check_arguments
 def count_token_flops(
     model: Model,
     length: int,
@@ -84,6 +87,7 @@ def count_token_flops(
       predicted_fraction: Fraction of tokens with a prediction target; None: the model's default.
       lora: Matrices with a low-rank update, whose two thin products are counted with theirs.
     """
+    check_integer("length", length, 1)
     return _count_flops(
         model,
         length,
@@ -123,6 +127,7 @@ def count_training_flops(
     )
 
 
+@check_arguments
 def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
     """Count FLOPs of one decoding step, with `length` tokens in the cache (and in the source)."""
     leaves = (leaf for leaf in abstract_parameters(model).leaves() if _in_step(leaf, model))
@@ -191,6 +196,7 @@ def _product_part(leaf: ParameterLeaf, model: Model) -> str | None:
     return "feed_forward" if leaf.path_in_side[2] == "feed_forward" else "mixer"
 
 
+@check_arguments
 def decode_step_weight_bytes(model: Model) -> int:
     """Return the bytes of weights that one decoding step reads: one row of lookup tables, all else.
 
@@ -257,6 +263,7 @@ class AttentionTraffic(NamedTuple):
     """Flash attention (Dao et al. 2022): queries, keys, values, outputs."""
 
 
+@check_arguments
 def attention_traffic(model: Model, length: int) -> AttentionTraffic:
     """Sum over the layers with full attention, in sequences of `length` tokens."""
     config = model.config

@@ -16,13 +16,16 @@ begin with `encoder_`, and its values are in `ModelOutput.encoder_aux`.
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import struct
+
+from transformer.arguments import check_arguments
 
 if TYPE_CHECKING:  # these import this module
     from transformer.attention.attend import AttentionOutput, ScoreSpec
@@ -235,6 +238,7 @@ def _check_layers(name: str, edit: Edit, config: Any) -> None:
             raise ValueError(f"edit of {name}: layer {layer} has no such value; give another layer")
 
 
+@check_arguments
 def layer_values(output: "ModelOutput", name: str, *, encoder: bool = False) -> jax.Array:
     """Return a requested value of all layers that have it, stacked in the order of the layers.
 
@@ -254,54 +258,87 @@ def layer_values(output: "ModelOutput", name: str, *, encoder: bool = False) -> 
     if not stacks:
         present = sorted({each for place in places for each in place})
         raise ValueError(
-            f"{name!r}: is not among the outputs ({', '.join(present) or 'none'}); request it with "
-            f"outputs={{{name!r}}}"
+            f"name {name!r}: is not among the outputs ({', '.join(present) or 'none'}); request it "
+            f"with outputs={{{name!r}}}"
         )
     if len({stack.shape[1:] for stack in stacks}) > 1:
         shapes = " and ".join(str(stack.shape[1:]) for stack in stacks)
-        raise ValueError(f"{name!r}: has shapes {shapes} in different layers; read output.aux")
+        raise ValueError(f"name {name!r}: has shapes {shapes} in different layers; read output.aux")
     # Layer l is entry l // P of place l % P.
     num_layers = sum(map(len, stacks))
     num_places = len(stacks)
     return jnp.stack([stacks[i % num_places][i // num_places] for i in range(num_layers)])
 
 
-def _indices(numbers: Indices) -> jax.Array:  # [n] int32
-    if not isinstance(numbers, int | jax.Array):
-        numbers = jnp.array(sorted(numbers), jnp.int32)
-    return jnp.atleast_1d(jnp.asarray(numbers, jnp.int32))
+def _indices(name: str, numbers: Indices) -> np.ndarray | jax.Array:  # [n] integers
+    """Return numbers as an array. Raise ValueError unless they are integers."""
+    if isinstance(numbers, jax.core.Tracer):
+        return jnp.atleast_1d(numbers)
+    found = np.atleast_1d(np.asarray(list(numbers) if isinstance(numbers, Set) else numbers))
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ValueError(f"{name} of shape {found.shape}, {found.dtype}: give integers")
+    return found.astype(np.int32)
 
 
+def _check_below(name: str, indices: np.ndarray | jax.Array, size: int) -> None:
+    """Raise ValueError for indices out of range, which JAX would drop. Traced ones pass."""
+    if isinstance(indices, jax.core.Tracer):
+        return
+    for index in np.asarray(indices):
+        if not 0 <= index < size:
+            raise ValueError(f"{name} {index}: the value has {size}; give 0 to {size - 1}")
+
+
+@check_arguments
 def at_layers(layers: Indices, edit: Callable[[jax.Array], jax.Array]) -> Edit:
     """Return an edit that applies a function in some layers only."""
-    chosen = _indices(layers)
+    chosen = _indices("layers", layers)
 
     def edit_layers(value: jax.Array, layer: int | jax.Array) -> jax.Array:
         return jnp.where(jnp.any(chosen == layer), edit(value), value)
 
-    if not isinstance(layers, jax.Array):
+    if not isinstance(chosen, jax.core.Tracer):
         # For the check that these layers have the value.
-        edit_layers.layers = (layers,) if isinstance(layers, int) else tuple(layers)  # type: ignore[attr-defined]
+        edit_layers.layers = tuple(map(int, chosen))  # type: ignore[attr-defined]
     return edit_layers
 
 
+@check_arguments
 def zero_heads(layer: int | jax.Array, heads: Indices) -> Edit:
     """Return an edit of `head_outputs` that removes heads of a layer (Michel et al. 2019)."""
-    removed = _indices(heads)
-    return at_layers(layer, lambda value: value.at[:, :, removed].set(0))
+    removed = _indices("heads", heads)
+
+    def zero(value: jax.Array) -> jax.Array:
+        _check_below("heads", removed, value.shape[2])
+        return value.at[:, :, removed].set(0)
+
+    return at_layers(layer, zero)
 
 
+@check_arguments
 def add_vector(
-    layer: int,
-    vector: jax.Array,  # [D], or anything that broadcasts to the value
+    layer: int | jax.Array,
+    vector: jax.Array | float,  # [D], or anything that broadcasts to the value
 ) -> Edit:
     """Return an edit that adds a steering vector in one layer (Turner et al. 2023)."""
-    return at_layers(
-        layer, lambda value: value + jnp.broadcast_to(vector, value.shape).astype(value.dtype)
-    )
+
+    def add(value: jax.Array) -> jax.Array:
+        shape = jnp.shape(vector)
+        if len(shape) > value.ndim or any(
+            size not in (1, wanted)
+            for size, wanted in zip(reversed(shape), reversed(value.shape), strict=False)
+        ):
+            raise ValueError(
+                f"vector of shape {shape}: does not broadcast to the value's {value.shape}; give "
+                f"({value.shape[-1]},)"
+            )
+        return value + jnp.broadcast_to(vector, value.shape).astype(value.dtype)
+
+    return at_layers(layer, add)
 
 
-def patch(layer: int, source: jax.Array, positions: Indices | None = None) -> Edit:
+@check_arguments
+def patch(layer: int | jax.Array, source: jax.Array, positions: Indices | None = None) -> Edit:
     """Return an edit that takes a value from another run (activation patching, Vig et al. 2020).
 
     Args:
@@ -309,30 +346,46 @@ def patch(layer: int, source: jax.Array, positions: Indices | None = None) -> Ed
       source: The value of this layer in the other run, as from `layer_values(...)[layer]`.
       positions: Tokens to patch, along the value's second axis; None: all.
     """
+    index = None if positions is None else _indices("positions", positions)
 
     def take(value: jax.Array) -> jax.Array:
-        if positions is None:
+        if source.shape != value.shape:
+            raise ValueError(
+                f"source of shape {source.shape}: the value has {value.shape}; give that of one "
+                "layer, of a run with inputs of the same shape"
+            )
+        if index is None:
             return source.astype(value.dtype)
-        index = _indices(positions)
+        _check_below("positions", index, value.shape[1])
         return value.at[:, index].set(source[:, index].astype(value.dtype))
 
     return at_layers(layer, take)
 
 
+@check_arguments
 def logit_lens(
     model: "LanguageModel",
-    params: Any,
+    params: Mapping[str, Any],
     hidden: jax.Array,  # [L, B, T, D] or [B, T, D] residual stream
 ) -> jax.Array:  # [L, B, T, V] or [B, T, V]
-    """Read residual streams by the model's final norm and output matrix (nostalgebraist 2020)."""
+    """Read residual streams by the model's final norm and output matrix (nostalgebraist 2020).
+
+    Raises:
+      ValueError: `hidden` has another shape.
+    """
     from transformer.layers.basic import Norm
     from transformer.layers.embedding import compute_logits, get_output_matrix
 
     config = model.config
+    if hidden.ndim not in (3, 4) or hidden.shape[-1] != config.d_model:
+        raise ValueError(
+            f"hidden of shape {hidden.shape}: give [L, B, T, {config.d_model}] or "
+            f"[B, T, {config.d_model}]"
+        )
     if config.final_norm is not None:
         norm = Norm(config.final_norm, config.precision)
         normed: Any = norm.apply({"params": params["final_norm"]}, hidden)
         hidden = normed
     flat = hidden.reshape(-1, *hidden.shape[-2:])
-    logits = compute_logits(flat, get_output_matrix(params, config), config, model.context)
+    logits = compute_logits(flat, get_output_matrix(dict(params), config), config, model.context)
     return logits.reshape(*hidden.shape[:-1], -1)

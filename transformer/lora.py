@@ -26,8 +26,10 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from transformer.arguments import check_arguments
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.layers.low_rank import LowRankWeight
+from transformer.validation import check_at_least, check_integer
 
 RANK_AXIS = "lora_rank"
 """Logical axis between A and B. No mesh axis splits it."""
@@ -60,9 +62,10 @@ class LoRALayout:
     """Factor s of the update: alpha / rank."""
 
     @classmethod
+    @check_arguments
     def create(
         cls,
-        logical_axes: Any,
+        logical_axes: Mapping[str, Any],
         *,
         rank: int,
         alpha: float = 16.0,
@@ -82,6 +85,11 @@ class LoRALayout:
         Raises:
           ValueError: The model has no such matrix or parameter.
         """
+        check_integer("rank", rank, 1)
+        check_at_least("alpha", alpha, 0)
+        for name, names in (("targets", targets), ("trained", trained)):
+            if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+                raise ValueError(f"{name} of type {type(names).__name__}: give a list of strings")
         axes = flatten_dict(logical_axes)
         matrices = [path for path, each in axes.items() if is_adaptable(path, each)]
         names = _expand_targets(targets, set(map(matrix_name, matrices)))
@@ -192,7 +200,7 @@ def _select_trained(patterns: Iterable[str], axes: Mapping[Path, LogicalAxes]) -
         matching = {path for path in axes if matches_pattern("/".join(path), pattern)}
         if not matching:
             raise ValueError(
-                f"train_fully {pattern}: this model has no such parameter; give tree paths such as "
+                f"trained {pattern}: this model has no such parameter; give tree paths such as "
                 f"{', '.join('/'.join(path) for path in sorted(axes)[:3])}"
             )
         found |= matching

@@ -14,6 +14,7 @@ from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
 from transformer.layers.embedding import get_output_matrix
 from transformer.models.base import Model
+from transformer.shapes import check_shapes
 
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""
@@ -36,6 +37,7 @@ def weighted_loss(
     weights: jax.Array,  # [...] of the same shape
 ) -> Loss:
     """Return the sum of weighted losses with the sum of their weights, in float32."""
+    check_shapes(values=(values, "..."), weights=(weights, "..."))
     weights = weights.astype(jnp.float32)
     return Loss(jnp.sum(values.astype(jnp.float32) * weights), jnp.sum(weights))
 
@@ -60,6 +62,8 @@ def token_loss(
     Logits [B, T, V] are the largest array of a small model: they are computed in chunks of T,
     so that one chunk fits the hardware.
     """
+    check_shapes(model=(model, Model), params=(params, Mapping), batch=(batch, Mapping))
+    check_shapes(hidden=(hidden, "B T D", float))
     config, hardware = model.config, model.hardware
     batch_size, length, _ = hidden.shape
     # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
@@ -91,7 +95,10 @@ def label_loss(
     batch: Mapping[str, jax.Array],  # `targets` and `weights` [...]
 ) -> dict[str, Loss]:
     """Return `loss`, the cross entropy over C labels, and `accuracy`."""
+    check_shapes(model=(model, Model), batch=(batch, Mapping))
     targets, weights = batch["targets"], batch["weights"]
+    labels = dict(targets=(targets, "...", int), weights=(weights, "..."))
+    check_shapes(**labels, logits=(logits, "... C", float))
     log_probs = jax.nn.log_softmax(logits.astype(model.config.precision.loss), axis=-1)
     losses = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
     correct = jnp.argmax(log_probs, axis=-1) == targets
@@ -110,6 +117,7 @@ def auxiliary_losses(
 
     Each gets the weight of the batch's loss: then accumulation and sharding average both alike.
     """
+    check_shapes(aux=(aux, tuple), weight=(weight, ""))
     sums: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         # One dict for each place of the layer pattern: the last key of a path is the name.

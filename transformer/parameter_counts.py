@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from transformer.arguments import check_arguments
 from transformer.attention.backends.choose import BackendChoice, choose_backend
 from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.config import BlockConfig, TransformerConfig
@@ -63,6 +64,7 @@ class AbstractParameters(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
+@check_arguments
 def abstract_parameters(model: Model) -> AbstractParameters:
     """Return the shapes and axes of `model.init`.
 
@@ -109,6 +111,7 @@ class ParameterCounts:
         return self.total - self.inactive
 
 
+@check_arguments
 def count_parameters(model: Model) -> ParameterCounts:
     """Count parameters exactly, by part."""
     parts = dict.fromkeys(("embedding", "positions"), 0)
@@ -189,6 +192,7 @@ def _blocks(pattern: tuple[BlockConfig, ...], num_layers: int) -> Iterator[Block
     return (pattern[index % len(pattern)] for index in range(num_layers))
 
 
+@check_arguments
 def cache_bytes(model: LanguageModel | EncoderDecoder, length: int, source_length: int = 0) -> int:
     """Return the bytes of one example's cache of `length` tokens (and a source's memory)."""
     lengths = (length, source_length) if isinstance(model, EncoderDecoder) else (length,)

@@ -138,6 +138,7 @@ def register_mixer(mixer: MixerClass) -> MixerClass:
     """
     from transformer.attention.config import MixerConfig
 
+    check_is_class("mixer", mixer)
     config = get_type_hints(mixer).get("config")
     if not isinstance(config, type) or not issubclass(config, MixerConfig):
         raise ValueError(
@@ -151,6 +152,13 @@ def register_mixer(mixer: MixerClass) -> MixerClass:
     return mixer
 
 
+def check_is_class(part: str, value: object) -> None:
+    """Raise ValueError unless the value is a class."""
+    if not isinstance(value, type):
+        shown = type(value).__name__
+        raise ValueError(f"{part} of type {shown}: is not a class; decorate or give a class")
+
+
 def check_registration(part: str, kind: object, config: type) -> None:
     """Raise ValueError if settings cannot be saved: no frozen dataclass, or no kind of its own.
 
@@ -159,6 +167,7 @@ def check_registration(part: str, kind: object, config: type) -> None:
       kind: Name to register, from the class attribute `kind` or the name of the class.
       config: Class of the settings.
     """
+    check_is_class(part, config)
     if not isinstance(kind, str) or not kind:
         raise ValueError(
             f'{part} {config.__qualname__}: has no kind; add `kind: ClassVar[str] = "mine"`'

@@ -6,25 +6,32 @@ from typing import Any
 _KINDS = {int: "integers, such as int32", float: "floats", bool: "booleans"}
 
 
-def explain_mismatch(name: str, sizes: Mapping[str, int], arrays: Mapping[str, Any]) -> str:
-    """Describe what is wrong with the array `name`, the first that does not fit.
+def explain_mismatch(name: str, sizes: Mapping[str, int], values: Mapping[str, Any]) -> str:
+    """Describe what is wrong with the argument `name`, the first that does not fit.
 
     Args:
       name: Name of the argument.
       sizes: Sizes by axis letter, as given to `check_shapes`.
-      arrays: Specs by name, as given to `check_shapes`.
+      values: Specs by name, as given to `check_shapes`.
     """
-    array, axes, *kinds = arrays[name]
-    letters = axes.split()
-    expected = f"[{', '.join(letters)}]"
+    array, axes, *kinds = values[name]
+    if isinstance(axes, type):
+        return f"{name} of type {type(array).__name__}: give a {axes.__name__}"
+    expected = f"[{', '.join(axes.removesuffix('| None').split())}]"
     if not hasattr(array, "shape"):
         return f"{name} of type {type(array).__name__}: is not an array; give one of {expected}"
-    shape = array.shape
+    shape, leading = array.shape, _count_leading(values)
+    letters = _letters(axes, leading)
     if len(shape) != len(letters):
-        return f"{name} of shape {shape}: has {len(shape)} axes; give {expected}"
+        like = ""
+        if "..." in axes:
+            other = next(n for n, (_, each, *_) in values.items() if "..." in str(each))
+            like = f", to go with {other} of shape {values[other][0].shape}"
+        return f"{name} of shape {shape}: has {len(shape)} axes; give {expected}{like}"
     bound: dict[str, tuple[int, str]] = {each: (size, "the call") for each, size in sizes.items()}
-    for other, (source, source_axes, *_) in arrays.items():
-        for letter, size in zip(source_axes.split(), getattr(source, "shape", ()), strict=False):
+    for other, (source, source_axes, *_) in values.items():
+        names, source_shape = _letters(source_axes, leading), getattr(source, "shape", ())
+        for letter, size in zip(names, source_shape, strict=False):
             if letter.endswith("?") and size == 1:
                 continue
             wanted, owner = bound.setdefault(letter.rstrip("?"), (size, other))
@@ -34,3 +41,19 @@ def explain_mismatch(name: str, sizes: Mapping[str, int], arrays: Mapping[str, A
                     f"has {wanted}; give {expected} with equal sizes"
                 )
     return f"{name} of dtype {array.dtype}: give {_KINDS[kinds[0]]}"
+
+
+def _letters(axes: Any, leading: int) -> list[str]:
+    """Return the axes of a spec, with `...` as `leading` numbers; none if it is a class."""
+    if not isinstance(axes, str):
+        return []
+    numbers = " ".join(map(str, range(leading)))
+    return axes.removesuffix("| None").replace("...", numbers).split()
+
+
+def _count_leading(values: Mapping[str, Any]) -> int:
+    """Return the number of axes that `...` stands for: those of the first array that has it."""
+    for array, axes, *_ in values.values():
+        if isinstance(axes, str) and "..." in axes and hasattr(array, "shape"):
+            return max(0, len(array.shape) + 1 - len(axes.split()))
+    return 0

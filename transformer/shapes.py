@@ -3,35 +3,42 @@
 from typing import Any
 
 Spec = tuple[Any, ...]
-"""(array or None, axis letters separated by spaces[, int, float or bool])."""
+"""(array, axis letters separated by spaces[, int, float or bool]), or (value, class)."""
 
 
-def check_shapes(sizes: dict[str, int] | None = None, /, **arrays: Spec) -> None:
+def check_shapes(sizes: dict[str, int] | None = None, /, **values: Spec) -> None:
     """Raise ValueError unless arrays have these axes and dtypes; equal letters have equal sizes.
 
     A letter is bound to its size in `sizes`, else in the first array that has it; `B?` also accepts
-    size 1, which broadcasts. None is skipped. A traced program keeps nothing of the checks.
+    size 1, which broadcasts; `...` is any axes. A traced program keeps nothing of the checks.
 
-        check_shapes(tokens=(tokens, "B T", int), positions=(positions, "B? T", int))
+        check_shapes(tokens=(tokens, "B T", int), positions=(positions, "B? T | None", int))
     """
-    import chex  # adds 40 ms to the import of JAX
-
     bound = dict(sizes or {})
-    for name, (array, axes, *kinds) in arrays.items():
-        if array is None:
-            continue
-        letters = axes.split()
-        for letter, size in zip(letters, getattr(array, "shape", ()), strict=False):
-            if not (letter.endswith("?") and size == 1):
-                bound.setdefault(letter.rstrip("?"), size)
-        try:
-            chex.assert_shape(array, [_allowed_sizes(letter, bound) for letter in letters])
-            chex.assert_type([array] * len(kinds), kinds)
-        except AssertionError as error:
+    for name, (value, axes, *kinds) in values.items():
+        is_class = isinstance(axes, type)
+        if not (isinstance(value, axes) if is_class else _fits(value, axes, kinds, bound)):
             from transformer.shape_errors import explain_mismatch
 
-            raise ValueError(explain_mismatch(name, sizes or {}, arrays)) from error
+            raise ValueError(explain_mismatch(name, sizes or {}, values))
 
 
-def _allowed_sizes(letter: str, bound: dict[str, int]) -> set[int]:
-    return {1, bound.get(letter[:-1], 1)} if letter.endswith("?") else {bound.get(letter, 0)}
+def _fits(array: Any, axes: str, kinds: list[type], bound: dict[str, int]) -> bool:
+    import chex  # adds 40 ms to the import of JAX
+
+    if not hasattr(array, "shape"):
+        return array is None and axes.endswith("| None")
+    letters = axes.removesuffix("| None").split()
+    if letters[:1] == ["..."]:
+        leading = bound.setdefault("...", array.ndim + 1 - len(letters))
+        letters = [*map(str, range(leading)), *letters[1:]]
+    for letter, size in zip(letters, array.shape, strict=False):
+        if not (letter.endswith("?") and size == 1):
+            bound.setdefault(letter.rstrip("?"), size)
+    sizes = [{1, bound.get(x[:-1], 1)} if x.endswith("?") else {bound.get(x, 0)} for x in letters]
+    try:
+        chex.assert_shape(array, sizes)
+        chex.assert_type([array] * len(kinds), kinds)
+    except AssertionError:
+        return False
+    return True

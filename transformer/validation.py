@@ -204,6 +204,14 @@ def check_integer(name: str, value: Any, minimum: int) -> None:
     check_at_least(name, int(value), minimum)
 
 
+def check_size(name: str, value: Any, minimum: int) -> None:
+    """Apply `check_integer` to the size of an axis, unless `jax.export` made it symbolic."""
+    from jax.export import is_symbolic_dim  # settings are validated without JAX
+
+    if not is_symbolic_dim(value):
+        check_integer(name, value, minimum)
+
+
 def check_instance(name: str, value: Any, wanted: type) -> None:
     """Raise ValueError unless the value is an instance of a class."""
     if not isinstance(value, wanted):

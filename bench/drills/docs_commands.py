@@ -10,6 +10,9 @@ not see, stand before a block and say what is different here:
     <!-- run: add FLAGS -->        its `fit`, `sweep` and `scaling` commands get these flags too
     <!-- run: first COMMAND -->    a shell command to run before it, such as one that makes data
     <!-- run: file NAME -->        the block is a file, which is written and not run
+    <!-- run: replace A => B -->   text of the block that stands for something: CONFIG => quickstart
+
+TINY among the flags stands for those of a model that trains in seconds.
 
 Prints a table of all blocks; the exit status is the number of blocks that failed, at most 99.
 """
@@ -34,6 +37,15 @@ LANGUAGES = ("bash", "python")
 
 BLOCK_SECONDS = 900
 """Limit of one block."""
+
+TINY = (
+    "--steps 4 --evaluation.every 0 --sample.every 0 --model.num-layers 1 --model.d-model 48 "
+    "--data.validation-fraction 0.01"
+)
+"""Flags that make a language model of `quickstart` train in seconds."""
+
+VERBS = {"skip", "add", "first", "file", "replace"}
+"""Verbs of the comments."""
 
 _BLOCK = re.compile(
     r"((?:^ *<!-- run: [^\n]* -->\n)*)^( *)```(\w*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
@@ -61,8 +73,12 @@ class Block:
     line: int
     language: str
     code: str
-    directives: dict[str, str]
-    """What the page says about running it, by verb."""
+    directives: tuple[tuple[str, str], ...]
+    """What the page says about running it: verbs and their texts."""
+
+    def texts(self, verb: str) -> list[str]:
+        """Return the texts of the directives with a verb."""
+        return [text for each, text in self.directives if each == verb]
 
 
 def pages() -> list[str]:
@@ -83,8 +99,8 @@ def blocks(text: str) -> list[Block]:
     found = []
     for match in _BLOCK.finditer(text):
         comments, indent, language, code = match.groups()
-        directives = dict(_DIRECTIVE.findall(comments))
-        if unknown := set(directives) - {"skip", "add", "first", "file"}:
+        directives = tuple(_DIRECTIVE.findall(comments))
+        if unknown := {verb for verb, _ in directives} - VERBS:
             raise ValueError(
                 f"run: {', '.join(unknown)}: is no directive; see the drill's docstring"
             )
@@ -127,16 +143,24 @@ class Reader:
 
     def run(self, block: Block) -> str:
         """Run a block; return what went wrong, or an empty string."""
-        if name := block.directives.get("file"):
+        for name in block.texts("file"):
             path = self._folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.code, "utf-8")
             return ""
-        if (first := block.directives.get("first")) and (problem := self._shell(first)):
-            return problem
+        for first in block.texts("first"):
+            if problem := self._shell(first.replace("TINY", TINY)):
+                return problem
+        code = block.code
+        for replacement in block.texts("replace"):
+            old, _, new = replacement.partition(" => ")
+            if old not in code:
+                return f"run: replace {old}: is not in the block"
+            code = code.replace(old, new)
         if block.language == "bash":
-            return self._shell(with_flags(block.code, block.directives.get("add", "")))
-        return self._execute(block.code)
+            flags = " ".join(block.texts("add")).replace("TINY", TINY)
+            return self._shell(with_flags(code, flags))
+        return self._execute(code)
 
     def _shell(self, code: str) -> str:
         try:
@@ -187,8 +211,8 @@ def run_page(page: str, cache: Path) -> list[tuple[Block, str, float, str]]:
         reader = Reader(folder, cache)
         try:
             for block in blocks((ROOT / page).read_text("utf-8")):
-                if reason := block.directives.get("skip"):
-                    found.append((block, "skipped", 0.0, reason))
+                if reasons := block.texts("skip"):
+                    found.append((block, "skipped", 0.0, reasons[0]))
                     continue
                 start = time.monotonic()
                 problem = reader.run(block)

@@ -65,7 +65,7 @@ PRELOADED = [
     "train.loop",
     "train.parallel.distributed",
     "train.cli.config_verbs",
-    "train.tasks.language_model",
+    "train.tasks.language_modeling",
     "bench.drills",
 ]
 """Modules that lives are born with. None of them starts a backend of JAX."""

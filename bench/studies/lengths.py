@@ -29,7 +29,7 @@ from bench.studies.record import (
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.run_folder.writing import write_atomically
 from train.sweep.grid import SweepRun, run_name
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer import LanguageModel
 
 

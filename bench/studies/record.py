@@ -12,9 +12,9 @@ import tyro
 from bench.machine import machine
 from train.errors import UserError
 from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
-from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun
 from train.sweep.queue import check_results, run_sweep
+from train.sweep.sweep_folder import RunResult
 
 RESULTS = Path("docs/results")
 

@@ -29,7 +29,7 @@ from train.run import Run
 from train.scaling.design import SizeRules, model_of_width
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.queue import run_sweep
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer import LanguageModel
 
 RECIPES = {"post": "transformer", "pre": "transformer_pre_norm"}

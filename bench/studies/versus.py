@@ -42,8 +42,8 @@ from train.scaling.design import (
     with_model_and_tokens,
 )
 from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, fit_power_law
-from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun
+from train.sweep.sweep_folder import RunResult
 
 OLD, NEW = "transformer", "transformer_plus_plus"
 RULES = SizeRules(lr_rule="constant", min_steps=100)

@@ -39,7 +39,7 @@ from train.optim.schedules import ScheduleConfig
 from train.recovery.config import RecoveryConfig
 from train.tasks.base import TrainingBatches
 from train.tasks.config import LanguageModeling
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 
 FAULTY = range(80, 86)  # numbers of the batches

@@ -13,7 +13,7 @@ from train.data.config import TextDataConfig, TokenizerConfig
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer.precision import POLICIES
 
 

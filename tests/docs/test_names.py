@@ -20,7 +20,7 @@ PAGES = [
 ]
 PARTS = (
     "model|data|task|optimizer|schedule|evaluation|checkpoint|sample|"
-    "recovery|mesh|ema|early_stopping"
+    "recovery|mesh|ema|early_stopping|tracking"
 )
 NOT_SETTINGS = {"recovery.json", "sample.py"}
 """Files, of this project and of nanoGPT, whose names look like settings."""

@@ -370,7 +370,7 @@ def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) 
     path.write_text(json.dumps(saved))
     fit(make_experiment(unbroken.folder), copy)
     resumed = lines_of(copy / "logbook.jsonl")[2]
-    assert resumed["kept"] == ({name: "blockwise"} if platform == "cpu" else {})
+    assert resumed["pinned"] == ({name: "blockwise"} if platform == "cpu" else {})
     # Tile by tile, other attention weights are dropped.
     assert (losses(copy) == unbroken.losses) == (platform == "tpu")
 

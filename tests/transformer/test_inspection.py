@@ -320,7 +320,7 @@ def test_wrong_names_and_shapes_are_refused(
 
 def test_a_value_that_was_not_requested(params: Any) -> None:
     output = model_with().apply({"params": params}, TOKENS, outputs={"keys"})
-    with pytest.raises(ValueError, match=r"^'queries': is not among the outputs \(keys\); request"):
+    with pytest.raises(ValueError, match=r"^name 'queries': is not among the outputs \(keys\);"):
         layer_values(output, "queries")
 
 

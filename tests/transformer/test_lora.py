@@ -162,7 +162,7 @@ def test_names_and_axes_of_the_trainable_tree() -> None:
     ("options", "message"),
     [
         ({"targets": ("qeury",)}, "targets qeury: .* query, key, value, output, gate, up, down"),
-        ({"trained": ("heda",)}, "train_fully heda: .* embedding"),
+        ({"trained": ("heda",)}, "trained heda: .* embedding"),
     ],
 )
 def test_unknown_names_are_refused(options: dict[str, Any], message: str) -> None:

@@ -48,7 +48,7 @@ def floats(*shape: int, dtype: Any = np.float32) -> Any:
 
 def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
     check_shapes(tokens=(ints(B, T), "B T", int), positions=(ints(1, T), "B? T", int))
-    check_shapes({"T": T}, positions=(ints(1, T), "B? T"), none=(None, "A B C", float))
+    check_shapes({"T": T}, positions=(ints(1, T), "B? T"), none=(None, "A B C | None", float))
     # A size of 1 that broadcasts binds nothing.
     check_shapes(one=(ints(1, T), "B? T"), all=(ints(B, T), "B? T"))
     check_shapes(half=(jax.ShapeDtypeStruct((B,), jax.numpy.bfloat16), "B", float))
@@ -144,7 +144,7 @@ def attended(**changed: Any) -> Any:
 
 
 def searched(**changed: Any) -> Any:
-    given: Any = BEAM | dict(decode_step_fn=None, cache=(), max_new_tokens=3) | changed
+    given: Any = BEAM | dict(decode_step_fn=lambda *_: None, cache=(), max_new_tokens=3) | changed
     return beam_search(**given, stop_token=1, config=BeamSearchConfig())
 
 

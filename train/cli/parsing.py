@@ -56,7 +56,7 @@ def parse(
             found = tyro.cli(
                 arguments_type,
                 prog=f"{program_name()} {verb}",
-                args=list(arguments),
+                args=normalize_switches(arguments, default),
                 registry=_registry(),
                 config=(tyro.conf.AvoidSubcommands,),
                 **extra,
@@ -71,6 +71,33 @@ def parse(
         with as_usage_errors():
             check_numbers(found)
     return found
+
+
+def normalize_switches(arguments: Sequence[str], default: Any) -> list[str]:
+    """Return the arguments with `--x.y False` as `--x.no-y`, and `--x.y True` as `--x.y`.
+
+    tyro's switches take no value, but `config.txt`, the errors and `sweep --set` show one.
+    """
+    switches = {path.replace("_", "-") for path in _switches(default)}
+    found: list[str] = []
+    for argument in arguments:
+        last = found[-1].removeprefix("--") if found and found[-1].startswith("--") else ""
+        value = argument.lower()
+        if last.replace("_", "-") not in switches or value not in ("true", "false"):
+            found.append(argument)
+        elif value == "false":
+            parent, dot, name = last.rpartition(".")
+            found[-1] = f"--{parent}{dot}no-{name}"
+    return found
+
+
+def _switches(config: Any) -> Iterator[str]:
+    """Yield the paths of the boolean settings of a config; those of `experiment` have no prefix."""
+    for name, value, hint in _config_parts(config):
+        if hint is bool:
+            yield name
+        for inner in _switches(value):
+            yield inner if name == "experiment" else f"{name}.{inner}"
 
 
 @contextlib.contextmanager
@@ -197,15 +224,16 @@ def _with_kinds(
 ) -> tuple[Any, set[str]]:
     """Return a part with the selected classes, its own and nested, and the paths that were used.
 
-    Each part is rebuilt once, after all its nested parts: their kinds may depend on each other, and
-    validation runs in the constructor.
+    Parts are not validated here: their kinds may depend on each other, and on flags that tyro reads
+    later (`--data.kind` of a class whose default length is beyond the model's). tyro builds every
+    part anew, by its constructor.
     """
     used = set()
     if path in requested and (known := classes_by_kind(hint)):
         kind = requested[path]
         if kind not in known:
             raise UsageError(f"{path}.kind {kind}: is unknown; give one of {', '.join(known)}")
-        config = config if type(config) is known[kind] else known[kind]()
+        config = config if type(config) is known[kind] else _unvalidated(known[kind])
         # Where `kind` is also a setting of the class (a shipped schedule), tyro parses it.
         if not has_kind_field(known[kind]):
             used.add(path)
@@ -218,8 +246,22 @@ def _with_kinds(
     if isinstance(config, tuple) and changed:
         config = tuple(changed.get(str(index), each) for index, each in enumerate(config))
     elif changed:
-        config = dataclasses.replace(config, **changed)
+        config = _unvalidated(type(config), {**vars(config), **changed})
     return config, used
+
+
+def _unvalidated(config_class: type, values: Mapping[str, Any] | None = None) -> Any:
+    """Return a dataclass with these values, or its defaults, without running `__post_init__`."""
+    config: Any = object.__new__(config_class)
+    for field in dataclasses.fields(config_class):
+        if values is not None:
+            value = values[field.name]
+        elif field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        else:
+            value = field.default
+        object.__setattr__(config, field.name, value)
+    return config
 
 
 def _config_parts(config: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -69,9 +69,9 @@ def run_sweep(arguments: list[str]) -> int:
     if not assignments and given.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
     from train.sweep import queue
-    from train.sweep.folder import SweepFolder
     from train.sweep.grid import expand_grid, parse_grid
     from train.sweep.summary import plot_sweep, print_summary, summarize
+    from train.sweep.sweep_folder import SweepFolder
 
     grid = parse_grid(assignments, given.experiment)
     runs = expand_grid(grid, given.seeds, given.experiment, lambda flags: build(flags).experiment)

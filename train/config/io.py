@@ -38,6 +38,7 @@ RESUMABLE_FIELDS = (
     "sample.",
     "checkpoint.",
     "early_stopping.",
+    "tracking.",
     "recovery.threshold",
     "recovery.warmup",
     "recovery.loss_rise_tolerance",

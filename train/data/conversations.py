@@ -39,6 +39,13 @@ class Conversation(NamedTuple):
     completion: str | tuple[Message, ...] = ()
     location: str = ""
 
+    def text(self) -> str:
+        """Return the contents without a template, to train a tokenizer on."""
+        texts: list[str] = []
+        for part in (self.prompt, self.completion):
+            texts += [part] if isinstance(part, str) else [each["content"] for each in part]
+        return " ".join(texts)
+
 
 def read_json_objects(setting: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location and the object of each line of a file that is not empty."""
@@ -196,7 +203,7 @@ def prepare_conversations(
     splits = read_splits(config, read, parse_conversation)
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
-        {name: [_all_text(each) for each in examples] for name, examples in splits.items()},
+        {name: [each.text() for each in examples] for name, examples in splits.items()},
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
@@ -220,14 +227,6 @@ def with_template(tokenizer: Tokenizer, path: str) -> Tokenizer:
     template = ChatTemplate.of_tokenizer(tokenizer, source)
     template.render([{"role": "user", "content": "?"}], add_generation_prompt=True)
     return tokenizer.with_chat_template(template.source)
-
-
-def _all_text(conversation: Conversation) -> str:
-    parts = (conversation.prompt, conversation.completion)
-    texts = (
-        each if isinstance(each, str) else " ".join(x["content"] for x in each) for each in parts
-    )
-    return " ".join(texts)
 
 
 def _encode(

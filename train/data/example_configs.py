@@ -218,6 +218,18 @@ class ConversationDataConfig(ExampleDataConfig):
 
 
 @dataclasses.dataclass(frozen=True)
+class PreferenceDataConfig(ExampleDataConfig):
+    """Pairs of answers in JSON lines: `prompt`, `chosen` and `rejected`, texts or messages."""
+
+    max_length: int = 512
+    """Tokens of a row, which holds both sequences of a pair: half of it for each. Longer sequences
+    are cut at their ends; their number is reported."""
+
+    chat_template: str = ""
+    """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ListOpsDataConfig(ExampleDataConfig):
     """ListOps: nested operations on digits, labeled by their value. ``[MAX 4 [MIN 5 1 ] 2 ]`` is 4.
 

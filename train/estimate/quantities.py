@@ -30,12 +30,14 @@ def count_optimizer_flops(experiment: Experiment, leaves: list[ParameterLeaf]) -
     if not isinstance(optimizer, Muon):
         return 0.0
     once = sum(
-        _orthogonalised(leaf) for leaf in leaves if muon_dimension_numbers(leaf.axes) is not None
+        _newton_schulz_flops(leaf)
+        for leaf in leaves
+        if muon_dimension_numbers(leaf.axes) is not None
     )
     return float(optimizer.ns_steps * once)
 
 
-def _orthogonalised(leaf: ParameterLeaf) -> int:
+def _newton_schulz_flops(leaf: ParameterLeaf) -> int:
     """Return the FLOPs of one Newton-Schulz iteration for a stack of m x n matrices, m <= n.
 
     The iteration is A = X X', B = b A + c A A, X <- a X + B X (Jordan et al. 2024).
@@ -121,8 +123,8 @@ class Quantities:
     def computes_all_scores(self) -> bool:
         """Return True if some layer's attention materializes all T x S scores."""
         layers = layer_mixers(self.experiment.model)
-        forms = (layer_backend(self.experiment, self.target.hardware, layer) for layer in layers)
-        return any(form in FULL_SCORE_BACKENDS for form in forms)
+        backends = (layer_backend(self.experiment, self.target.hardware, layer) for layer in layers)
+        return any(backend in FULL_SCORE_BACKENDS for backend in backends)
 
     def state_bytes(self, mesh: MeshConfig) -> StateBytes:
         """Return a chip's part of the state.
@@ -139,10 +141,10 @@ class Quantities:
 
     def residuals(self, remat: RematPolicy) -> Residuals:
         """Return the residuals under a rematerialization policy."""
-        return self._kept(remat)
+        return self._residuals_by_policy(remat)
 
     @functools.cached_property
-    def _kept(self) -> "functools._lru_cache_wrapper[Residuals]":
+    def _residuals_by_policy(self) -> "functools._lru_cache_wrapper[Residuals]":
         return functools.cache(
             functools.partial(trace_residuals, self.experiment, self.target.hardware)
         )

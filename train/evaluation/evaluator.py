@@ -163,5 +163,9 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
     # The weights of a LoRA run are merged: its model is an ordinary one.
     experiment = dataclasses.replace(run.experiment, lora=LoRAConfig())
     engine = make_engine(experiment, run.model.hardware)
+    if run.experiment.lora.rank and task.needs_base_weights:
+        from train.lora.base_weights import load_base  # imports this file
+
+        engine.frozen = load_base(run.folder, engine)
     with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
         return task.evaluate(engine, run.params, corpus, split, full_split=True)

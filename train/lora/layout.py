@@ -7,7 +7,7 @@ import jax
 
 from train.errors import UsageError
 from train.lora.config import NEW, LoRAConfig
-from train.parallel.state_sharding import place_params
+from train.parallel.model_sharding import place_params
 from train.step import Batch, TrainStep
 from transformer.layers.low_rank import merge_weights
 from transformer.lora import LoRALayout
@@ -39,7 +39,8 @@ def make_lora_layout(lora: LoRAConfig, logical_axes: Any) -> LoRALayout | None:
             trained=[each for each in lora.train_fully if each != NEW],
         )
     except ValueError as error:
-        raise UsageError(f"lora.{error}") from error
+        message = str(error).replace("trained ", "train_fully ", 1)
+        raise UsageError(f"lora.{message}") from error
 
 
 def bind_frozen(step: TrainStep, layout: LoRALayout, frozen: Any) -> TrainStep:

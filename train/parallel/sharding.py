@@ -2,8 +2,8 @@
 
 Every weight and activation has logical axes ("embed", "mlp", "batch", ...). `LOGICAL_AXIS_RULES`
 maps each to the mesh axes that split it. From it follow the shardings of batches (`shard_batch`),
-parameters and optimizer state (`state_sharding.py`), and activations (`activation_sharding.py`):
-no other file names a mesh axis to split an array.
+parameters, optimizer state and activations (`model_sharding.py`): no other file names a mesh axis
+to split an array.
 """
 
 import math

@@ -33,6 +33,8 @@ _RUN_FILE_STEMS = frozenset(
         "time",
         "tokenizer",
         "tokenizer_config",
+        "trackers",
+        "wandb",
     )
 )
 
@@ -154,6 +156,11 @@ class RunFolder:
     def samples(self) -> AnyPath:
         """Texts that the model generated during training."""
         return self.path / "samples.txt"
+
+    @property
+    def trackers(self) -> AnyPath:
+        """Ids of the run in its experiment trackers (`train.telemetry.trackers`)."""
+        return self.path / "trackers.json"
 
     @property
     def tensorboard(self) -> AnyPath:

@@ -12,7 +12,7 @@ from train.errors import UsageError, UserError
 from train.scaling.analysis import MIN_RUNS, Analysis, analyze
 from train.scaling.design import SizedRun, format_count
 from train.scaling.laws import Runs
-from train.sweep.folder import RunResult
+from train.sweep.sweep_folder import RunResult
 
 
 def check_design(sized: Sequence[SizedRun]) -> None:

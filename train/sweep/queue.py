@@ -30,9 +30,9 @@ from train.config.plugins import imports_of
 from train.errors import UserError
 from train.runtime.signals import STOP_SIGNALS, PreemptedError
 from train.runtime.startup import with_huge_pages
-from train.sweep.folder import RunResult, SweepFolder
 from train.sweep.grid import SweepRun
-from train.sweep.progress import SweepProgress
+from train.sweep.queue_progress import SweepProgress
+from train.sweep.sweep_folder import RunResult, SweepFolder
 
 POLL_SECONDS = 0.5
 """Seconds between looks at the metrics of the runs in progress."""

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from train.data.files import AnyPath
 from train.run_folder.writing import write_atomically
-from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun, short_names
+from train.sweep.sweep_folder import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

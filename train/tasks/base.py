@@ -117,7 +117,7 @@ class Task(abc.ABC):
 
     Subclasses are constructed with the experiment alone and are registered, with their settings,
     in `train.tasks.registry`. Those whose data are arrays derive from `ArrayTask`
-    (`train.tasks.arrays`), which needs four methods.
+    (`train.tasks.array_task`), which needs four methods.
 
     Attributes:
       experiment: The experiment, as requested or as `resolve_experiment` has completed it.
@@ -139,6 +139,11 @@ class Task(abc.ABC):
     def target_fraction(self) -> float | None:
         """Fraction of the tokens that have a prediction target; None: as the model declares it."""
         return None
+
+    @property
+    def needs_base_weights(self) -> bool:
+        """True if `evaluate` compares with the frozen weights of a LoRA run, `engine.frozen`."""
+        return False
 
     @property
     def untrained_parts(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from train.data.example_configs import (
     ClassificationDataConfig,
     ConversationDataConfig,
     ListOpsDataConfig,
+    PreferenceDataConfig,
     TokenLabelDataConfig,
 )
 from train.errors import UsageError
@@ -74,6 +75,24 @@ class InstructionTuning(TaskConfig):
     """Instruction tuning: predict the answers of conversations."""
 
     data_configs = (ConversationDataConfig,)
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceOptimization(TaskConfig):
+    """Direct preference optimization (Rafailov et al. 2023): prefer one answer to another."""
+
+    data_configs = (PreferenceDataConfig,)
+
+    beta: float = 0.1
+    """Strength of the pull towards the reference, the model without its LoRA adapter."""
+
+    def __post_init__(self) -> None:
+        check_field_types(self, "task")
+        if not self.beta > 0:
+            raise ValueError(f"task.beta {self.beta}: give a positive number")
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)

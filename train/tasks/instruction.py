@@ -27,7 +27,7 @@ from train.experiment import Experiment
 from train.step import LossFn
 from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.chat import answer_prompts
-from train.tasks.language_model import make_next_token_loss
+from train.tasks.language_modeling import make_next_token_loss
 from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware

@@ -15,6 +15,7 @@ from train.tasks.config import (
     InstructionTuning,
     LanguageModeling,
     MaskedLanguageModeling,
+    PreferenceOptimization,
     Tagging,
     TaskConfig,
     Translation,
@@ -48,9 +49,12 @@ class TaskEntry(NamedTuple):
 TASKS: dict[str, TaskEntry] = {
     entry.config.__name__: entry
     for entry in (
-        TaskEntry(LanguageModeling, "train.tasks.language_model:LanguageModelTask"),
+        TaskEntry(LanguageModeling, "train.tasks.language_modeling:LanguageModelTask"),
         TaskEntry(InstructionTuning, "train.tasks.instruction:InstructionTask"),
-        TaskEntry(MaskedLanguageModeling, "train.tasks.masked_lm:MaskedLanguageModelTask"),
+        TaskEntry(PreferenceOptimization, "train.tasks.preference:PreferenceTask"),
+        TaskEntry(
+            MaskedLanguageModeling, "train.tasks.masked_language_modeling:MaskedLanguageModelTask"
+        ),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
         TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),
         TaskEntry(Translation, "train.tasks.translation:TranslationTask"),
@@ -84,7 +88,7 @@ def register_task(
     Raises:
       ValueError: The settings cannot be saved, or their name belongs to another task.
     """
-    kind = config.__name__
+    kind = getattr(config, "__name__", "")
     check_registration("task", kind, config)
     old = TASKS.get(kind)
     check_kind_is_free("task", kind, config, old and old.config)
@@ -115,7 +119,7 @@ def register_dataset(dataset: DatasetClass) -> DatasetClass:
     Raises:
       ValueError: It cannot be saved, or its name belongs to another dataset.
     """
-    kind = dataset.__name__
+    kind = getattr(dataset, "__name__", "")
     check_registration("dataset", kind, dataset)
     check_kind_is_free("dataset", kind, dataset, data_configs().get(kind))
     DATASETS[kind] = dataset

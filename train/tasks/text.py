@@ -57,7 +57,7 @@ class TextTask(Task):
         self, engine: Engine, params: Any, corpus: AnyTextCorpus, split: str, *, full_split: bool
     ) -> dict[str, float]:
         """Return the metrics of a split, of the mixture and of each source if there are several."""
-        if isinstance(corpus, TextCorpus):
+        if not isinstance(corpus, MixedCorpus):
             return self.evaluate_source(engine, params, corpus, split, full_split=full_split)
         parts = corpus.parts(split)
         metrics = {

@@ -19,6 +19,7 @@ from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goo
 from train.telemetry.loss_plot import event_steps, plot_losses
 from train.telemetry.metrics_log import MetricsLog, read_metrics
 from train.telemetry.progress import ProgressBar
+from train.telemetry.trackers import Trackers
 
 _REFERENCE_PREFIX = "bits_per_byte_"
 """Prefix of metrics that other compressors reach on the same text."""
@@ -60,6 +61,9 @@ class Reporter:
         self._metrics = MetricsLog(folder)
         self._time_log = TimeLog(folder, timer, is_writer=is_main_process)
         self._event_log = EventLog(folder.event_log)
+        self._trackers = Trackers(
+            folder, experiment, self._progress.print, is_main_process=is_main_process
+        )
         self._references: dict[str, float] = {}
         self._reset_throughput(initial_step)
         if is_main_process:
@@ -78,6 +82,7 @@ class Reporter:
         trace: TracebackType | None,
     ) -> None:
         self._progress.__exit__(kind, error, trace)
+        self._trackers.close(error)
         # The error that has stopped the run must not be hidden by a failure to draw the plot.
         quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
         if self._is_main_process:
@@ -128,6 +133,7 @@ class Reporter:
         self._progress.update(step, loss=metrics["loss"], **speed)
         if self._is_main_process:
             self._metrics.write(step, "train", {**metrics, **speed})
+            self._trackers.log(step, "train", {**metrics, **speed})
             self._time_log.write()
 
     def log_evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
@@ -142,10 +148,12 @@ class Reporter:
         }
         if self._is_main_process:
             self._metrics.write(step, split, metrics)
+            self._trackers.log(step, split, metrics)
 
     def log_sample(self, step: int, text: str) -> None:
         """Print a generated text, and append it to samples.txt."""
         self._progress.print(f"step {step} writes: {text}")
+        self._trackers.log_sample(step, text)
         if self._is_main_process:
             path = self._folder.samples
             data = f"--- step {step}\n{text}\n".encode(errors="backslashreplace")

@@ -65,7 +65,7 @@ def log_start(
         mesh=dict(engine.mesh.shape),
         versions=installed_versions(),
         changed={name: new for name, (_, new) in changed.items()},
-        kept={name: choice for name, (_, choice) in pinned.items()},
+        pinned={name: choice for name, (_, choice) in pinned.items()},
     )
     _log_fallbacks(reporter, engine, experiment, hardware)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(engine.abstract_state().params))

@@ -27,7 +27,7 @@ FIGURE_FORMATS = (".png", ".pdf", ".svg")
 """Endings of files that hold a figure instead of a page."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class AttentionView:
     """Attention of a model over one text."""
 
@@ -96,6 +96,10 @@ class AttentionView:
             write_page(self.html(), output)
         else:
             raise bad_output(output)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self.maps)} layers, {len(self.tokens)} tokens"
+        return f"<AttentionView of {self.title}: {sizes}; save('FILE.html') writes its page>"
 
     def _repr_html_(self) -> str:
         return embed_page(self.html())

@@ -10,7 +10,7 @@
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.inspection import Taps, observe_attention
 from transformer.layers.basic import dropout
-from transformer.layers.precise_einsum import DTypeLike, accumulation_dtype, precise_einsum
+from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 from transformer.shapes import check_shapes
 
 if TYPE_CHECKING:  # position_bias.py imports this module
@@ -142,19 +142,6 @@ class ScoreSpec(NamedTuple):
         """Return the dtype of the operands of products with `x`: queries, keys or values."""
         return self.operand_dtype or x.dtype.name
 
-    def widen(
-        self, q: jax.Array, k: jax.Array, v: jax.Array
-    ) -> tuple["ScoreSpec", tuple[jax.Array, jax.Array, jax.Array]]:
-        """Return a spec and arrays whose results and gradients are not rounded.
-
-        The arrays are cast to the dtype of sums, and the spec still rounds the operands of products
-        to their old dtype. So several results can be merged, and gradients added, and rounded once.
-        """
-        operand_dtype = self.operand_dtype_of(q)
-        dtype = accumulation_dtype(operand_dtype, self.softmax_dtype)
-        wide = q.astype(dtype), k.astype(dtype), v.astype(dtype)
-        return self._replace(operand_dtype=operand_dtype), wide
-
 
 def attend_reference(
     q: jax.Array,  # [B, T, N, H]
@@ -228,7 +215,9 @@ def attend(
     is replaced by the reference, with a warning. ValueError: shapes or dtypes disagree.
     """
     operands = dict(q=(q, "B T N H", float), k=(k, "B S K H", float), v=(v, "B S K Hv", float))
-    check_shapes(**operands, sink_logits=(sink_logits, "N", float))
+    check_shapes(**operands, sink_logits=(sink_logits, "N | None", float))
+    check_shapes(mask=(mask, Mask), score_spec=(score_spec, ScoreSpec), backend=(backend, str))
+    check_shapes(hardware=(hardware, Hardware), outputs=(outputs, Set))
     if taps is not None:
         options: Any = dict(sink_logits=sink_logits, backend=backend, hardware=hardware)
         options |= dict(constrain=constrain, outputs=outputs)

@@ -1,7 +1,8 @@
-"""Check of the arrays of a mask against the queries and keys that it is for."""
+"""Checks of a mask: its arrays against the queries and keys that it is for, and its pattern."""
 
-from transformer.attention.masks import Mask
+from transformer.attention.masks import Mask, MaskPattern
 from transformer.shapes import check_shapes
+from transformer.validation import check_instance, check_integer, check_size
 
 
 def check_mask(
@@ -10,15 +11,25 @@ def check_mask(
     num_keys: int,  # S
 ) -> None:
     """Raise ValueError if an array of the mask has another shape or dtype than its comment says."""
+    check_size("num_queries", num_queries, 0)
+    check_size("num_keys", num_keys, 0)
     key_segments = mask.segments if mask.key_segments is None else mask.key_segments
     check_shapes(
         {"T": num_queries, "S": num_keys},
-        positions=(mask.positions, "B? T", int),
-        key_positions=(mask.key_positions, "B? S", int),
-        segments=(mask.segments, "B? T"),
-        key_segments=(key_segments, "B? S"),
-        key_lengths=(mask.key_lengths, "B?", int),
-        prefix_lengths=(mask.prefix_lengths, "B?", int),
-        global_positions=(mask.global_positions, "B? n", int),
-        allowed=(mask.allowed, "B? T S", bool),
+        positions=(mask.positions, "B? T | None", int),
+        key_positions=(mask.key_positions, "B? S | None", int),
+        segments=(mask.segments, "B? T | None"),
+        key_segments=(key_segments, "B? S | None"),
+        key_lengths=(mask.key_lengths, "B? | None", int),
+        prefix_lengths=(mask.prefix_lengths, "B? | None", int),
+        global_positions=(mask.global_positions, "B? n | None", int),
+        allowed=(mask.allowed, "B? T S | None", bool),
     )
+
+
+def check_pattern(pattern: MaskPattern) -> None:
+    """Raise ValueError for a setting of a wrong type, or a number that is too small."""
+    check_integer("window", pattern.window, 0)
+    check_integer("dilation", pattern.dilation, 1)
+    for name in ("causal", "prefix", "ordered"):
+        check_instance(name, getattr(pattern, name), bool)

@@ -30,10 +30,11 @@ class MaskPattern:
     index. False for reordered tokens (ring attention), which only positions describe."""
 
     def __post_init__(self) -> None:
-        if not hasattr(self.window, "__index__") or self.window < 0:
-            raise ValueError(f"window {self.window!r}: give an integer, 0 for none, or more")
-        if not hasattr(self.dilation, "__index__") or self.dilation < 1:
-            raise ValueError(f"dilation {self.dilation!r}: give an integer, 1 for none, or more")
+        types = [type(getattr(self, field.name)) for field in dataclasses.fields(self)]
+        if types != [bool, int, int, bool, bool] or self.window < 0 or self.dilation < 1:
+            from transformer.attention.mask_checks import check_pattern  # it imports this module
+
+            check_pattern(self)
 
 
 class Mask(struct.PyTreeNode):
@@ -111,11 +112,13 @@ def dense_mask(
     num_keys: int,  # S
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Return the mask as booleans, True where the query sees the key."""
-    check_shapes({"T": num_queries}, positions=(mask.positions, "B? T", int))
-    if num_queries != num_keys or mask.has_extra_masks:
+    check_shapes(mask=(mask, Mask))
+    is_square = {type(num_queries), type(num_keys)} == {int} and num_queries == num_keys
+    if not is_square or mask.has_extra_masks:
         from transformer.attention.mask_checks import check_mask  # it imports this module
 
         check_mask(mask, num_queries, num_keys)
+    check_shapes({"T": num_queries}, positions=(mask.positions, "B? T | None", int))
     pattern = mask.pattern
     query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
     q, k = query_positions[:, :, None], key_positions[:, None, :]

@@ -30,7 +30,7 @@ def apply_rope(
     config: RoPE,
 ) -> jax.Array:  # [B, T, N, H]
     """Rotate each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
-    check_shapes(x=(x, "B T N H", float), positions=(positions, "B? T", int))
+    check_shapes(x=(x, "B T N H", float), positions=(positions, "B? T", int), config=(config, RoPE))
     rotary_dim = int(x.shape[-1] * config.fraction) // 2 * 2  # R, as config.rotary_dim
     angles = rope_angles(positions, rotary_dim, config)[:, :, None, :]
     # In float32 until here: in bfloat16 an angle near pi is off by up to 0.008 radians.

@@ -79,10 +79,10 @@ class NonAutoregressive(Model):
         """
         check_shapes(
             source=(source, "B S", int),
-            tokens=(tokens, "B T", int),
-            source_segments=(source_segments, "B S"),
-            segments=(segments, "B T"),
-            dropout_rngs=(dropout_rngs, "B"),
+            tokens=(tokens, "B T | None", int),
+            source_segments=(source_segments, "B S | None"),
+            segments=(segments, "B T | None"),
+            dropout_rngs=(dropout_rngs, "B | None"),
         )
         config = self.config
         assert config.encoder is not None  # as checked when built

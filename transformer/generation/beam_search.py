@@ -7,16 +7,17 @@ hypothesis can beat its finished ones.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
+from transformer.arguments import check_arguments
 from transformer.layers.cross_attention import BlockCache
 from transformer.shapes import check_shapes
-from transformer.validation import check_at_least
+from transformer.validation import check_at_least, check_field_types
 
 NO_TOKEN = -1
 """Padding after the end of a hypothesis."""
@@ -40,8 +41,9 @@ class BeamSearchConfig:
     """alpha: 0 favors short hypotheses; 0.6 in Vaswani et al. 2017, section 6.1."""
 
     def __post_init__(self) -> None:
+        check_field_types(self)
         if self.num_beams < 1:
-            raise ValueError(f"beams {self.num_beams}: give 1 or more")
+            raise ValueError(f"num_beams {self.num_beams}: give 1 or more")
         if self.length_penalty < 0:
             raise ValueError(f"length_penalty {self.length_penalty}: is negative; give 0 or more")
 
@@ -64,9 +66,10 @@ class BeamSearchState(struct.PyTreeNode):
     finished: Hypotheses
 
 
+@check_arguments
 def beam_search(
     decode_step_fn: DecodeStepFn,
-    cache: Any,  # leaves [B, ...]
+    cache: Sequence[Any],  # of each layer, with leaves [B, ...]
     logits: jax.Array,  # [B, V] of the first token
     positions: jax.Array,  # [B] of the first token
     max_lengths: jax.Array,  # [B] most tokens of each example, including the stop token
@@ -87,12 +90,14 @@ def beam_search(
         positions=(positions, "B", int),
         max_lengths=(max_lengths, "B", int),
     )
+    if not isinstance(stop_token, int):
+        check_shapes(stop_token=(stop_token, "", int))
     check_at_least("max_new_tokens", max_new_tokens, 1)
     batch, beams = len(logits), config.num_beams
     for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
-        if leaf.shape[:1] != (batch,):
+        if (shape := jnp.shape(leaf))[:1] != (batch,):
             raise ValueError(
-                f"cache{jax.tree_util.keystr(path)} of shape {leaf.shape}: logits have {batch} "
+                f"cache{jax.tree_util.keystr(path)} of shape {shape}: logits have {batch} "
                 "examples; give a cache with the batch as first axis"
             )
     repeat = functools.partial(jnp.repeat, repeats=beams, axis=0)

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from transformer.arguments import check_arguments
 from transformer.attention.base import NO_OUTPUTS, mixer_class
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
@@ -68,6 +69,7 @@ class DecodingState(struct.PyTreeNode):
     rngs: jax.Array  # [B] random keys
 
 
+@check_arguments
 def generate(
     model: LanguageModel,
     params: Params,
@@ -145,6 +147,7 @@ def check_prompts(
             )
 
 
+@check_arguments
 def prefill(
     model: LanguageModel,
     params: Params,
@@ -169,6 +172,7 @@ def prefill(
     return output.cache, _logits(model, params, last)
 
 
+@check_arguments
 def decode_step(
     model: LanguageModel,
     params: Params,

@@ -12,7 +12,10 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from transformer.arguments import check_arguments
 from transformer.precision import finfo_min
+from transformer.shapes import check_shapes
+from transformer.validation import check_field_types
 
 if TYPE_CHECKING:
     import jax
@@ -31,6 +34,7 @@ class SamplingConfig:
     et al. 2020, section 3.1); 1: all."""
 
     def __post_init__(self) -> None:
+        check_field_types(self, "sampling")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ValueError(f"sampling.temperature {self.temperature}: give 0 (greedy) or more")
         if self.top_k < 0:
@@ -43,15 +47,22 @@ ANCESTRAL_SAMPLING = SamplingConfig()
 """Sampling from the model's own distribution."""
 
 
+@check_arguments
 def sample_tokens(
     logits: jax.Array,  # [B, V]
     rngs: jax.Array,  # [B] random keys of the examples
     positions: jax.Array,  # [B] positions of the sampled tokens
     config: SamplingConfig,
 ) -> jax.Array:  # [B] int32
-    """Sample a token for each example; never one whose logit is the lowest finite number."""
+    """Sample a token for each example; never one whose logit is the lowest finite number.
+
+    Raises:
+      ValueError: If shapes or dtypes disagree.
+    """
     import jax
     import jax.numpy as jnp
+
+    check_shapes(logits=(logits, "B V", float), rngs=(rngs, "B"), positions=(positions, "B", int))
 
     # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
     # every temperature; a finite number, divided by a high one, would become a likely logit.

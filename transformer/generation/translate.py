@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.arguments import check_arguments
 from transformer.config import TransformerConfig
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
@@ -19,7 +20,7 @@ from transformer.generation.generate import (
 from transformer.models.base import LOGITS
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
-from transformer.validation import check_at_least, check_sequences
+from transformer.validation import check_at_least, check_integer, check_sequences
 
 
 class TranslateOutput(NamedTuple):
@@ -31,6 +32,7 @@ class TranslateOutput(NamedTuple):
     """Its log-probability divided by the length penalty."""
 
 
+@check_arguments
 def translate(
     model: EncoderDecoder,
     params: Params,
@@ -66,7 +68,9 @@ def translate(
     check_sources(model.config, sources)
     for name, token in (("start_token", start_token), ("stop_token", stop_token)):
         check_token_ids(name, [token], model.config.vocab_size)
-    check_at_least("batch_size", batch_size, 1)
+    check_integer("batch_size", batch_size, 1)
+    check_integer("extra_length", extra_length, 0)
+    check_at_least("length_factor", length_factor, 0)
     rows = [np.asarray(source, np.int32) for source in sources]
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]

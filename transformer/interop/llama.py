@@ -27,6 +27,7 @@ from transformer.interop.family import (
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
 from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
+from transformer.layers.feedforward import resolve_d_ff
 
 
 def read_attention(
@@ -117,7 +118,7 @@ def write_decoder(config: TransformerConfig) -> dict[str, Any]:
         "num_attention_heads": mixer.num_heads,
         "num_key_value_heads": mixer.resolved_num_kv_heads,
         "head_dim": mixer.resolved_head_dim(config.d_model),
-        "intermediate_size": expert.d_ff,
+        "intermediate_size": resolve_d_ff(expert, config.d_model),
         "hidden_act": activation_name(expert.activation),
         "rms_norm_eps": norm_config.epsilon,
         "attention_dropout": mixer.dropout,

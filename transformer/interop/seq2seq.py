@@ -23,6 +23,7 @@ from transformer.interop.family import (
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, AsIs, Weight
 from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.layers.feedforward import resolve_d_ff
 
 
 def _read_t5(fields: Fields) -> TransformerConfig:
@@ -97,7 +98,7 @@ def _write_t5(config: TransformerConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "d_model": config.d_model,
         "d_kv": block.mixer.resolved_head_dim(config.d_model),
-        "d_ff": block.feed_forward.d_ff or 4 * config.d_model,
+        "d_ff": resolve_d_ff(block.feed_forward, config.d_model),
         "num_layers": encoder.num_layers,
         "num_decoder_layers": config.num_layers,
         "num_heads": block.mixer.num_heads,

@@ -14,6 +14,7 @@ from transformer.context import ModelContext
 from transformer.layers.block import Block, layer_constants
 from transformer.layers.cross_attention import BlockCache, Memory
 from transformer.layers.logical_axes import box_weights, is_boxed_weight
+from transformer.validation import check_size
 
 LayerPattern = tuple[BlockConfig, ...]
 
@@ -59,6 +60,8 @@ def init_cache(
     memory_length: int = 0,  # S of the memory
 ) -> tuple[Any, ...]:
     """Return an empty cache: one entry for each layer."""
+    check_size("batch_size", batch_size, 1)
+    check_size("length", length, 1)
 
     def init_layer(config: BlockConfig) -> Any:
         mixer = mixer_class(config.mixer)(config.mixer, context, parent=None)

@@ -1,6 +1,6 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -125,11 +125,12 @@ class Model(nn.Module):
         """
         check_shapes(
             tokens=(tokens, "B T", int),
-            positions=(positions, "B? T", int),
-            segments=(segments, "B? T"),
-            token_types=(token_types, "B? T", int),
-            prefix_lengths=(prefix_lengths, "B?", int),
-            dropout_rngs=(dropout_rngs, "B"),
+            positions=(positions, "B? T | None", int),
+            segments=(segments, "B? T | None"),
+            token_types=(token_types, "B? T | None", int),
+            prefix_lengths=(prefix_lengths, "B? | None", int),
+            dropout_rngs=(dropout_rngs, "B | None"),
+            outputs=(outputs, Set),
         )
         config, context = self.config, self.context
         if config.max_length is not None or tokens.dtype.itemsize < 4:

@@ -1,7 +1,7 @@
 """Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import jax
@@ -89,13 +89,14 @@ class EncoderDecoder(Model):
             examples = source if tokens is None else tokens
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(
-            source=(source, "B S", int),
-            tokens=(tokens, "B T", int),
-            memory=(memory, "B S D", float),
-            source_segments=(source_segments, "B? S"),
-            positions=(positions, "B? T", int),
-            segments=(segments, "B? T"),
-            dropout_rngs=(dropout_rngs, "B"),
+            source=(source, "B S | None", int),
+            tokens=(tokens, "B T | None", int),
+            memory=(memory, "B S D | None", float),
+            source_segments=(source_segments, "B? S | None"),
+            positions=(positions, "B? T | None", int),
+            segments=(segments, "B? T | None"),
+            dropout_rngs=(dropout_rngs, "B | None"),
+            outputs=(outputs, Set),
         )
         check_cache_inputs(cache, positions, segments)
         config = self.config

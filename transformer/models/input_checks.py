@@ -10,6 +10,7 @@ from flax import linen as nn
 from transformer.attention.rope_scaling import LongRoPEScaling
 from transformer.config import TransformerConfig
 from transformer.shapes import check_shapes
+from transformer.validation import check_size
 
 # jax 0.10 moved it there from `jax.core`.
 InconclusiveDimensionOperation: type[Exception] = (
@@ -91,6 +92,7 @@ def check_cache_inputs(
 
 def check_cache_length(config: TransformerConfig, length: int) -> None:
     """Raise ValueError if positions do not reach as far as a cache."""
+    check_size("length", length, 1)
     limit = config.max_length
     if limit is not None and length > limit:
         raise ValueError(

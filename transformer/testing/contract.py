@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer.arguments import check_arguments
 from transformer.attention.config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.hardware import Hardware
@@ -123,6 +124,7 @@ ABILITY_CHECKS = {
 """Check of each ability, by its name in `Abilities`."""
 
 
+@check_arguments
 def check_mixer(
     mixer: str | MixerConfig,
     *,

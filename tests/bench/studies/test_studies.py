@@ -14,8 +14,8 @@ from bench.studies.versus import NEW, OLD, compute, compute_factor, sized, tuned
 from configs.versus import CHANGES, EXPERIMENTS
 from train.config.io import diff_experiments
 from train.scaling.design import count_without_embeddings
-from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun
+from train.sweep.sweep_folder import RunResult
 from transformer import LanguageModel
 
 

@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
+import train
 from tests.train.support import Outcome, command, write_config
-from train.cli.parsing import kind_options, kinds_help, select_kinds
+from train.cli.parsing import kind_options, kinds_help, parse, select_kinds
 from train.config.io import classes_by_kind, kind_name
 from train.errors import UsageError
 from train.experiment import Experiment
@@ -92,8 +93,37 @@ class Pair:
 def test_dependent_kinds_change_together() -> None:
     given = ["--one.kind=Right", "--other.kind", "Right"]
     assert select_kinds(Pair(), given) == (Pair(Right(), Right()), [])
-    with pytest.raises(ValueError, match="not of a kind"):
-        select_kinds(Pair(), given[:1])
+    selected, left = select_kinds(Pair(), given[:1])
+    with pytest.raises(UsageError, match="not of a kind"):
+        parse(Pair, left, verb="fit", default=selected)
+
+
+def test_validation_of_a_new_kind_waits_for_its_other_flags() -> None:
+    """The default length of the new data, 128, is longer than the model's table of positions."""
+    model = TransformerConfig(position_embedding=LearnedPositions(64), num_layers=1)
+    text = train.TextDataConfig(sequence_length=64)
+    start = Experiment(model=model, data=text)
+    kinds = ["--task.kind=Classification", "--data.kind=ClassificationDataConfig"]
+
+    def parsed(*flags: str) -> Experiment:
+        selected, left = select_kinds(start, [*kinds, "--model.no-causal", *flags])
+        return parse(Experiment, left, verb="fit", default=selected)
+
+    assert parsed("--data.max-length", "32").data == train.ClassificationDataConfig(max_length=32)
+    with pytest.raises(UsageError, match=r"^data\.max_length 128: the model's table of positions"):
+        parsed()
+
+
+def test_a_boolean_flag_takes_a_value() -> None:
+    def parsed(*flags: str) -> Experiment:
+        return parse(Experiment, flags, verb="fit", default=TWO)
+
+    assert not parsed("--model.causal", "False", "--steps", "3").model.causal
+    assert not parsed("--model.no-causal").model.causal
+    assert parsed("--debug_checks", "true").debug_checks
+    assert parsed("--debug-checks").debug_checks
+    with pytest.raises(UsageError, match="Unrecognized options: 1;"):
+        parsed("--debug-checks", "1")
 
 
 @pytest.mark.parametrize(

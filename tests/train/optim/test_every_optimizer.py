@@ -18,8 +18,8 @@ from train.optim.base import matrix_mask
 from train.optim.registry import OPTIMIZERS, make_optimizer
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.model_sharding import optimizer_state_shardings, parameter_shardings
 from train.parallel.sharding import replicated_sharding
-from train.parallel.state_sharding import optimizer_state_shardings, parameter_shardings
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 

@@ -13,10 +13,9 @@ from tests.train.support import random_rows, tiny
 from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.optim.registry import OPTIMIZERS
-from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.model_sharding import host_memory_shardings, make_sharding_constraint
 from train.parallel.sharding import logical_to_sharding, shard_batch
-from train.parallel.state_sharding import host_memory_shardings
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 

@@ -21,7 +21,7 @@ from train.scaling.design import (
 )
 from train.scaling.laws import ParametricLaw
 from train.scaling.sweep import check_design, design_as_dicts, fit_results
-from train.sweep.folder import RunResult
+from train.sweep.sweep_folder import RunResult
 
 QUICKSTART = find_experiment("quickstart")  # D 192, 4 layers, 6 heads of 32, 3 of keys; muon
 GPT = find_experiment("versus:gpt")  # D 256, 6 layers, 8 heads, biases, learned positions; adamw

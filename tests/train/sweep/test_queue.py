@@ -18,10 +18,10 @@ from tests.train.support import command, lines_of, losses, tiny, write_config
 from train.errors import UserError
 from train.experiment import CheckpointConfig
 from train.runtime.signals import PreemptedError
-from train.sweep.folder import RunResult, SweepFolder
 from train.sweep.grid import SweepRun
-from train.sweep.progress import SweepProgress, last_metrics
 from train.sweep.queue import check_results, run_sweep, worker_environment
+from train.sweep.queue_progress import SweepProgress, last_metrics
+from train.sweep.sweep_folder import RunResult, SweepFolder
 
 Capture = pytest.CaptureFixture[str]
 

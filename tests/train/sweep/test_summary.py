@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from train.config.registry import find_experiment
-from train.sweep.folder import RunResult
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.summary import SweepSummary, main_field, plot_sweep, print_summary, summarize
+from train.sweep.sweep_folder import RunResult
 
 BASE = find_experiment("quickstart")
 LOSSES = {("1e-3", "adamw"): (3.0, 3.5), ("1e-2", "adamw"): (2.0, 2.5), ("1e-1", "adamw"): ()}

@@ -17,7 +17,7 @@ from train.experiment import EvaluationConfig, Experiment
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.state import TrainState
 from train.step import Batch, Metrics
-from train.tasks.language_model import LanguageModelTask
+from train.tasks.language_modeling import LanguageModelTask
 from transformer.losses import Loss
 
 

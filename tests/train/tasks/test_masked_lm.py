@@ -18,7 +18,11 @@ from train.errors import UserError
 from train.estimate.description import describe
 from train.experiment import SampleConfig
 from train.tasks.base import SampleOptions
-from train.tasks.masked_lm import MaskedLanguageModelTask, encode_masked_prompt, gather_targets
+from train.tasks.masked_language_modeling import (
+    MaskedLanguageModelTask,
+    encode_masked_prompt,
+    gather_targets,
+)
 from transformer import Precision
 from transformer.context import unconstrained
 from transformer.hardware import Hardware

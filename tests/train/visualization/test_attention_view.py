@@ -100,6 +100,12 @@ def test_a_notebook_shows_the_page_in_a_frame() -> None:
     assert "allow-same-origin" not in markup
 
 
+def test_the_text_of_a_view_is_short() -> None:
+    """A notebook shows it beside the page, and prints it without the weights."""
+    assert repr(translation_view()).startswith("<AttentionView of ")
+    assert len(repr(translation_view())) < 200
+
+
 def test_invisible_characters_of_tokens_are_shown() -> None:
     tokenizer = _ByteTokenizer()
     labels = token_labels(tokenizer, [0, 1, 2, 3, 4, 9])  # type: ignore[arg-type]

@@ -13,6 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LanguageModel,
+    NormConfig,
+    RoPE,
+    TransformerConfig,
+)
 from transformer.inspection import layer_values
 from transformer.interop.pretrained import read_model, write_model
 from transformer.interop.registry import FAMILIES
@@ -141,3 +150,18 @@ def test_first_files_of_bert_and_bare_bodies_are_read(tmp_path: Path) -> None:
     _, params = read_model(tmp_path)
     _, expected = read_model(FIXTURES / "gpt2-tied")
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, expected))
+
+
+@pytest.mark.slow
+def test_a_feed_forward_width_that_is_left_to_its_default_is_written_out(tmp_path: Path) -> None:
+    """A gated feed-forward of D = 48 has F = 8/3 D in multiples of 64: 128."""
+    block = BlockConfig(
+        mixer=AttentionConfig(num_heads=4, bias=False, position=RoPE()),
+        feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
+        norm=NormConfig("rms"),
+    )
+    config = TransformerConfig(50, 48, 1, (block,), final_norm=NormConfig("rms"))
+    model = LanguageModel(config)
+    write_model(str(tmp_path), model, model.init_params(jax.random.key(0)))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert (written["model_type"], written["intermediate_size"]) == ("llama", 128)

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from transformer.attention.config import Backend
 from transformer.attention.masks import MaskPattern
 from transformer.hardware import Hardware
+from transformer.validation import check_choice
 
 MIN_QUERY_BLOCK = 64
 """Fewest queries of one block of the backend `query_blocks`."""
@@ -82,6 +83,7 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
       ValueError: The length is sharded over devices, and the ring does not support `spec` or
         another backend is requested. No other backend works without gathering all tokens.
     """
+    check_choice("backend", backend, get_args(Backend))
     if spec.context_shards > 1 and spec.keys_match_queries:
         obstacle = _ring_obstacle(spec)
         if obstacle or backend not in ("auto", "ring"):

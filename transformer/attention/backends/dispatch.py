@@ -10,7 +10,7 @@ from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.choose import MIN_QUERY_BLOCK
 from transformer.attention.backends.ring import attend_ring
-from transformer.attention.backends.tiling import repeat_kv_for_shards
+from transformer.attention.backends.tiling import repeat_kv_for_shards, widen
 from transformer.attention.config import Backend
 from transformer.attention.mask_checks import check_mask
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
@@ -47,7 +47,7 @@ def attend_fast(
             if sink_logits is None:
                 return attend_blockwise(q, k, v, mask, score_spec, block_size=hardware.tile_size).y
             # Sinks are added to a result that is not rounded yet.
-            score_spec, wide = score_spec.widen(q, k, v)
+            score_spec, wide = widen(score_spec, q, k, v)
             partial = attend_blockwise(*wide, mask, score_spec, block_size=hardware.tile_size)
             return add_sinks(partial, sink_logits).y.astype(v.dtype)
         case "ring":
@@ -115,7 +115,7 @@ def attend_query_blocks(
     """
     dtype = v.dtype
     # Every block adds a term to the gradients of the keys: summed in float32 and rounded once.
-    score_spec, (q, k, v) = score_spec.widen(q, k, v)
+    score_spec, (q, k, v) = widen(score_spec, q, k, v)
     length = q.shape[1]
     num_blocks = num_query_blocks(length)
     block_size = length // num_blocks

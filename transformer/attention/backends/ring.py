@@ -26,6 +26,7 @@ from transformer.attention.backends.tiling import (
     PartialAttention,
     merge_partials,
     repeat_kv_for_shards,
+    widen,
 )
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.context import ActivationConstraint
@@ -130,7 +131,7 @@ def _forward_ring(
     def visit(state: Any, step: jax.Array) -> Any:
         total, (k, v, key_tokens) = state
         mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
-        score_spec, wide = score_spec.widen(q, k, v)
+        score_spec, wide = widen(score_spec, q, k, v)
         partial = attend_blockwise(
             *wide, mask, score_spec, block_size=ring.block_size, skip_masked_tiles=True
         )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.attend import weighted_values
+from transformer.attention.attend import ScoreSpec, weighted_values
 from transformer.attention.masks import Mask, dense_mask
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
@@ -276,6 +276,23 @@ class PartialAttention(NamedTuple):
 
     y: jax.Array  # [B, T, N, H of values]
     lse: jax.Array  # [B, N, T] log of the sum of exp(score); -inf: no visible key
+
+
+def widen(
+    score_spec: ScoreSpec,
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+) -> tuple[ScoreSpec, tuple[jax.Array, jax.Array, jax.Array]]:
+    """Return a spec and arrays whose results and gradients are not rounded.
+
+    The arrays are cast to the dtype of sums, and the spec still rounds the operands of products to
+    their old dtype. So several results can be merged, and gradients added, and rounded once.
+    """
+    operand_dtype = score_spec.operand_dtype_of(q)
+    dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    wide = q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    return score_spec._replace(operand_dtype=operand_dtype), wide
 
 
 def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from transformer.attention.attend import ScoreSpec, dot_product_scores, weighted_values
-from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask
+from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask, widen
 from transformer.attention.masks import Mask, dense_mask
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
@@ -164,7 +164,7 @@ def attend_top_k(
     padded_mask, dtype = pad_mask(mask, tiling), v.dtype
     # All blocks of queries add to the gradients of the keys: widen first, so that the sum is
     # rounded once.
-    score_spec, (q, k, v) = score_spec.widen(q, k, v)
+    score_spec, (q, k, v) = widen(score_spec, q, k, v)
 
     def attend_block(block_index: jax.Array, q: jax.Array) -> jax.Array:
         weights = top_k_weights(

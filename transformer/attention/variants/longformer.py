@@ -15,7 +15,7 @@ from flax import struct
 
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.tiling import PartialAttention, merge_partials
+from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
 from transformer.attention.base import (
     Abilities,
     Mixer,
@@ -148,7 +148,7 @@ def attend_cached(
         scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, part)) for part in (1, 2)
     )
     mask = Mask(mask.pattern, positions=here).with_keys(jnp.arange(first)[None, :])
-    far, wide = far.widen(own.q, *seen.read(own.q.dtype))
+    far, wide = widen(far, own.q, *seen.read(own.q.dtype))
     # Three caches: the window's ring, the global tokens' keys for all queries, and their keys by
     # the global projections. None grows with the length.
     y = merge_partials([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
@@ -190,7 +190,7 @@ def _near(
     again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, 0))
     sizes = config.one_sided_window, config.dilations, mixer.context.hardware.tile_size
     # Unrounded until the two parts are merged.
-    again, (q, k, v) = again.widen(q, k, v)
+    again, (q, k, v) = widen(again, q, k, v)
     attended = attend_dilated(q, k, v, mask, again, *sizes)
     return PartialAttention(attended.y[:, before:], attended.lse[:, :, before:])
 
@@ -251,7 +251,7 @@ class Longformer(Mixer):
             y, cache = attend_cached(self, x, inputs.positions, own, mask, scoring, cache)
             return MixerOutput(project_output(self, y, config, context), cache, {})
         mask, listed, packed = self.prepare_mask(mask, inputs.positions)
-        scoring, wide = scoring.widen(*own)  # to merge two parts, and add up their gradients
+        scoring, wide = widen(scoring, *own)  # to merge two parts, and add up their gradients
         own = QKV(*wide)
         near = self.attend_window(own, mask, scoring, listed)
         # No global tokens: the number is static, so this is decided while tracing.

@@ -23,6 +23,7 @@ from transformer.attention.backends.tiling import (
     merge_partials,
     pad_mask,
     tile_mask,
+    widen,
 )
 from transformer.attention.base import (
     Abilities,
@@ -279,7 +280,7 @@ class SparseTransformer(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """Compute the components separately and merge them into one softmax."""
         config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        scoring, (q, k, v) = widen(self.score_spec(q), q, k, v)
         # Not rounded before the merge, and gradients of the components are added before rounding.
         parts: list[PartialAttention] = []
         if component in ("local", "merged"):
@@ -305,7 +306,7 @@ class SparseTransformer(Mixer):
     ) -> jax.Array:  # [B, T, N, H]
         """Attend to all cached keys with a dense mask, one block of queries at a time."""
         config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = self.score_spec(q).widen(q, k, v)
+        scoring, (q, k, v) = widen(self.score_spec(q), q, k, v)
         queries, keys = q.shape[1], k.shape[1]
         tiling = Tiling(
             queries, keys, min(QUERY_BLOCK_SIZE, queries), keys, lookback=None, lookahead=None

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.parallel.activation_sharding import make_sharding_constraint
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.parallel.model_sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.backends.splash import attend_splash
-from transformer.attention.backends.tiling import merge_partials
+from transformer.attention.backends.tiling import merge_partials, widen
 from transformer.attention.masks import dense_mask
 from transformer.attention.position_bias import RelativeTables
 from transformer.attention.scores import additive_scores
@@ -140,7 +140,7 @@ def splash(q: Any, k: Any, v: Any, width: int) -> Any:
 
 def merged(q: Any, k: Any, v: Any, width: int) -> Any:
     """Attend to even and odd keys separately, and merge into one softmax."""
-    scoring, given = ScoreSpec(SCALE).widen(q, k, v)
+    scoring, given = widen(ScoreSpec(SCALE), q, k, v)
     ones, odd = jnp.ones((1, T), int), (jnp.arange(T) % 2)[None]
     masks = [window(width).replace(segments=ones, key_segments=each) for each in (odd, 1 - odd)]
     return merge_partials([attend_blockwise(*given, mask, scoring) for mask in masks]).y.astype(
@@ -257,7 +257,7 @@ def test_scores_of_other_kinds(scores: Any, scoring: Any, form: Any) -> None:
 
 
 def to_globals(q: Any, k: Any, v: Any) -> Any:
-    scoring, given = ScoreSpec(SCALE).widen(q, k, v)
+    scoring, given = widen(ScoreSpec(SCALE), q, k, v)
     return attend_to_globals(*given, PACK, scoring, jnp.array(GLOBALS)).y.astype(v.dtype)
 
 

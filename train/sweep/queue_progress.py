@@ -10,8 +10,8 @@ from rich import progress
 from rich.console import Console
 
 from train.runtime.startup import LenientStream
-from train.sweep.folder import RunResult, SweepFolder
 from train.sweep.grid import SweepRun
+from train.sweep.sweep_folder import RunResult, SweepFolder
 from train.telemetry.progress import can_draw_bar, format_clock
 
 TAIL_BYTES = 4096

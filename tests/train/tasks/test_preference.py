@@ -1,0 +1,168 @@
+"""DPO: the loss against its formula in NumPy, a whole run, exact resume, refusals."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import assert_same_bits, tiny
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import TokenizerConfig
+from train.data.example_configs import PreferenceDataConfig
+from train.data.preferences import parse_pair
+from train.engine import make_engine
+from train.errors import UserError
+from train.evaluation.evaluator import evaluate_run
+from train.experiment import Experiment
+from train.lora.config import LoRAConfig
+from train.tasks.config import LanguageModeling, PreferenceOptimization
+from train.tasks.preference import PreferenceTask
+from train.tasks.registry import make_task
+from transformer import Hardware, LearnedPositions
+
+BETA = 0.3
+
+
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    """The better answer is of other letters than the worse."""
+    path = folder / "pairs.jsonl"
+    if not path.exists():
+        drawn = random.Random(0)
+        lines = []
+        for _ in range(60):
+            better, worse = drawn.choice("ab"), drawn.choice("cd")
+            prompt = "".join(drawn.sample("abcd", 3))
+            lines.append({"prompt": prompt, "chosen": better * 2, "rejected": worse * 3})
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    experiment = tiny(folder)
+    data = PreferenceDataConfig(
+        path=str(path), max_length=32, max_buckets=1, tokenizer=TokenizerConfig("byte")
+    )
+    model = dataclasses.replace(experiment.model, position_embedding=LearnedPositions(32))
+    settings: dict[str, Any] = {
+        "task": PreferenceOptimization(BETA),
+        "model": model,
+        "data": data,
+        "lora": LoRAConfig(rank=4, targets=("all",), train_fully=()),
+        "steps": 24,
+    }
+    return dataclasses.replace(experiment, **(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("preference")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> train.Run:
+    """A language model over bytes, hardly trained."""
+    data: Any = tiny(folder).data
+    experiment = dataclasses.replace(
+        make_experiment(folder),
+        task=LanguageModeling(),
+        data=dataclasses.replace(data, tokenizer=TokenizerConfig("byte")),
+        lora=LoRAConfig(),
+        steps=2,
+    )
+    return train.fit(experiment, str(folder / "source"), quiet=True)
+
+
+def fit(folder: Path, name: str, **changes: Any) -> train.Run:
+    experiment = make_experiment(folder, **changes)
+    source = str(folder / "source")
+    return train.fit(experiment, str(folder / name), init_from=source, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, source: train.Run) -> train.Run:
+    return fit(folder, "run")
+
+
+def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]:
+    """Log-likelihoods of both answers of each row, one sequence at a time, in NumPy."""
+    scores = np.zeros((len(batch["tokens"]), 2))
+    for row, segment in np.ndindex(*scores.shape):
+        own = batch["segments"][row] == segment + 1
+        tokens, targets = batch["tokens"][row][own], batch["targets"][row][own]
+        if not own.any():
+            continue
+        output = run.model.apply({"params": params}, tokens[None]).logits
+        logits = np.asarray(output, np.float64)[0]
+        logits -= logits.max(axis=-1, keepdims=True)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        picked = log_probs[np.arange(len(targets)), targets]
+        scores[row, segment] = (picked * batch["weights"][row][own]).sum()
+    return scores
+
+
+@pytest.mark.slow
+def test_the_loss_is_the_formula(run: train.Run, source: train.Run) -> None:
+    """Equation 7 of Rafailov et al. 2023, for every row of a batch with an empty one."""
+    task = make_task(run.experiment)
+    corpus = task.prepare_corpus(run.tokenizer)
+    batch = corpus.split("train").batch(np.array([3, 0, 7, -1]), (32,))  # type: ignore[attr-defined]
+    policy, reference = (pair_scores(run, each.params, batch) for each in (run, source))
+    margin = BETA * ((policy - reference)[:3, 0] - (policy - reference)[:3, 1])
+    expected = {
+        "loss": np.log1p(np.exp(-margin)).mean(),
+        "accuracy": (margin > 0).mean(),
+        "margin": margin.mean(),
+        "reward_chosen": BETA * (policy - reference)[:3, 0].mean(),
+        "reward_rejected": BETA * (policy - reference)[:3, 1].mean(),
+    }
+    assert abs(margin).max() > 0.1
+    engine = make_engine(run.experiment, Hardware())
+    assert engine.lora is not None
+    engine.frozen = engine.lora.freeze(source.params)
+    trainable = train.load(str(run.folder.path), merged=False).params
+    params = engine.lora.combine(trainable, engine.frozen)
+    losses = task.make_loss_fn(engine.model)(params, jax.tree.map(np.asarray, batch), None)
+    found = {name: float(each.total / each.weight) for name, each in losses.items()}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_learns_the_preference(run: train.Run, source: train.Run) -> None:
+    assert run.final_metrics["accuracy"] > 0.9
+    assert run.final_metrics["loss"] < 0.6
+    assert run.final_metrics["margin"] > 0.2
+    assert evaluate_run(train.load(str(run.folder.path)), "validation") == run.final_metrics
+    # Before the first step the policy is the reference.
+    task = make_task(run.experiment)
+    assert isinstance(task, PreferenceTask)
+    engine = make_engine(run.experiment, Hardware())
+    engine.frozen = source.params
+    corpus = task.prepare_corpus(run.tokenizer)
+    start = task.evaluate(engine, source.params, corpus, "validation", full_split=True)
+    assert start["loss"] == pytest.approx(np.log(2), rel=1e-6)
+    assert start["margin"] == 0
+
+
+@pytest.mark.slow
+def test_resume_is_exact(folder: Path, run: train.Run) -> None:
+    fit(folder, "resumed", steps=12)
+    assert_same_bits(fit(folder, "resumed").params, run.params)
+
+
+@pytest.mark.slow
+def test_without_an_adapter_there_is_no_reference(folder: Path, source: train.Run) -> None:
+    with pytest.raises(UserError, match=r"lora.rank 0: the reference of DPO"):
+        fit(folder, "full", lora=LoRAConfig())
+    with pytest.raises(UserError, match=r"lora.train_fully embedding: the reference of DPO"):
+        fit(folder, "partly", lora=LoRAConfig(rank=2, train_fully=("embedding",)))
+
+
+def test_lines_that_are_refused() -> None:
+    with pytest.raises(UserError, match=r"x:1: has no field 'rejected' \(it has prompt, chosen\)"):
+        parse_pair("x:1", {"prompt": "a", "chosen": "b"})
+    with pytest.raises(UserError, match="two of a kind"):
+        parse_pair(
+            "x:1", {"prompt": "a", "chosen": "b", "rejected": [{"role": "a", "content": ""}]}
+        )

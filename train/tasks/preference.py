@@ -1,0 +1,221 @@
+"""Direct preference optimization (DPO, Rafailov et al. 2023): prefer one answer to another.
+
+With log-likelihoods of the chosen answer w and the rejected answer l under the trained model (pi)
+and a fixed reference (ref), the loss of a pair is (equation 7)
+
+    -log sigmoid(beta ((log pi(w) - log ref(w)) - (log pi(l) - log ref(l))))
+
+The reference is the model without its LoRA adapter: the same frozen weights, and no second copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from train.data.buckets import bucket_by_rows
+from train.data.example_configs import PreferenceDataConfig
+from train.data.examples import (
+    ExampleCorpus,
+    ExampleEvaluationBatches,
+    ExampleTrainingBatches,
+)
+from train.data.preferences import PreferenceSplit, prepare_preferences
+from train.data.tokenizer import Tokenizer
+from train.errors import UserError
+from train.evaluation.metrics import max_eval_batches, round_up_batch_size
+from train.experiment import Experiment
+from train.step import Batch, LossFn
+from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.chat import answer_prompts
+from train.tasks.config import PreferenceOptimization
+from train.tasks.vocabulary import Labels
+from transformer.context import ActivationConstraint
+from transformer.hardware import Hardware
+from transformer.layers.low_rank import LowRankWeight
+from transformer.losses import Loss, weighted_loss
+from transformer.models.base import LOGITS
+from transformer.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from train.engine import Engine
+    from train.run import Run
+
+CHOSEN, REJECTED = 1, 2
+"""Segments of a row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PreferenceTask(Task):
+    """DPO on pairs of answers. The best checkpoint is the one with the lowest loss."""
+
+    experiment: Experiment
+
+    @property
+    def data(self) -> PreferenceDataConfig:
+        assert isinstance(self.experiment.data, PreferenceDataConfig)
+        return self.experiment.data
+
+    @property
+    def beta(self) -> float:
+        """Strength of the pull towards the reference."""
+        assert isinstance(self.experiment.task, PreferenceOptimization)
+        return self.experiment.task.beta
+
+    @property
+    def supported_options(self) -> tuple[str, ...]:
+        return "max_new_tokens", "temperature", "top_k", "top_p", "seed"
+
+    @property
+    def needs_base_weights(self) -> bool:
+        return True
+
+    def prepare_corpus(
+        self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
+    ) -> ExampleCorpus[PreferenceSplit]:
+        return prepare_preferences(self.data, tokenizer)
+
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
+        return LanguageModel(self.experiment.model, hardware, constrain)
+
+    def make_loss_fn(self, model: LanguageModel) -> LossFn:
+        """Return the loss of pairs, with the accuracy and the margin of the rewards.
+
+        A batch has `tokens`, `targets`, `weights`, `segments` and `positions` [B, T].
+        """
+
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            policy = log_likelihoods(model, params, batch, dropout_rngs)
+            reference = log_likelihoods(model, without_updates(params), batch)
+            return dpo_losses(policy, jax.lax.stop_gradient(reference), self.beta, batch)
+
+        return loss
+
+    def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return token_batch_shapes(batch_size, length)
+
+    def training_batches(self, corpus: ExampleCorpus[PreferenceSplit]) -> ExampleTrainingBatches:
+        lora = self.experiment.lora
+        if not lora.rank or lora.train_fully:
+            setting = f"train_fully {lora.train_fully[0]}" if lora.rank else "rank 0"
+            raise UserError(
+                f"lora.{setting}: the reference of DPO is the model without its adapter; give "
+                "--init-from W --lora.rank 8, and the model of W"
+            )
+        split = corpus.split("train")
+        buckets = bucket_by_rows(
+            split.lengths,
+            batch_size=self.experiment.batch_size,
+            max_buckets=self.data.max_buckets,
+        )
+        return ExampleTrainingBatches(split, buckets, seed=self.experiment.seed)
+
+    def describe_training_data(self, corpus: ExampleCorpus[PreferenceSplit]) -> str:
+        return f"{len(corpus.split('train').tokens):,} pairs of answers"
+
+    def evaluate(
+        self,
+        engine: Engine,
+        params: Any,
+        corpus: ExampleCorpus[PreferenceSplit],
+        split: str,
+        *,
+        full_split: bool,
+    ) -> dict[str, float]:
+        """Return the loss of a pair, the accuracy and the margin of the rewards."""
+        config, examples = self.experiment.evaluation, corpus.split(split)
+        batch_size = config.batch_size or self.experiment.batch_size
+        buckets = bucket_by_rows(
+            examples.lengths,
+            batch_size=round_up_batch_size(batch_size, engine.mesh),
+            max_buckets=self.data.max_buckets,
+        )
+        batches = ExampleEvaluationBatches(
+            examples, buckets, max_batches=max_eval_batches(config, full_split)
+        )
+        totals: dict[str, np.ndarray] = {}
+        for cursor in range(len(batches)):
+            host, num_hosts = jax.process_index(), jax.process_count()
+            batch = engine.put_batch(batches.host_batch(cursor, host, num_hosts))
+            sums = _evaluate_pairs(params, engine.frozen, batch, model=engine.model, beta=self.beta)
+            for name, each in jax.device_get(sums).items():
+                totals[name] = totals.get(name, 0) + np.array(each, np.float64)
+        return {name: float(total / weight) for name, (total, weight) in totals.items()}
+
+    def sample(
+        self,
+        run: Run,
+        prompts: Sequence[str],
+        options: SampleOptions,
+        on_text: TextCallback | None = None,
+    ) -> list[str]:
+        """Return the answer to each prompt, written by the chat template as a question."""
+        return answer_prompts(run, prompts, options, on_text)
+
+
+def log_likelihoods(
+    model: LanguageModel, params: Any, batch: Batch, dropout_rngs: jax.Array | None = None
+) -> jax.Array:  # [B, 2] float32
+    """Return the log-likelihoods of the chosen and the rejected answer of each row, in nats."""
+    output = model.apply(
+        {"params": params},
+        batch["tokens"],
+        positions=batch["positions"],
+        segments=batch["segments"],
+        dropout_rngs=dropout_rngs,
+        outputs=LOGITS,
+    )
+    assert output.logits is not None
+    logits = output.logits.astype(jnp.float32)  # [B, T, V]
+    picked = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
+    tokens = (picked - jax.nn.logsumexp(logits, axis=-1)) * batch["weights"]  # [B, T]
+    parts = [jnp.sum(tokens * (batch["segments"] == each), axis=1) for each in (CHOSEN, REJECTED)]
+    return jnp.stack(parts, axis=1)
+
+
+def dpo_losses(
+    policy: jax.Array,  # [B, 2]
+    reference: jax.Array,  # [B, 2]
+    beta: float,
+    batch: Batch,
+) -> dict[str, Loss]:
+    """Return the loss of each pair (equation 7), the accuracy and margin of its rewards.
+
+    The reward of an answer is beta (log pi - log ref). A pair is right if the chosen answer has the
+    larger one. Rows without a pair have no weight.
+    """
+    rewards = beta * (policy - reference)  # [B, 2]
+    margin = rewards[:, 0] - rewards[:, 1]
+    weights = jnp.any(batch["weights"] > 0, axis=1).astype(jnp.float32)
+    values = {
+        "loss": -jax.nn.log_sigmoid(margin),
+        "accuracy": (margin > 0).astype(jnp.float32),
+        "margin": margin,
+        "reward_chosen": rewards[:, 0],
+        "reward_rejected": rewards[:, 1],
+    }
+    return {name: weighted_loss(each, weights) for name, each in values.items()}
+
+
+def without_updates(params: Any) -> Any:
+    """Return the frozen weights: those of a LoRA model without its low-rank updates."""
+    return jax.tree.map(
+        lambda leaf: leaf.base if isinstance(leaf, LowRankWeight) else leaf,
+        params,
+        is_leaf=lambda leaf: isinstance(leaf, LowRankWeight),
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("model", "beta"))
+def _evaluate_pairs(
+    params: Any, reference: Any, batch: Batch, *, model: LanguageModel, beta: float
+) -> dict[str, Loss]:
+    # The weights to evaluate are merged, so that the reference comes apart.
+    policy = log_likelihoods(model, params, batch)
+    return dpo_losses(policy, log_likelihoods(model, reference, batch), beta, batch)

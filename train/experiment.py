@@ -6,6 +6,7 @@ This module must stay importable without JAX: `--help` reads it before JAX is lo
 """
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 from train.data.config import DataConfig, TextDataConfig, require_types
@@ -230,6 +231,8 @@ class Experiment:
     """Response to loss spikes and to non-finite updates."""
     tracking: TrackingConfig = TrackingConfig()
     """Experiment trackers beside TensorBoard."""
+    profile: str = ""
+    """Steps to trace, as START:STOP, both included; written to `profile/` in the run's folder."""
     debug_checks: bool = False
     """Check the token ids of every batch and that weights, losses and gradients of every step are
     finite; stop at the first that is not, with its name. Slower: the host waits for each step."""
@@ -245,6 +248,24 @@ class Experiment:
         if not isinstance(self.data, TextDataConfig):
             raise TypeError(f"task {type(self.task).__name__}: has no running text")
         return self.data
+
+    @property
+    def profiled_steps(self) -> tuple[int, int] | None:
+        """Return the first and the last step to trace, or None.
+
+        Raises:
+          UsageError: `profile` is no range of the run's steps.
+        """
+        if not self.profile:
+            return None
+        found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile, re.ASCII)
+        first, last = map(int, found.groups()) if found else (0, 0)
+        if not 1 <= first <= last <= self.steps:
+            raise UsageError(
+                f"profile {self.profile}: is no range of steps; give START:STOP from 1 to steps "
+                f"{self.steps}, as 10:12"
+            )
+        return first, last
 
     @property
     def sequence_length(self) -> int:
@@ -273,6 +294,7 @@ class Experiment:
         _check_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
         self._check_batch()
         check_seed(self.seed)
+        _ = self.profiled_steps
         try:
             check_numbers(self)
         except ValueError as error:

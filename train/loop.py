@@ -45,6 +45,7 @@ from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.telemetry.goodput import ActivityTimer
+from train.telemetry.profiling import profile_steps
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import print_finished
@@ -198,12 +199,16 @@ class _TrainingLoop:
         experiment, engine, evaluator = self.experiment, self.engine, self.evaluator
         checkpoints, reporter, stop_request = session
         monitor = AnomalyMonitor(experiment.recovery, reporter)
-        with contextlib.closing(prefetch(self.load_batch, int(state.cursor))) as batches:
+        profiled = experiment.profiled_steps, self.setup.folder, start_step, reporter.print_message
+        with (
+            contextlib.closing(prefetch(self.load_batch, int(state.cursor))) as batches,
+            profile_steps(engine.step, *profiled) as train_step,
+        ):
             for step in range(start_step + 1, experiment.steps + 1):
                 if self.lock is not None:
                     self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
-                state, metrics = engine.step(state, batch)
+                state, metrics = train_step(state, batch)
                 if experiment.debug_checks:
                     metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)

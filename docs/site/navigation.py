@@ -27,6 +27,7 @@ SECTIONS = {
         "cloud",
         "viewer",
         "reports",
+        "profiling",
         "inspection",
         "extending",
         "errors",

@@ -78,7 +78,7 @@ def parse_config_verb(
 def with_listed_sources(experiment: Experiment, arguments: list[str]) -> Experiment:
     """Return the experiment with as many `data.sources` as the flags `--data.sources.N...` name.
 
-    tyro parses the fields of the sources that are there. The first sources of an experiment take
+    tyro parses the fields of existing sources only. The first sources of an experiment take
     the place of its path.
     """
     data = experiment.data

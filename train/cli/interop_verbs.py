@@ -58,8 +58,8 @@ class ExportArguments:
     max_shard_megabytes: int = 5000
     """Size above which the weights are split into several files."""
     weights: Literal["merged", "adapter", "base"] = "merged"
-    """Of a LoRA run: all weights with the adapter merged, the adapter alone for PEFT, or the
-    weights that it adapts."""
+    """Weights of a LoRA run to export: all with the adapter merged, the adapter alone for PEFT, or
+    the weights that it adapts."""
 
 
 def run_export(arguments: list[str]) -> int:

@@ -39,6 +39,7 @@ RESUMABLE_FIELDS = (
     "checkpoint.",
     "early_stopping.",
     "tracking.",
+    "profile",
     "recovery.threshold",
     "recovery.warmup",
     "recovery.loss_rise_tolerance",

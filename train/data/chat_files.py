@@ -15,7 +15,7 @@ TOKENS_FILE = "special_tokens_map.json"
 
 
 class ChatFiles(NamedTuple):
-    """What the files beside a tokenizer say about conversations."""
+    """Settings of conversations in the files beside a tokenizer."""
 
     template: str = ""
     """Jinja source; empty if there is none."""

@@ -136,7 +136,7 @@ def _tokenize(
     sources: dict[str, object],
     tokenizer: Tokenizer,
 ) -> TextCorpus:
-    """Return the token streams of splits, from the cache if they are there."""
+    """Return the token streams of splits, from the cache if it has them."""
     entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
     get_or_create(entry, lambda partial: _write(partial, splits, names, tokenizer), _is_complete)
     metadata = json.loads((entry / _METADATA).read_text())

@@ -76,8 +76,8 @@ def hold_data(
     if np.ndarray in kinds and len(kinds) > 1:
         raise UserError("data: has texts and arrays of token ids; give one of them")
     held = PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
-    # Equal data have one path and are held once: the object that is there already stays, as the
-    # runs that name it keep only that one alive.
+    # Equal data have one path and are held once: the first object stays, because the runs that name
+    # it keep only that one alive.
     held = _held.setdefault(held.path, held)
     paths: dict[str, Any] = {"path": held.path, "validation_path": "", "test_path": ""}
     if isinstance(config, TextDataConfig):

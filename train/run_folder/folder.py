@@ -26,6 +26,7 @@ _RUN_FILE_STEMS = frozenset(
         "loss",
         "metrics",
         "owner",
+        "profile",
         "recovery",
         "samples",
         "spikes",
@@ -161,6 +162,11 @@ class RunFolder:
     def trackers(self) -> AnyPath:
         """Ids of the run in its experiment trackers (`train.telemetry.trackers`)."""
         return self.path / "trackers.json"
+
+    @property
+    def profile(self) -> AnyPath:
+        """Traces of training steps (`train.telemetry.profiling`)."""
+        return self.path / "profile"
 
     @property
     def tensorboard(self) -> AnyPath:

@@ -43,7 +43,7 @@ _MLFLOW_VALUE_CHARACTERS = 500
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run."""
+    """Description of a run that a tracker receives."""
 
     name: str
     project: str
@@ -186,7 +186,7 @@ class Trackers:
         """Start the trackers of `experiment.tracking`, each in a thread.
 
         Args:
-          folder: Folder of the run. It keeps the ids, by which a resumed run continues.
+          folder: Folder of the run. It keeps the ids, with which a resumed run continues.
           experiment: Settings of the run.
           warn: Prints a line.
           is_main_process: The others have no trackers.

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.config import Backend
 from transformer.attention.masks import Mask, dense_mask
-from transformer.attention.sinks import softmax_with_sinks
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.inspection import Taps, observe_attention
@@ -167,6 +166,8 @@ def attend_reference(
     if sink_logits is None:
         weights = jax.nn.softmax(scores, axis=-1)
     else:
+        from transformer.attention.scores import softmax_with_sinks  # it imports this module
+
         weights = softmax_with_sinks(scores, sink_logits)
     # The softmax of such a row is uniform. Most masks cannot have one, which is known at compile
     # time and saves a pass over the weights.

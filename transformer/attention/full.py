@@ -4,7 +4,7 @@
     y = W_o concat over heads of softmax(score(q, k) under the mask) v
 
 Projections and RoPE are in `projections.py`, the softmax in `attend.py`. What few models have is
-in files of its own: scores with weights and position terms in `scores.py`, sinks in `sinks.py`.
+in `scores.py`: scores with weights, terms of positions, and sinks.
 """
 
 from typing import Any
@@ -17,8 +17,7 @@ from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutpu
 from transformer.attention.cache import KVCache, MemoryCache, project_memory
 from transformer.attention.config import AttentionConfig
 from transformer.attention.projections import project_output, project_qkv, project_queries
-from transformer.attention.scores import add_score_terms, count_score_flops
-from transformer.attention.sinks import declare_sink_logits
+from transformer.attention.scores import add_score_terms, count_score_flops, declare_sink_logits
 from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS

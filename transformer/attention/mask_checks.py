@@ -2,7 +2,7 @@
 
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.shapes import check_shapes
-from transformer.validation import check_instance, check_integer, check_size
+from transformer.validation import check_instance, check_size
 
 
 def check_mask(
@@ -29,7 +29,10 @@ def check_mask(
 
 def check_pattern(pattern: MaskPattern) -> None:
     """Raise ValueError for a setting of a wrong type, or a number that is too small."""
-    check_integer("window", pattern.window, 0)
-    check_integer("dilation", pattern.dilation, 1)
+    for name, least in (("window", 0), ("dilation", 1)):
+        value = getattr(pattern, name)
+        if getattr(value, "ndim", 0) or not hasattr(value, "__index__") or value < least:
+            shown = repr(value) if isinstance(value, int | float) else type(value).__name__
+            raise ValueError(f"{name} {shown}: give an integer, {least} for none, or more")
     for name in ("causal", "prefix", "ordered"):
         check_instance(name, getattr(pattern, name), bool)

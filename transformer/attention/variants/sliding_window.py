@@ -18,7 +18,7 @@ from transformer.attention.base import (
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.projections import QKV, project_output, project_qkv
-from transformer.attention.sinks import declare_sink_logits
+from transformer.attention.scores import declare_sink_logits
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.attention.variants.visible_keys import sliding_window_visible_keys
 from transformer.inspection import ATTENTION_VALUES, reject_requests

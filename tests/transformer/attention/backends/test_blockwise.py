@@ -16,8 +16,7 @@ from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import merge_partials
 from transformer.attention.position_bias import alibi_bias, t5_relative_bias
 from transformer.attention.position_config import T5RelativeBias
-from transformer.attention.scores import additive_scores
-from transformer.attention.sinks import add_sinks
+from transformer.attention.scores import add_sinks, additive_scores
 
 B, N, K, H, VALUES = 2, 6, 3, 11, 13
 

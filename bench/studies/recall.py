@@ -1,0 +1,114 @@
+"""Multi-query associative recall (Arora et al. 2023, section 3): a task on which attention matters.
+
+    3 b  7 d  1 a  1 3 3 7 1 7     keys with their values first, then keys alone
+                   a b b d a d     what has to be predicted there
+
+A sequence begins with N pairs of a key and a value, in random order. The rest are questions: keys
+of the sequence, drawn at random. Loss and accuracy are those of their values, which are never in
+the sequence again. A model that cannot look a key up can at best guess one of the N values.
+
+The paper puts fillers between the questions; here every position after the pairs is trained on.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+import train
+from train.data.arrays import Arrays
+from train.data.config import ArrayDataConfig
+from train.errors import UsageError
+from train.step import Batch, LossFn
+from train.tasks.array_task import ArrayTask
+from train.tasks.base import Metric
+from train.tasks.config import TaskConfig
+from transformer import Hardware, LanguageModel
+from transformer.context import ActivationConstraint
+from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
+from transformer.models.base import LOGITS
+
+
+@dataclasses.dataclass(frozen=True)
+class AssociativeRecall(TaskConfig):
+    """Recall of the values of keys: a synthetic task for causal models."""
+
+    data_configs = (ArrayDataConfig,)
+
+    pairs: int = 16
+    """Pairs of a key and a value in each sequence, N."""
+    keys: int = 64
+    """Number of different keys, and of different values."""
+    train_examples: int = 20_000
+    """Training sequences."""
+    test_examples: int = 500
+    """Validation sequences, and test sequences."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Keys, then values."""
+        return 2 * self.keys
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.pairs <= self.keys:
+            raise ValueError(f"task.pairs {self.pairs}: give 1 to task.keys, {self.keys}")
+
+    def check(self, experiment: train.Experiment) -> None:
+        length = experiment.sequence_length
+        if length <= 2 * self.pairs:
+            raise UsageError(
+                f"data.length {length}: {self.pairs} pairs take {2 * self.pairs} tokens and leave "
+                "none for questions; give a greater length, or fewer task.pairs"
+            )
+
+
+def recall_examples(
+    task: AssociativeRecall, length: int, count: int, seed: int
+) -> dict[str, np.ndarray]:  # each [count, length]
+    """Return `tokens`, `targets`, and `asked`, which is 1 where a value is to be predicted."""
+    random = np.random.default_rng(seed)
+    pairs, keys = task.pairs, task.keys
+    shown = random.permuted(np.tile(np.arange(keys), (count, 1)), axis=1)[:, :pairs]
+    values = random.integers(keys, 2 * keys, size=(count, pairs))
+    told = np.stack([shown, values], axis=-1).reshape(count, 2 * pairs)
+    questions = random.integers(pairs, size=(count, length - 2 * pairs))
+    answers = np.take_along_axis(values, questions, axis=1)
+    nothing = np.zeros_like(told)
+    return {
+        "tokens": np.hstack([told, np.take_along_axis(shown, questions, axis=1)]).astype(np.int32),
+        "targets": np.hstack([nothing, answers]).astype(np.int32),
+        "asked": np.hstack([nothing, np.ones_like(answers)]).astype(np.float32),
+    }
+
+
+@train.register_task(AssociativeRecall)
+class AssociativeRecallTask(ArrayTask):
+    """Recall of values, by a language model. Evaluations report loss and accuracy of values."""
+
+    def read_arrays(self, split: str) -> Arrays | None:
+        task = self.experiment.task
+        assert isinstance(task, AssociativeRecall)
+        count = task.train_examples if split == "train" else task.test_examples
+        seed = ("train", "validation", "test").index(split)
+        return recall_examples(task, self.experiment.sequence_length, count, seed)
+
+    def make_model(self, hardware: Hardware, constrain: ActivationConstraint) -> LanguageModel:
+        return LanguageModel(self.experiment.model, hardware, constrain)
+
+    def make_loss_fn(self, model: Any) -> LossFn:
+        def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
+            output = model.apply(
+                {"params": params},
+                batch["tokens"],
+                dropout_rngs=dropout_rngs,
+                outputs=LOGITS | requested_outputs(dropout_rngs),
+            )
+            weights = batch["asked"] * batch["weights"][:, None]
+            found = label_loss(model, output.logits, {**batch, "weights": weights})
+            return {**found, **auxiliary_losses(output.aux, found["loss"].weight)}
+
+        return loss
+
+    def selection_metric(self, corpus: Any) -> Metric:
+        return Metric("accuracy", lower_is_better=False)

@@ -1,0 +1,81 @@
+"""The family of mixers compared: the recall task, equal sizes, and a whole study of two mixers."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.studies.family import RECALL, RECALL_LENGTH, TASKS, experiment, main, mixers
+from bench.studies.recall import AssociativeRecall, recall_examples
+from train.config.plugins import imports_of
+from train.errors import UsageError
+from train.scaling.design import count_without_embeddings
+from transformer.registry import BUILTIN_MIXERS, MIXERS
+
+
+def test_each_question_has_the_value_of_its_key() -> None:
+    task = AssociativeRecall(pairs=5, keys=9)
+    examples = recall_examples(task, 24, 200, seed=0)
+    tokens, targets, asked = (examples[name] for name in ("tokens", "targets", "asked"))
+    assert np.array_equal(asked, np.broadcast_to(np.arange(24) >= 10, (200, 24)))
+    assert not targets[:, :10].any()
+    for row, answers in zip(tokens, targets, strict=True):
+        value_of = dict(zip(row[:10:2].tolist(), row[1:10:2].tolist(), strict=True))
+        assert len(value_of) == 5
+        assert all(0 <= key < 9 <= value < 18 for key, value in value_of.items())
+        assert [value_of[key] for key in row[10:].tolist()] == answers[10:].tolist()
+    counts = np.bincount(tokens[:, 10:].ravel(), minlength=9)
+    assert np.all(np.abs(counts / (200 * 14) - 1 / 9) < 0.03)  # five deviations
+    again = recall_examples(task, 24, 200, seed=0)
+    assert all(np.array_equal(again[name], examples[name]) for name in examples)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled("recall")
+@pytest.mark.parametrize("task", TASKS)
+def test_all_mixers_have_equal_parameters(task: str) -> None:
+    sizes = {}
+    for name in mixers(RECALL_LENGTH, 64):
+        model = experiment(task, name, 10, 0).model
+        sizes[name] = count_without_embeddings(dataclasses.replace(model, vocab_size=4096))
+    assert max(sizes.values()) < 1.02 * min(sizes.values()), sizes
+
+
+def test_every_causal_mixer_takes_part() -> None:
+    """Linformer has no causal form, and the rest need a memory to attend to."""
+    taken = {type(mixer) for mixer in mixers(RECALL_LENGTH, 64).values()}
+    names = {kind for kind in BUILTIN_MIXERS if MIXERS.config_class(kind) not in taken}
+    assert names == {"linformer", "bahdanau", "luong", "seq2seq", "gnmt_encoder", "gnmt_decoder"}
+
+
+def test_sequences_that_are_too_short_are_refused() -> None:
+    made = experiment("recall", "full", 10, 0)
+    data = dataclasses.replace(made.data, length=2 * RECALL.pairs)  # type: ignore[call-arg]
+    with pytest.raises(
+        UsageError, match=r"data\.length 32: 16 pairs take 32 tokens and leave none"
+    ):
+        dataclasses.replace(made, data=data)
+    assert imports_of(made) == ["bench.studies.recall"]
+
+
+@pytest.mark.full
+def test_study_writes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main(
+        language_steps=2,
+        recall_steps=2,
+        seeds=2,
+        names=("full", "identity"),
+        rounds=1,
+        workdir=tmp_path / "runs",
+        output=tmp_path / "results",
+    )
+    data = json.loads((tmp_path / "results" / "family.json").read_text())
+    assert set(data["scores"]) == set(data["costs"]) == {"full", "identity"}
+    for by_task in data["scores"].values():
+        assert all(len(by_task[task]) == 2 for task in TASKS)
+        assert all(0 <= accuracy <= 100 for accuracy in by_task["recall"])
+    assert data["costs"]["full"]["ratio"] == 1
+    assert (tmp_path / "results" / "family.png").stat().st_size > 10_000
+    assert "| identity |" in (tmp_path / "results" / "family.md").read_text()

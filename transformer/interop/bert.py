@@ -84,6 +84,9 @@ def _read_bert(fields: Fields, offset: int) -> TransformerConfig:
 
 
 def _write_bert(config: TransformerConfig, offset: int) -> dict[str, Any]:
+    if not config.num_token_types:
+        # Their model adds a row of the table whatever its size: an empty one fails at run time.
+        raise ValueError("model.num_token_types 0 (it has 1 or more)")
     block: Any = config.layer_pattern[0]
     return {
         "vocab_size": config.vocab_size,

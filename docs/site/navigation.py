@@ -65,7 +65,7 @@ SECTIONS = {
         "notebooks/survive_failures",
     ),
     "Measurements": ("measurements", "performance", "claims", "results/README"),
-    "Project": ("changelog", "contributing", "security"),
+    "Project": ("changelog", "contributing", "releasing", "security"),
 }
 """Pages of each section of the side bar, without `.md`; some with a title of their own."""
 

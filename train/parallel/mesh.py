@@ -77,6 +77,14 @@ def make_mesh(config: MeshConfig, devices: "Sequence[jax.Device] | None" = None)
     from jax.sharding import AxisType, Mesh
 
     devices = jax.devices() if devices is None else devices
+    # A mesh that ignores the slices would send the traffic of every axis over the slow network.
+    # Of TPUs alone: GPUs number their nodes so, and their collectives do use the network.
+    slices = {getattr(each, "slice_index", 0) for each in devices if each.platform == "tpu"}
+    if len(slices) > 1:
+        raise UsageError(
+            f"mesh: the TPUs are of {len(slices)} slices joined by a data-centre network, and "
+            "no mesh axis spans slices yet; start a run on one slice"
+        )
     sizes = config.axis_sizes(len(devices))
     # Not `jax.make_mesh`: of all TPUs it splits a dimension of the torus on v5e alone.
     arranged = mesh_utils.create_device_mesh(

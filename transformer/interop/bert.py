@@ -121,6 +121,9 @@ def read_bert(
 
 def write_bert(config: TransformerConfig, offset: int) -> dict[str, Any]:
     """Return the fields of BERT or a relative."""
+    if not config.num_token_types:
+        # Their model adds a row of the table whatever its size: an empty one fails at run time.
+        raise ValueError("model.num_token_types 0 (it has 1 or more)")
     block: Any = config.layer_pattern[0]
     return {
         "vocab_size": config.vocab_size,

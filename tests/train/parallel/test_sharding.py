@@ -1,5 +1,6 @@
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -56,6 +57,12 @@ def test_mesh_sizes(mesh: MeshConfig, devices: int, sizes: tuple[int, ...]) -> N
 def test_invalid_mesh_sizes(mesh: MeshConfig, devices: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         mesh.axis_sizes(devices)
+
+
+def test_slices_joined_by_a_network_are_refused_by_name() -> None:
+    devices: Any = [SimpleNamespace(id=n, platform="tpu", slice_index=n // 2) for n in range(4)]
+    with pytest.raises(UsageError, match=r"^mesh: the TPUs are of 2 slices joined .* one slice$"):
+        make_mesh(MeshConfig(), devices)
 
 
 def test_shardings_follow_logical_axes() -> None:

@@ -3,6 +3,7 @@
 `python -m bench.drills.huggingface --fixtures` writes the fixtures; reading them needs no torch.
 """
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -23,7 +24,8 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.inspection import layer_values
-from transformer.interop.pretrained import read_model, write_model
+from transformer.interop.errors import InteropError
+from transformer.interop.pretrained import express, make_model, read_config, read_model, write_model
 from transformer.interop.registry import FAMILIES
 from transformer.interop.safetensors_file import SafetensorsFile
 
@@ -165,3 +167,13 @@ def test_a_feed_forward_width_that_is_left_to_its_default_is_written_out(tmp_pat
     write_model(str(tmp_path), model, model.init_params(jax.random.key(0)))
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["model_type"], written["intermediate_size"]) == ("llama", 128)
+
+
+def test_a_model_without_token_types_is_no_bert() -> None:
+    """BERT adds a row of that table whatever its size: an empty one fails in transformers."""
+    pretrained = read_config(FIXTURES / "bert-mlm")
+    config = dataclasses.replace(pretrained.config, num_token_types=0)
+    model = make_model(pretrained.architecture, config)
+    assert express(model)[0].model_type == "distilbert"
+    with pytest.raises(InteropError, match="num_token_types 0"):
+        express(model, "bert")

@@ -1,0 +1,199 @@
+"""There and back: train here, export, fine-tune in `transformers` and here, import, evaluate.
+
+    python -m bench.drills.circle RUN [RUN ...] [--steps N] [--output FILE]
+
+For each run of a language model or a masked language model (such as `quickstart` and `bert_tiny`,
+trained for some steps): export it, open it in `transformers`, and train both from these weights on
+the same batches in the same order, with AdamW of the same settings and no dropout. The table has
+the losses side by side and the largest difference. The model of `transformers` is then saved,
+imported and evaluated here, beside the one that was trained here.
+
+It needs torch and transformers (the extra `hf`) and no network.
+"""
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+import transformers
+
+from train.engine import make_engine
+from train.experiment import EvaluationConfig
+from train.huggingface import import_model
+from train.huggingface_export import export_run
+from train.optim.elementwise import AdamW
+from train.optim.schedules import ScheduleConfig
+from train.run import Run, load
+from train.tasks.registry import make_task
+from transformer import Hardware
+
+LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-4, 0.1, 1.0
+BATCH_SIZE, EVALUATION_BATCHES = 4, 8
+
+
+class Result(NamedTuple):
+    """One run."""
+
+    name: str
+    model_type: str
+    ours: list[float]
+    theirs: list[float]
+    start: float
+    """Held-out loss before."""
+    evaluated_ours: float
+    evaluated_theirs: float
+
+    def lines(self) -> list[str]:
+        """Return the part of the table."""
+        pairs = list(zip(self.ours, self.theirs, strict=True))
+        gaps = [abs(a - b) for a, b in pairs]
+        shown = sorted({0, 1, 2, 4, 9, 19, 49, 99, len(pairs) - 1} & set(range(len(pairs))))
+        rows = [f"  step {i + 1:4}  here {pairs[i][0]:.6f}  there {pairs[i][1]:.6f}" for i in shown]
+        return [
+            f"{self.name}, exported as {self.model_type}, {len(pairs)} steps",
+            *rows,
+            f"  largest difference of losses {max(gaps):.1e}, at step {int(np.argmax(gaps)) + 1}",
+            f"  held-out loss before {self.start:.5f}",
+            f"  held-out loss, trained here {self.evaluated_ours:.5f}",
+            f"  held-out loss, trained there and imported {self.evaluated_theirs:.5f}",
+        ]
+
+
+def tuning_experiment(run: Run, steps: int) -> Any:
+    """Return the settings of both trainings: whole windows, AdamW, a constant rate."""
+    data: Any = run.experiment.data
+    return dataclasses.replace(
+        run.experiment,
+        data=dataclasses.replace(data, document_masking=False),
+        optimizer=AdamW(
+            beta1=0.9,
+            beta2=0.999,
+            epsilon=1e-8,
+            weight_decay=WEIGHT_DECAY,
+            max_grad_norm=MAX_GRAD_NORM,
+        ),
+        schedule=ScheduleConfig("constant", learning_rate=LEARNING_RATE, warmup_steps=0),
+        evaluation=EvaluationConfig(num_batches=EVALUATION_BATCHES),
+        steps=steps,
+        batch_size=BATCH_SIZE,
+        seed=1,
+    )
+
+
+def train_here(run: Run, experiment: Any, batches: list[Any]) -> tuple[Any, list[float]]:
+    """Return the parameters after the batches, and the losses."""
+    engine = make_engine(experiment, Hardware())
+    state = engine.init()
+    placed = jax.tree.map(
+        lambda leaf, value: jax.device_put(value, leaf.sharding), state.params, run.params
+    )
+    state = state.replace(params=jax.tree.map(jax.numpy.array, placed))
+    losses = []
+    for batch in batches:
+        state, metrics = engine.step(state, engine.put_batch(batch))
+        losses.append(float(metrics["loss"]))
+    return state.params, losses
+
+
+def train_there(model: Any, batches: list[Any]) -> list[float]:
+    """Train a model of transformers in place; return the losses."""
+    model.eval()  # no dropout, as here
+    matrices = {
+        id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Linear)
+    } - {id(model.get_input_embeddings().weight)}
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if id(p) in matrices], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if id(p) not in matrices], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8)
+    losses = []
+    for batch in batches:
+        logits = model(input_ids=torch.tensor(batch["tokens"], dtype=torch.long)).logits
+        weights = torch.tensor(batch["weights"]).reshape(-1)
+        each = torch.nn.functional.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]),
+            torch.tensor(batch["targets"], dtype=torch.long).reshape(-1),
+            reduction="none",
+        )
+        loss = (each * weights).sum() / weights.sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def held_out_loss(run: Run, experiment: Any, params: Any, corpus: Any) -> float:
+    """Return the loss of the first batches of the validation split."""
+    task, engine = make_task(experiment), make_engine(experiment, Hardware())
+    metrics = task.evaluate(engine, params, corpus, "validation", full_split=False)
+    return metrics["loss"]
+
+
+def run_circle(workdir: str, steps: int) -> Result:
+    """Take one run there and back."""
+    run = load(workdir)
+    experiment = tuning_experiment(run, steps)
+    task = make_task(experiment)
+    corpus = task.prepare_corpus(run.tokenizer)
+    source = task.training_batches(corpus)
+    batches = [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
+    with tempfile.TemporaryDirectory() as name:
+        exported, tuned, back = (str(Path(name) / each) for each in ("exported", "tuned", "back"))
+        model_type = export_run(workdir, exported)
+        kind = "AutoModelForCausalLM" if run.model.config.causal else "AutoModelForMaskedLM"
+        model = getattr(transformers, kind).from_pretrained(exported, attn_implementation="eager")
+        theirs = train_there(model, batches)
+        model.save_pretrained(tuned)
+        transformers.AutoTokenizer.from_pretrained(exported).save_pretrained(tuned)
+        import_model(tuned, back)
+        imported = load(back)
+    params, ours = train_here(run, experiment, batches)
+    # Rows of padding: an import has none.
+    same = dataclasses.replace(experiment, model=imported.experiment.model)
+    return Result(
+        experiment.name,
+        model_type,
+        ours,
+        theirs,
+        held_out_loss(run, experiment, run.params, corpus),
+        held_out_loss(run, experiment, params, corpus),
+        held_out_loss(imported, same, imported.params, corpus),
+    )
+
+
+def main() -> int:
+    """Print the table; return 1 if losses differ by more than 1e-3."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    lines = [
+        f"{versions}, jax {jax.__version__}, CPU, float32",
+        f"batches of {BATCH_SIZE}, AdamW {LEARNING_RATE}, weight decay {WEIGHT_DECAY} of matrices",
+    ]
+    worst = 0.0
+    for workdir in given.runs:
+        result = run_circle(workdir, given.steps)
+        worst = max(worst, *(abs(a - b) for a, b in zip(result.ours, result.theirs, strict=True)))
+        lines += result.lines()
+    print("\n".join(lines))
+    if given.output:
+        given.output.write_text("\n".join(lines) + "\n")
+    return int(worst > 1e-3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,7 +3,7 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
 #
-# Take a model in the format of Hugging Face, adapt it to other text by training a few thousand numbers beside its frozen weights, and write the result back as a folder that `transformers` opens. Without a network the notebook makes a tiny Llama folder first; with one, `SOURCE` may be a name on the hub. It takes about three minutes on two cores.
+# Take a model in the format of Hugging Face, adapt it to other text by training a few thousand numbers beside its frozen weights, and write the result back as a folder that `transformers` opens. Without a network the notebook makes a tiny Llama folder first; with one, `SOURCE` may be a name on the hub. It takes a few minutes on two cores.
 
 # %% setup [markdown]
 # Installation

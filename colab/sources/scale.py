@@ -3,13 +3,14 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
 #
-# Ask what a model needs before you rent hardware, arrange devices in a mesh, see who holds which piece of a weight, and train on all devices of this machine with the losses of one device. On a CPU the notebook makes eight virtual devices; on Kaggle's TPU it uses the eight real ones. Nothing is downloaded; it takes about four minutes on two cores.
+# Ask what a model needs before you rent hardware, arrange devices in a mesh, see who holds which piece of a weight, and train on all devices of this machine with the losses of one device. On a CPU the notebook makes eight virtual devices; on Kaggle's TPU it uses the eight real ones. Nothing is downloaded; it takes a few minutes on two cores.
 
 # %% devices
 # Before JAX starts: split a CPU into eight devices. Ignored where there is an accelerator.
 import os
 
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 # %% setup [markdown]
 # Installation

@@ -3,7 +3,7 @@
 #
 # [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPOSITORY/blob/main/colab/NOTEBOOK.ipynb)
 #
-# How does the loss fall with parameters, data and compute, and how large a model does a budget deserve? The notebook trains nine tiny models, fits two kinds of laws, predicts runs that the fit has not seen, and then fits the published losses of a real family. Nothing is downloaded; it takes about four minutes on two cores.
+# How does the loss fall with parameters, data and compute, and how large a model does a budget deserve? The notebook trains nine tiny models, fits two kinds of laws, predicts runs that the fit has not seen, and then fits the published losses of a real family. Nothing is downloaded; it takes a few minutes on two cores.
 
 # %% setup [markdown]
 # Installation

@@ -155,5 +155,7 @@ def _config(value: Any) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a docstring as one line of a table."""
-    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+    """Return a docstring as one cell of a table; outside code, signs of Markdown are plain."""
+    parts = re.sub(r"\s+", " ", text).strip().replace("|", "\\|").split("`")
+    parts[::2] = [re.sub(r"[*<>]", r"\\\g<0>", part) for part in parts[::2]]
+    return "`".join(parts)

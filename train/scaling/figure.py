@@ -39,6 +39,7 @@ def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
       UserError: The file cannot be written.
     """
     from matplotlib.figure import Figure  # importing it takes half a second
+    from matplotlib.ticker import LogLocator
 
     figure = Figure(figsize=(13, 4.4), dpi=120, layout="constrained")
     panels = dict(zip(_TITLES, figure.subplots(1, 3, sharey=True), strict=True))
@@ -51,6 +52,8 @@ def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel(_TITLES[name])
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # labels of all nine would overlap
+        axes.tick_params(axis="x", which="both", labelsize="small")
         axes.grid(visible=True, which="major", alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     _draw_frontier(panels["compute"], analysis)

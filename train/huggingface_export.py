@@ -16,7 +16,8 @@ from train.run import Run, load
 from train.tasks.config import LanguageModeling, Translation
 from transformer.interop.errors import InteropError
 from transformer.interop.fields import WITHOUT_EFFECT
-from transformer.interop.pretrained import MAX_SHARD_BYTES, express, read_json, write_model
+from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
+from transformer.interop.weight_files import read_json
 
 Weights = Literal["merged", "adapter", "base"]
 """Weights of a run to export."""

@@ -30,6 +30,7 @@ VOCABULARY_TABLES: Mapping[str, int] = {
     "source_embedding": 0,
     "output": -1,
     "head_output_bias": 0,
+    "output_bias": 0,
 }
 """Tree path of each weight with a row for each token, and the axis of the tokens."""
 

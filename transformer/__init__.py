@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformer.attention.rope_scaling import (
         LinearScaling,
         Llama3Scaling,
+        LongRoPEScaling,
         NoScaling,
         NTKScaling,
         YaRNScaling,
@@ -105,6 +106,7 @@ _HOMES = {
     "attention.rope_scaling": (
         "LinearScaling",
         "Llama3Scaling",
+        "LongRoPEScaling",
         "NTKScaling",
         "NoScaling",
         "YaRNScaling",
@@ -201,6 +203,7 @@ __all__ = [
     "LinearScaling",
     "LinformerConfig",
     "Llama3Scaling",
+    "LongRoPEScaling",
     "LongformerConfig",
     "LuongConfig",
     "Mask",

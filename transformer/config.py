@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, PositionEmbedding
-from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
+from transformer.layers.config import FeedForwardConfig, MaskedHeadConfig, MoEConfig, NormConfig
 from transformer.precision import Precision
 from transformer.validation import (
     check_at_least,
@@ -86,6 +86,9 @@ class BlockConfig:
     """Feed-forward or mixture of experts; None: no feed-forward."""
     norm: NormConfig | None = NormConfig()
     """Norm of each sublayer; None: no norms."""
+    mixer_norm: bool = True
+    """Apply the norm of the mixer. False in the first layer of ModernBERT, whose input comes
+    from a norm."""
     norm_placement: NormPlacement = "pre"
     """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `sandwich`:
     x + norm(f(norm(x))) (Ding et al. 2021). `parallel`: mixer and feed-forward read the same
@@ -98,6 +101,11 @@ class BlockConfig:
     def __post_init__(self) -> None:
         check_choice("block.norm_placement", self.norm_placement, get_args(NormPlacement))
         check_fraction("block.residual_dropout", self.residual_dropout)
+        if not self.mixer_norm and self.norm_placement == "sandwich":
+            raise ValueError(
+                "block.mixer_norm false: sandwich placement has two norms of the mixer; set it to "
+                "true, or norm_placement to pre"
+            )
 
     @functools.cached_property
     def needs_memory(self) -> bool:
@@ -146,11 +154,15 @@ class TransformerConfig:
     """Encoder of an `EncoderDecoder`; None for other models."""
     pooler: bool = False
     """Apply a linear layer and tanh to the pooled hidden state, as in BERT."""
+    masked_head: MaskedHeadConfig = MaskedHeadConfig()
+    """Head of a `MaskedLanguageModel`; other models ignore it."""
     tie_embeddings: bool = True
     """Use the token embedding as output matrix."""
     logit_scale: float = 1.0
     """Factor of the output matrix. muP (Yang et al. 2022): the width at which the learning rate was
     tuned over D, so that logits do not grow with the width. T5 with tied weights: 1 / sqrt(D)."""
+    logit_bias: bool = False
+    """Add a trained bias to each logit. Encoder-decoders only (Marian)."""
     final_norm: NormConfig | None = NormConfig()
     """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
     logit_soft_cap: float = 0.0
@@ -183,6 +195,10 @@ class TransformerConfig:
         check_at_least("model.logit_soft_cap", self.logit_soft_cap, 0)
         if self.logit_scale <= 0:
             raise ValueError(f"model.logit_scale {self.logit_scale}: give a positive factor")
+        if self.logit_bias and (self.encoder is None or not self.causal):
+            raise ValueError(
+                "model.logit_bias true: is for causal encoder-decoders alone; set it to false"
+            )
         check_choice("model.layer_loop", self.layer_loop, get_args(LayerLoop))
         check_choice("model.remat", self.remat, get_args(RematPolicy))
         _check_layers("model", self.num_layers, self.layer_pattern, self.d_model)

@@ -18,6 +18,7 @@ from transformer.arguments import check_arguments
 from transformer.attention.base import MixerInputs, ScoreFlops, mixer_class
 from transformer.attention.config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.position_bias import zero_shared_bias
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.layers.block import layer_constants
@@ -236,6 +237,7 @@ def _step_layers(model: EncoderDecoder) -> frozenset[tuple[str, ...]]:
         caches, positions = model.init_cache(1, 1, 1), jnp.zeros((1, 1), jnp.int32)
         x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
         inputs = MixerInputs(positions, Mask(MaskPattern(causal=True), positions=positions))
+        inputs = inputs.replace(shared_bias=zero_shared_bias(stack.layer_pattern))
         memory = Memory(None, Mask(MaskPattern(ordered=False), positions=positions))
 
         def place_params(place: int) -> Any:

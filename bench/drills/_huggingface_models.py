@@ -16,11 +16,13 @@ class Variant(NamedTuple):
     config_class: str
     model_class: str
     settings: dict[str, Any]
+    unused: tuple[str, ...] = ()
+    """Tensors of the files that have no effect, and need not come back."""
 
     @property
     def is_seq2seq(self) -> bool:
         """True if the model reads a source."""
-        return self.model_class.endswith("ConditionalGeneration")
+        return self.model_class.endswith(("ConditionalGeneration", "MTModel"))
 
     @property
     def generates(self) -> bool:
@@ -93,6 +95,33 @@ def _rope(kind: str, **settings: Any) -> dict[str, Any]:
 
 
 LOCAL = {"sliding_window": 5}
+LONG_ROPE = dict(
+    rope_type="longrope",
+    rope_theta=500.0,
+    short_factor=[1.0, 1.25, 2.0],
+    long_factor=[1.5, 2.0, 7.0],
+)
+GPT_OSS = LLAMA | dict(head_dim=6, num_local_experts=3, num_experts_per_tok=2, sliding_window=5)
+MODERNBERT = NEOX | dict(
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    local_attention=6,
+    pad_token_id=0,
+    cls_token_id=None,
+    sep_token_id=None,
+)
+LONGFORMER = BERT | dict(
+    pad_token_id=1, sep_token_id=2, attention_window=4, type_vocab_size=1, hidden_size=24
+)
+BIG_BIRD = BERT | dict(attention_type="original_full", sep_token_id=2)
+MARIAN = BART | dict(
+    activation_function="swish",
+    scale_embedding=True,
+    pad_token_id=1,
+    decoder_start_token_id=1,
+    eos_token_id=0,
+    forced_eos_token_id=0,
+)
 GEMMA = LLAMA | {"head_dim": 6, "tie_word_embeddings": True}
 GEMMA2 = GEMMA | LOCAL | {"query_pre_attn_scalar": 9, "num_hidden_layers": 3}
 
@@ -170,6 +199,50 @@ VARIANTS = (
             rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.67),
             num_key_value_heads=1,
             sliding_window=6,
+        ),
+    ),
+    *_decoders(
+        "phi3",
+        "Phi3",
+        LLAMA,
+        short=dict(
+            rope_parameters=LONG_ROPE | dict(original_max_position_embeddings=128),
+            max_position_embeddings=256,
+            original_max_position_embeddings=128,
+        ),
+        long=dict(
+            rope_parameters=LONG_ROPE | dict(original_max_position_embeddings=8),
+            original_max_position_embeddings=8,
+            num_key_value_heads=1,
+        ),
+        longfactor=dict(
+            rope_parameters=LONG_ROPE
+            | dict(original_max_position_embeddings=8, attention_factor=1.3, long_factor=[2.0, 3.0])
+            | dict(short_factor=[1.0, 1.5], partial_rotary_factor=0.67),
+            original_max_position_embeddings=8,
+            tie_word_embeddings=True,
+        ),
+    ),
+    *_decoders(
+        "gptoss",
+        "GptOss",
+        GPT_OSS,
+        yarn={},
+        clamped=dict(
+            num_local_experts=5,
+            num_experts_per_tok=3,
+            swiglu_limit=0.5,
+            swiglu_alpha=1.1,
+            num_key_value_heads=1,
+            num_hidden_layers=3,
+            **_rope("default"),
+        ),
+        tied=dict(
+            tie_word_embeddings=True,
+            attention_bias=False,
+            head_dim=10,
+            layer_types=["full_attention", "sliding_attention"],
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
         ),
     ),
     *_decoders(
@@ -252,7 +325,7 @@ VARIANTS = (
                 "MaskedLM",
                 dict(hidden_size=21, num_attention_heads=3, num_hidden_layers=3),
             ),
-            ("types", "MaskedLM", dict(type_vocab_size=3)),
+            ("types", "MaskedLM", dict(type_vocab_size=3, hidden_act="gelu_new")),
             ("classifier", "SequenceClassification", dict(num_labels=3)),
             ("tagger", "TokenClassification", dict(num_labels=5)),
         )
@@ -268,6 +341,90 @@ VARIANTS = (
             ("mlm", "MaskedLM", {}),
             ("odd-head", "MaskedLM", dict(hidden_size=21, num_attention_heads=3)),
             ("classifier", "SequenceClassification", dict(num_labels=3)),
+        )
+    ),
+    Variant(
+        "bert-untied",
+        "BertConfig",
+        "BertForMaskedLM",
+        BERT | dict(tie_word_embeddings=False, hidden_act="relu"),
+        ("cls.predictions.bias",),
+    ),
+    Variant(
+        "roberta-untied",
+        "RobertaConfig",
+        "RobertaForMaskedLM",
+        BERT | dict(pad_token_id=1, tie_word_embeddings=False),
+        ("lm_head.bias",),
+    ),
+    *(
+        Variant(
+            f"modernbert-{case}", "ModernBertConfig", "ModernBertForMaskedLM", MODERNBERT | settings
+        )
+        for case, settings in (
+            ("local", {}),
+            (
+                "biases",
+                dict(
+                    num_attention_heads=2,
+                    num_hidden_layers=7,
+                    norm_bias=True,
+                    attention_bias=True,
+                    mlp_bias=True,
+                    classifier_bias=True,
+                    classifier_activation="silu",
+                    hidden_activation="gelu_new",
+                ),
+            ),
+            (
+                "untied",
+                dict(
+                    hidden_size=18,
+                    num_attention_heads=3,
+                    num_hidden_layers=3,
+                    tie_word_embeddings=False,
+                    decoder_bias=False,
+                    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                    rope_parameters=dict(
+                        full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e6),
+                        sliding_attention=dict(rope_type="default", rope_theta=500.0),
+                    ),
+                ),
+            ),
+        )
+    ),
+    *(
+        Variant(
+            f"longformer-{case}", "LongformerConfig", f"LongformerFor{kind}", LONGFORMER | settings
+        )
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            (
+                "odd-head",
+                "MaskedLM",
+                dict(
+                    hidden_size=21,
+                    num_attention_heads=3,
+                    attention_window=[8, 4, 8],
+                    num_hidden_layers=3,
+                    type_vocab_size=2,
+                ),
+            ),
+            ("classifier", "SequenceClassification", dict(num_labels=3)),
+            ("tagger", "TokenClassification", dict(num_labels=5, attention_window=[8, 4])),
+        )
+    ),
+    *(
+        Variant(f"bigbird-{case}", "BigBirdConfig", f"BigBirdFor{kind}", BIG_BIRD | settings)
+        for case, kind, settings in (
+            ("mlm", "MaskedLM", {}),
+            (
+                "odd-head",
+                "MaskedLM",
+                dict(hidden_size=21, num_attention_heads=3, rescale_embeddings=True),
+            ),
+            ("biases", "MaskedLM", dict(use_bias=False, hidden_act="relu", num_hidden_layers=3)),
+            ("tagger", "TokenClassification", dict(num_labels=5)),
         )
     ),
     *(
@@ -308,6 +465,34 @@ VARIANTS = (
                     feed_forward_proj="gated-silu",
                     relative_attention_num_buckets=8,
                     relative_attention_max_distance=12,
+                ),
+            ),
+        )
+    ),
+    *(
+        Variant(f"marian-{case}", "MarianConfig", "MarianMTModel", MARIAN | settings)
+        for case, settings in (
+            ("shared", {}),
+            (
+                "separate",
+                dict(
+                    share_encoder_decoder_embeddings=False,
+                    tie_word_embeddings=False,
+                    vocab_size=64,
+                    decoder_vocab_size=VOCAB,
+                    encoder_layers=3,
+                ),
+            ),
+            (
+                "odd-width",
+                dict(
+                    share_encoder_decoder_embeddings=False,
+                    d_model=21,
+                    encoder_attention_heads=3,
+                    decoder_attention_heads=7,
+                    decoder_vocab_size=VOCAB,
+                    scale_embedding=False,
+                    activation_function="relu",
                 ),
             ),
         )

@@ -75,6 +75,50 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tokenizer.model", "is a SentencePiece model; where .* writes tokenizer.json"),
+        ("source.spm", "is a SentencePiece model of one side of a translation"),
+        ("notes.txt", "has no tokenizer"),
+    ],
+)
+def test_tokenizers_that_cannot_be_read_are_refused(
+    name: str, expected: str, tmp_path: Path
+) -> None:
+    source = make_source(tmp_path / "source")
+    (source / "tokenizer.json").rename(source / name)
+    with pytest.raises(UserError, match=expected) as caught:
+        import_model(str(source), str(tmp_path / "run"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("vocabulary", ["encoder.json", "vocab.json", "vocab.txt"])
+def test_tokenizers_in_older_files_survive(vocabulary: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source")
+    (source / "tokenizer.json").unlink()
+    if vocabulary == "vocab.txt":
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##b"]
+        (source / vocabulary).write_text("\n".join(words))
+        ids = [5, 7]
+    else:
+        words = ["a", "b", "ab", "<|endoftext|>"]
+        (source / vocabulary).write_text(json.dumps({word: i for i, word in enumerate(words)}))
+        (source / "merges.txt").write_text("#version: 0.2\na b\n")
+        ids = [2]
+    (source / "added_tokens.json").write_text(json.dumps({"<extra>": 40}))
+    (source / "special_tokens_map.json").write_text(json.dumps({"eos_token": words[3]}))
+    import_model(str(source), str(tmp_path / "run"))
+    run = load(str(tmp_path / "run"))
+    assert run.tokenizer is not None
+    assert run.tokenizer.encode("ab").tolist() == ids
+    export_run(str(tmp_path / "run"), str(tmp_path / "out"))
+    kept = [vocabulary, "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"]
+    for name in [*kept, *(["merges.txt"] if vocabulary != "vocab.txt" else [])]:
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes(), name
+
+
 def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, flag in ((["import", "x"], "--workdir"), (["export", "x"], "--output")):
         with pytest.raises(SystemExit) as stop:

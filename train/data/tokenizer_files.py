@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
+SENTENCEPIECE_FILES = ("*.model", "*.spm")
+"""Names of SentencePiece models, which the `tokenizers` library cannot read."""
+
+
 GPT2_END_OF_TEXT = "<|endoftext|>"
 
 
@@ -36,6 +40,8 @@ def load_backend_tokenizer(path: str) -> tokenizers.Tokenizer:
             )
         if location.name == "vocab.txt":
             return _bert(location)
+        if any(location.match(pattern) for pattern in SENTENCEPIECE_FILES):
+            raise _sentencepiece(location)
         return _tokenizer_json(location)
 
 
@@ -48,9 +54,25 @@ def _from_folder(folder: AnyPath) -> tokenizers.Tokenizer:
                 return _gpt2(folder / name, folder / "merges.txt")
     if (folder / "vocab.txt").exists():
         return _bert(folder / "vocab.txt")
+    for pattern in SENTENCEPIECE_FILES:
+        for file in sorted(folder.glob(pattern)):
+            raise _sentencepiece(file)
     raise UserError(
         f"{folder}: has no tokenizer; it needs tokenizer.json, vocab.txt, or encoder.json (or "
         "vocab.json) and merges.txt"
+    )
+
+
+def _sentencepiece(file: AnyPath) -> UserError:
+    """Return the error of a SentencePiece model, with the way to convert it."""
+    if file.match("*.spm"):  # Marian
+        return UserError(
+            f"{file}: is a SentencePiece model of one side of a translation; give a tokenizer.json "
+            "that encodes both sides with the ids of vocab.json"
+        )
+    return UserError(
+        f"{file}: is a SentencePiece model; where transformers and sentencepiece are installed, "
+        "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER) writes tokenizer.json"
     )
 
 

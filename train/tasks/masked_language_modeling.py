@@ -97,7 +97,7 @@ class MaskedLanguageModelTask(TextTask):
             )
             # Gather the targets first, so that no logits are computed for the other tokens.
             hidden, targets = gather_targets(output.hidden, batch, max_targets)
-            bias = params["head_output_bias"]
+            bias = params.get("head_output_bias")
             losses = token_loss(
                 model, params, hidden, targets, bias=bias, with_accuracy=dropout_rngs is None
             )

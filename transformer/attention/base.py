@@ -39,6 +39,8 @@ class MixerInputs(struct.PyTreeNode):
     """Cache of this layer, from `init_cache` or `init_memory_cache`. None: no decoding."""
     dropout_rngs: jax.Array | None = None
     """[B] random keys, one for each example. None: no dropout."""
+    shared_bias: jax.Array | None = None
+    """[buckets, N] table of relative positions that all layers share. None: there is none."""
     constants: Any = None
     """Non-trainable values of this layer, from `Mixer.constants`."""
     taps: Taps | None = None

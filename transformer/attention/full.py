@@ -91,7 +91,7 @@ class Attention(Mixer):
         if not config.dot_product_only:
             # Positions are those of one sequence: between a memory and x, a distance means nothing.
             score_spec = add_score_terms(
-                self, score_spec, config, context, q.shape[-1], with_positions=not is_cross
+                self, score_spec, config, context, q.shape[-1], None if is_cross else inputs
             )
             # A mask may leave positions out (they count from 0); their terms need the real ones.
             if not is_cross and mask.positions is None:

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from transformer.attention.position_config import (
     RelativePositions,
     T5RelativeBias,
 )
+from transformer.config import BlockConfig
 from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
@@ -122,14 +124,26 @@ def position_terms(
     num_heads: int,  # N
     key_head_dim: int,  # H
     value_head_dim: int,  # H of values
+    shared_bias: jax.Array | None = None,  # [buckets, N] of `MixerInputs`
 ) -> PositionTerms:
-    """Declare the tables of a position as weights of `module`; return its terms."""
+    """Declare the tables of a position as weights of `module`; return its terms.
+
+    Raises:
+      ValueError: The table is shared, and the model has none.
+    """
     match position:
         case ALiBi():
             return PositionTerms(bias=functools.partial(alibi_bias, num_heads))
         case T5RelativeBias():
-            outputs = {"buckets": position.num_buckets, "heads": num_heads}
-            table = _declare_table(module, "position_bias", outputs, context)
+            if not position.shared:
+                table = declare_bias_table(module, position, num_heads, context)
+            elif shared_bias is None:
+                raise ValueError(
+                    "t5_relative_bias.shared True: only encoder-decoders have a table for all "
+                    "layers; set it to False"
+                )
+            else:
+                table = shared_bias
             return PositionTerms(bias=functools.partial(t5_relative_bias, table, position))
         case RelativePositions():
             rows, dtype = {"distances": position.num_distances}, context.precision.compute
@@ -144,6 +158,48 @@ def position_terms(
                 relative_tables=RelativeTables(*(table.astype(dtype) for table in tables))
             )
     return PositionTerms()
+
+
+def declare_bias_table(
+    module: nn.Module, position: T5RelativeBias, num_heads: int, context: ModelContext
+) -> jax.Array:  # [buckets, N]
+    """Declare the table `position_bias` of `module`."""
+    outputs = {"buckets": position.num_buckets, "heads": num_heads}
+    return _declare_table(module, "position_bias", outputs, context)
+
+
+def find_shared_bias(pattern: Sequence[BlockConfig]) -> tuple[T5RelativeBias, int] | None:
+    """Return the settings and the heads of the table that the layers of a stack share, if any.
+
+    Raises:
+      ValueError: Layers share a table and have different settings of it.
+    """
+    mixers: list[Any] = [block.mixer for block in pattern]
+    found = {
+        (mixer.position, mixer.num_heads)
+        for mixer in mixers
+        if isinstance(getattr(mixer, "position", None), T5RelativeBias) and mixer.position.shared
+    }
+    if len(found) > 1:
+        raise ValueError(
+            "t5_relative_bias.shared True: the layers have different buckets or heads; give all "
+            "the same, or set it to False"
+        )
+    return found.pop() if found else None
+
+
+def declare_shared_bias(
+    module: nn.Module, pattern: Sequence[BlockConfig], context: ModelContext
+) -> jax.Array | None:  # [buckets, N]
+    """Declare the table that all layers of a stack share as a weight of `module`, if any."""
+    found = find_shared_bias(pattern)
+    return None if found is None else declare_bias_table(module, *found, context)
+
+
+def zero_shared_bias(pattern: Sequence[BlockConfig]) -> jax.Array | None:  # [buckets, N]
+    """Return zeros in the shape of the shared table, to initialize a layer alone."""
+    found = find_shared_bias(pattern)
+    return None if found is None else jnp.zeros((found[0].num_buckets, found[1]))
 
 
 def _declare_table(

@@ -37,9 +37,19 @@ FREQUENCY_BASE = 10_000.0
 """Base of the wavelengths of `SinusoidalPositions`."""
 
 
+SinusoidLayout = Literal["interleaved", "halves"]
+
+
 @dataclasses.dataclass(frozen=True)
 class SinusoidalPositions:
     """Sines and cosines of the position, for any length (Vaswani et al. 2017, section 3.5)."""
+
+    layout: SinusoidLayout = "interleaved"
+    """Order of the entries: `interleaved` (a sine, its cosine, ...), as in the paper; `halves` (all
+    sines, all cosines), as in tensor2tensor and Marian."""
+
+    def __post_init__(self) -> None:
+        check_choice("sinusoidal_positions.layout", self.layout, get_args(SinusoidLayout))
 
 
 # Used inside attention.
@@ -99,7 +109,7 @@ class T5RelativeBias:
     """A learned bias per head and bucket of distances, added to the scores.
 
     Raffel et al. 2020, section 2.1. Short distances have one bucket each; longer ones share buckets
-    whose width grows logarithmically. Each layer has its own table, where T5 shares one.
+    whose width grows logarithmically.
     """
 
     num_buckets: int = 32
@@ -109,6 +119,9 @@ class T5RelativeBias:
     bidirectional: bool = False
     """Use half of the buckets for keys after the query. If False, all of these share the bucket of
     distance 0."""
+    shared: bool = False
+    """Share one table between all layers of an encoder or of a decoder, as T5 does. For
+    encoder-decoders. False: one table for each layer."""
 
     def __post_init__(self) -> None:
         multiple = 4 if self.bidirectional else 2

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.attention.long_rope import long_rope_angles
 from transformer.attention.position_config import RoPE
-from transformer.attention.rope_scaling import Frequencies
+from transformer.attention.rope_scaling import Frequencies, LongRoPEScaling
 from transformer.shapes import check_shapes
 
 # A product of two 32-bit words needs 64 bits, which JAX has only with jax_enable_x64. Products of
@@ -56,6 +57,8 @@ def rope_angles(
     config: RoPE,
 ) -> jax.Array:  # [B, T, R / 2] float32, from -pi to pi
     """Return position * theta^(-2i/R) without whole turns; `config.scaling` may change it."""
+    if isinstance(config.scaling, LongRoPEScaling) and config.scaling.factors == "by_length":
+        return long_rope_angles(positions, rotary_dim, config, rope_angles)
     return wrapped_product(positions, *_rope_turns(config, rotary_dim))
 
 

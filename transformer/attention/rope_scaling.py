@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
-from transformer.validation import check_at_least, check_field_types
+from transformer.validation import check_at_least, check_choice, check_field_types
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,6 +140,8 @@ class YaRNScaling:
     """alpha: pairs with fewer turns within L are interpolated."""
     attention_factor: float = 0.0
     """sqrt(1/t), a factor of queries and of keys. 0: 0.1 ln(s) + 1."""
+    round_bounds: bool = True
+    """Round the ramp's bounds to integers. gpt-oss does not."""
 
     def __post_init__(self) -> None:
         check_field_types(self, "yarn_scaling")
@@ -160,8 +162,12 @@ class YaRNScaling:
         import numpy as np
 
         plain = unscaled_frequencies(theta, width)
-        first = max(math.floor(self._pair_with_turns(self.beta_fast, theta, width)), 0)
-        last = min(math.ceil(self._pair_with_turns(self.beta_slow, theta, width)), width - 1)
+        first, last = (
+            self._pair_with_turns(turns, theta, width) for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.round_bounds:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
         pairs = np.arange(width // 2)
         interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
         return (1 - interpolated) * plain + interpolated * plain / self.factor
@@ -172,5 +178,54 @@ class YaRNScaling:
         return width * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))
 
 
-RopeScaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling
+LongRoPEFactors = Literal["by_length", "short", "long"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRoPEScaling:
+    """LongRoPE: a divisor for each pair, found by search (Ding et al. 2024, section 3).
+
+    There are two sets of divisors, for inputs up to the context length of training and for longer
+    ones (Abdin et al. 2024, Phi-3, section 2).
+    """
+
+    short_factors: tuple[float, ...] = ()
+    """Divisor of each of the R / 2 frequencies, in inputs up to `original_max_length`."""
+    long_factors: tuple[float, ...] = ()
+    """Divisors in longer inputs."""
+    original_max_length: int = 4096
+    """Context length of training, in tokens."""
+    amplitude: float = 1.0
+    """Factor of queries and of keys. In Phi-3 sqrt(1 + ln(s) / ln(original_max_length)), where s is
+    the ratio of the new context length to that of training."""
+    factors: LongRoPEFactors = "by_length"
+    """Divisors to use. `by_length`: as the last position of a row says, which cannot work once
+    keys are cached: caches longer than `original_max_length` need `long`."""
+
+    def __post_init__(self) -> None:
+        check_field_types(self, "long_rope_scaling")
+        check_at_least("long_rope_scaling.original_max_length", self.original_max_length, 1)
+        check_choice("long_rope_scaling.factors", self.factors, get_args(LongRoPEFactors))
+        if len(self.short_factors) != len(self.long_factors):
+            raise ValueError(
+                f"long_rope_scaling.long_factors: has {len(self.long_factors)} numbers and "
+                f"short_factors {len(self.short_factors)}; give one of each for each pair"
+            )
+        if min((*self.short_factors, *self.long_factors, self.amplitude)) <= 0:
+            raise ValueError("long_rope_scaling: has a factor of 0 or less; give positive ones")
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the frequencies of long inputs if `factors` is long, else those of short ones."""
+        import numpy as np
+
+        factors = self.long_factors if self.factors == "long" else self.short_factors
+        if len(factors) != width // 2:
+            raise ValueError(
+                f"long_rope_scaling: has {len(factors)} factors and a head {width // 2} rotated "
+                "pairs; give one for each pair"
+            )
+        return unscaled_frequencies(theta, width) / np.asarray(factors, np.float64)
+
+
+RopeScaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling | LongRoPEScaling
 """Any of the rules."""

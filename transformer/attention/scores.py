@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from transformer.attention.attend import ScoreFn, ScoreSpec
 from transformer.attention.backends.tiling import PartialAttention
-from transformer.attention.base import ScoreFlops
+from transformer.attention.base import MixerInputs, ScoreFlops
 from transformer.attention.config import (
     AdditiveScore,
     AttentionConfig,
@@ -55,11 +55,10 @@ def add_score_terms(
     config: AttentionConfig,
     context: ModelContext,
     query_head_dim: int,  # A
-    *,
-    with_positions: bool,
+    inputs: MixerInputs | None,  # of the mixer; None: no position terms
 ) -> ScoreSpec:
     """Declare position tables and score weights of `module`; return the spec with their terms."""
-    if with_positions:
+    if inputs is not None:
         head_dim = config.resolved_head_dim(context.d_model)
         terms = position_terms(
             module,
@@ -68,6 +67,7 @@ def add_score_terms(
             num_heads=config.num_heads,
             key_head_dim=head_dim,
             value_head_dim=config.value_head_dim or head_dim,
+            shared_bias=inputs.shared_bias,
         )
         score_spec = score_spec._replace(**terms._asdict())
     if not isinstance(config.score, AdditiveScore):

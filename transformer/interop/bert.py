@@ -1,11 +1,13 @@
 """Encoders with norms after the sublayers: BERT, RoBERTa and DistilBERT."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
-from transformer.attention.config import AttentionConfig
+from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
+    ACTIVATION_NAMES,
     Architecture,
     Family,
     activation_name,
@@ -15,7 +17,17 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.layers.config import (
+    FeedForwardConfig,
+    MaskedHeadActivation,
+    MaskedHeadConfig,
+    NormConfig,
+)
+
+HEAD_ACTIVATIONS = {
+    name: ours for name, ours in ACTIVATION_NAMES.items() if ours in get_args(MaskedHeadActivation)
+}
+"""Activations of layers that a masked-token head can have too."""
 
 
 def _encoder(
@@ -23,43 +35,66 @@ def _encoder(
     vocab_size: int,
     d_model: int,
     num_layers: int,
-    num_heads: int,
+    mixers: Sequence[MixerConfig],
     d_ff: int,
     activation: Any,
+    head_activation: Any,
     norm_config: NormConfig,
     positions: LearnedPositions,
     num_token_types: int,
     dropout: float,
-    attention_dropout: float,
     tied: bool,
 ) -> TransformerConfig:
-    block = BlockConfig(
-        mixer=AttentionConfig(num_heads=num_heads, dropout=attention_dropout),
-        feed_forward=FeedForwardConfig(d_ff=d_ff, activation=activation),
-        norm=norm_config,
-        norm_placement="post",
-        residual_dropout=dropout,
-    )
+    blocks = [
+        BlockConfig(
+            mixer=mixer,
+            feed_forward=FeedForwardConfig(d_ff=d_ff, activation=activation),
+            norm=norm_config,
+            norm_placement="post",
+            residual_dropout=dropout,
+        )
+        for mixer in mixers
+    ]
     return TransformerConfig(
         vocab_size=vocab_size,
         d_model=d_model,
         num_layers=num_layers,
-        layer_pattern=(block,),
+        layer_pattern=tuple(blocks),
         position_embedding=positions,
         embedding_norm=norm_config,
         embedding_dropout=dropout,
         num_token_types=num_token_types,
         causal=False,
         final_norm=None,
+        masked_head=MaskedHeadConfig(activation=head_activation),
         tie_embeddings=tied,
     )
 
 
-def _read_bert(fields: Fields, offset: int) -> TransformerConfig:
+def read_attention(fields: Fields, **settings: Any) -> AttentionConfig:
+    """Return the attention of BERT and its relatives."""
+    return AttentionConfig(
+        num_heads=fields.size("num_attention_heads"),
+        dropout=fields.take("attention_probs_dropout_prob", 0.1),
+        **settings,
+    )
+
+
+def read_bert(
+    fields: Fields, offset: int, mixers: Sequence[MixerConfig] = (), activation: str = "gelu"
+) -> TransformerConfig:
+    """Return the config of BERT or a relative with its fields.
+
+    Args:
+      fields: Fields of the config.
+      offset: Rows before that of position 0. Without one the masked-token head has the activation
+        of the layers, with one it is RoBERTa's, which has GELU.
+      mixers: Mixers of the layer pattern; default: full attention.
+      activation: Default of `hidden_act`.
+    """
     fields.expect("position_embedding_type", "absolute")
     fields.expect("is_decoder", False)
     fields.expect("add_cross_attention", False)
-    fields.expect("tie_word_embeddings", True)  # untied heads have a bias of their own
     if offset:
         fields.expect("pad_token_id", offset - 1)
     for name in ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"):
@@ -67,23 +102,25 @@ def _read_bert(fields: Fields, offset: int) -> TransformerConfig:
     fields.take("pooler_size_per_head", 0)
     fields.take("pooler_type", "")
     fields.take("directionality", "")
+    name = fields.choose("hidden_act", HEAD_ACTIVATIONS, activation)
     return _encoder(
         vocab_size=fields.size("vocab_size"),
         d_model=fields.size("hidden_size"),
         num_layers=fields.size("num_hidden_layers"),
-        num_heads=fields.size("num_attention_heads"),
+        mixers=mixers or (read_attention(fields),),
         d_ff=fields.size("intermediate_size"),
-        activation=fields.choose("hidden_act", {"gelu": "gelu"}, "gelu"),
+        activation=name,
+        head_activation="gelu" if offset else name,
         norm_config=NormConfig(epsilon=fields.take("layer_norm_eps", 1e-12)),
         positions=LearnedPositions(fields.size("max_position_embeddings") - offset, offset),
         num_token_types=fields.take("type_vocab_size", 2),
         dropout=fields.take("hidden_dropout_prob", 0.1),
-        attention_dropout=fields.take("attention_probs_dropout_prob", 0.1),
-        tied=True,
+        tied=fields.take("tie_word_embeddings", True),
     )
 
 
-def _write_bert(config: TransformerConfig, offset: int) -> dict[str, Any]:
+def write_bert(config: TransformerConfig, offset: int) -> dict[str, Any]:
+    """Return the fields of BERT or a relative."""
     if not config.num_token_types:
         # Their model adds a row of the table whatever its size: an empty one fails at run time.
         raise ValueError("model.num_token_types 0 (it has 1 or more)")
@@ -105,7 +142,8 @@ def _write_bert(config: TransformerConfig, offset: int) -> dict[str, Any]:
     }
 
 
-def _body(root: str) -> tuple[Weight, ...]:
+def bert_body(root: str) -> tuple[Weight, ...]:
+    """Return the rules of embeddings and layers, below `root`."""
     layer = f"{root}.encoder.layer.{{layer}}"
     names = ("self.query", "self.key", "self.value", "output.dense")
     return (
@@ -121,18 +159,28 @@ def _body(root: str) -> tuple[Weight, ...]:
     )
 
 
+def masked_head(dense: str, norm_name: str, root: str) -> tuple[Weight, ...]:
+    """Return the rules of a masked-token head, tied or not."""
+    return (
+        *linear(dense, "head"),
+        *norm(norm_name, "head_norm"),
+        # An untied output matrix has a bias of its own, after which the other one has no effect:
+        # the later rule is read, and both are written.
+        Weight(f"{root}.bias", "head_output_bias"),
+        Weight(f"{root}.decoder.bias", "head_output_bias", beside="output"),
+        Weight(f"{root}.decoder.weight", "output"),
+    )
+
+
+BERT_HEAD = masked_head(
+    "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions"
+)
+ROBERTA_HEAD = masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head")
+
 BERT = Family(
     "bert",
     (
-        Architecture(
-            "BertForMaskedLM",
-            "masked_lm",
-            (
-                *linear("cls.predictions.transform.dense", "head"),
-                *norm("cls.predictions.transform.LayerNorm", "head_norm"),
-                Weight("cls.predictions.bias", "head_output_bias"),
-            ),
-        ),
+        Architecture("BertForMaskedLM", "masked_lm", BERT_HEAD),
         Architecture(
             "BertForSequenceClassification",
             "classifier",
@@ -141,9 +189,9 @@ BERT = Family(
         ),
         Architecture("BertForTokenClassification", "tagger", linear("classifier", "head")),
     ),
-    lambda fields: _read_bert(fields, 0),
-    lambda config: _write_bert(config, 0),
-    _body("bert"),
+    lambda fields: read_bert(fields, 0),
+    lambda config: write_bert(config, 0),
+    bert_body("bert"),
     prefix="bert.",
     # Copies of tied weights, buffers, and the heads of pretraining that these classes leave out.
     ignored=(
@@ -157,15 +205,7 @@ BERT = Family(
 ROBERTA = Family(
     "roberta",
     (
-        Architecture(
-            "RobertaForMaskedLM",
-            "masked_lm",
-            (
-                *linear("lm_head.dense", "head"),
-                *norm("lm_head.layer_norm", "head_norm"),
-                Weight("lm_head.bias", "head_output_bias"),
-            ),
-        ),
+        Architecture("RobertaForMaskedLM", "masked_lm", ROBERTA_HEAD),
         Architecture(
             "RobertaForSequenceClassification",
             "classifier",
@@ -174,9 +214,9 @@ ROBERTA = Family(
         ),
         Architecture("RobertaForTokenClassification", "tagger", linear("classifier", "head")),
     ),
-    lambda fields: _read_bert(fields, 2),
-    lambda config: _write_bert(config, 2),
-    _body("roberta"),
+    lambda fields: read_bert(fields, 2),
+    lambda config: write_bert(config, 2),
+    bert_body("roberta"),
     prefix="roberta.",
     ignored=("*.position_ids", "lm_head.decoder.*", "roberta.pooler.*"),
 )
@@ -184,18 +224,23 @@ ROBERTA = Family(
 
 def _read_distilbert(fields: Fields) -> TransformerConfig:
     fields.expect("sinusoidal_pos_embds", False)
+    activation = fields.choose("activation", HEAD_ACTIVATIONS, "gelu")
     return _encoder(
         vocab_size=fields.size("vocab_size"),
         d_model=fields.size("dim"),
         num_layers=fields.size("n_layers"),
-        num_heads=fields.size("n_heads"),
+        mixers=(
+            AttentionConfig(
+                num_heads=fields.size("n_heads"), dropout=fields.take("attention_dropout", 0.1)
+            ),
+        ),
         d_ff=fields.size("hidden_dim"),
-        activation=fields.choose("activation", {"gelu": "gelu"}, "gelu"),
+        activation=activation,
+        head_activation=activation,
         norm_config=NormConfig(epsilon=1e-12),
         positions=LearnedPositions(fields.size("max_position_embeddings")),
         num_token_types=0,
         dropout=fields.take("dropout", 0.1),
-        attention_dropout=fields.take("attention_dropout", 0.1),
         tied=fields.take("tie_word_embeddings", True),
     )
 

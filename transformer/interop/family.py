@@ -1,6 +1,7 @@
 """A family of architectures, and the pieces that the maps of several families share."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -8,6 +9,7 @@ from transformer.attention.position_config import RoPE
 from transformer.attention.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
+    LongRoPEScaling,
     NoScaling,
     RopeScaling,
     YaRNScaling,
@@ -99,14 +101,17 @@ def activation_name(activation: str) -> str:
     return names[0] if names else f"unsupported {activation}"
 
 
-def read_rope(fields: Fields, section: Mapping[str, Any] | None = None) -> RoPE:
+def read_rope(
+    fields: Fields, section: Mapping[str, Any] | None = None, default_theta: float = 10_000.0
+) -> RoPE:
     """Read rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`) has them.
 
     Args:
       fields: Fields of the config.
       section: Parameters of one kind of layers, where kinds differ.
+      default_theta: Base where the config has none.
     """
-    theta = fields.take("rope_theta", 10_000.0)
+    theta = fields.take("rope_theta", default_theta)
     fraction = fields.take("partial_rotary_factor", 1.0)
     old = dict(fields.take("rope_scaling", {}))
     given = dict(fields.take("rope_parameters", {})) if section is None else dict(section)
@@ -119,6 +124,7 @@ def read_rope(fields: Fields, section: Mapping[str, Any] | None = None) -> RoPE:
 def _read_scaling(given: dict[str, Any], fields: Fields) -> RopeScaling:
     kinds = {given.pop(name) for name in ("rope_type", "type") if given.get(name)} or {"default"}
     kind = kinds.pop()
+    trained_length = fields.take("original_max_position_embeddings", 0)  # Phi-3
     where = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
     scaling: RopeScaling
     match kind:
@@ -145,11 +151,23 @@ def _read_scaling(given: dict[str, Any], fields: Fields) -> RopeScaling:
                 beta_fast=float(given.pop("beta_fast", None) or 32),
                 beta_slow=float(given.pop("beta_slow", None) or 1),
                 attention_factor=float(given.pop("attention_factor", None) or 0),
+                round_bounds=bool(given.pop("truncate", True)),
             )
-            if given.pop("truncate", True) is not True:
-                raise fields.unsupported(where, "yarn with truncate true")
+        case "longrope" | "su":
+            length = given.pop("original_max_position_embeddings", None) or trained_length
+            if not length:
+                raise fields.unsupported(where, "longrope with original_max_position_embeddings")
+            ratio = fields.take("max_position_embeddings", length) / length
+            factor = given.pop("factor", None) or ratio
+            own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+            scaling = LongRoPEScaling(
+                short_factors=tuple(map(float, given.pop("short_factor"))),
+                long_factors=tuple(map(float, given.pop("long_factor"))),
+                original_max_length=int(length),
+                amplitude=float(given.pop("attention_factor", None) or own),
+            )
         case _:
-            raise fields.unsupported(where, "the types default, linear, llama3 and yarn")
+            raise fields.unsupported(where, "the types default, linear, llama3, yarn and longrope")
     if left := [name for name, value in given.items() if value is not None]:
         raise fields.unsupported(where, f"type {kind} without {left[0]}")
     return scaling
@@ -190,7 +208,17 @@ def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:
             }
             if scaling.attention_factor:
                 fields["attention_factor"] = scaling.attention_factor
+            if not scaling.round_bounds:
+                fields["truncate"] = False
             return fields
+        case LongRoPEScaling():
+            return {
+                "rope_type": "longrope",
+                "short_factor": list(scaling.short_factors),
+                "long_factor": list(scaling.long_factors),
+                "original_max_position_embeddings": scaling.original_max_length,
+                "attention_factor": scaling.amplitude,
+            }
     return {"rope_type": f"unsupported {type(scaling).__name__}"}
 
 

@@ -133,6 +133,10 @@ class Fields:
         if value is not None and value not in supported:
             raise self.unsupported(name, " or ".join(map(repr, supported)))
 
+    def error(self, text: str) -> InteropError:
+        """Return an error about the file."""
+        return InteropError(f"{self._source}: {text}")
+
     def unsupported(self, name: str, supported: str) -> InteropError:
         """Return the error about a field's value."""
         value = self._values.get(name)

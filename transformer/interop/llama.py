@@ -6,6 +6,7 @@ norms of queries and keys (Qwen3), and fused projections in the files (Phi-3).
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from transformer.attention.config import AttentionConfig, MixerConfig
@@ -29,11 +30,13 @@ from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.layers.feedforward import resolve_d_ff
 
 
-def read_attention(fields: Fields, **settings: Any) -> AttentionConfig:
+def read_attention(
+    fields: Fields, default_theta: float = 10_000.0, **settings: Any
+) -> AttentionConfig:
     """Return the attention of a config; `settings` are those that families differ in."""
     num_heads = fields.size("num_attention_heads")
     if "position" not in settings:
-        settings["position"] = read_rope(fields)
+        settings["position"] = read_rope(fields, default_theta=default_theta)
     return AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=fields.take("num_key_value_heads", num_heads),
@@ -126,11 +129,11 @@ def write_decoder(config: TransformerConfig) -> dict[str, Any]:
 
 
 def read_windows(
-    fields: Fields, attention: AttentionConfig, window: int
+    fields: Fields, attention: AttentionConfig, window: int, default: Sequence[str] = ()
 ) -> tuple[MixerConfig, ...]:
     """Return the mixers of all layers from `layer_types`, by default full attention."""
     depth = fields.size("num_hidden_layers")
-    kinds = fields.take("layer_types", ["full_attention"] * depth)
+    kinds = fields.take("layer_types", list(default) or ["full_attention"] * depth)
     known = {"full_attention": attention, "sliding_attention": with_window(attention, window)}
     for kind in kinds:
         if kind not in known:
@@ -234,16 +237,17 @@ def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
 def _read_phi3(fields: Fields) -> TransformerConfig:
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     check_rotary_dim(fields, attention)
-    fields.take("original_max_position_embeddings", 0)  # longrope alone uses it
     dropout = fields.take("resid_pdrop", 0.0)
     return read_decoder(fields, (attention,), read_feed_forward(fields), dropout)
 
 
 def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
+    mixer: Any = config.layer_pattern[0].mixer
+    scaling = getattr(mixer.position, "scaling", None)
     return _write_mistral(config) | {
         "resid_pdrop": config.layer_pattern[0].residual_dropout,
         "embd_pdrop": config.embedding_dropout,
-        "original_max_position_embeddings": 4096,
+        "original_max_position_embeddings": getattr(scaling, "original_max_length", 4096),
         "pad_token_id": None,  # the default, 32000, may be beyond the vocabulary
     }
 

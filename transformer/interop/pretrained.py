@@ -8,7 +8,6 @@ sharded model needs no more host memory than the shards of this process.
 """
 
 import dataclasses
-import fnmatch
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,26 +22,32 @@ from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
 from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
-from transformer.interop.fields import Fields
+from transformer.interop.fields import WITHOUT_EFFECT, Fields
 from transformer.interop.registry import FAMILIES, find_architecture
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
     Array,
-    SafetensorsFile,
     TensorSpec,
+    split_into_shards,
     write_safetensors,
+)
+from transformer.interop.weight_files import (
+    INDEX,
+    WEIGHTS,
+    WeightFiles,
+    places_by_leaf,
+    read_json,
+    read_slice,
 )
 from transformer.interop.weight_map import Leaf, Tensor, expand
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.base import Model
 from transformer.precision import Precision
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 
 MAX_SHARD_BYTES = 5_000_000_000
 """Default size above which weights are split into several files, as in `transformers`."""
-
-MAX_JSON_BYTES = 64_000_000
 
 
 class PretrainedConfig(NamedTuple):
@@ -151,16 +156,20 @@ def read_model(
     tensors = model_tensors(pretrained.family, pretrained.architecture, model, leaves)
     files.check(tensors, pretrained.family, pretrained.config.vocab_size)
     dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
-    by_leaf = _places_by_leaf(tensors)
+    by_leaf = places_by_leaf(tensors)
     sharding_of = None if shardings is None else _by_path(shardings(model))
 
     def load(leaf: Leaf) -> jax.Array:
         def read(index: Any) -> Array:  # a slice for each axis
-            return _read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
+            return read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
 
         if sharding_of is None:
-            return jnp.asarray(read(tuple(slice(0, size) for size in leaf.padded_shape)))
-        return jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
+            loaded = jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
+        else:
+            loaded = jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
+        jax.block_until_ready(loaded)  # before the next one takes memory
+        files.release()
+        return loaded
 
     return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
 
@@ -201,9 +210,7 @@ def write_model(
     leaves = model_leaves(model)
     tensors = model_tensors(chosen, architecture, model, leaves)
     arrays = _by_path(params)
-    by_name: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        by_name.setdefault(tensor.name, []).append(tensor)
+    by_name = _group_by_name(tensors)
     specs = [TensorSpec(name, each[0].shape, dtype) for name, each in by_name.items()]
     zeros = (1, model.config.vocab_size)
     specs += [TensorSpec(name, zeros, dtype) for name in chosen.zeros]
@@ -213,7 +220,7 @@ def write_model(
             return np.zeros(zeros, np.float32)
         return _join(by_name[name], arrays)
 
-    shards = _split_into_shards(specs, max_shard_bytes)
+    shards = split_into_shards(specs, max_shard_bytes)
     total = sum(spec.num_bytes for spec in specs)
     names: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
@@ -225,7 +232,10 @@ def write_model(
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    record = _label_fields(model) | dict(fields or {}) | written
+    # Null ids stand where a family's default would be beyond the vocabulary; given ones win.
+    unset = {name: None for name in WITHOUT_EFFECT & written.keys() if written[name] is None}
+    decided = {name: value for name, value in written.items() if name not in unset}
+    record = unset | _label_fields(model) | dict(fields or {}) | decided
     record |= {
         "model_type": chosen.model_type,
         "architectures": [architecture.name],
@@ -283,7 +293,10 @@ def _try_family(
     try:
         written = family.write_config(config)
         fields = Fields(json.loads(json.dumps(written)), family.model_type)
-        difference = find_difference(config, family.read_config(fields))
+        read = family.read_config(fields)
+        if architecture.kind != "masked_lm":
+            read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
+        difference = find_difference(config, read)
         if difference is None and config.pooler != architecture.pooler:
             difference = f"model.pooler {config.pooler!r}"
         if difference is None:
@@ -335,193 +348,21 @@ def model_tensors(
     return expand((*family.weights, *architecture.head), leaves, depths)
 
 
-class WeightFiles:
-    """The safetensors files of a folder."""
-
-    def __init__(self, folder: Path, files: dict[str, SafetensorsFile], prefix: str) -> None:
-        self._folder = folder
-        self._file_of: dict[str, tuple[SafetensorsFile, str]] = {}
-        names = [name for file in files.values() for name in file.tensors]
-        bare = bool(prefix) and not any(name.startswith(prefix) for name in names)
-        for file in files.values():
-            for name in file.tensors:
-                self._file_of[_modern_name(name, prefix if bare else "")] = file, name
-
-    @classmethod
-    def open(cls, folder: Path, family: Family) -> "WeightFiles":
-        """Open the file or files of a folder.
-
-        Raises:
-          InteropError: There are none, or one is damaged, or the index is.
-        """
-        if (folder / INDEX).exists():
-            names = _index_files(folder / INDEX)
-        elif (folder / WEIGHTS).exists():
-            names = [WEIGHTS]
-        else:
-            raise _no_weights(folder)
-        for name in names:
-            if not (folder / name).exists():
-                raise InteropError(f"{folder / name}: is missing; fetch it again")
-        files = {name: SafetensorsFile(folder / name) for name in names}
-        return cls(folder, files, family.prefix)
-
-    def read(self, name: str) -> Array:
-        """Return a tensor as a view of its file."""
-        file, own_name = self._file_of[name]
-        return file.read(own_name)
-
-    def check(self, tensors: list[Tensor], family: Family, vocab_size: int) -> None:
-        """Raise InteropError unless the files hold exactly these tensors."""
-        expected = {tensor.name: tensor for tensor in tensors}
-        missing = [name for name in expected if name not in self._file_of]
-        extra = [
-            name
-            for name in self._file_of
-            if name not in expected
-            and name not in family.zeros
-            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in family.ignored)
-        ]
-        if "lm_head.weight" in extra and self._is_copy_of_embedding("lm_head.weight", expected):
-            extra.remove("lm_head.weight")  # a tied matrix that was saved all the same
-        if missing:
-            first = missing[0]
-            beside = f", and has {extra[0]} too many" if extra else ""
-            raise InteropError(
-                f"{self._folder}: lacks {_count(missing)}, first {first} of shape "
-                f"{list(expected[first].shape)}{beside}; fetch the files again, or the config.json "
-                "that belongs to them"
-            )
-        if extra:
-            raise InteropError(
-                f"{self._folder}: has {_count(extra)} that the model of config.json lacks, first "
-                f"{extra[0]}; fetch the config.json that belongs to the files"
-            )
-        for name, tensor in expected.items():
-            file, own_name = self._file_of[name]
-            entry = file.tensors[own_name]
-            if entry.shape != tensor.shape:
-                raise InteropError(
-                    f"{file.path}: {own_name} has shape {list(entry.shape)}, and config.json says "
-                    f"{list(tensor.shape)}; fetch the config.json that belongs to the file"
-                )
-            if entry.dtype not in ("F32", "F16", "BF16"):
-                raise InteropError(
-                    f"{file.path}: {own_name} is stored as {entry.dtype}; give float32, float16 or "
-                    "bfloat16 weights"
-                )
-        for name in family.zeros:
-            if name in self._file_of and np.any(self.read(name)):
-                raise InteropError(
-                    f"{self._folder}: {name} is not zero, and this library has no such bias; "
-                    "import a model without it"
-                )
-
-    def _is_copy_of_embedding(self, name: str, expected: Mapping[str, Tensor]) -> bool:
-        tables = (
-            tensor.name
-            for tensor in expected.values()
-            if tensor.leaves[0].path == "embedding" and tensor.name in self._file_of
-        )
-        return any(np.array_equal(self.read(name), self.read(table)) for table in tables)
-
-
-def _count(names: list[str]) -> str:
-    return f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
-
-
-def _modern_name(name: str, prefix: str) -> str:
-    """Return a tensor's name as today's files have it.
-
-    Files of a bare body lack its prefix, and the first files of BERT name gains and biases of norms
-    gamma and beta.
-    """
-    name = f"{prefix}{name}" if prefix and not name.startswith(("lm_head.", "cls.")) else name
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
-
-
-def _index_files(path: Path) -> list[str]:
-    table = read_json(path).get("weight_map")
-    if not isinstance(table, dict) or not table:
-        raise InteropError(f"{path}: has no weight_map; fetch it again")
-    names = sorted(set(map(str, table.values())))
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise InteropError(
-                f"{path}: names {name!r}, which is no file of its folder; fetch it again"
-            )
-    return names
-
-
-def _no_weights(folder: Path) -> InteropError:
-    pickled = [
-        name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for name in folder.glob(pattern)
-    ]
-    if pickled:
-        return InteropError(
-            f"{pickled[0]}: is pickled, and unpickling runs code of the file; convert it where "
-            "transformers is installed: AutoModelForCausalLM.from_pretrained(SOURCE)"
-            ".save_pretrained(FOLDER) writes safetensors"
-        )
-    return InteropError(f"{folder}: has no {WEIGHTS}; give a folder of safetensors weights")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file.
+def tensor_values(tensors: list[Tensor], params: Any) -> dict[str, Array]:
+    """Return the values of each tensor, by name, of parameters or of their gradients.
 
     Raises:
-      InteropError: It is missing, too large, or no JSON object.
+      InteropError: Layers that share a tensor have different values.
     """
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise InteropError(f"{path}: is too large for a file of settings; fetch it again")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InteropError(f"{path}: does not exist; give a folder that has it") from error
-    except OSError as error:
-        raise InteropError(f"{path}: {error.strerror}; check the path") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, InteropError):
-            raise
-        raise InteropError(f"{path}: is not JSON ({error}); fetch it again") from error
-    if not isinstance(value, dict):
-        raise InteropError(f"{path}: is no JSON object; fetch it again")
-    return value
+    arrays = _by_path(params)
+    return {name: _join(each, arrays) for name, each in _group_by_name(tensors).items()}
 
 
-Place = tuple[Tensor, int]  # a tensor, and the number of the leaf among those that it holds
-
-
-def _places_by_leaf(tensors: list[Tensor]) -> dict[str, dict[tuple[int, ...], Place]]:
-    """Return, for each parameter, the tensor of each index of its stack axes."""
-    places: dict[str, dict[tuple[int, ...], Place]] = {}
+def _group_by_name(tensors: list[Tensor]) -> dict[str, list[Tensor]]:
+    by_name: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        for number, leaf in enumerate(tensor.leaves):
-            for index in tensor.indices:
-                places.setdefault(leaf.path, {})[index] = tensor, number
-    return places
-
-
-def _read_slice(
-    files: WeightFiles,
-    places: Mapping[tuple[int, ...], Place],
-    leaf: Leaf,
-    index: tuple[slice, ...],
-    dtype: Any,
-) -> Array:
-    """Return a slice of a parameter, read from the views of its tensors. Padding is zero."""
-    ranges = [range(size)[part] for size, part in zip(leaf.padded_shape, index, strict=True)]
-    values = np.zeros([len(each) for each in ranges], dtype)
-    stacked = leaf.num_stacked
-    inner = tuple(slice(each.start, each.stop) for each in ranges[stacked:])
-    for place in np.ndindex(*(len(each) for each in ranges[:stacked])):
-        found, number = places[tuple(each[i] for each, i in zip(ranges, place, strict=False))]
-        unit = found.layout.split(files.read(found.name), found.leaves)[number]
-        part = unit[inner]  # shorter than the slice where the vocabulary is padded
-        values[place][tuple(slice(0, size) for size in part.shape)] = part
-    return values
+        by_name.setdefault(tensor.name, []).append(tensor)
+    return by_name
 
 
 def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
@@ -530,7 +371,7 @@ def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
     for tensor in tensors:
         for index in tensor.indices:
             units = [
-                np.asarray(arrays[leaf.path][index])[tuple(map(slice, leaf.unit_shape))]
+                np.asarray(arrays[leaf.path][index])[tuple(map(slice, leaf.shape[len(index) :]))]
                 for leaf in tensor.leaves
             ]
             results.append(tensor.layout.join(units, tensor.leaves))
@@ -541,19 +382,6 @@ def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
             "model have different values; no file can hold them"
         )
     return first
-
-
-def _split_into_shards(specs: list[TensorSpec], limit: int) -> list[list[TensorSpec]]:
-    """Return the tensors of each file, in order; a tensor larger than the limit has its own."""
-    shards: list[list[TensorSpec]] = [[]]
-    size = 0
-    for spec in specs:
-        if shards[-1] and size + spec.num_bytes > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(spec)
-        size += spec.num_bytes
-    return shards
 
 
 def _by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:

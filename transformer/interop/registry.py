@@ -5,8 +5,12 @@ from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
 from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.gpt_oss import GPT_OSS
 from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
+from transformer.interop.marian import MARIAN
+from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.seq2seq import BART, T5
+from transformer.interop.sparse_encoders import BIG_BIRD, LONGFORMER
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
@@ -18,6 +22,7 @@ FAMILIES: dict[str, Family] = {
         QWEN2,
         QWEN3,
         PHI3,
+        GPT_OSS,
         GEMMA,
         GEMMA2,
         GEMMA3,
@@ -27,11 +32,32 @@ FAMILIES: dict[str, Family] = {
         BERT,
         ROBERTA,
         DISTILBERT,
+        MODERNBERT,
+        LONGFORMER,
+        BIG_BIRD,
         T5,
         BART,
+        MARIAN,
     )
 }
 """Families in the order in which `export` tries them for a model without a family of its own."""
+
+
+REFUSED = {
+    "albert": "all layers share one set of weights",
+    "cohere": "its RoPE pairs neighboring entries under norms without biases",
+    "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
+    "deepseek_v2": "it has multi-head latent attention and shared experts",
+    "deepseek_v3": "it has multi-head latent attention and shared experts",
+    "falcon": "its layers have one norm for attention and feed-forward",
+    "gptj": "its output matrix has a bias and its layers one norm",
+    "mamba": "it is a state-space model",
+    "olmo2": "it normalizes whole queries and keys across their heads, and the sublayers' outputs",
+    "phi": "its output matrix has a bias and its layers one norm",
+    "qwen2_moe": "it has shared experts with a gate of their own",
+    "qwen3_moe": "its layers mix experts and plain feed-forwards by index",
+}
+"""Architectures that are asked for and not supported, with the reason."""
 
 
 def find_architecture(
@@ -42,10 +68,13 @@ def find_architecture(
     Raises:
       InteropError: They are unknown; the message lists those that are known.
     """
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    model_type = model_type if isinstance(model_type, str) else ""
+    family = FAMILIES.get(model_type)
     if family is None:
+        reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
         raise InteropError(
-            f"{source}: model_type {model_type!r} is not supported; known are {', '.join(FAMILIES)}"
+            f"{source}: model_type {model_type!r} is not supported{reason}; known are "
+            f"{', '.join(FAMILIES)}"
         )
     given = names if isinstance(names, list) and names else [family.architectures[0].name]
     for architecture in family.architectures:

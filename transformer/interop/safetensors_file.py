@@ -8,6 +8,7 @@ and writes from a dict that holds all tensors at once.)
 
 import json
 import math
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -63,9 +64,11 @@ class SafetensorsFile:
         """
         self.path = path
         try:
-            self._bytes = np.memmap(path, np.uint8, "r")
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file
             raise InteropError(f"{path}: cannot be read ({error}); fetch it again") from error
+        self._bytes = np.frombuffer(self._map, np.uint8)
         self.tensors, self.metadata = self._read_header()
 
     def read(self, name: str) -> Array:
@@ -77,6 +80,11 @@ class SafetensorsFile:
             )
         view = self._bytes[entry.start : entry.stop].view(DTYPES[entry.dtype])
         return np.asarray(view).reshape(entry.shape)
+
+    def release(self) -> None:
+        """Give back the memory of the pages that were read; views read them again if needed."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def _read_header(self) -> tuple[dict[str, Entry], dict[str, str]]:
         size = len(self._bytes)
@@ -132,6 +140,19 @@ class TensorSpec(NamedTuple):
 
 def _dtype(name: str) -> Any:
     return jnp.bfloat16 if name == "bfloat16" else name
+
+
+def split_into_shards(specs: list[TensorSpec], limit: int) -> list[list[TensorSpec]]:
+    """Return the tensors of each file, in order; a tensor larger than the limit has its own."""
+    shards: list[list[TensorSpec]] = [[]]
+    size = 0
+    for spec in specs:
+        if shards[-1] and size + spec.num_bytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(spec)
+        size += spec.num_bytes
+    return shards
 
 
 def write_safetensors(path: Path, specs: Iterable[TensorSpec], read: Any) -> None:

@@ -4,7 +4,12 @@ import dataclasses
 from typing import Any
 
 from transformer.attention.config import AttentionConfig, DotScore
-from transformer.attention.position_config import LearnedPositions, NoPosition, T5RelativeBias
+from transformer.attention.position_config import (
+    LearnedPositions,
+    NoPosition,
+    PositionEmbedding,
+    T5RelativeBias,
+)
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.interop.family import (
     ACTIVATION_NAMES,
@@ -39,6 +44,7 @@ def _read_t5(fields: Fields) -> TransformerConfig:
     position = T5RelativeBias(
         num_buckets=fields.take("relative_attention_num_buckets", 32),
         max_distance=fields.take("relative_attention_max_distance", 128),
+        shared=True,
     )
     both_ways = dataclasses.replace(position, bidirectional=True)
     self_attention_config = AttentionConfig(
@@ -114,10 +120,10 @@ def _t5_stack(side: str, feed_forward: int) -> tuple[Weight, ...]:
     return (
         *self_attention(f"{block}.0.SelfAttention", f"{ours}/mixer", names),
         *norm(f"{block}.0.layer_norm", f"{ours}/mixer_norm"),
-        # One table, which all layers of T5 share; here each layer has a copy.
+        # One table, which all layers share.
         Weight(
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            f"{ours}/mixer/position_bias",
+            f"{side}/position_bias",
             AsIs(),
         ),
         Weight(f"{dense}.wi.weight", up, without=gate),
@@ -157,9 +163,14 @@ T5 = Family(
 def _read_bart(fields: Fields) -> TransformerConfig:
     for name in ("normalize_before", "add_final_layer_norm", "normalize_embedding"):
         fields.expect(name, name == "normalize_embedding")
-    fields.expect("add_bias_logits", False)
     fields.expect("static_position_embeddings", False)
     fields.expect("extra_pos_embeddings", 2)
+    return read_bart(fields, LearnedPositions(fields.size("max_position_embeddings"), offset=2))
+
+
+def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig:
+    """Return the config of BART or a relative with its fields."""
+    fields.expect("add_bias_logits", False)
     fields.expect("force_bos_token_to_be_generated", False, True)
     fields.expect("is_encoder_decoder", True)
     fields.take("num_hidden_layers", 0)
@@ -195,7 +206,7 @@ def _read_bart(fields: Fields) -> TransformerConfig:
             layer_pattern=(block("encoder"),),
             final_norm=None,
         ),
-        position_embedding=LearnedPositions(fields.size("max_position_embeddings"), offset=2),
+        position_embedding=positions,
         embedding_norm=layer_norm,
         embedding_dropout=dropout,
         scale_embeddings=fields.take("scale_embedding", False),
@@ -204,7 +215,8 @@ def _read_bart(fields: Fields) -> TransformerConfig:
     )
 
 
-def _write_bart(config: TransformerConfig) -> dict[str, Any]:
+def write_bart(config: TransformerConfig) -> dict[str, Any]:
+    """Return the fields of BART."""
     encoder = config.encoder or EncoderConfig()
     fields: dict[str, Any] = {}
     for side, stack in (("encoder", encoder), ("decoder", config)):
@@ -229,7 +241,8 @@ def _write_bart(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _bart_stack(side: str) -> tuple[Weight, ...]:
+def bart_stack(side: str) -> tuple[Weight, ...]:
+    """Return the rules of one side of BART."""
     layer, ours = f"model.{side}.layers.{{layer}}", f"{side}/layers"
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     cross: tuple[Weight, ...] = ()
@@ -254,11 +267,11 @@ BART = Family(
     "bart",
     (Architecture("BartForConditionalGeneration", "encoder_decoder"),),
     _read_bart,
-    _write_bart,
+    write_bart,
     (
         Weight("model.shared.weight", "embedding", TABLE),
-        *_bart_stack("encoder"),
-        *_bart_stack("decoder"),
+        *bart_stack("encoder"),
+        *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
     ),
     prefix="model.",

@@ -132,7 +132,28 @@ class AsIs:
         return values[0].reshape(self.shape(leaves))
 
 
-Layout = Linear | HeadsInterleaved | AsIs
+@dataclasses.dataclass(frozen=True)
+class AllExperts:
+    """All experts of a layer: [E, inputs, outputs], or [E, outputs] for biases.
+
+    The outputs of several parameters alternate: first of the first, first of the second, ...
+    """
+
+    def shape(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
+        """Return the shape of the tensor."""
+        *first, outputs = leaves[0].shape[1:]
+        return (*first, outputs * len(leaves))
+
+    def split(self, tensor: Array, leaves: Sequence[Leaf]) -> list[Array]:
+        """Return the values of each leaf, as views of the tensor."""
+        return [tensor[..., number :: len(leaves)] for number in range(len(leaves))]
+
+    def join(self, values: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
+        """Return the tensor that `split` takes apart."""
+        return np.stack(values, axis=-1).reshape(self.shape(leaves))
+
+
+Layout = Linear | HeadsInterleaved | AsIs | AllExperts
 
 LINEAR = Linear()
 TABLE = Linear(transposed=False)
@@ -163,7 +184,7 @@ class Tensor(NamedTuple):
     leaves: tuple[Leaf, ...]
     indices: tuple[tuple[int, ...], ...]
     """Indices of the stack axes (layer, expert) at which the tensor's values stand. More than one
-    if layers share the tensor."""
+    if layers share the tensor. A tensor of all experts has the layer alone."""
     layout: Layout
 
     @property
@@ -212,11 +233,14 @@ def expand(
             )
             if expert is not None and expert >= found[0].shape[found[0].num_stacked - 1]:
                 continue
-            if len(index) != found[0].num_stacked:
+            num_inside = isinstance(weight.layout, AllExperts)  # stack axes within the tensor
+            if len(index) + num_inside != found[0].num_stacked:
                 continue
             name = weight.theirs.format(layer=layer, expert=expert)
             by_name.setdefault(name, []).append((found, index))
-            covered.update((leaf.path, index) for leaf in found)
+            experts = range(found[0].shape[len(index)]) if num_inside else [None]
+            for leaf, inside in itertools.product(found, experts):
+                covered.add((leaf.path, index if inside is None else (*index, inside)))
         for name, places in by_name.items():
             # Layers that share a tensor may be of several places: one entry for each leaf.
             for found in dict.fromkeys(leaves_ for leaves_, _ in places):

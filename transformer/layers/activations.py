@@ -39,6 +39,16 @@ def cap_logits(logits: jax.Array, soft_cap: float) -> jax.Array:  # [...] -> [..
     return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
 
 
+def clamped_gate(
+    gate: jax.Array,  # [..., F]
+    up: jax.Array,  # [..., F]
+    activation: Callable[[jax.Array], jax.Array],
+    limit: float,
+) -> jax.Array:  # [..., F]
+    """Return activation(min(gate, c)) * (1 + clip(up, -c, c)) (gpt-oss; `gate_clamp`)."""
+    return activation(jnp.minimum(gate, limit)) * (1 + jnp.clip(up, -limit, limit))
+
+
 def declare_swish(
     module: nn.Module, config: FeedForwardConfig, context: ModelContext
 ) -> Callable[[jax.Array], jax.Array]:

@@ -133,14 +133,9 @@ def declare_linear(
     down with depth (see `Initialization.depth_scaled`).
     """
     precision, zeros = context.precision, nn.initializers.zeros
-
-    def init(rng: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        num_residual_layers = context.num_layers if residual else 0
-        matrix_initializer = context.initialization.matrix_initializer
-        return matrix_initializer(inputs, num_residual_layers=num_residual_layers)(
-            rng, shape, dtype
-        )
-
+    initializer, depth = context.initialization.matrix_initializer, residual * context.num_layers
+    # Called by `init` alone, so the initializer is made there.
+    init = lambda *args: initializer(inputs, num_residual_layers=depth)(*args)  # noqa: E731
     dtype = precision.parameters
     w = declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
     w = w.astype(precision.compute)

@@ -117,7 +117,7 @@ class Block(nn.Module):
         return self.context.constrain(x, ("batch", "length", None))
 
     def apply_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
-        """Apply the norm `name`; identity if the block has no norms."""
-        if self.config.norm is None:
+        """Apply the norm `name`; identity if the block has none."""
+        if self.config.norm is None or (name == "mixer_norm" and not self.config.mixer_norm):
             return x
         return Norm(self.config.norm, self.context.precision, name=name)(x)

@@ -7,6 +7,7 @@ from transformer.validation import check_at_least, check_choice, check_fraction
 
 NormKind = Literal["layer", "rms", "rms_offset"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swish", "learned_swish", "squared_relu"]
+MaskedHeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
 DispatcherKind = Literal["auto", "dense", "sorted"]
 
 
@@ -48,16 +49,40 @@ class FeedForwardConfig:
     """Dropout rate of the hidden layer."""
     swish_beta: float = 1.0
     """beta of `swish`, x sigmoid(beta x), and initial beta of `learned_swish`."""
+    gate_clamp: float = 0.0
+    """c of activation(min(gate, c)) * (1 + clip(up, -c, c)), the clamped gate of gpt-oss (Agarwal
+    et al. 2025, section 2.3). 0: the plain gate. Needs `gated`."""
 
     def __post_init__(self) -> None:
         check_at_least("feed_forward.d_ff", self.d_ff, 0)
         check_choice("feed_forward.activation", self.activation, get_args(Activation))
         check_fraction("feed_forward.dropout", self.dropout)
+        check_at_least("feed_forward.gate_clamp", self.gate_clamp, 0)
+        if self.gate_clamp and not self.gated:
+            raise ValueError(
+                f"feed_forward.gate_clamp {self.gate_clamp}: there is no gate; set gated to True, "
+                "or gate_clamp to 0"
+            )
         if self.swish_beta != 1 and self.activation not in ("swish", "learned_swish"):
             raise ValueError(
                 f"feed_forward.swish_beta {self.swish_beta}: {self.activation} has none; leave it "
                 "at 1, or set activation to swish or learned_swish"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedHeadConfig:
+    """Head of a masked language model: a linear layer, an activation and a norm, then logits."""
+
+    activation: MaskedHeadActivation = "gelu"
+    """Activation of the linear layer."""
+    bias: bool = True
+    """Add a bias to the linear layer."""
+    output_bias: bool = True
+    """Add a bias to each logit."""
+
+    def __post_init__(self) -> None:
+        check_choice("masked_head.activation", self.activation, get_args(MaskedHeadActivation))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +97,8 @@ class MoEConfig:
     """C, experts that each token is sent to: 1 in Switch, 2 in Mixtral."""
     expert: FeedForwardConfig = FeedForwardConfig()
     """Feed-forward of one expert. Dropout drops the same hidden units in all experts of a token."""
+    router_bias: bool = False
+    """Add a bias to the router's logits."""
     normalize_gates: bool = True
     """Scale the gates of a token to sum to 1 (Mixtral); False: plain probabilities (Switch)."""
     capacity_factor: float = 0.0

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
-from transformer.layers.activations import ACTIVATIONS, declare_swish
+from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
 from transformer.layers.basic import apply_linear, dropout
 from transformer.layers.config import FeedForwardConfig
 
@@ -43,11 +43,13 @@ class FeedForward(nn.Module):
         embed = {"embed": context.d_model}
         mlp = {"mlp": resolve_d_ff(config, context.d_model)}
         activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
-        if config.gated:
-            gate = activation(apply_linear(self, "gate", x, embed, mlp, context, bias=config.bias))
-            hidden = gate * apply_linear(self, "up", x, embed, mlp, context, bias=config.bias)
+        linear = lambda name: apply_linear(self, name, x, embed, mlp, context, bias=config.bias)  # noqa: E731
+        if not config.gated:
+            hidden = activation(linear("up"))
+        elif not config.gate_clamp:
+            hidden = activation(linear("gate")) * linear("up")
         else:
-            hidden = activation(apply_linear(self, "up", x, embed, mlp, context, bias=config.bias))
+            hidden = clamped_gate(linear("gate"), linear("up"), activation, config.gate_clamp)
         hidden = context.constrain(hidden, ("batch", "length", "mlp"))
         if dropout_rngs is not None:
             hidden = dropout(hidden, config.dropout, dropout_rngs)

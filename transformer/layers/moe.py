@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from transformer.attention.base import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
-from transformer.layers.activations import ACTIVATIONS, declare_swish
+from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.config import MoEConfig
 from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
@@ -80,6 +80,15 @@ class MixtureOfExperts(nn.Module):
         matrix = context.constrain(matrix, (None, None))  # small: replicated
         x = x.astype(jnp.float32)
         logits = apply_matrix(x, matrix.astype(x.dtype), 1, context.flatten_tokens)
+        if self.config.router_bias:
+            bias = declare_weight(
+                self,
+                "router_bias",
+                outputs={"routes": self.config.num_experts},
+                init=nn.initializers.zeros,
+                dtype=context.precision.parameters,
+            )
+            logits = logits + bias.astype(logits.dtype)[None, None]
         return context.constrain(logits, ("batch", "length", None))
 
     def apply_experts(
@@ -97,7 +106,11 @@ class MixtureOfExperts(nn.Module):
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)
         # SwiGLU and its like: activation(gate x) * up x (Shazeer 2020).
         if config.gated:
-            hidden = activation(self.expert_linear(dispatcher, "gate", rows, embed, mlp)) * hidden
+            gate = self.expert_linear(dispatcher, "gate", rows, embed, mlp)
+            if config.gate_clamp:
+                hidden = clamped_gate(gate, hidden, activation, config.gate_clamp)
+            else:
+                hidden = activation(gate) * hidden
         else:
             hidden = activation(hidden)
         if dropout_rngs is not None and config.dropout:

@@ -4,7 +4,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.position_config import FREQUENCY_BASE, LearnedPositions
+from transformer.attention.position_config import (
+    FREQUENCY_BASE,
+    LearnedPositions,
+    SinusoidalPositions,
+)
 from transformer.attention.rope import fixed_point_turns, wrapped_product
 from transformer.attention.rope_scaling import unscaled_frequencies
 from transformer.config import TransformerConfig
@@ -19,7 +23,10 @@ def embed_positions(
     """Return learned vectors of `module`, or sinusoids."""
     learned = config.position_embedding
     if not isinstance(learned, LearnedPositions):
-        return sinusoidal_embedding(positions, config.d_model)
+        vectors = sinusoidal_embedding(positions, config.d_model)
+        if isinstance(learned, SinusoidalPositions) and learned.layout == "halves":
+            return jnp.concatenate([vectors[..., 0::2], vectors[..., 1::2]], axis=-1)
+        return vectors
     rows, offset = learned.max_length + learned.offset, learned.offset
     table = declare_table(
         module, "positions", {"positions": rows}, {"embed": config.d_model}, config

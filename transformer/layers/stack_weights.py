@@ -8,6 +8,7 @@ from flax import struct
 
 from transformer.attention.base import MixerInputs, mixer_class
 from transformer.attention.masks import Mask
+from transformer.attention.position_bias import zero_shared_bias
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
 from transformer.layers.block import Block, layer_constants
@@ -38,7 +39,8 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     block = Block(config, context, parent=None)
     x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
     positions = jnp.zeros((1, 1), jnp.int32)
-    inputs = MixerInputs(positions, Mask(), constants=layer_constants(config, place, context))
+    constants, shared_bias = layer_constants(config, place, context), zero_shared_bias(pattern)
+    inputs = MixerInputs(positions, Mask(), constants=constants, shared_bias=shared_bias)
     memory = Memory(x, Mask()) if config.needs_memory else None
 
     def init_layer(layer_index: jax.Array) -> Any:

@@ -10,10 +10,11 @@ from flax import linen as nn
 
 from transformer.attention.base import MixerInputs, Outputs
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.position_bias import declare_shared_bias
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
 from transformer.inspection import Edit, Taps, make_taps
-from transformer.layers.basic import fold_in
+from transformer.layers.basic import declare_weight, fold_in
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import (
     compute_logits,
@@ -125,10 +126,18 @@ class EncoderDecoder(Model):
         decoder = Decoder(config, self.context, name="decoder")
         rngs = fold_in(dropout_rngs, 1)
         output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs, taps)
-        matrix = declare_output_matrix(self, table, config)
+        matrix, bias = declare_output_matrix(self, table, config), None
+        if config.logit_bias:
+            bias = declare_weight(
+                self,
+                "output_bias",
+                outputs={"vocab": config.padded_vocab_size},
+                init=nn.initializers.zeros,
+                dtype=config.precision.parameters,
+            )
         logits = None
         if "logits" in outputs:
-            logits = compute_logits(output.x, matrix, config, self.context)
+            logits = compute_logits(output.x, matrix, config, self.context, bias)
         return ModelOutput(logits, output.x, output.cache, output.aux, encoder_aux)
 
     @nn.nowrap
@@ -188,6 +197,8 @@ class Encoder(nn.Module):
         )
         mask = Mask(positions=positions, segments=segments)
         inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs)
+        shared_bias = declare_shared_bias(self, encoder.layer_pattern, context)
+        inputs = inputs.replace(shared_bias=shared_bias)
         return apply_layers(encoder, config, context, x, inputs)
 
 
@@ -225,4 +236,6 @@ class Decoder(nn.Module):
         inputs = MixerInputs(
             positions, mask, cache=cache, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs
         )
+        shared_bias = declare_shared_bias(self, config.layer_pattern, context)
+        inputs = inputs.replace(shared_bias=shared_bias)
         return apply_layers(config, config, context, x, inputs, memory)

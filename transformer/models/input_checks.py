@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
+from transformer.attention.rope_scaling import LongRoPEScaling
 from transformer.config import TransformerConfig
 from transformer.shapes import check_shapes
 from transformer.validation import check_size
@@ -90,7 +91,7 @@ def check_cache_inputs(
 
 
 def check_cache_length(config: TransformerConfig, length: int) -> None:
-    """Raise ValueError if a cache has room for more tokens than there are learned positions."""
+    """Raise ValueError if positions do not reach as far as a cache."""
     check_size("length", length, 1)
     limit = config.max_length
     if limit is not None and length > limit:
@@ -98,6 +99,16 @@ def check_cache_length(config: TransformerConfig, length: int) -> None:
             f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
             "give a shorter one"
         )
+    for block in config.layer_pattern:
+        scaling = getattr(getattr(block.mixer, "position", None), "scaling", None)
+        if not isinstance(scaling, LongRoPEScaling) or scaling.factors != "by_length":
+            continue
+        if length > scaling.original_max_length:
+            raise ValueError(
+                f"a cache of {length} tokens: LongRoPE changes its factors after "
+                f"{scaling.original_max_length}, when earlier keys are already cached; decode "
+                "fewer tokens, or set scaling.factors to long"
+            )
 
 
 def resolve_dropout_rngs(

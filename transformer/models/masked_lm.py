@@ -23,8 +23,9 @@ from transformer.models.input_checks import resolve_dropout_rngs
 class MaskedLanguageModel(Model):
     """BERT (Devlin et al. 2019) with its masked-token head.
 
-    The head is a linear layer, GELU and LayerNorm, then the output matrix with a bias for each
-    token of the vocabulary. `hidden` is the head's output before the matrix, [B, T, D].
+    The head is a linear layer, an activation (GELU) and a norm, then the output matrix with a bias
+    for each token of the vocabulary (`config.masked_head`). `hidden` is the head's output before
+    the matrix, [B, T, D].
     """
 
     @nn.compact
@@ -60,16 +61,20 @@ class MaskedLanguageModel(Model):
         if config.pooler:
             # Unused here, but published checkpoints have its weights: it must be declared.
             pool_sequence(self, x, segments, "first", config, context)
-        x = ACTIVATIONS["gelu"](apply_linear(self, "head", x, embed, embed, context, bias=True))
+        head = config.masked_head
+        x = apply_linear(self, "head", x, embed, embed, context, bias=head.bias)
+        x = ACTIVATIONS[head.activation](x)
         x = Norm(config.embedding_norm or NormConfig(), config.precision, name="head_norm")(x)
         matrix = declare_output_matrix(self, table, config)
-        bias = declare_weight(
-            self,
-            "head_output_bias",
-            outputs={"vocab": config.padded_vocab_size},
-            init=nn.initializers.zeros,
-            dtype=config.precision.parameters,
-        )
+        bias = None
+        if head.output_bias:
+            bias = declare_weight(
+                self,
+                "head_output_bias",
+                outputs={"vocab": config.padded_vocab_size},
+                init=nn.initializers.zeros,
+                dtype=config.precision.parameters,
+            )
         logits = None
         if "logits" in outputs:
             logits = compute_logits(x, matrix, config, context, bias)

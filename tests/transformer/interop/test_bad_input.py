@@ -1,5 +1,6 @@
 """Damaged, hostile and unsupported folders: one line each that names the thing."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pytest
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.errors import InteropError
-from transformer.interop.pretrained import read_model, write_model
+from transformer.interop.pretrained import express, make_model, read_model, write_model
+from transformer.interop.registry import FAMILIES, REFUSED
 from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
 from transformer.models.language_model import LanguageModel
 
@@ -87,7 +89,7 @@ CASES = {
     "unsupported value": (set_field(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),
     "unsupported rope": (
         set_field(rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
-        "rope_parameters.*only the types default, linear, llama3 and yarn",
+        "rope_parameters.*only the types default, linear, llama3, yarn and longrope",
     ),
     "wrong type": (set_field(hidden_size="24"), "hidden_size '24'"),
     "wrong size": (set_field(num_attention_heads=5), "num_kv_heads|num_attention_heads"),
@@ -121,6 +123,90 @@ def test_a_bad_folder_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
     with pytest.raises(InteropError, match=expected) as caught:
         read_model(folder)
     assert "\n" not in str(caught.value)
+
+
+def from_fixture(name: str, tmp_path: Path, **fields: Any) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(SOURCE.parent / name, folder)
+    set_field(**fields)(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_known_architectures_without_support_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    folder = from_fixture("llama-grouped", tmp_path, model_type=name)
+    with pytest.raises(InteropError) as caught:
+        read_model(folder)
+    assert f"model_type '{name}' is not supported ({REFUSED[name]}); known are" in str(caught.value)
+    assert name not in FAMILIES
+
+
+VALUES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mxfp4": (
+        "gptoss-clamped",
+        {"quantization_config": {"quant_method": "mxfp4"}},
+        r"quantization_config mxfp4: packed weights.*Mxfp4Config\(dequantize=True\)",
+    ),
+    "gpt-oss without RoPE": ("gptoss-clamped", {"rope_parameters": None}, "has no rope_parameters"),
+    "one expert": ("gptoss-clamped", {"num_experts_per_tok": 1}, "normalize_gates"),
+    "random blocks": (
+        "bigbird-mlm",
+        {"attention_type": "block_sparse"},
+        "attention_type 'block_sparse'.*only 'original_full'.*drawn by NumPy",
+    ),
+    "odd window": ("longformer-mlm", {"attention_window": [4, 3]}, r"attention_window \[4, 3\]"),
+    "one window": ("longformer-mlm", {"attention_window": [4]}, "2 even numbers"),
+    "offset": ("longformer-mlm", {"pad_token_id": 0}, "pad_token_id 0"),
+    "other layers": ("modernbert-local", {"layer_types": ["chunked"] * 4}, "layer_types.*chunked"),
+    "head activation": ("modernbert-local", {"classifier_activation": "tanh"}, "tanh"),
+    "factors": (
+        "phi3-long",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0],
+                "long_factor": [1.0, 2.0],
+                "original_max_position_embeddings": 8,
+            }
+        },
+        "long_rope_scaling.long_factors: has 2 numbers and short_factors 1",
+    ),
+    "embedded norms": (
+        "marian-separate",
+        {"normalize_embedding": True},
+        "normalize_embedding True",
+    ),
+    "T5 activation": ("t5-gated", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj"),
+}
+
+
+@pytest.mark.parametrize("case", list(VALUES))
+def test_unsupported_values_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    name, fields, expected = VALUES[case]
+    with pytest.raises(InteropError, match=expected) as caught:
+        read_model(from_fixture(name, tmp_path, **fields))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["llama-grouped", "t5-gated", "t5-tied", "bart-scaled"])
+def test_another_scale_of_the_logits_cannot_be_exported(name: str, tmp_path: Path) -> None:
+    tied = name == "t5-tied"
+    name = "t5-gated" if tied else name
+    pretrained, params = read_model(SOURCE.parent / name)
+    config = pretrained.config
+    # Tied, T5 scales by the root of the width, and no other factor; untied not at all.
+    own = config.d_model**-0.5 if tied else 1.0
+    for scale in (own, 0.37):
+        changed = dataclasses.replace(
+            config, logit_scale=scale, tie_embeddings=tied or config.tie_embeddings
+        )
+        model = make_model(pretrained.architecture, changed)
+        if scale == own:
+            express(model, pretrained.family.model_type)
+            continue
+        with pytest.raises(InteropError, match=r"model\.logit_scale 0\.37 \(it has"):
+            write_model(tmp_path, model, params, family=pretrained.family.model_type)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_that_no_family_has_is_refused_by_its_setting(tmp_path: Path) -> None:

@@ -91,14 +91,19 @@ def test_gradients_and_greedy_tokens_are_those_of_transformers(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_there_and_back_is_the_identity_bit_for_bit(name: str, tmp_path: Path) -> None:
     pretrained, params = read_model(FIXTURES / name)
+    copies = {"cls.predictions.bias"} if name == "bert-untied" else set()
     family = pretrained.family.model_type
     write_model(tmp_path, pretrained.make_model(), params, family=family, max_shard_bytes=20_000)
     files = [SafetensorsFile(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     assert len(files) > 1  # more than one shard
     ours = {key: file.read(key) for file in files for key in file.tensors}
     theirs = SafetensorsFile(FIXTURES / name / "model.safetensors")
-    assert ours.keys() == theirs.tensors.keys()
+    # Poolers of masked language models have no effect, and are left out.
+    unused = {key for key in theirs.tensors if key.startswith("bert.pooler.")} - ours.keys()
+    assert ours.keys() == theirs.tensors.keys() - unused
     for key, value in ours.items():
+        # Of the two biases of an untied head one has an effect; both come back with its values.
+        key = "cls.predictions.decoder.bias" if key in copies else key
         assert value.tobytes() == theirs.read(key).tobytes(), key
     again, params_again = read_model(tmp_path)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, params_again))

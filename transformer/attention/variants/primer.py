@@ -116,6 +116,7 @@ class Primer(Mixer):
             num_heads=config.num_heads,
             key_head_dim=head,
             value_head_dim=head,
+            shared_bias=inputs.shared_bias,
         )
         score_spec = ScoreSpec(
             scale=1 / math.sqrt(head),

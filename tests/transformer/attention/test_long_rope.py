@@ -1,0 +1,57 @@
+"""LongRoPE against its formula, and what it refuses."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer import AttentionConfig, BlockConfig, LanguageModel, LongRoPEScaling, RoPE
+from transformer.attention.rope import rope_angles
+from transformer.config import TransformerConfig
+
+SHORT, LONG, TRAINED = (1.0, 1.5, 2.0), (2.0, 5.0, 7.0), 8
+
+
+def expected_angles(length: int, factors: tuple[float, ...]) -> np.ndarray:
+    frequencies = 100.0 ** (-np.arange(0, 6, 2) / 6) / np.array(factors)
+    return np.arange(length)[:, None] * frequencies
+
+
+@pytest.mark.parametrize(("length", "factors"), [(TRAINED, SHORT), (TRAINED + 1, LONG)])
+def test_the_length_of_a_row_decides(length: int, factors: tuple[float, ...]) -> None:
+    rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
+    angles = rope_angles(jnp.arange(length)[None], 6, rope)[0]
+    expected = expected_angles(length, factors)
+    np.testing.assert_allclose(np.cos(angles), np.cos(expected), atol=1e-5)
+    np.testing.assert_allclose(np.sin(angles), np.sin(expected), atol=1e-5)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
+    rows = jnp.stack([jnp.arange(5), jnp.arange(20, 25)])
+    both = rope_angles(rows, 6, rope)
+    np.testing.assert_array_equal(both[:1], rope_angles(rows[:1], 6, rope))
+    np.testing.assert_array_equal(both[1:], rope_angles(rows[1:], 6, rope))
+    np.testing.assert_allclose(np.cos(both[1]), np.cos(expected_angles(25, LONG)[20:]), atol=1e-5)
+
+
+def test_a_cache_that_outgrows_the_short_factors_is_refused() -> None:
+    def model(factors: str) -> LanguageModel:
+        scaling = LongRoPEScaling(SHORT, LONG, TRAINED, factors=factors)  # type: ignore[arg-type]
+        mixer = AttentionConfig(num_heads=2, head_dim=6, position=RoPE(scaling=scaling))
+        return LanguageModel(
+            TransformerConfig(
+                vocab_size=11, d_model=12, num_layers=1, layer_pattern=(BlockConfig(mixer=mixer),)
+            )
+        )
+
+    assert model("by_length").init_cache(1, TRAINED)
+    assert model("long").init_cache(1, TRAINED + 1)
+    with pytest.raises(ValueError, match="a cache of 9 tokens: LongRoPE changes its factors"):
+        model("by_length").init_cache(1, TRAINED + 1)
+
+
+def test_factors_fit_the_head() -> None:
+    with pytest.raises(ValueError, match="has 3 factors and a head 2 rotated pairs"):
+        LongRoPEScaling(SHORT, LONG).frequencies(100.0, 4)
+    with pytest.raises(ValueError, match="a factor of 0 or less"):
+        LongRoPEScaling((1.0, 0.0), (1.0, 1.0))

@@ -1,0 +1,80 @@
+"""One table of relative positions for all layers of an encoder and of a decoder."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    LanguageModel,
+    T5RelativeBias,
+    TransformerConfig,
+)
+
+
+def make_config(shared: bool, buckets: int = 4) -> TransformerConfig:
+    position = T5RelativeBias(buckets, 6, shared=shared)
+    mixer = AttentionConfig(num_heads=2, position=position)
+    block = BlockConfig(mixer=mixer)
+    return TransformerConfig(
+        vocab_size=11,
+        d_model=8,
+        num_layers=2,
+        layer_pattern=(dataclasses.replace(block, cross_attention=AttentionConfig(num_heads=2)),),
+        encoder=EncoderConfig(num_layers=3, layer_pattern=(block,)),
+    )
+
+
+def test_a_shared_table_equals_equal_tables_and_has_the_sum_of_their_gradients() -> None:
+    shared, separate = (EncoderDecoder(make_config(each)) for each in (True, False))
+    params = shared.init_params(jax.random.key(0))
+    tables = {side: params[side]["position_bias"] for side in ("encoder", "decoder")}
+    assert {side: table.shape for side, table in tables.items()} == {
+        "encoder": (4, 2),
+        "decoder": (4, 2),
+    }
+
+    def spread(params: Any) -> Any:
+        sides = {}
+        for side, depth in (("encoder", 3), ("decoder", 2)):
+            own = dict(params[side])
+            table = own.pop("position_bias")
+            place = own["layers"]["place_0"]
+            tables = jnp.broadcast_to(table, (depth, *table.shape))
+            mixer = place["mixer"] | {"position_bias": tables}
+            sides[side] = own | {"layers": {"place_0": place | {"mixer": mixer}}}
+        return params | sides
+
+    source, tokens = jnp.arange(7)[None], jnp.arange(5)[None] + 2
+
+    def loss(model: EncoderDecoder, params: Any) -> jax.Array:
+        logits = model.apply({"params": params}, source, tokens).logits
+        assert logits is not None
+        return jnp.square(logits).sum()
+
+    np.testing.assert_allclose(loss(shared, params), loss(separate, spread(params)), rtol=1e-6)
+    found = jax.grad(lambda each: loss(shared, each))(params)
+    expected = jax.grad(lambda each: loss(separate, spread(each)))(params)
+    for side in ("encoder", "decoder"):
+        gap = found[side]["position_bias"] - expected[side]["position_bias"]
+        assert np.abs(gap).max() < 1e-5 * np.abs(expected[side]["position_bias"]).max()
+        assert np.abs(found[side]["position_bias"]).max() > 0
+
+
+def test_models_without_a_shared_table_refuse_it() -> None:
+    config = make_config(True)
+    block = dataclasses.replace(config.layer_pattern[0], cross_attention=None)
+    alone = dataclasses.replace(config, encoder=None, layer_pattern=(block,))
+    with pytest.raises(ValueError, match="only encoder-decoders have a table for all layers"):
+        LanguageModel(alone).init_params(jax.random.key(0))
+    other = make_config(True, buckets=6).layer_pattern[0]
+    mixed = dataclasses.replace(config, layer_pattern=(config.layer_pattern[0], other))
+    with pytest.raises(ValueError, match="the layers have different buckets or heads"):
+        EncoderDecoder(mixed).init_params(jax.random.key(0))

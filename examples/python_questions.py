@@ -3,8 +3,7 @@
     python examples/python_questions.py questions.jsonl [pairs.jsonl]
 
 The answers are the first sentences of docstrings of the standard library of the Python that runs
-this, so that the data need no network. In the pairs, for preference optimization, the rejected
-answer is that to another question.
+this: no network. In the pairs, for preference optimization, the rejected answer is another's.
 """
 
 import importlib
@@ -15,15 +14,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-MODULES = (
-    *("argparse", "ast", "bisect", "calendar", "collections", "copy", "csv", "datetime", "decimal"),
-    *("difflib", "email.message", "enum", "fileinput", "fractions", "functools", "glob", "gzip"),
-    *("heapq", "html", "http.client", "inspect", "io", "ipaddress", "itertools", "json", "logging"),
-    *("mailbox", "math", "operator", "os", "os.path", "pathlib", "pickle", "queue", "random", "re"),
-    *("shlex", "shutil", "socket", "statistics", "string", "struct", "subprocess", "tarfile"),
-    *("tempfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "unittest"),
-    *("urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "zipfile"),
-)
+MODULES = """
+argparse ast bisect calendar collections copy csv datetime decimal difflib email.message enum
+fileinput fractions functools glob gzip heapq html http.client inspect io ipaddress itertools json
+logging mailbox math operator os os.path pathlib pickle queue random re shlex shutil socket
+statistics string struct subprocess tarfile tempfile textwrap threading time tokenize traceback
+types unittest urllib.parse urllib.request uuid warnings weakref zipfile
+"""
 
 LONGEST = 160
 """Characters of the longest answer."""
@@ -60,7 +57,7 @@ def write_lines(path: str, records: Iterable[object]) -> None:
 def main(path: str, pairs_path: str = "") -> None:
     """Write the files."""
     answers: dict[str, str] = {}
-    for module in MODULES:
+    for module in MODULES.split():
         for name, text in documented(module):
             if answer := first_sentence(text):
                 answers.setdefault(name, answer)
@@ -70,12 +67,10 @@ def main(path: str, pairs_path: str = "") -> None:
     write_lines(path, ({"messages": list(each)} for each in both))
     if pairs_path:
         others = [*replies[len(replies) // 2 :], *replies[: len(replies) // 2]]
+        rejected = zip(both, others, strict=True)
         write_lines(
             pairs_path,
-            (
-                {"prompt": [question], "chosen": [reply], "rejected": [other]}
-                for (question, reply), other in zip(both, others, strict=True)
-            ),
+            ({"prompt": [q], "chosen": [a], "rejected": [other]} for (q, a), other in rejected),
         )
     print(f"{len(answers):,} questions in {path}")
 

@@ -150,7 +150,9 @@ def models_with_vocabularies() -> list[Model]:
     return [
         LanguageModel(config),
         MaskedLanguageModel(dataclasses.replace(config, causal=False)),
-        EncoderDecoder(dataclasses.replace(config, layer_pattern=blocks, encoder=encoder)),
+        EncoderDecoder(
+            dataclasses.replace(config, layer_pattern=blocks, encoder=encoder, logit_bias=True)
+        ),
     ]
 
 

@@ -168,7 +168,7 @@ def describe_model(
 
     config, optimizer = model.config, optimizer or AdamW()
     parameters = parameter_counts.count_parameters(model)
-    layout = make_lora_layout(lora, model.logical_axes())
+    layout = make_lora_layout(lora, parameter_counts.abstract_parameters(model).axes)
     lengths = _flops_lengths(sequence_length, config)
     shape: dict[str, Any] = dict(
         batch_size=batch_size,

@@ -83,8 +83,9 @@ class Quantities:
         states = StateShapes.from_experiment(experiment)
         model, config = states.model, experiment.model
         rows, length = max_batch_shape(experiment)
-        leaves = list(abstract_parameters(model).leaves())
-        lora = make_lora_layout(experiment.lora, model.logical_axes())
+        parameters = abstract_parameters(model)
+        leaves = list(parameters.leaves())
+        lora = make_lora_layout(experiment.lora, parameters.axes)
         inside = [leaf for leaf in leaves if leaf.path_in_side[0] == "layers"]
         every = sum(leaf.size for leaf in leaves)
         layers = sum(leaf.size for leaf in inside)

@@ -211,8 +211,15 @@ class LongRoPEScaling:
                 f"long_rope_scaling.long_factors: has {len(self.long_factors)} numbers and "
                 f"short_factors {len(self.short_factors)}; give one of each for each pair"
             )
-        if min((*self.short_factors, *self.long_factors, self.amplitude)) <= 0:
-            raise ValueError("long_rope_scaling: has a factor of 0 or less; give positive ones")
+        for name, values in (
+            ("short_factors", self.short_factors),
+            ("long_factors", self.long_factors),
+            ("amplitude", (self.amplitude,)),
+        ):
+            if any(not value > 0 for value in values):
+                raise ValueError(
+                    f"long_rope_scaling.{name} {min(values)}: is not positive; give numbers above 0"
+                )
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
         """Return the frequencies of long inputs if `factors` is long, else those of short ones."""

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,7 +28,7 @@ from train.experiment import (
     EvaluationConfig,
     Experiment,
 )
-from train.optim.schedules import LearningRateSchedule, register_schedule
+from train.optim.schedules import SCHEDULES, LearningRateSchedule, register_schedule
 from train.parallel.mesh import MeshConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
@@ -229,7 +229,6 @@ def test_resumed_run_has_the_same_averages(
     assert_same_bits(state_at(tmp_path / "broken", STEPS), state_at(tmp_path / "whole", STEPS))
 
 
-@register_schedule
 @dataclasses.dataclass(frozen=True)
 class JumpSchedule(LearningRateSchedule):
     """A small learning rate up to step 8, and one that undoes all learning after it."""
@@ -238,6 +237,14 @@ class JumpSchedule(LearningRateSchedule):
 
     def make(self, *, steps: int, width: int) -> optax.Schedule:
         return optax.piecewise_constant_schedule(0.01, {9: 1000.0})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered_jump_schedule() -> Iterator[None]:
+    """Other tests of the same process see the shipped schedules alone."""
+    register_schedule(JumpSchedule)
+    yield
+    del SCHEDULES[JumpSchedule.kind]
 
 
 def impatient(folder: Path, **changes: Any) -> Experiment:

@@ -36,7 +36,7 @@ def test_examples_are_short_and_linked(path: Path) -> None:
     assert f"(examples/{path.name})" in README.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_own_training_loop_learns() -> None:
     _, losses = load("own_training_loop").train(steps=150)
     assert losses[0] > 2
@@ -53,7 +53,7 @@ def test_members_of_the_ensemble_learn_and_differ() -> None:
     assert not np.array_equal(tables[0], tables[1])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_frozen_layers_keep_their_bits_and_others_learn() -> None:
     example = load("freeze_and_load")
     before, loaded, after = example.main()
@@ -70,7 +70,7 @@ def test_frozen_layers_keep_their_bits_and_others_learn() -> None:
     assert np.any(before[2:] != after[2:])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_exported_model_computes_the_same() -> None:
     assert max(load("export").main()) < 1e-5
 

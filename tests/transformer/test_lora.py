@@ -74,6 +74,8 @@ def test_merged_stacks_are_the_sum_of_both() -> None:
     assert_close(weight.merge(), w + 0.5 * np.einsum("LNHr,LrD->LNHD", a, b))
 
 
+@pytest.mark.slow
+@pytest.mark.sampled("remat")
 @pytest.mark.parametrize(
     "model",
     [
@@ -112,6 +114,7 @@ def test_logits_and_gradients_are_those_of_merged_weights(model: LanguageModel) 
     assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.full
 def test_global_tokens_with_absorbed_projections() -> None:
     """Longformer multiplies key and value matrices into a few queries."""
     model = make_model(
@@ -126,6 +129,7 @@ def test_global_tokens_with_absorbed_projections() -> None:
     assert_close(found, expected)
 
 
+@pytest.mark.full
 def test_before_the_first_step_nothing_has_changed() -> None:
     model = make_model()
     layout, params, _, frozen = make_parts(model)

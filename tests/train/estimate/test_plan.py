@@ -49,7 +49,7 @@ def found(experiment: Experiment, here: Target) -> Plan:
     return make_plan(experiment, here, PlanOptions(compile_best=1, tokens=1e6))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_step_is_compiled_for_all_devices(found: Plan) -> None:
     compiled = found.compiled_step
     assert compiled is not None

@@ -17,6 +17,7 @@ from typing import Any, get_args, get_type_hints
 
 from train.config.io import all_classes_by_kind, classes_by_kind, kind_name
 from train.config.registry import find_experiment, list_experiments
+from train.data.config import ArrayDataConfig
 from train.experiment import Experiment
 from transformer.precision import Precision
 
@@ -83,7 +84,9 @@ def defaults() -> str:
     sections = {}
     for each in config_classes():
         # Registered ones of tests and benchmarks are there only if their module was imported.
-        if each is Precision or not each.__module__.startswith(("train.", "transformer.")):
+        # ArrayDataConfig is reached through such tasks alone.
+        ours = each.__module__.startswith(("train.", "transformer."))
+        if each in (Precision, ArrayDataConfig) or not ours:
             continue
         hints, lines = get_type_hints(each), []
         for field in dataclasses.fields(each):

@@ -76,7 +76,8 @@ def fit(
       workdir: Folder of the run, local or remote. `runs/<name>` if empty.
       data: Training examples from Python, in place of `experiment.data.path`: strings or arrays of
         token ids for (masked) language modeling, (text, label) pairs for classification, (tokens,
-        tags) for tagging, (source, target) for translation. Or a dict of lists by split: `train`,
+        tags) for tagging, (source, target) for translation; for a task of arrays (`ArrayTask`), a
+        dict of arrays by name, with a row for each example. Or a dict of those by split: `train`,
         `validation`, `test`. A run of them resumes with the same data only.
       validation_data: Validation examples. By default some of `data` are held out, as the data
         settings say (`validation_fraction`).

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.manager import CheckpointManager
@@ -113,18 +113,18 @@ class Run:
 
         Args:
           split: `train`, `validation`, or `test` if the data have one.
-          data: Examples to evaluate in place of the run's own, as for `train.fit`: a list, or a
-            dict of lists by split.
+          data: Examples to evaluate in place of the run's own, as for `train.fit`: a list (for an
+            `ArrayTask`, a dict of arrays), or a dict of those by split.
 
         Raises:
           UserError: There is no such split, or the data are missing or do not suit the task.
         """
-        from train.data.python_data import hold_data
+        from train.data.python_data import hold_data, is_by_split
         from train.evaluation.evaluator import evaluate_run
 
         if data is None:
             return evaluate_run(self, split)
-        if isinstance(data, Mapping):
+        if is_by_split(self.experiment.data, data):
             if split not in data:
                 raise UserError(f"split {split!r}: data has only {', '.join(data)}; choose one")
             data = data[split]

@@ -47,12 +47,21 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
       read: Returns the arrays of a split; None if there is no such split.
 
     Raises:
-      UserError: A split is empty, or its arrays differ in length.
+      UserError: A split is empty, or its arrays differ in length, or in names from the others.
     """
     found = {name: arrays for name in SPLITS if (arrays := read(name)) is not None}
     if "train" not in found:
-        raise UserError("the train split: there is none; return its arrays from read_arrays")
+        raise UserError(
+            "the train split: there is none; return its arrays from read_arrays, or give them to "
+            "train.fit as data"
+        )
     splits = {name: check_arrays(name, arrays) for name, arrays in found.items()}
+    for name, arrays in splits.items():
+        # Else an evaluation would stop the training, in the middle, with a KeyError of the loss.
+        if missing := splits["train"].keys() - arrays.keys() - {"weights"}:
+            raise UserError(
+                f"the {name} split: has no array {min(missing)}, which the train split has; add it"
+            )
     if "validation" not in splits:
         count = num_examples(splits["train"])
         if count < 2:

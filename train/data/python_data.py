@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.data.config import PYTHON_DATA_PREFIX, DataConfig, StreamingConfig, TextDataConfig
+from train.data.arrays import check_arrays
+from train.data.config import (
+    PYTHON_DATA_PREFIX,
+    ArrayDataConfig,
+    DataConfig,
+    StreamingConfig,
+    TextDataConfig,
+)
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -31,14 +38,16 @@ SPLITS = ("train", "validation", "test")
 class PythonData:
     """Examples of each split, checked, in the form that `DataConfig.read_split` returns."""
 
-    splits: Mapping[str, list[Any]]
+    splits: Mapping[str, Any]
+    """A list of examples for each split; for `ArrayDataConfig`, a dict of arrays."""
     path: str
     """Value of `data.path`."""
 
     @property
     def has_token_arrays(self) -> bool:
         """True if the examples are arrays of token ids, and not texts."""
-        return isinstance(self.splits["train"][0], np.ndarray)
+        examples = self.splits["train"]
+        return isinstance(examples, list) and isinstance(examples[0], np.ndarray)
 
 
 _held: weakref.WeakValueDictionary[str, PythonData] = weakref.WeakValueDictionary()
@@ -54,15 +63,15 @@ def hold_data(
 
     Args:
       experiment: Its data settings decide what an example is; their paths are replaced.
-      data: Training examples, or a dict of splits: train, validation, test.
+      data: Training examples, or a dict of splits: train, validation, test. For `ArrayDataConfig`,
+        the examples are a dict of arrays by name.
       validation_data: Validation examples.
 
     Raises:
       UserError: The data are empty, or are no examples of the task.
     """
     config = experiment.data
-    check = _example_check(config)
-    splits = dict(data) if isinstance(data, Mapping) else {"train": data}
+    splits = dict(data) if is_by_split(config, data) else {"train": data}
     if validation_data is not None:
         if "validation" in splits:
             raise UserError("validation_data: data has a validation split too; give one of them")
@@ -71,19 +80,29 @@ def hold_data(
         raise UserError(f"data: split {unknown[0]!r} is not known; name {', '.join(SPLITS)}")
     if "train" not in splits:
         raise UserError(f"data: has no split train (it has {', '.join(splits) or 'none'}); add it")
-    checked = {name: _check_split(name, splits[name], check) for name in SPLITS if name in splits}
-    kinds = {type(example) for examples in checked.values() for example in examples}
-    if np.ndarray in kinds and len(kinds) > 1:
-        raise UserError("data: has texts and arrays of token ids; give one of them")
-    held = PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
+    ordered = {name: splits[name] for name in SPLITS if name in splits}
+    if isinstance(config, ArrayDataConfig):
+        held = _hold_arrays(experiment, ordered)
+    else:
+        held = _hold_examples(config, ordered)
     # Equal data have one path and are held once: the first object stays, because the runs that name
     # it keep only that one alive.
     held = _held.setdefault(held.path, held)
-    paths: dict[str, Any] = {"path": held.path, "validation_path": "", "test_path": ""}
+    paths: dict[str, Any] = {"path": held.path}
+    if not isinstance(config, ArrayDataConfig):
+        paths |= {"validation_path": "", "test_path": ""}
     if isinstance(config, TextDataConfig):
         paths |= {"sources": (), "streaming": StreamingConfig()}
     named: Any = dataclasses.replace(config, **paths)
     return dataclasses.replace(experiment, data=named), held
+
+
+def is_by_split(config: DataConfig, data: Any) -> bool:
+    """Return True for a dict of splits; False for the examples of one, which may be a dict too."""
+    if not isinstance(data, Mapping):
+        return False
+    is_arrays = isinstance(config, ArrayDataConfig)
+    return not is_arrays or any(isinstance(each, Mapping) for each in data.values())
 
 
 def held_data(path: str) -> PythonData:
@@ -107,6 +126,47 @@ def check_same_data(workdir: object, saved_path: str, path: str) -> None:
     )
 
 
+def _hold_examples(config: DataConfig, splits: Mapping[str, Any]) -> PythonData:
+    """Return lists of examples, checked."""
+    check = _example_check(config)
+    checked = {name: _check_split(name, examples, check) for name, examples in splits.items()}
+    kinds = {type(example) for examples in checked.values() for example in examples}
+    if np.ndarray in kinds and len(kinds) > 1:
+        raise UserError("data: has texts and arrays of token ids; give one of them")
+    return PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
+
+
+def _hold_arrays(experiment: "Experiment", splits: Mapping[str, Any]) -> PythonData:
+    """Return arrays by name, checked. They are copies: the caller may change its own in place."""
+    from train.tasks.array_task import ArrayTask  # late: tasks import the readers of data
+    from train.tasks.registry import make_task
+
+    if not isinstance(make_task(experiment), ArrayTask):
+        raise UserError(
+            f"data: the task {type(experiment.task).__name__} reads its own; derive its class from "
+            "ArrayTask to give it arrays"
+        )
+    checked = {}
+    for split, arrays in splits.items():
+        if not isinstance(arrays, Mapping):
+            raise UserError(
+                f"data, split {split}: is a {type(arrays).__name__}; give a dict of the arrays "
+                "that the task's loss reads, with one row for each example"
+            )
+        named = {str(name): _copy_array(split, name, each) for name, each in arrays.items()}
+        checked[split] = check_arrays(split, named)
+    return PythonData(checked, PYTHON_DATA_PREFIX + _array_digest(checked))
+
+
+def _copy_array(split: str, name: object, values: Any) -> np.ndarray:
+    try:
+        return np.array(values)
+    except ValueError as error:  # rows of several lengths
+        raise UserError(
+            f"data, split {split}: array {name} has rows of several lengths; pad them to one"
+        ) from error
+
+
 def _example_check(config: DataConfig) -> Callable[[str, Any], Any]:
     """Return the function that checks and converts an example, given its location for errors."""
     checks: dict[type[DataConfig], Callable[[str, Any], Any]] = {
@@ -118,7 +178,7 @@ def _example_check(config: DataConfig) -> Callable[[str, Any], Any]:
     for kind, check in checks.items():
         if isinstance(config, kind) and type(config).read_split is DataConfig.read_split:
             return check
-    known = ", ".join(kind.__name__ for kind in checks)
+    known = ", ".join([*(kind.__name__ for kind in checks), ArrayDataConfig.__name__])
     raise UserError(
         f"data: {type(config).__name__} has examples of its own; set Experiment.data to one of "
         f"{known}"
@@ -189,6 +249,15 @@ def _check_name(where: str, noun: str, value: Any) -> str:
     if isinstance(value, int | np.integer) or (isinstance(value, str) and value):
         return str(value)
     raise UserError(f"{where}: its {noun} is {value!r}; give a string or an integer")
+
+
+def _array_digest(splits: Mapping[str, Mapping[str, np.ndarray]]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for split, arrays in splits.items():
+        for name, array in sorted(arrays.items()):
+            digest.update(f"{split} {name} {array.dtype} {array.shape}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def _digest(splits: Mapping[str, list[Any]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
+from train.data.config import PYTHON_DATA_PREFIX
 from train.evaluation.metrics import max_eval_batches, mean_losses, round_up_batch_size
 from train.experiment import Experiment
 from train.tasks.base import Task
@@ -33,13 +33,15 @@ if TYPE_CHECKING:
 class ArrayTask(Task):
     """Task over arrays. A subclass has `read_arrays`, `make_model`, `make_loss_fn` and `predict`.
 
+    `train.fit(experiment, data={"numbers": ..., "targets": ...})` gives it the arrays in place of
+    `read_arrays`, which a task of such data alone does not need.
+
     A batch has rows of the arrays [B, ...], `examples` [B], and `weights` [B], which are 0 in rows
     that fill up the last batch of an evaluation. Evaluations report the mean of every loss.
     """
 
     experiment: Experiment
 
-    @abc.abstractmethod
     def read_arrays(self, split: str) -> Arrays | None:
         """Return the examples of a split: arrays by name, with one row for each example.
 
@@ -53,14 +55,15 @@ class ArrayTask(Task):
           The arrays; None if there is no such split. Without a validation split, a tenth of the
           training examples is held out.
         """
+        return None
 
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> ArrayCorpus:
-        return prepare_arrays(self.read_arrays)
+        return prepare_arrays(self._arrays_of_split)
 
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        arrays = check_arrays("train", self.read_arrays("train") or {})
+        arrays = check_arrays("train", self._arrays_of_split("train") or {})
         row = take_rows(arrays, np.zeros(1, np.int64))
         return {
             name: jax.ShapeDtypeStruct((batch_size, *array.shape[1:]), array.dtype)
@@ -86,3 +89,10 @@ class ArrayTask(Task):
             corpus.split(split), batch_size, max_eval_batches(config, full_split)
         )
         return mean_losses(engine, params, batches)
+
+    def _arrays_of_split(self, split: str) -> Arrays | None:
+        """Return the arrays that `train.fit` was given, or else those of `read_arrays`."""
+        data: Any = self.experiment.data
+        if data.path.startswith(PYTHON_DATA_PREFIX):
+            return data.read_split(split)
+        return self.read_arrays(split)

@@ -26,7 +26,8 @@ def corpus(**splits: Arrays) -> ArrayCorpus:
 
 
 def test_splits_in_32_bits() -> None:
-    found = corpus(train={"x": np.ones((3, 2)), "y": np.array([1, 2, 3])}, test=numbers(2))
+    test = {"x": np.ones((1, 2)), "y": np.ones(1), "more": np.ones(1)}
+    found = corpus(train={"x": np.ones((3, 2)), "y": np.array([1, 2, 3])}, test=test)
     assert list(found.splits) == ["train", "validation", "test"]
     train = found.split("train")
     assert {name: (x.dtype.name, len(x)) for name, x in train.items()} == {
@@ -53,7 +54,7 @@ def test_the_digest_depends_on_everything() -> None:
     assert corpus(**splits).digest == digest
     others = (
         {**splits, "validation": numbers(2, start=1)},
-        {**splits, "train": {"renamed": splits["train"]["numbers"]}},
+        {name: {"renamed": arrays["numbers"]} for name, arrays in splits.items()},
         {**splits, "train": {"numbers": np.arange(4)}},
         {**splits, "train": {"numbers": np.arange(4.0).reshape(4, 1)}},
         {**splits, "test": numbers(1)},
@@ -78,6 +79,13 @@ def test_the_digest_depends_on_everything() -> None:
 def test_what_is_refused(train: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         prepare_arrays({"train": train}.get)
+
+
+def test_every_split_has_the_arrays_of_training() -> None:
+    train = {"x": np.ones(3), "weights": np.ones(3)}
+    assert corpus(train=train, validation={"x": np.ones(2)})
+    with pytest.raises(UserError, match="the test split: has no array x, which the train split ha"):
+        corpus(train=train, test=numbers(2))
 
 
 def test_training_batches_visit_every_example_once_an_epoch() -> None:

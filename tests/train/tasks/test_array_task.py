@@ -1,0 +1,161 @@
+"""A task of arrays that `train.fit` is given: no `read_arrays`, no files, no tokenizer."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import assert_same_bits, losses
+from tests.train.support import light_compiler as light_compiler
+from train.data.config import ArrayDataConfig
+from train.data.python_data import hold_data
+from train.experiment import Experiment
+from train.tasks.array_task import ArrayTask
+from train.tasks.config import TaskConfig
+from train.tasks.registry import TASKS, register_task
+from transformer import Classifier, TransformerConfig
+from transformer.losses import label_loss
+
+MODEL = TransformerConfig(vocab_size=5, d_model=8, num_layers=1, causal=False)
+
+TOKENS = np.random.default_rng(0).integers(5, size=(40, 6))
+
+DATA = {"tokens": TOKENS, "targets": (TOKENS[:, 0] > 2).astype(np.int64)}
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstIsLarge(TaskConfig):
+    """Tell if the first symbol is 3 or 4."""
+
+
+class FirstIsLargeTask(ArrayTask):
+    def make_model(self, hardware: Any, constrain: Any) -> Any:
+        return Classifier(self.experiment.model, hardware, constrain, num_classes=2)
+
+    def make_loss_fn(self, model: Any) -> Any:
+        def compute(params: Any, batch: Any, dropout_rngs: Any) -> Any:
+            logits = model.apply({"params": params}, batch["tokens"]).logits
+            return label_loss(model, logits, batch)
+
+        return compute
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    register_task(FirstIsLarge, FirstIsLargeTask)
+    yield
+    del TASKS["FirstIsLarge"]
+
+
+def experiment(steps: int = 6) -> Experiment:
+    data = ArrayDataConfig(length=6)
+    return Experiment("first", FirstIsLarge(), MODEL, data, steps=steps, batch_size=8, log_every=1)
+
+
+def evaluated(run: train.Run, data: Any, split: str = "validation") -> float:
+    return run.evaluate(split, data=data)["loss"]
+
+
+@pytest.mark.slow
+def test_a_run_of_arrays(tmp_path: Path) -> None:
+    """It trains, evaluates other arrays, and resumes with the same ones alone."""
+    whole = train.fit(experiment(), tmp_path / "whole", data=DATA, quiet=True)
+    train.fit(experiment(3), tmp_path / "parts", data=DATA, quiet=True)
+    parts = train.fit(experiment(), tmp_path / "parts", data=DATA, quiet=True)
+    assert_same_bits(whole.params, parts.params)
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+
+    other = DATA | {"targets": 1 - DATA["targets"]}
+    with pytest.raises(train.UserError, match=r"was trained on data given from Python, python:dat"):
+        train.fit(experiment(9), tmp_path / "parts", data=other, quiet=True)
+    with pytest.raises(
+        train.UserError, match=r"and now none are given; call train.fit with the sa"
+    ):
+        train.fit(experiment(9), tmp_path / "parts", quiet=True)
+
+    loaded = train.load(tmp_path / "whole")
+    assert evaluated(loaded, DATA) != evaluated(loaded, other)
+    assert evaluated(loaded, {"test": other}, "test") == evaluated(loaded, other)
+    with pytest.raises(train.UserError, match="split 'dev': data has only test; choose one"):
+        loaded.evaluate("dev", data={"test": other})
+
+
+def test_splits_and_their_path() -> None:
+    """The path is a digest of names, types, shapes and values, in any order of the names."""
+    held = [hold_data(experiment(), DATA), hold_data(experiment(), dict(reversed(DATA.items())))]
+    paths = {named.data.path for named, _ in held}
+    assert len(paths) == 1
+    others: tuple[Any, ...] = (
+        DATA | {"targets": 1 - DATA["targets"]},
+        DATA | {"tokens": TOKENS.astype(np.float32)},
+        DATA | {"tokens": TOKENS[:, ::-1]},
+        {name: array[1:] for name, array in DATA.items()},
+        {"train": DATA, "validation": DATA},
+    )
+    for data in others:
+        held.append(hold_data(experiment(), data))
+        paths.add(held[-1][0].data.path)
+    assert len(paths) == 6
+    task = FirstIsLargeTask(held[-1][0])
+    corpus = task.prepare_corpus()
+    assert {name: len(arrays["tokens"]) for name, arrays in corpus.splits.items()} == {
+        "train": 40,
+        "validation": 40,
+    }
+    assert {name: x.shape for name, x in task.batch_shapes(3, 6).items()} == {
+        "tokens": (3, 6),
+        "targets": (3,),
+        "weights": (3,),
+        "examples": (3,),
+    }
+
+
+def test_arrays_are_copied() -> None:
+    """A change in place is another data set, and does not reach the one that is held."""
+    data = {name: array.copy() for name, array in DATA.items()}
+    named, held = hold_data(experiment(), data)
+    data["targets"][:] = 0
+    assert held.splits["train"]["targets"].sum() == DATA["targets"].sum() > 0
+    assert hold_data(experiment(), data)[0].data.path != named.data.path
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TOKENS, "data, split train: is a ndarray; give a dict of the arrays that the task's loss"),
+        ((TOKENS, TOKENS), "data, split train: is a tuple; give a dict of the arrays"),
+        ({}, "the train split: has no examples; give arrays with a row for each"),
+        (DATA | {"targets": [1]}, r"its arrays differ in length \(tokens 40, targets 1\)"),
+        ({"tokens": [[1, 2], [3]]}, "array tokens has rows of several lengths; pad them to one"),
+        ({"tokens": ["a", "b"]}, "array tokens is of <U1; give numbers or booleans"),
+        ({"train": DATA, "dev": DATA}, "data: split 'dev' is not known; name train, validation, t"),
+        ({"validation": DATA}, r"data: has no split train \(it has validation\); add it"),
+        ({"train": DATA, "validation": TOKENS}, "data, split validation: is a ndarray; give a di"),
+    ],
+)
+def test_what_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(train.UserError, match=message):
+        hold_data(experiment(), data)
+
+
+def test_a_split_without_an_array_is_refused_before_training() -> None:
+    named, held = hold_data(experiment(), DATA, {"tokens": TOKENS})
+    with pytest.raises(train.UserError, match="the validation split: has no array targets, which"):
+        FirstIsLargeTask(named).prepare_corpus()
+    assert held.splits["validation"].keys() == {"tokens"}
+
+
+def test_a_task_without_data() -> None:
+    with pytest.raises(train.UserError, match=r"give them to train.fit as data"):
+        FirstIsLargeTask(experiment()).prepare_corpus()
+
+
+def test_a_task_that_reads_its_own_data() -> None:
+    """It would ignore them."""
+    register_task(FirstIsLarge, lambda _: object())  # type: ignore[arg-type]
+    with pytest.raises(train.UserError, match="data: the task FirstIsLarge reads its own; derive"):
+        hold_data(experiment(), DATA)

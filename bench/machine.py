@@ -2,6 +2,7 @@
 
 import os
 import platform
+import subprocess
 import time
 from pathlib import Path
 
@@ -16,6 +17,13 @@ def cores() -> int:
 def machine() -> dict[str, str | int]:
     """The processor, its cores and the system, for the record."""
     return {"cpu": _cpu_model(), "cores": cores(), "system": platform.platform()}
+
+
+def commit() -> str:
+    """Return the commit of the code, with a mark if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 class Neighbours:

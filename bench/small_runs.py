@@ -81,6 +81,7 @@ def held_out(
     *,
     segments: bool,
     windows: int | None = None,
+    tokens: int = EVALUATED,
 ) -> Iterator[HostBatch]:
     """Yield batches of windows of T tokens: see `losses_by_position`."""
     batch_size = max(1, TOKENS_AT_ONCE // length)
@@ -94,7 +95,7 @@ def held_out(
     )
     # Without a limit, windows follow each other without gaps: the first batches are the same text
     # at any length that is a power of two.
-    count = EVALUATED // (batch_size * length) if windows is None else len(batches)
+    count = tokens // (batch_size * length) if windows is None else len(batches)
     return itertools.islice(batches, count)
 
 
@@ -104,15 +105,17 @@ def losses_by_position(
     *,
     windows: int | None = None,
     config: TransformerConfig | None = None,
+    tokens: int = EVALUATED,
 ) -> np.ndarray:  # [T] nats
     """Return the mean held-out loss at each position of windows of T tokens.
 
     Args:
       run: A trained model and its corpus.
       length: T, which may differ from the length in training.
-      windows: Number of windows, spread evenly over the held-out text. None: its first
-        `EVALUATED` tokens, so that different lengths are compared on the same text.
+      windows: Number of windows, spread evenly over the held-out text. None: its first `tokens`
+        tokens, so that different lengths are compared on the same text.
       config: Replaces the configuration of the model; its parameters stay.
+      tokens: Number of tokens, without `windows`.
     """
     model = run.model if config is None else LanguageModel(config, run.model.hardware)
     stream = run.corpus.split("validation")
@@ -126,7 +129,8 @@ def losses_by_position(
         return -jnp.take_along_axis(log_probs, rows["targets"][:, :, None], axis=-1)[:, :, 0]
 
     total, count = np.zeros(length), np.zeros(length)
-    for rows in held_out(stream, length, segments=run.segments, windows=windows):
+    held = held_out(stream, length, segments=run.segments, windows=windows, tokens=tokens)
+    for rows in held:
         losses = np.asarray(token_losses(run.params, rows), np.float64)
         total += (losses * rows["weights"]).sum(0)
         count += rows["weights"].sum(0)

@@ -35,6 +35,7 @@ from bench.studies.recall import AssociativeRecall
 from bench.studies.record import (
     RESULTS,
     markdown_table,
+    open_records,
     run_study,
     single_run,
     train_all,
@@ -262,7 +263,8 @@ def main(
                 settings = {"task": task, "mixer": name}
                 made = experiment(task, name, steps[task], seed)
                 runs[task, name, seed] = single_run(run_name(settings, seed), settings, made)
-    results = train_all([*runs.values()], workdir, processes=processes, minutes=minutes)
+    records = open_records("family", output)
+    results = train_all([*runs.values()], workdir, records, processes=processes, minutes=minutes)
     scores = {
         name: {
             task: [score(results[runs[task, name, seed].name], task) for seed in range(seeds)]

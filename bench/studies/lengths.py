@@ -4,33 +4,36 @@
 
 As `bench.positions`, on the resumable queue and with seeds: the quickstart's model with each kind
 of position, trained on windows of 128 tokens and evaluated, without further training, on longer
-windows of the same held-out text. What was evaluated is kept beside the runs.
+windows of the same held-out text. The evaluations are kept with the results of the runs.
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 import train
-from bench.positions import BANDS, FACTORS, KINDS, LONGEST, SMOOTHING, band_means, with_positions
+from bench.positions import BANDS, FACTORS, KINDS, LONGEST, SMOOTHING, with_positions
 from bench.small_runs import LENGTH, Trained, losses_by_position, small
 from bench.studies.record import (
     RESULTS,
     markdown_table,
+    open_records,
     run_study,
     single_run,
     train_all,
     write_record,
 )
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
-from train.run_folder.writing import write_atomically
 from train.sweep.grid import SweepRun, run_name
 from train.tasks.language_modeling import LanguageModelTask
 from transformer import LanguageModel
+
+EVALUATED = 1 << 15
+"""Tokens at the beginning of the held-out text on which all lengths are compared."""
 
 
 def experiment(kind: str, steps: int, seed: int) -> Experiment:
@@ -43,17 +46,22 @@ def experiment(kind: str, steps: int, seed: int) -> Experiment:
     )
 
 
-def evaluated(run: SweepRun, workdir: Path) -> list[np.ndarray]:  # [T] for each factor
-    """Return the held-out loss by position at each length, computed or read."""
-    file = workdir / "logs" / f"{run.name}.lengths.json"
-    if not file.exists():
-        loaded = train.load(str(workdir / run.name))
-        corpus = LanguageModelTask(loaded.experiment).prepare_corpus(loaded.tokenizer)
-        assert isinstance(loaded.model, LanguageModel)
-        trained = Trained(loaded.model, loaded.params, corpus, segments=False)
-        found = [losses_by_position(trained, LENGTH * factor).tolist() for factor in FACTORS]
-        write_atomically(file, json.dumps(found))
-    return [np.array(each) for each in json.loads(file.read_text())]
+def evaluate_lengths(run: SweepRun, folder: Path) -> dict[str, Any]:
+    """Return the held-out loss of a run at each length, and by position of the longest windows."""
+    loaded = train.load(str(folder))
+    corpus = LanguageModelTask(loaded.experiment).prepare_corpus(loaded.tokenizer)
+    assert isinstance(loaded.model, LanguageModel)
+    trained = Trained(loaded.model, loaded.params, corpus, segments=False)
+    found = [losses_by_position(trained, LENGTH * each, tokens=EVALUATED) for each in FACTORS]
+    return {
+        "losses": [round(float(each.mean()), 5) for each in found],
+        "by_position": found[-1].reshape(-1, SMOOTHING).mean(axis=1).round(4).tolist(),
+    }
+
+
+def band_means(losses: np.ndarray) -> list[float]:  # losses: [T / SMOOTHING]
+    """Return the mean loss in each range of positions."""
+    return [float(losses[begin // SMOOTHING : end // SMOOTHING].mean()) for begin, end in BANDS]
 
 
 def draw(curves: Mapping[str, np.ndarray], path: Path) -> None:
@@ -62,7 +70,7 @@ def draw(curves: Mapping[str, np.ndarray], path: Path) -> None:
     axes = figure.subplots()
     positions = np.arange(LONGEST // SMOOTHING) * SMOOTHING + SMOOTHING // 2
     for kind, losses in curves.items():
-        axes.plot(positions, losses.reshape(-1, SMOOTHING).mean(axis=1), label=kind)
+        axes.plot(positions, losses, label=kind)
     axes.axvspan(0, LENGTH, color="grey", alpha=0.15, label="trained length")
     axes.set(xlabel="position in the window (tokens)", ylabel="held-out loss (nats per token)")
     axes.legend(frameon=False, fontsize="small")
@@ -86,16 +94,20 @@ def main(
         for kind in kinds
         for settings in [{"positions": kind}]
     ]
-    results = train_all(runs, workdir, processes=processes, minutes=minutes)
-    by_kind: dict[str, list[list[np.ndarray]]] = {kind: [] for kind in kinds}
+    records = open_records("lengths", output)
+    results = train_all(
+        runs, workdir, records, measure=evaluate_lengths, processes=processes, minutes=minutes
+    )
+    by_kind: dict[str, list[Mapping[str, Any]]] = {kind: [] for kind in kinds}
     for run in runs:
-        by_kind[run.settings["positions"]].append(evaluated(run, workdir))
+        by_kind[run.settings["positions"]].append(records.measured(run))
     curves = {
-        kind: np.mean([each[-1] for each in found], axis=0) for kind, found in by_kind.items()
+        kind: np.mean([each["by_position"] for each in found], axis=0)
+        for kind, found in by_kind.items()
     }
     rows, bands, numbers = [], [], {}
     for kind, found in by_kind.items():
-        means = np.array([[losses.mean() for losses in each] for each in found])  # [seeds, lengths]
+        means = np.array([each["losses"] for each in found])  # [seeds, lengths]
         numbers[kind] = means.tolist()
         spread = means.std(axis=0, ddof=1 if seeds > 1 else 0)
         rows.append(
@@ -107,8 +119,9 @@ def main(
     places = ["positions", *(f"{begin} to {end - 1:,}" for begin, end in BANDS)]
     scale = (
         f"The quickstart's model (4 layers, width 192), {steps} steps of 1,024 tokens on windows "
-        f"of {LENGTH}, {seeds} seeds: held-out loss in nats per token, mean and standard "
-        "deviation. The findings hold at this scale only."
+        f"of {LENGTH}, {seeds} seeds: loss on {EVALUATED:,} held-out tokens, the same at all "
+        "lengths, in nats per token, mean and standard deviation over seeds. The findings hold at "
+        "this scale only."
     )
     body = "\n\n".join(
         [
@@ -118,7 +131,11 @@ def main(
             markdown_table(places, bands),
         ]
     )
-    data = {"lengths": [LENGTH * factor for factor in FACTORS], "losses": numbers}
+    data = {
+        "lengths": [LENGTH * factor for factor in FACTORS],
+        "losses": numbers,
+        "by_position": {kind: each.round(4).tolist() for kind, each in curves.items()},
+    }
     write_record("lengths", "Positions and length", body, data, results, folder=output)
 
 

@@ -16,13 +16,20 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from bench.studies.record import RESULTS, markdown_table, run_study, single_run, write_record
+from bench.studies.record import (
+    RESULTS,
+    markdown_table,
+    open_records,
+    run_study,
+    single_run,
+    train_all,
+    write_record,
+)
 from configs.versus import EXPERIMENTS
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.scaling.design import LearningRateRule, SizeRules, model_of_width, with_learning_rate
 from train.sweep.grid import run_name
-from train.sweep.queue import run_sweep
 
 RULES: tuple[LearningRateRule, ...] = ("constant", "mup")
 
@@ -94,7 +101,10 @@ def main(
                     found = dataclasses.replace(found, seed=seed)
                     runs.append(single_run(run_name(settings, seed), settings, found))
     # A run that diverges is a result.
-    results = run_sweep(runs, str(workdir), processes=processes, limit_seconds=60 * minutes)
+    records = open_records("mup", output)
+    results = train_all(
+        runs, workdir, records, accept_failed=True, processes=processes, minutes=minutes
+    )
     values: dict[tuple[str, int], list[list[float]]] = {}
     for run in runs:
         key = run.settings["rule"], int(run.settings["width"])

@@ -1,7 +1,6 @@
 """Records of studies in docs/results: figure, table, and how they came about."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,28 +8,83 @@ from typing import Any
 
 import tyro
 
-from bench.machine import machine
+from bench.machine import commit, machine
+from bench.studies.finished_runs import FinishedRuns
 from train.errors import UserError
 from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
 from train.sweep.grid import SweepRun
 from train.sweep.queue import check_results, run_sweep
-from train.sweep.sweep_folder import RunResult
+from train.sweep.sweep_folder import RunResult, SweepFolder
 
 RESULTS = Path("docs/results")
 
 
+def open_records(study: str, output: Path) -> FinishedRuns:
+    """Return the finished runs of a study, by the folder that its page is written to."""
+    return FinishedRuns(output / "runs" / f"{study}.jsonl")
+
+
+Measure = Callable[[SweepRun, Path], Mapping[str, Any]]
+"""Returns what a study reads from a run and its folder, as a few plain numbers."""
+
+
 def train_all(
-    runs: Sequence[SweepRun], workdir: Path, *, processes: int = 1, minutes: float = 0
+    runs: Sequence[SweepRun],
+    workdir: Path,
+    records: FinishedRuns,
+    *,
+    measure: Measure | None = None,
+    accept_failed: bool = False,
+    processes: int = 1,
+    minutes: float = 0,
 ) -> dict[str, RunResult]:
-    """Train the runs on the queue of a folder; return their results.
+    """Train the runs that are not in the records yet; return the results of all.
+
+    Results are written to the records when the queue ends or is stopped.
+
+    Args:
+      runs: Runs of the study, in the order to train them in.
+      workdir: Folder of the queue.
+      records: Finished runs of the study.
+      measure: Called with every run that finished; its numbers are kept with the result.
+      accept_failed: A run that diverges is a result, and is not tried again.
+      processes: Number of runs at a time.
+      minutes: Stop after this time; 0: no limit.
 
     Raises:
       PreemptedError: The time is over, or a signal came. The same command goes on.
       UserError: A run failed.
     """
-    results = run_sweep(runs, str(workdir), processes=processes, limit_seconds=60 * minutes)
-    check_results(results, str(workdir))
+    found = {run.name: records.find(run) for run in runs}
+    known = {name: each.result for name, each in found.items() if each is not None}
+
+    def record(results: Mapping[str, RunResult]) -> None:
+        for run in runs:
+            result = results.get(run.name)
+            if result is None or run.name in known or not _is_final(result, accept_failed):
+                continue
+            finished = result.status == "finished"
+            numbers = measure(run, workdir / run.name) if measure and finished else {}
+            records.add(run, result, numbers)
+
+    try:
+        results = run_sweep(
+            runs, str(workdir), processes=processes, limit_seconds=60 * minutes, known=known
+        )
+    except PreemptedError:
+        record(SweepFolder(str(workdir)).read_results())
+        raise
+    record(results)
+    if not accept_failed:
+        check_results(results, str(workdir))
     return results
+
+
+def _is_final(result: RunResult, accept_failed: bool) -> bool:
+    """Return True if the run would end in the same way again."""
+    # A process that was killed says nothing about the run.
+    diverged = result.status == "failed" and not result.error.startswith("its process")
+    return result.status == "finished" or (accept_failed and diverged)
 
 
 def run_study(main: Callable[..., None]) -> None:
@@ -84,7 +138,7 @@ def write_record(
     where = machine()
     record = {
         "command": command,
-        "commit": _commit(),
+        "commit": commit(),
         **where,
         "runs": len(results),
         "seconds": round(sum(each.seconds for each in results.values())),
@@ -97,10 +151,3 @@ def write_record(
     (folder / f"{name}.md").write_text("\n".join(text))
     plain = {**record, **data}
     (folder / f"{name}.json").write_text(json.dumps(plain, indent=1) + "\n")
-
-
-def _commit() -> str:
-    """Return the commit of the code, with a mark if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"

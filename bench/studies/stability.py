@@ -21,14 +21,21 @@ from matplotlib.figure import Figure
 import train
 from bench.norm_placement import by_layer
 from bench.small_runs import LENGTH, held_out
-from bench.studies.record import RESULTS, markdown_table, run_study, single_run, write_record
+from bench.studies.record import (
+    RESULTS,
+    markdown_table,
+    open_records,
+    run_study,
+    single_run,
+    train_all,
+    write_record,
+)
 from configs.versus import EXPERIMENTS
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from train.run import Run
 from train.scaling.design import SizeRules, model_of_width
 from train.sweep.grid import SweepRun, run_name
-from train.sweep.queue import run_sweep
 from train.tasks.language_modeling import LanguageModelTask
 from transformer import LanguageModel
 
@@ -36,7 +43,9 @@ RECIPES = {"post": "transformer", "pre": "transformer_pre_norm"}
 WIDTH = 64
 
 
-def experiment(placement: str, depth: int, warmup: int, *, rate: float, steps: int) -> Experiment:
+def experiment(
+    placement: str, depth: int, warmup: int, *, rate: float, steps: int, batch_size: int = 16
+) -> Experiment:
     """Return a run of a depth; `warmup` in steps."""
     base = EXPERIMENTS[RECIPES[placement]]
     narrow = model_of_width(base.model, WIDTH, SizeRules())
@@ -45,6 +54,7 @@ def experiment(placement: str, depth: int, warmup: int, *, rate: float, steps: i
         model=dataclasses.replace(narrow, num_layers=depth, layer_loop="scan"),
         schedule=ScheduleConfig("cosine", learning_rate=rate, warmup_steps=warmup),
         steps=steps,
+        batch_size=batch_size,
         evaluation=EvaluationConfig(every=0),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(every=100, keep_last=1),
@@ -67,6 +77,18 @@ def gradient_norms(run: Run, params: Any) -> np.ndarray:  # [L]
         )
 
     return by_layer(jax.jit(jax.grad(loss))(params)["layers"]["place_0"])
+
+
+def measure_gradients(run: SweepRun, folder: Path) -> dict[str, list[float]]:
+    """Return the norms by layer at the start and at the end of a first run with warm-up."""
+    if run.experiment.seed or run.settings["warmup"] == "0":
+        return {}
+    loaded = train.load(str(folder))
+    start = jax.jit(loaded.model.init_params)(jax.random.key(0))
+    return {
+        name: [float(f"{norm:.4g}") for norm in gradient_norms(loaded, params)]
+        for name, params in (("start", start), ("trained", loaded.params))
+    }
 
 
 def draw(norms: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]], path: Path) -> None:
@@ -95,6 +117,7 @@ def main(
     steps: int = 300,
     warmup: int = 100,
     rate: float = 2e-3,
+    batch_size: int = 16,
     seeds: int = 1,
     workdir: Path = Path("runs/stability"),
     output: Path = RESULTS,
@@ -108,28 +131,41 @@ def main(
             for placement in RECIPES:
                 for rise in (warmup, 0):
                     settings = {"norm": placement, "depth": str(depth), "warmup": str(rise)}
-                    found = experiment(placement, depth, rise, rate=rate, steps=steps)
+                    found = experiment(
+                        placement, depth, rise, rate=rate, steps=steps, batch_size=batch_size
+                    )
                     found = dataclasses.replace(found, seed=seed)
                     runs.append(single_run(run_name(settings, seed), settings, found))
-    results = run_sweep(runs, str(workdir), processes=processes, limit_seconds=60 * minutes)
+    records = open_records("stability", output)
+    # A run that diverges is a result.
+    results = train_all(
+        runs,
+        workdir,
+        records,
+        measure=measure_gradients,
+        accept_failed=True,
+        processes=processes,
+        minutes=minutes,
+    )
     norms: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
     losses: dict[tuple[str, str, str], list[float]] = {}
     for run in runs:
         placement, layers, length = run.settings.values()
         result = results[run.name]
         losses.setdefault((layers, placement, length), []).append(result.value)
-        if run.experiment.seed == 0 and int(length) and result.status == "finished":
-            loaded = train.load(str(workdir / run.name))
-            start = jax.jit(loaded.model.init_params)(jax.random.key(0))
-            both = gradient_norms(loaded, start), gradient_norms(loaded, loaded.params)
-            norms[placement, int(layers)] = both
+        if result.status == "finished" and (measured := records.measured(run)):
+            norms[placement, int(layers)] = (
+                np.array(measured["start"]),
+                np.array(measured["trained"]),
+            )
     draw(norms, output / "stability.png")
 
     def cell(depth: int, placement: str, length: int) -> str:
         values = losses[str(depth), placement, str(length)]
         finite = [value for value in values if math.isfinite(value)]
         failed = len(values) - len(finite)
-        shown = f"{np.mean(finite):.3f}" if finite else "failed"
+        spread = f" ± {np.std(finite, ddof=1):.3f}" if len(finite) > 1 else ""
+        shown = f"{np.mean(finite):.3f}{spread}" if finite else "failed"
         return f"{shown} ({failed} failed)" if finite and failed else shown
 
     def ratio(placement: str, depth: int, when: int) -> str:
@@ -148,8 +184,10 @@ def main(
             row += [ratio(placement, depth, when) for when in (0, 1)]
         rows.append(row)
     scale = (
-        f"Width {WIDTH}, {steps} steps of 2,048 tokens, peak learning rate {rate:g}, warm-up of "
-        f"{warmup} steps or none, {seeds} seeds: held-out loss in nats per token, and the norm of "
+        f"Width {WIDTH}, {steps} steps of {batch_size * LENGTH:,} tokens, peak learning rate "
+        f"{rate:g}, warm-up of "
+        f"{warmup} steps or none, {seeds} seeds: held-out loss in nats per token (mean and "
+        "standard deviation over seeds), and the norm of "
         "the last layer's gradient over that of the first, at the start and after training with "
         "warm-up. The findings hold at this scale only."
     )

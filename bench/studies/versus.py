@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from bench.studies.record import (
     RESULTS,
     markdown_table,
+    open_records,
     run_study,
     single_run,
     train_all,
@@ -189,8 +190,11 @@ def main(
     """Train what is missing, and write versus.md, versus.json and versus.png."""
     ratio = tokens_per_parameter
 
+    records = open_records("versus", output)
+
     def train_runs(part: str, runs: Sequence[SweepRun]) -> dict[str, RunResult]:
-        return train_all(runs, workdir / part, processes=processes, minutes=minutes)
+        # Parts share runs: the best of the tuning are the first seeds of the frontiers.
+        return train_all(runs, workdir / part, records, processes=processes, minutes=minutes)
 
     tuning = [
         single_run(

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -45,6 +45,7 @@ def run_sweep(
     processes: int = 1,
     limit_seconds: float = 0,
     quiet: bool = False,
+    known: Mapping[str, RunResult] | None = None,
 ) -> dict[str, RunResult]:
     """Train all runs that are not finished yet, and return the results of all.
 
@@ -56,6 +57,7 @@ def run_sweep(
       processes: Number of runs at a time.
       limit_seconds: Stop after this time, as a signal would. 0: no limit.
       quiet: Show no progress.
+      known: Results by name of runs that ended elsewhere: these runs are not trained.
 
     Returns:
       Results by name, in the order of `runs`.
@@ -71,6 +73,7 @@ def run_sweep(
         folder.write_sweep(runs)
         results = folder.read_results()
         finished = {name: each for name, each in results.items() if each.status == "finished"}
+        finished |= known or {}
         pending = [run for run in runs if run.name not in finished]
         progress = SweepProgress(runs, finished, folder, quiet=quiet)
         if pending:

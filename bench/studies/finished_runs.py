@@ -1,0 +1,177 @@
+"""Results of the finished runs of a study, kept in git: docs/results/runs/STUDY.jsonl.
+
+The work folder of a study stays on one machine. These files travel with the code, so that a study
+that starts anew elsewhere trains only what is missing. Each line is one JSON object:
+
+    {"base": {field: value, ...}}        all settings of a first run
+    {"name": ..., "base": 0, "fields": {...}, "without": [...], "result": {...}, "measured": {...},
+     "commit": ...}
+
+`base` is the number of the base, `fields` has the settings that differ from it, and `without` names
+those that only the base has. `result` is a `RunResult`, `measured` what the study read from the
+run's folder, and `commit` that of the code when the line was written. Of equal runs the last line
+holds.
+
+A run is found by its settings, whatever its name. A changed value of any setting, a default's
+included, makes a new run, and so does another Python where the corpus is the interpreter's own
+library. Not compared: how a run is named, logged and saved (`IGNORED`), and settings that the
+package did not have when the line was written. The code is not compared either: whoever changes
+what a setting means, the corpus behind a path, or how losses are evaluated, deletes the lines that
+this concerns.
+"""
+
+import dataclasses
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.machine import commit
+from train.config.io import flatten_experiment
+from train.errors import UserError
+from train.experiment import Experiment
+from train.run_folder.writing import write_atomically
+from train.sweep.grid import SweepRun
+from train.sweep.sweep_folder import RunResult
+
+IGNORED = (
+    "name",
+    "log_every",
+    "debug_checks",
+    "checkpoint.",
+    "tracking.",
+    "profile",
+    "data.cache_dir",
+)
+"""Prefixes of the settings that do not change what a run learns."""
+
+MAX_DIFFERENCES = 24
+"""Settings in which a run may differ from a base; beyond, it becomes the base of others."""
+
+
+class FinishedRun(NamedTuple):
+    """A line of the file."""
+
+    fields: Mapping[str, Any]
+    result: RunResult
+    measured: Mapping[str, Any]
+    commit: str
+
+
+class FinishedRuns:
+    """The file of a study. It need not exist."""
+
+    def __init__(self, file: Path):
+        """Read the file.
+
+        Raises:
+          UserError: It is damaged.
+        """
+        self.file = file
+        self._bases: list[dict[str, Any]] = []
+        self._lines: list[str] = []
+        self._runs: list[FinishedRun] = []
+        for number, line in enumerate(file.read_text().splitlines() if file.exists() else [], 1):
+            try:
+                self._read(json.loads(line))
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise UserError(
+                    f"{file} line {number}: is no result of a run; restore the file from git"
+                ) from error
+            self._lines.append(line)
+
+    def _read(self, entry: dict[str, Any]) -> None:
+        if "result" not in entry:
+            self._bases.append(entry["base"])
+            return
+        fields = {**self._bases[entry["base"]], **entry["fields"]}
+        for name in entry["without"]:
+            del fields[name]
+        result = RunResult(**entry["result"])
+        self._runs.append(FinishedRun(fields, result, entry["measured"], entry["commit"]))
+
+    def find(self, run: SweepRun) -> FinishedRun | None:
+        """Return the last line of a run with these settings."""
+        now = compared_fields(run.experiment)
+        for each in reversed(self._runs):
+            if _same(each.fields, now):
+                return each
+        return None
+
+    def measured(self, run: SweepRun) -> Mapping[str, Any]:
+        """Return what the study read from the folder of a finished run."""
+        found = self.find(run)
+        assert found is not None, run.name
+        return found.measured
+
+    def add(self, run: SweepRun, result: RunResult, measured: Mapping[str, Any]) -> None:
+        """Write the result of a run to the file."""
+        fields = compared_fields(run.experiment)
+        differences = [_differences(base, fields) for base in self._bases]
+        sizes = [len(each.fields) + len(each.without) for each in differences]
+        closest = min(range(len(sizes)), key=sizes.__getitem__, default=0)
+        if not sizes or sizes[closest] > MAX_DIFFERENCES:
+            closest = len(self._bases)
+            self._append({"base": fields})
+            differences.append(Difference({}, []))
+        plain = {
+            name: value
+            for name, value in dataclasses.asdict(result).items()
+            if value not in ("", {})
+        }
+        plain["seconds"] = round(result.seconds, 1)
+        entry = {
+            "name": run.name,
+            "base": closest,
+            **differences[closest]._asdict(),
+            "result": plain,
+            "measured": dict(measured),
+            "commit": commit(),
+        }
+        self._append(entry)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, "\n".join([*self._lines, ""]))
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry)
+        self._read(json.loads(line))
+        self._lines.append(line)
+
+
+def compared_fields(experiment: Experiment) -> dict[str, Any]:
+    """Return the settings that decide what a run learns, by dotted path."""
+    fields = {
+        name: value
+        for name, value in flatten_experiment(experiment).items()
+        if not name.startswith(IGNORED)
+    }
+    if str(fields.get("data.path", "")).startswith("python:"):
+        fields["python"] = platform.python_version()
+    plain: dict[str, Any] = json.loads(json.dumps(fields))
+    return plain
+
+
+class Difference(NamedTuple):
+    """Settings of a run as they differ from a base."""
+
+    fields: dict[str, Any]
+    without: list[str]
+
+
+def _differences(base: Mapping[str, Any], fields: Mapping[str, Any]) -> Difference:
+    """Return how the settings of a run differ from a base."""
+    changed = {
+        name: value
+        for name, value in fields.items()
+        if name not in base or json.dumps(base[name]) != json.dumps(value)  # 1 is not True
+    }
+    return Difference(changed, sorted(base.keys() - fields.keys()))
+
+
+def _same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return True if no saved setting differs. Settings that only `now` has are newer."""
+    for name, value in saved.items():
+        if name not in now or json.dumps(now[name]) != json.dumps(value):
+            return False
+    return True

@@ -1,0 +1,175 @@
+"""Finished runs of a study: what is kept, found again and refused."""
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.studies.finished_runs import FinishedRuns, compared_fields
+from bench.studies.record import train_all
+from tests.train.support import tiny
+from train.errors import UserError
+from train.experiment import CheckpointConfig, Experiment
+from train.runtime.signals import PreemptedError
+from train.sweep.grid import SweepRun
+from train.sweep.sweep_folder import RunResult
+from transformer import AttentionConfig, ConvolutionConfig, RoPE
+
+FINISHED = RunResult("finished", "loss", True, {"loss": 1.5, "perplexity": 4.48}, 12, 20.04)
+
+
+def run_of(experiment: Experiment) -> SweepRun:
+    return SweepRun("some name", {}, experiment, 1.0)
+
+
+def with_mixer(experiment: Experiment, mixer: Any) -> Experiment:
+    block = dataclasses.replace(experiment.model.layer_pattern[0], mixer=mixer)
+    model = dataclasses.replace(experiment.model, layer_pattern=(block,))
+    return dataclasses.replace(experiment, model=model)
+
+
+def test_a_run_is_found_by_its_settings(tmp_path: Path) -> None:
+    file, first = tmp_path / "runs" / "study.jsonl", tiny(tmp_path)
+    attention, rotary, convolution = (
+        with_mixer(first, mixer)
+        for mixer in (
+            AttentionConfig(2),
+            AttentionConfig(2, position=RoPE()),
+            ConvolutionConfig(kernel_size=3),
+        )
+    )
+    others = [attention, rotary, convolution, dataclasses.replace(attention, seed=7)]
+    records = FinishedRuns(file)
+    for number, each in enumerate(others):
+        assert records.find(run_of(each)) is None
+        result = dataclasses.replace(FINISHED, step=number)
+        records.add(run_of(each), result, {"number": number})
+    again = FinishedRuns(file)
+    for number, each in enumerate(others):
+        for store in (records, again):
+            found = store.find(run_of(each))
+            assert found is not None
+            assert found.result == dataclasses.replace(FINISHED, step=number, seconds=20.0)
+            assert store.measured(run_of(each)) == {"number": number}
+    # How a run is named and saved is no difference; what it learns from is.
+    quiet = dataclasses.replace(
+        attention, name="other", log_every=3, checkpoint=CheckpointConfig(every=2)
+    )
+    assert again.find(run_of(quiet)) is not None
+    changed: list[dict[str, Any]] = [{"steps": 13}, {"batch_size": 3}, {"seed": 8}]
+    for changes in changed:
+        assert again.find(run_of(dataclasses.replace(attention, **changes))) is None
+    # A later line replaces an earlier one.
+    again.add(run_of(attention), dataclasses.replace(FINISHED, step=99), {})
+    found = FinishedRuns(file).find(run_of(attention))
+    assert found is not None
+    assert found.result.step == 99
+
+
+def test_lines_are_short(tmp_path: Path) -> None:
+    file = tmp_path / "study.jsonl"
+    records = FinishedRuns(file)
+    for seed in range(3):
+        records.add(run_of(tiny(tmp_path, seed=seed)), FINISHED, {})
+    base, *lines = file.read_text().splitlines()
+    assert json.loads(base)["base"] == compared_fields(tiny(tmp_path, seed=0))
+    assert len(lines) == 3
+    assert all(len(line) < 400 for line in lines)
+
+
+def test_settings_of_later_versions_are_no_difference(tmp_path: Path) -> None:
+    file, run = tmp_path / "study.jsonl", run_of(tiny(tmp_path))
+    FinishedRuns(file).add(run, FINISHED, {})
+    base, line = file.read_text().splitlines()
+    fields = json.loads(base)["base"]
+    del fields["ema.decay"]  # the version that wrote it had no such setting
+    file.write_text(f"{json.dumps({'base': fields})}\n{line}\n")
+    assert FinishedRuns(file).find(run) is not None
+    fields["gone"] = 1  # and one that this version has no more
+    file.write_text(f"{json.dumps({'base': fields})}\n{line}\n")
+    assert FinishedRuns(file).find(run) is None
+
+
+def test_the_interpreter_is_part_of_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny(tmp_path)
+    library = dataclasses.replace(
+        experiment, data=dataclasses.replace(experiment.text_data, path="python:library")
+    )
+    records = FinishedRuns(tmp_path / "study.jsonl")
+    for each in (experiment, library):
+        records.add(run_of(each), FINISHED, {})
+    monkeypatch.setattr("platform.python_version", lambda: "3.99.0")
+    assert records.find(run_of(experiment)) is not None
+    assert records.find(run_of(library)) is None
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "study.jsonl"
+    FinishedRuns(file).add(run_of(tiny(tmp_path)), FINISHED, {})
+    file.write_text(file.read_text()[:-20])
+    with pytest.raises(UserError, match=r"study.jsonl line 2: is no result of a run; restore"):
+        FinishedRuns(file)
+
+
+@pytest.mark.slow
+def test_a_study_starts_anew_without_its_work_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [
+        SweepRun(f"seed={seed}", {}, tiny(tmp_path, steps=3, seed=seed), 1.0) for seed in range(3)
+    ]
+    measured: list[str] = []
+
+    def measure(run: SweepRun, folder: Path) -> Mapping[str, Any]:
+        measured.append(run.name)
+        return {"lines": len((folder / "metrics.jsonl").read_text().splitlines())}
+
+    def study(count: int, **options: Any) -> dict[str, RunResult]:
+        records = FinishedRuns(tmp_path / "study.jsonl")
+        return train_all(runs[:count], tmp_path / "work", records, measure=measure, **options)
+
+    first = study(2)
+    assert measured == ["seed=0", "seed=1"]
+    shutil.rmtree(tmp_path / "work")
+    # Only the third is trained; with all there, no process is started.
+    both = study(3)
+    assert measured == ["seed=0", "seed=1", "seed=2"]
+    assert not (tmp_path / "work" / "seed=0").exists()
+    shutil.rmtree(tmp_path / "work")
+    monkeypatch.setattr("subprocess.Popen", None)
+    again = study(3)
+    for name, result in both.items():
+        assert again[name].metrics == result.metrics
+        assert first.get(name, result).metrics == result.metrics
+    assert FinishedRuns(tmp_path / "study.jsonl").measured(runs[2])["lines"] > 0
+
+
+def test_what_ended_is_kept_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [SweepRun(f"seed={seed}", {}, tiny(tmp_path, seed=seed), 1.0) for seed in range(4)]
+    failed = RunResult("failed", error="loss is nan")
+    ended = {
+        "seed=0": FINISHED,
+        "seed=1": failed,
+        "seed=2": RunResult("failed", error="its process was ended by SIGKILL"),
+    }
+
+    def stop(*arguments: Any, known: Mapping[str, RunResult], **options: Any) -> None:
+        assert known == {}
+        raise PreemptedError("its time is over")
+
+    monkeypatch.setattr("bench.studies.record.run_sweep", stop)
+    monkeypatch.setattr("bench.studies.record.SweepFolder.read_results", lambda self: dict(ended))
+    for accept_failed, kept in ((False, [0]), (True, [0, 1])):
+        records = FinishedRuns(tmp_path / f"{accept_failed}.jsonl")
+        with pytest.raises(PreemptedError):
+            train_all(runs, tmp_path / "work", records, accept_failed=accept_failed)
+        found = [number for number, run in enumerate(runs) if records.find(run) is not None]
+        assert found == kept

@@ -33,7 +33,7 @@ from bench.studies.record import (
     train_all,
     write_record,
 )
-from configs.versus import CHANGES, EXPERIMENTS
+from configs.versus import CHANGES, EXPERIMENTS, VOCAB_SIZE
 from train.experiment import CheckpointConfig, Experiment
 from train.optim.schedules import ScheduleConfig
 from train.scaling.design import (
@@ -50,12 +50,21 @@ OLD, NEW = "transformer", "transformer_plus_plus"
 RULES = SizeRules(lr_rule="constant", min_steps=100)
 
 
-def sized(recipe: str, width: int, rate: float, ratio: float, seed: int = 0) -> Experiment:
+def sized(
+    recipe: str,
+    width: int,
+    rate: float,
+    ratio: float,
+    seed: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+) -> Experiment:
     """Return a recipe at a width, with a learning rate and tokens in proportion to parameters."""
     base = EXPERIMENTS[recipe]
+    tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
+    data = dataclasses.replace(base.text_data, tokenizer=tokenizer)
     assert isinstance(base.schedule, ScheduleConfig)
     schedule = dataclasses.replace(base.schedule, learning_rate=rate)
-    base = dataclasses.replace(base, schedule=schedule, seed=seed)
+    base = dataclasses.replace(base, data=data, schedule=schedule, seed=seed)
     model = model_of_width(base.model, width, RULES)
     tokens = ratio * count_without_embeddings(model)
     found = with_model_and_tokens(base, model, tokens, RULES)
@@ -140,6 +149,7 @@ def describe(
     change_width: int,
     changed: Mapping[str, RunResult],
     ratio: float,
+    vocab_size: int,
 ) -> str:
     """Return the findings as Markdown, with the scale at which they stand."""
     largest = math.sqrt(float(flops[-1]) / FLOPS_PER_PARAMETER_AND_TOKEN / ratio)  # D is ratio N
@@ -161,8 +171,8 @@ def describe(
         ablation.append([name, *found, f"{of_name.mean() - base:+.4f}"])
     scale = (
         f"Held-out loss (nats per token) of models of up to {largest:,.0f} parameters without "
-        f"embeddings, {ratio:g} tokens for each, {len(seeds)} seeds: mean and standard deviation. "
-        "The findings hold at this scale only."
+        f"embeddings, {ratio:g} tokens for each, a vocabulary of {vocab_size:,}, {len(seeds)} "
+        "seeds: mean and standard deviation. The findings hold at this scale only."
     )
     spread = "one seed, so no interval"
     if len(seeds) > 1:
@@ -182,6 +192,7 @@ def main(
     seeds: int = 3,
     tokens_per_parameter: float = 20,
     change_width: int = 96,
+    vocab_size: int = VOCAB_SIZE,
     workdir: Path = Path("runs/versus"),
     output: Path = RESULTS,
     processes: int = 1,
@@ -200,7 +211,7 @@ def main(
         single_run(
             f"{recipe},width={width},rate={rate:g}",
             {"recipe": recipe, "width": str(width), "rate": f"{rate:g}"},
-            sized(recipe, width, rate, ratio),
+            sized(recipe, width, rate, ratio, vocab_size=vocab_size),
         )
         for width in widths[:2]
         for recipe in (OLD, NEW)
@@ -211,7 +222,7 @@ def main(
 
     def named(recipe: str, width: int, seed: int, rate: float) -> SweepRun:
         settings = {"recipe": recipe, "width": str(width)}
-        experiment = sized(recipe, width, rate, ratio, seed)
+        experiment = sized(recipe, width, rate, ratio, seed, vocab_size)
         return single_run(f"{recipe},width={width},seed={seed}", settings, experiment)
 
     frontier = [
@@ -241,7 +252,9 @@ def main(
     changes = [named(name, change_width, seed, rate) for name in names for seed in range(seeds)]
     changed = train_runs("changes", changes)
     everything = {**tuned, **found, **changed}
-    body = describe(widths, flops, losses, chosen, factor, names, change_width, changed, ratio)
+    body = describe(
+        widths, flops, losses, chosen, factor, names, change_width, changed, ratio, vocab_size
+    )
     data: dict[str, Any] = {
         "widths": widths,
         "flops": flops.tolist(),

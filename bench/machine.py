@@ -20,10 +20,20 @@ def machine() -> dict[str, str | int]:
 
 
 def commit() -> str:
-    """Return the commit of the code, with a mark if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """Return the commit of the code, with a mark if files differ from it.
+
+    Results in docs/results may differ: what runs writes them.
+    """
+
+    def git(*arguments: str) -> str:
+        found = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        return found.stdout.strip()
+
+    name = git("rev-parse", "--short=12", "HEAD")
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs/results"
+    )
+    return f"{name or 'unknown'}{'-dirty' if changed else ''}"
 
 
 class Neighbours:

@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.studies import mup
+from bench.studies import mup, scaling
 from bench.studies.record import markdown_table, write_record
 from bench.studies.stability import experiment
 from bench.studies.versus import NEW, OLD, compute, compute_factor, sized, tuned_rates
 from configs.versus import CHANGES, EXPERIMENTS
 from train.config.io import diff_experiments
 from train.scaling.design import count_without_embeddings
+from train.scaling.laws import ParametricLaw
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult
 from transformer import LanguageModel
@@ -113,3 +114,56 @@ def test_rules_are_the_same_at_the_smallest_width() -> None:
         "model.logit_scale": (1.0, 0.25),
         "optimizer.matrix_lr_factor": (1.0, 0.25),
     }
+
+
+def test_scaling_leaves_out_what_takes_too_much_compute() -> None:
+    sized = scaling.design((64, 128), (1e5, 4e5), 1e12, seeds=2, vocab_size=512)
+    assert all(each.flops <= 1e12 for each in sized)
+    assert {(each.run.experiment.model.d_model, each.tokens) for each in sized} == {
+        (64, 99_840),
+        (64, 400_384),
+        (128, 99_840),
+    }
+    assert len(sized) == 6
+    assert all(each.run.experiment.text_data.tokenizer.vocab_size == 512 for each in sized)
+
+
+def test_scaling_compares_the_corners_of_a_rectangle() -> None:
+    losses = {(1, 10): 5.0, (1, 20): 4.5, (1, 40): 4.25, (3, 10): 4.75, (3, 20): 4.0, (9, 10): 4.5}
+    assert scaling.held_back(losses) == [
+        ("neither", 1, 10, 5.0),
+        ("parameters", 3, 10, 4.75),
+        ("tokens", 1, 20, 4.5),
+        ("both", 3, 20, 4.0),
+    ]
+    assert scaling.held_back({(1, 10): 5.0, (3, 20): 4.0}) == []
+
+
+@pytest.mark.slow
+def test_scaling_page_has_the_law_of_made_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses that follow L(N, D) exactly: the page has its constants and no error."""
+    law = ParametricLaw(1.5, 200.0, 500.0, 0.35, 0.4)
+
+    def train_nothing(runs: list[SweepRun], *_: object, **__: object) -> dict[str, RunResult]:
+        results = {}
+        for run in runs:
+            size = count_without_embeddings(run.experiment.model)
+            tokens = run.experiment.steps * run.experiment.batch_size * 128
+            loss = float(law(np.array(size), np.array(tokens)))
+            results[run.name] = RunResult("finished", "loss", True, {"loss": loss})
+        return results
+
+    monkeypatch.setattr(scaling, "train_all", train_nothing)
+    scaling.main(
+        widths=(64, 128, 192), tokens=(1e5, 3e5, 1e6, 3e6), max_flops=1e15, output=tmp_path
+    )
+    data = json.loads((tmp_path / "scaling.json").read_text())
+    assert data["chinchilla"]["alpha"] == pytest.approx(0.35, rel=0.01)
+    assert data["chinchilla"]["beta"] == pytest.approx(0.4, rel=0.01)
+    assert data["held_out"]["max_relative_error"] < 1e-3
+    assert (data["runs"], len(data["fitted_runs"])) == (12, 12)
+    page = (tmp_path / "scaling.md").read_text()
+    assert "| both | 1.62M | 3M |" in page
+    assert (tmp_path / "scaling.csv").read_text().startswith("parameters,tokens,loss\n49344,")

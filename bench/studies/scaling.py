@@ -1,0 +1,199 @@
+"""Scaling laws: one law for each of parameters, data and compute, and the joint law of two.
+
+    python -m bench.studies.scaling [--widths 64 128 192 256] [--max-flops 3e13] [--minutes 10]
+
+The quickstart's recipe at every width and number of training tokens, except where that takes more
+than `max_flops`. `python -m train scaling` designs, trains and fits such runs; this study adds what
+the laws mean: how far the loss falls if parameters grow and tokens do not, the reverse, and both.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.studies.record import (
+    RESULTS,
+    markdown_table,
+    open_records,
+    run_study,
+    train_all,
+    write_record,
+)
+from configs.quickstart import EXPERIMENTS
+from train.experiment import CheckpointConfig, Experiment
+from train.scaling.analysis import CONSTANTS, Analysis, format_csv
+from train.scaling.design import SizedRun, SizeRules, design_runs, format_count, model_of_width
+from train.scaling.figure import plot_scaling
+from train.scaling.sweep import check_design, fit_results
+from train.sweep.sweep_folder import RunResult
+
+SYMBOLS = {"parameters": "N", "tokens": "D", "compute": "C"}
+
+
+def base_experiment(vocab_size: int) -> Experiment:
+    """Return the quickstart with a vocabulary of this size."""
+    base = EXPERIMENTS["quickstart"]
+    tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
+    return dataclasses.replace(
+        base,
+        data=dataclasses.replace(base.text_data, tokenizer=tokenizer),
+        checkpoint=CheckpointConfig(every=400, keep_last=1),
+    )
+
+
+def design(
+    widths: Sequence[int], tokens: Sequence[float], max_flops: float, seeds: int, vocab_size: int
+) -> list[SizedRun]:
+    """Return the runs, in the order of their compute."""
+    base, rules = base_experiment(vocab_size), SizeRules()
+    models = [model_of_width(base.model, width, rules) for width in widths]
+    sized = design_runs(base, models, tokens=tokens, seeds=seeds, rules=rules)
+    return [each for each in sized if each.flops <= max_flops]
+
+
+def mean_over_seeds(
+    sized: Sequence[SizedRun], results: Mapping[str, RunResult]
+) -> dict[tuple[int, int], float]:
+    """Return the mean loss by (N, D)."""
+    losses: dict[tuple[int, int], list[float]] = {}
+    for each in sized:
+        at = each.parameters, each.tokens
+        losses.setdefault(at, []).append(results[each.run.name].value)
+    return {at: float(np.mean(values)) for at, values in losses.items()}
+
+
+def held_back(losses: Mapping[tuple[int, int], float]) -> list[tuple[str, int, int, float]]:
+    """Return the corners of the largest rectangle of runs: neither, one, and both grow.
+
+    Its smaller corner is the smallest model with the fewest tokens; of the others the one of the
+    most compute that has both neighbours is taken.
+
+    Returns:
+      (what grows, N, D, loss) of its four corners.
+    """
+    small, few = min(n for n, _ in losses), min(d for _, d in losses)
+    corners = [
+        (n, d)
+        for n, d in losses
+        if n > small and d > few and {(n, few), (small, d), (small, few)} <= losses.keys()
+    ]
+    if not corners:
+        return []
+    large, many = max(corners, key=lambda at: at[0] * at[1])
+    named = {
+        "neither": (small, few),
+        "parameters": (large, few),
+        "tokens": (small, many),
+        "both": (large, many),
+    }
+    return [(name, *at, losses[at]) for name, at in named.items()]
+
+
+def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale: str) -> str:
+    """Return the findings as Markdown, with the scale at which they stand."""
+    sizes, counts = (sorted({at[index] for at in losses}) for index in (0, 1))
+    measured = markdown_table(
+        ["N \\ D", *map(format_count, counts)],
+        [
+            [
+                format_count(n),
+                *(f"{losses[n, d]:.4f}" if (n, d) in losses else "" for d in counts),
+            ]
+            for n in sizes
+        ],
+    )
+    singles = markdown_table(
+        ["law", "x_c", "α"],
+        [
+            [
+                f"L({SYMBOLS[name]}) = (x_c / {SYMBOLS[name]})^α",
+                *(("no fit", "") if law is None else (f"{law.scale:.3g}", f"{law.exponent:.4f}")),
+            ]
+            for name, law in analysis.kaplan.items()
+        ],
+    )
+    joint = markdown_table(
+        ["constant", "fit", "95% interval"],
+        [
+            [
+                name,
+                f"{getattr(analysis.law, name):.4g}",
+                f"{analysis.intervals[name].low:.3g} to {analysis.intervals[name].high:.3g}",
+            ]
+            for name in CONSTANTS
+        ],
+    )
+    parts = [
+        scale,
+        measured,
+        "One variable at a time, through the best run at each value of it (Kaplan et al. 2020):",
+        singles,
+        "Both, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022), bootstrap over runs:",
+        joint,
+    ]
+    if found := held_back(losses):
+        first = found[0][-1]
+        rows = [
+            [name, format_count(n), format_count(d), f"{loss:.4f}", f"{loss - first:+.4f}"]
+            for name, n, d, loss in found
+        ]
+        parts += [
+            "The loss falls by what grows:",
+            markdown_table(["grows", "N", "D", "loss", "change"], rows),
+        ]
+    if analysis.held_out is not None:
+        held = analysis.held_out
+        rows = [
+            [format_count(n), format_count(d), f"{loss:.4f}", f"{predicted:.4f}", f"{error:+.2%}"]
+            for n, d, loss, predicted, error in zip(
+                *held.runs, held.predicted, held.relative_errors, strict=True
+            )
+        ]
+        parts += [
+            "The runs of the most compute, predicted by the joint law of the others:",
+            markdown_table(["N", "D", "loss", "predicted", "error"], rows),
+        ]
+    return "\n\n".join([*parts, *(f"Note: {note}." for note in analysis.notes)])
+
+
+def main(
+    widths: tuple[int, ...] = (64, 128, 192, 256),
+    tokens: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5, 1.6e6, 3.2e6),
+    max_flops: float = 3e13,
+    budgets: tuple[float, ...] = (),
+    seeds: int = 1,
+    vocab_size: int = 2048,
+    workdir: Path = Path("runs/scaling"),
+    output: Path = RESULTS,
+    processes: int = 1,
+    minutes: float = 0,
+) -> None:
+    """Train what is missing, and write scaling.md, scaling.json, scaling.csv and scaling.png."""
+    sized = design(widths, tokens, max_flops, seeds, vocab_size)
+    check_design(sized)
+    runs = [each.run for each in sized]
+    records = open_records("scaling", output)
+    results = train_all(runs, workdir, records, processes=processes, minutes=minutes)
+    analysis = fit_results(sized, results, budgets=budgets)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "scaling.csv").write_text(format_csv(analysis.runs))
+    plot_scaling(analysis, output / "scaling.png")
+    losses = mean_over_seeds(sized, results)
+    scale = (
+        f"{len(runs)} runs of the quickstart's recipe with a vocabulary of {vocab_size:,}, "
+        f"{seeds} of each kind with different seeds, of up to {format_count(max(losses)[0])} "
+        f"parameters N without embeddings and {format_count(max(d for _, d in losses))} training "
+        "tokens D: held-out loss in nats per token, mean over seeds. The laws hold at this scale "
+        "only: no constant should be carried beyond these runs."
+    )
+    body = describe(losses, analysis, scale)
+    data: dict[str, Any] = analysis.as_dict()
+    data["fitted_runs"] = data.pop("runs")  # `runs` is their number in every record
+    write_record("scaling", "Scaling laws", body, data, results, folder=output)
+
+
+if __name__ == "__main__":
+    run_study(main)

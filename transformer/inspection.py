@@ -61,6 +61,9 @@ ATTENTION_VALUES = {
 }
 """Values of attention mixers that call `attend`, by name."""
 
+HEAD_OUTPUTS = {"head_outputs": ATTENTION_VALUES["head_outputs"]}
+"""Values of mixers with heads that compute their outputs in another way (`attention.head_outputs`)."""
+
 OTHER_OUTPUTS = {
     "logits": "logits of the model's head",
     "losses": "auxiliary losses, by name",
@@ -102,8 +105,9 @@ class Taps(struct.PyTreeNode):
 
 
 def reject_requests(kind: str, taps: Taps, where: str) -> None:
-    """Raise ValueError if values of attention are requested or edited where a mixer has none."""
-    for name in sorted((taps.outputs | dict(taps.edits).keys()) & ATTENTION_VALUES.keys()):
+    """Raise ValueError if other values than `HEAD_OUTPUTS` are requested or edited."""
+    others = ATTENTION_VALUES.keys() - HEAD_OUTPUTS.keys()
+    for name in sorted((taps.outputs | dict(taps.edits).keys()) & others):
         raise ValueError(f"mixer {kind}: shows no {name} {where}; leave the request out")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import chex
 import jax
 
-from transformer.inspection import ATTENTION_VALUES, BLOCK_VALUES
+from transformer.inspection import ATTENTION_VALUES, BLOCK_VALUES, HEAD_OUTPUTS
 from transformer.registry import BUILTIN_MIXERS, MIXERS
 from transformer.testing.trial import default_config
 
@@ -36,8 +36,11 @@ def test_table_lists_every_value() -> None:
 
 def test_table_lists_what_mixers_have() -> None:
     rows = re.findall(r"^\| (`.*)\| (.*) \|$", PAGE.partition("Which mixers")[2], re.MULTILINE)
-    all_values, weights_alone = (set(re.findall(r"`(\w+)`", mixers)) for mixers, _ in rows)
-    assert all_values == {kind for kind in BUILTIN_MIXERS if MIXERS[kind].values}
+    listed = [set(re.findall(r"`(\w+)`", mixers)) for mixers, _ in rows]
+    all_values, heads_alone, weights_alone = listed
+    values = {kind: MIXERS[kind].values for kind in BUILTIN_MIXERS}
+    assert all_values == {kind for kind in values if values[kind] == ATTENTION_VALUES}
+    assert heads_alone - all_values == {k for k in values if values[k] == HEAD_OUTPUTS}
     with_weights = {
         kind for kind in BUILTIN_MIXERS if MIXERS[kind].abilities(default_config(kind)).weights
     }

@@ -11,7 +11,8 @@ import pytest
 from transformer.attention.base import mixer_class
 from transformer.attention.config import AttentionConfig
 from transformer.attention.position_config import RelativePositions, RoPE
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.linear_configs import PerformerConfig
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig, TopKConfig
 from transformer.baselines.config import LSTMConfig
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.inspection import (
@@ -26,7 +27,7 @@ from transformer.inspection import (
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.heads import Classifier
 from transformer.models.language_model import LanguageModel
-from transformer.registry import BUILTIN_MIXERS
+from transformer.registry import BUILTIN_MIXERS, MIXERS
 from transformer.testing.trial import default_config
 
 NUM_LAYERS, NUM_HEADS = 5, 4
@@ -257,10 +258,66 @@ def test_sliding_windows_show_values_without_a_cache() -> None:
     found = model.apply(params, TOKENS, outputs={"logits", "residual_post", "weights"}, **cached)
     assert layer_values(found, "residual_post").shape == (1, 2, 6, 32)
     np.testing.assert_allclose(found.logits, output.logits, atol=1e-5)
-    with pytest.raises(
-        ValueError, match=r"^mixer sliding_window: shows no head_outputs with a cac"
-    ):
-        model.apply(params, TOKENS, outputs={"head_outputs"}, **cached)
+    with pytest.raises(ValueError, match=r"^mixer sliding_window: shows no keys with a cache; lea"):
+        model.apply(params, TOKENS, outputs={"keys"}, **cached)
+    edits = {"head_outputs": at_layers(0, lambda value: 2 * value)}  # each of them once
+    without = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits)
+    found = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits, **cached)
+    twice = 2 * layer_values(output, "head_outputs")
+    for each in (without, found):
+        np.testing.assert_allclose(layer_values(each, "head_outputs"), twice, atol=1e-5)
+
+
+def random_params(model: Any) -> Any:
+    """Return parameters that are not 0 anywhere, without compiling `init`."""
+    random = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init_params, jax.random.key(0))
+    return jax.tree.map(lambda leaf: random.normal(0, 0.2, leaf.shape).astype("f"), shapes)
+
+
+@pytest.mark.sampled("performer")
+@pytest.mark.parametrize(
+    "kind", [kind for kind in BUILTIN_MIXERS if "head_outputs" in MIXERS[kind].values]
+)
+def test_the_heads_make_up_the_output(kind: str) -> None:
+    """Of every mixer that has heads; and without one of them its part is gone."""
+    config = dataclasses.replace(
+        CONFIG, layer_pattern=(BlockConfig(mixer=default_config(kind)),), num_layers=1, causal=False
+    )
+    model = Classifier(config)
+    params = random_params(model)
+    weights = params["layers"]["place_0"]["mixer"]
+    matrix, bias = weights["output"][0], weights.get("output_bias", np.zeros((1, 1)))[0]
+
+    @jax.jit
+    def run(kept: jax.Array) -> Any:
+        edits = {"head_outputs": lambda value, _: value * kept[None, None, :, None]}
+        output = model.apply(
+            {"params": params}, TOKENS, outputs={"head_outputs", "mixer_output"}, edits=edits
+        )
+        return [layer_values(output, name)[0] for name in ("head_outputs", "mixer_output")]
+
+    heads, y = run(jnp.ones(matrix.shape[0]))
+    expected = np.einsum("BTNH,NHD->BTD", heads, matrix) + bias
+    np.testing.assert_allclose(y, expected, atol=1e-5 * max(1, abs(expected).max()))
+    _, without = run(jnp.arange(matrix.shape[0]) > 0)
+    removed = np.einsum("BTH,HD->BTD", heads[:, :, 0], matrix[0])
+    np.testing.assert_allclose(without, expected - removed, atol=1e-5 * max(1, abs(y).max()))
+    assert abs(removed).max() > 1e-3
+
+
+@pytest.mark.parametrize("mixer", [PerformerConfig(num_heads=4), TopKConfig(num_heads=4)])
+def test_heads_with_a_cache_are_those_of_the_full_pass(mixer: Any) -> None:
+    model = model_with(layer_pattern=(BlockConfig(mixer=mixer),), num_layers=1)
+    params = {"params": random_params(model)}
+    edits = {"head_outputs": zero_heads(0, 1)}
+    full = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits)
+    cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
+    found = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits, **cached)
+    heads = layer_values(found, "head_outputs")
+    np.testing.assert_allclose(heads, layer_values(full, "head_outputs"), atol=1e-5)
+    np.testing.assert_allclose(found.logits, full.logits, atol=1e-4)
+    assert not heads[:, :, :, 1].any()
 
 
 @pytest.mark.parametrize("kind", BUILTIN_MIXERS)

@@ -26,8 +26,9 @@ from transformer.attention.base import (
 )
 from transformer.attention.cache import KVCache
 from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
-from transformer.attention.projections import QKV, project_output, project_qkv
+from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import (
     attend_from_tokens,
@@ -36,6 +37,7 @@ from transformer.attention.sparse_ops.global_tokens import (
 )
 from transformer.attention.variants.sparse_configs import BigBirdConfig
 from transformer.attention.variants.visible_keys import MeanVisibleKeys
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
@@ -129,6 +131,7 @@ class BigBird(Mixer):
     """Softmax over selected blocks; global queries attend to all keys."""
 
     config: BigBirdConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: BigBirdConfig) -> Abilities:
@@ -174,7 +177,7 @@ class BigBird(Mixer):
             y = self.attend_cached(
                 q, inputs.positions, inputs.mask, score_spec, cache, inputs.constants
             )
-            return MixerOutput(project_output(self, y, config, context), cache, {})
+            return combine_heads(self, y, inputs, cache)
         length = x.shape[1]
         selected = self.selected_blocks(inputs.mask, length, inputs.constants)
         # Queries of global blocks are computed here as well, and replaced below: blocks have equal
@@ -188,7 +191,7 @@ class BigBird(Mixer):
                 gather_tokens(q, global_index), k, v, inputs.mask, global_spec, global_index
             )
             y = scatter_tokens(y, global_rows, global_index)
-        return MixerOutput(project_output(self, y, config, context), None, {})
+        return combine_heads(self, y, inputs)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""

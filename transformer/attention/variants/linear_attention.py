@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.attention.projections import project_output
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.variants.feature_map_attention import (
     LinearAttentionMemory,
     attend_with_feature_map,
@@ -13,6 +13,7 @@ from transformer.attention.variants.feature_map_attention import (
 )
 from transformer.attention.variants.linear_configs import LinearAttentionConfig
 from transformer.attention.variants.prefix_sums import Features, LinearAttentionState
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.registry import MIXERS
 
 FEATURE_FLOOR = 1e-18
@@ -32,6 +33,7 @@ class LinearAttention(Mixer):
     """Linear attention, H features per head: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
     config: LinearAttentionConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: LinearAttentionConfig) -> Abilities:
@@ -63,7 +65,7 @@ class LinearAttention(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         y, cache = attend_with_feature_map(self, x, elu_features, inputs)
-        return MixerOutput(project_output(self, y, self.config, self.context), cache, {})
+        return combine_heads(self, y, inputs, cache)
 
 
 MIXERS[LinearAttentionConfig.kind] = LinearAttention

@@ -24,15 +24,16 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.documents import previous_segments, token_segments
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
-    project_output,
     project_qkv,
     project_queries,
     project_values,
 )
 from transformer.attention.variants.linear_configs import LinformerConfig
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.registry import MIXERS
 
@@ -97,6 +98,7 @@ class Linformer(Mixer):
     """Softmax attention over `rank` projected keys per document."""
 
     config: LinformerConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: LinformerConfig) -> Abilities:
@@ -160,7 +162,7 @@ class Linformer(Mixer):
             # Known only at run time, when nothing can be raised: NaN is noticed, results without
             # some of the documents would not be.
             y = jnp.where(slots.too_many_documents[:, None, None, None], jnp.nan, y)
-        return MixerOutput(project_output(self, y, config, context), None, {})
+        return combine_heads(self, y, inputs)
 
     @nn.nowrap
     def check_inputs(self, mask: Mask, length: int, outputs: Outputs) -> None:

@@ -28,11 +28,11 @@ from transformer.attention.base import (
 )
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
 from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,
-    project_output,
     project_qkv,
     project_queries,
 )
@@ -53,6 +53,7 @@ from transformer.attention.sparse_ops.global_tokens import (
 from transformer.attention.sparse_ops.local_window import attend_dilated
 from transformer.attention.variants.sparse_configs import LongformerConfig
 from transformer.attention.variants.visible_keys import longformer_visible_keys
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
@@ -212,6 +213,7 @@ class Longformer(Mixer):
     """One softmax over window and global keys; global queries attend to all keys."""
 
     config: LongformerConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: LongformerConfig) -> Abilities:
@@ -249,7 +251,7 @@ class Longformer(Mixer):
         )
         if cache is not None:
             y, cache = attend_cached(self, x, inputs.positions, own, mask, scoring, cache)
-            return MixerOutput(project_output(self, y, config, context), cache, {})
+            return combine_heads(self, y, inputs, cache)
         mask, listed, packed = self.prepare_mask(mask, inputs.positions)
         scoring, wide = widen(scoring, *own)  # to merge two parts, and add up their gradients
         own = QKV(*wide)
@@ -259,7 +261,7 @@ class Longformer(Mixer):
             if self.is_initializing():  # another mask may list some
                 project_qkv(self, x, inputs.positions, config, context, "_global")
             y = near.y.astype(context.precision.compute)
-            return MixerOutput(project_output(self, y, config, context), None, {})
+            return combine_heads(self, y, inputs)
         far, last = (
             scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, part)) for part in (1, 2)
         )
@@ -279,7 +281,7 @@ class Longformer(Mixer):
                 nn.remat(lambda module: module.attend_packed(given)),
                 self,
             )
-        return MixerOutput(project_output(self, y, config, context), None, {})
+        return combine_heads(self, y, inputs)
 
     def attend_single_document(self, given: _Given) -> jax.Array:  # [B, T, N, H]
         """Merge window and global attention, and replace the rows of global queries."""

@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.attention.projections import project_output
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.variants.feature_map_attention import (
     LinearAttentionMemory,
     attend_with_feature_map,
@@ -25,6 +25,7 @@ from transformer.attention.variants.feature_map_attention import (
 )
 from transformer.attention.variants.linear_configs import FeatureMapKind, PerformerConfig
 from transformer.attention.variants.prefix_sums import FeatureMap, Features, LinearAttentionState
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.registry import MIXERS
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
@@ -108,6 +109,7 @@ class Performer(Mixer):
     """Attention by random features: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
     config: PerformerConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: PerformerConfig) -> Abilities:
@@ -151,7 +153,7 @@ class Performer(Mixer):
             constants = self.constants(config, 0, context.d_model)
         feature_map = make_feature_map(config.feature_map, constants)
         y, cache = attend_with_feature_map(self, x, feature_map, inputs)
-        return MixerOutput(project_output(self, y, config, context), cache, {})
+        return combine_heads(self, y, inputs, cache)
 
 
 MIXERS[PerformerConfig.kind] = Performer

@@ -24,9 +24,10 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.position_config import RoPE
-from transformer.attention.projections import QKV, project_output, project_queries, project_values
+from transformer.attention.projections import QKV, project_queries, project_values
 from transformer.attention.rope import apply_rope
 from transformer.attention.sparse_ops.grouped_window import (
     attend_grouped,
@@ -35,6 +36,7 @@ from transformer.attention.sparse_ops.grouped_window import (
 )
 from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.registry import MIXERS
 
@@ -52,6 +54,7 @@ class Reformer(Mixer):
     """Attention within hash buckets. No cache: decoding would search the buckets of every round."""
 
     config: ReformerConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: ReformerConfig) -> Abilities:
@@ -83,14 +86,14 @@ class Reformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, context = self.config, self.context
+        config = self.config
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         q, k, v = self.project(x, inputs)
         groups = self.bucket_ids(q, inputs.mask, inputs.constants)
         y = self.attend_hashed(q, k, v, groups, inputs.mask.pattern.causal)
-        return MixerOutput(project_output(self, y, config, context), None, {})
+        return combine_heads(self, y, inputs)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:  # [B, T, N, H] each
         """Declare the projections; keys are normalized queries."""

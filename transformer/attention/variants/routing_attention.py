@@ -26,12 +26,12 @@ from transformer.attention.base import (
 )
 from transformer.attention.cache import KVCache
 from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,
     project_keys,
-    project_output,
     project_queries,
     project_values,
 )
@@ -50,6 +50,7 @@ from transformer.attention.sparse_ops.top_k_keys import attend_last_group_member
 from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.context import ModelContext
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import declare_weight, layer_norm
 from transformer.registry import MIXERS
 
@@ -160,6 +161,7 @@ class RoutingAttention(Mixer):
     """Softmax attention within clusters."""
 
     config: RoutingAttentionConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: RoutingAttentionConfig) -> Abilities:
@@ -195,8 +197,7 @@ class RoutingAttention(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        cache = inputs.cache
-        config, context = self.config, self.context
+        config, cache = self.config, inputs.cache
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
@@ -215,7 +216,7 @@ class RoutingAttention(Mixer):
         else:
             at = jnp.broadcast_to(inputs.positions, x.shape[:2])
             y, cache = self.attend_cached(heads, near[0], cache, at)
-        return MixerOutput(project_output(self, y, config, context), cache, aux)
+        return combine_heads(self, y, inputs, cache, aux)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> ClusteredHeads:
         """Declare the projections and the centroids; clusters do not depend on positions."""

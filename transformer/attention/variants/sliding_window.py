@@ -16,8 +16,9 @@ from transformer.attention.base import (
     reject_memory,
 )
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
-from transformer.attention.projections import QKV, project_output, project_qkv
+from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.scores import declare_sink_logits
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.attention.variants.visible_keys import sliding_window_visible_keys
@@ -89,7 +90,9 @@ class SlidingWindowAttention(Mixer):
         y, aux = attended.y[:, before:], dict(attended.aux)
         if "weights" in aux:
             aux["weights"] = aux["weights"][:, :, before:]
-        return MixerOutput(project_output(self, y, config, context), cache, aux)
+        if not before:
+            inputs = inputs.replace(taps=None)  # `attend` has shown the heads
+        return combine_heads(self, y, inputs, cache, aux)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""

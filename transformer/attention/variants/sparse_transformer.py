@@ -36,8 +36,9 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.cache import KVCache
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.projections import QKV, project_output, project_qkv
+from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,
@@ -46,6 +47,7 @@ from transformer.attention.variants.sparse_configs import (
     SparseTransformerConfig,
 )
 from transformer.attention.variants.visible_keys import sparse_transformer_visible_keys
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.registry import MIXERS
 
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array, ScoreSpec], PartialAttention]
@@ -217,6 +219,7 @@ class SparseTransformer(Mixer):
     """Softmax over both components, or one component for each half of the heads."""
 
     config: SparseTransformerConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: SparseTransformerConfig) -> Abilities:
@@ -240,8 +243,7 @@ class SparseTransformer(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a cache, all cached keys are scored and then masked."""
-        mask, cache = inputs.mask, inputs.cache
-        config, context = self.config, self.context
+        config, mask, cache = self.config, inputs.mask, inputs.cache
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask)
@@ -258,7 +260,7 @@ class SparseTransformer(Mixer):
             for part, group in zip(HEAD_GROUPS[config.factorization], groups, strict=True)
         ]
         y = jnp.concatenate(found, axis=2)
-        return MixerOutput(project_output(self, y, config, context), cache, {})
+        return combine_heads(self, y, inputs, cache)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""

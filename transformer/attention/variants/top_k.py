@@ -9,11 +9,11 @@ from flax import linen as nn
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.cache import KVCache, MemoryCache
+from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import dense_mask
 from transformer.attention.projections import (
     QKV,
     project_keys,
-    project_output,
     project_qkv,
     project_queries,
     project_values,
@@ -26,6 +26,7 @@ from transformer.attention.sparse_ops.top_k_keys import (
 )
 from transformer.attention.variants.sparse_configs import TopKConfig
 from transformer.attention.variants.visible_keys import grouped_visible_keys
+from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
 from transformer.registry import MIXERS
 
@@ -34,6 +35,7 @@ class TopKAttention(Mixer):
     """Softmax over the k highest scores; exactly causal, since only visible keys compete."""
 
     config: TopKConfig
+    values = HEAD_OUTPUTS
 
     @staticmethod
     def abilities(config: TopKConfig) -> Abilities:
@@ -70,8 +72,7 @@ class TopKAttention(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         """With a `MemoryCache`, the memory is projected once and not needed by later calls."""
-        mask, cache = inputs.mask, inputs.cache
-        config, context = self.config, self.context
+        config, mask, cache = self.config, inputs.mask, inputs.cache
         if inputs.memory is not None or isinstance(cache, MemoryCache):
             (q, k, v), cache = self.attend_memory_inputs(x, inputs.memory, cache)
         else:
@@ -84,11 +85,9 @@ class TopKAttention(Mixer):
         if "weights" in inputs.outputs:
             weights = top_k_weights(q, k, mask, scoring, config.keys_per_query)
             y = apply_top_k_weights(weights, v, scoring)
-            return MixerOutput(
-                project_output(self, y, config, context), cache, {"weights": weights}
-            )
+            return combine_heads(self, y, inputs, cache, {"weights": weights})
         y = attend_top_k(q, k, v, mask, scoring, config.keys_per_query)
-        return MixerOutput(project_output(self, y, config, context), cache, {})
+        return combine_heads(self, y, inputs, cache)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""

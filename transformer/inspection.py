@@ -62,7 +62,7 @@ ATTENTION_VALUES = {
 """Values of attention mixers that call `attend`, by name."""
 
 HEAD_OUTPUTS = {"head_outputs": ATTENTION_VALUES["head_outputs"]}
-"""Values of mixers with heads that compute their outputs in another way (`attention.head_outputs`)."""
+"""Values of mixers that compute the outputs of their heads in another way than by `attend`."""
 
 OTHER_OUTPUTS = {
     "logits": "logits of the model's head",

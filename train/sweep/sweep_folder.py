@@ -13,7 +13,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import filelock
 
@@ -123,7 +123,8 @@ class SweepFolder:
             # A field that only this version of the package has is no difference. Where one part
             # replaces another, a kind differs; where it replaces none, it has fields below a null.
             for field in sorted(before):
-                replaced = before[field] is None and any(n.startswith(f"{field}.") for n in now)
+                replaced = before[field] is None and _has_part(now, field)
+                replaced = replaced and not _has_part(before, field)
                 if before[field] != now.get(field) or replaced:
                     old, new = json.dumps(before.get(field)), json.dumps(now.get(field))
                     self._refuse(f"{field} is {old} there and {new} here")
@@ -169,3 +170,8 @@ class SweepFolder:
         """Write `results.json`."""
         plain = {name: dataclasses.asdict(each) for name, each in results.items()}
         write_atomically(self.path / "results.json", json.dumps(plain, indent=1) + "\n")
+
+
+def _has_part(fields: Mapping[str, Any], name: str) -> bool:
+    """Return True if there is a part of this name, with settings of its own."""
+    return any(each.startswith(f"{name}.") and value is not None for each, value in fields.items())

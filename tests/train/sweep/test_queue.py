@@ -150,13 +150,35 @@ def test_another_sweep_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(saved))
     folder.check_same_sweep(runs_of(tmp_path, 0, 1))
     # A part where there was none.
-    saved["base"]["optimizer"] = None
+    kept = {name: x for name, x in saved["base"].items() if not name.startswith("optimizer.")}
+    saved["base"] = kept | {"optimizer": None}
     file.write_text(json.dumps(saved))
     with pytest.raises(UserError, match="optimizer is null there"):
         folder.check_same_sweep(runs_of(tmp_path, 0, 1))
     folder.write_sweep(runs_of(tmp_path, 0, 1))
     with pytest.raises(UserError, match="run seed=1 belongs to that one"):
         folder.check_same_sweep(runs_of(tmp_path, 0))
+
+
+def test_runs_with_and_without_a_part_are_one_sweep(tmp_path: Path) -> None:
+    """The first run has no part where another has one: null in the base, fields in the other."""
+    without, with_part = runs_of(tmp_path, 0, 1)
+    model = dataclasses.replace(without.experiment.model, final_norm=None)
+    without = dataclasses.replace(
+        without, experiment=dataclasses.replace(without.experiment, model=model)
+    )
+    assert with_part.experiment.model.final_norm is not None
+    for number, runs in enumerate(([without, with_part], [with_part, without])):
+        folder = SweepFolder(str(tmp_path / str(number)))
+        folder.path.mkdir()
+        folder.write_sweep(runs)
+        folder.check_same_sweep(runs)
+        swapped = [
+            dataclasses.replace(run, experiment=other.experiment)
+            for run, other in zip(runs, reversed(runs), strict=True)
+        ]
+        with pytest.raises(UserError, match="another sweep"):
+            folder.check_same_sweep(swapped)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

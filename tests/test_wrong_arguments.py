@@ -22,6 +22,7 @@ from transformer import (
     Classifier,
     EncoderConfig,
     EncoderDecoder,
+    FeatureClassifier,
     Hardware,
     LanguageModel,
     Mask,
@@ -165,6 +166,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             (EncoderDecoder(CROSS), dict(source=ints(B, S), source_segments=None)),
         )
     },
+    "FeatureClassifier": (
+        functools.partial(applied, FeatureClassifier(ENCODER)),
+        dict(features=floats(B, T, 1), segments=None, adjacency=None),
+    ),
     "generate": (
         generate,
         dict(

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
     from transformer.models.base import Model, ModelOutput
     from transformer.models.encoder_decoder import EncoderDecoder
+    from transformer.models.feature_classifier import FeatureClassifier
     from transformer.models.heads import Classifier, Tagger
     from transformer.models.language_model import LanguageModel
     from transformer.models.masked_lm import MaskedLanguageModel
@@ -157,6 +158,7 @@ _HOMES = {
         "ModelOutput",
     ),
     "models.encoder_decoder": ("EncoderDecoder",),
+    "models.feature_classifier": ("FeatureClassifier",),
     "models.heads": (
         "Classifier",
         "Tagger",
@@ -190,6 +192,7 @@ __all__ = [
     "ElmanConfig",
     "EncoderConfig",
     "EncoderDecoder",
+    "FeatureClassifier",
     "FeedForwardConfig",
     "GNMTDecoderConfig",
     "GNMTEncoderConfig",

@@ -25,7 +25,8 @@ API_PAGES = {
         (
             *("transformer.Model", "transformer.ModelOutput", "transformer.LanguageModel"),
             *("transformer.MaskedLanguageModel", "transformer.EncoderDecoder"),
-            *("transformer.Classifier", "transformer.Tagger", "transformer.NonAutoregressive"),
+            *("transformer.Classifier", "transformer.Tagger", "transformer.FeatureClassifier"),
+            "transformer.NonAutoregressive",
             *("transformer.Precision", "transformer.Hardware"),
         ),
     ),

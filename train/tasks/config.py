@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from train.data.config import ArrayDataConfig, DataConfig, TextDataConfig
+from train.data.config import ArrayDataConfig, DataConfig, FeatureDataConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -170,6 +170,33 @@ class Classification(TaskConfig):
                 "task.word_dropout: would drop the first token, whose vector is the text's; set "
                 "task.pooling to mean or max, or task.word_dropout to 0"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureClassification(TaskConfig):
+    """Classification of images, sound, graphs, or sequences of vectors."""
+
+    data_configs = (FeatureDataConfig,)
+
+    num_labels: int = 0
+    """Number of labels, C. 0: as many as the training data have."""
+    num_features: int = 0
+    """Numbers of a position, I. 0: as many as the training data have."""
+    pooling: Pooling = "mean"
+    """Vector that the label is predicted from: of the first position, or the mean or the maximum
+    over all of them."""
+    classifier_dropout: float = 0.0
+    """Dropout rate of the pooled vector, in [0, 1)."""
+    use_adjacency: bool = True
+    """Graphs: attend along edges alone. False: every node attends to every other."""
+
+    def __post_init__(self) -> None:
+        check_at_least("task.num_labels", self.num_labels, 0)
+        check_at_least("task.num_features", self.num_features, 0)
+        check_fraction("task.classifier_dropout", self.classifier_dropout)
+
+    def check(self, experiment: Experiment) -> None:
+        check_no_encoder(self, experiment.model)
 
 
 @dataclasses.dataclass(frozen=True)

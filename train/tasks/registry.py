@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from train.tasks.config import (
     Classification,
+    FeatureClassification,
     InstructionTuning,
     LanguageModeling,
     MaskedLanguageModeling,
@@ -56,6 +57,7 @@ TASKS: dict[str, TaskEntry] = {
             MaskedLanguageModeling, "train.tasks.masked_language_modeling:MaskedLanguageModelTask"
         ),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
+        TaskEntry(FeatureClassification, "train.tasks.features:FeatureClassificationTask"),
         TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),
         TaskEntry(Translation, "train.tasks.translation:TranslationTask"),
     )

@@ -1,0 +1,164 @@
+"""Continuous inputs: patches, frames, built-in sets and files, against plain loops."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.data.config import FeatureDataConfig
+from train.data.features import (
+    BUILT_IN,
+    image_patches,
+    read_features,
+    signal_frames,
+    to_features,
+)
+from train.errors import UsageError, UserError
+
+RANDOM = np.random.default_rng(0)
+
+
+def test_patches_follow_rows() -> None:
+    images = RANDOM.normal(size=(3, 4, 6, 2))
+    patches = image_patches(images, 2)
+    assert patches.shape == (3, 6, 8)
+    for index in range(6):
+        row, column = 2 * (index // 3), 2 * (index % 3)
+        expected = images[:, row : row + 2, column : column + 2].reshape(3, 8)
+        np.testing.assert_array_equal(patches[:, index], expected)
+    grey = image_patches(images[..., 0], 2)
+    np.testing.assert_array_equal(grey, patches.reshape(3, 6, 4, 2)[..., 0])
+
+
+def test_frames_are_spectra() -> None:
+    signals = RANDOM.normal(size=(2, 20)).astype(np.float32)
+    frames = signal_frames(signals, 8, 3)
+    assert frames.shape == (2, 5, 5)
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(8) / 8)
+    for frame in range(5):
+        part = signals[:, 3 * frame : 3 * frame + 8] * window
+        for k in range(5):
+            wave = np.exp(-2j * np.pi * k * np.arange(8) / 8)
+            expected = np.log1p(np.abs(part @ wave))
+            np.testing.assert_allclose(frames[:, frame, k], expected, rtol=1e-5)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    config = FeatureDataConfig("builtin:digits", patch_size=2, length=16, scale=16.0)
+    train, test = (read_features(config, split) for split in ("train", "test"))
+    assert train is not None
+    assert test is not None
+    assert read_features(config, "validation") is None
+    whole = datasets.load_digits()
+    np.testing.assert_array_equal(np.concatenate([train["images"], test["images"]]), whole.images)
+    found = to_features(test, config)
+    assert found["features"].shape == (360, 16, 4)
+    assert found["features"].max() == 1
+    np.testing.assert_array_equal(found["targets"], whole.target[-360:])
+
+
+def test_digits_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(UserError, match="scikit-learn, which is not installed; run pip install"):
+        BUILT_IN["digits"]()
+
+
+def test_chirps_begin_and_end_alike() -> None:
+    chirps = BUILT_IN["chirps"]()
+    config = FeatureDataConfig("builtin:chirps", frame_length=128, length=15)
+    found = to_features(chirps, config)
+    assert found["features"].shape == (2500, 15, 65)
+    peaks = found["features"][:, :, 3:20].argmax(axis=-1)  # the pitch of each frame
+    moved = peaks[:, -1] - peaks[:, 0]
+    falling, level, rising = (np.median(moved[found["targets"] == label]) for label in range(3))
+    assert falling < level == 0 < rising
+
+
+def test_labels_of_graphs_are_distances() -> None:
+    graphs = BUILT_IN["graphs"]()
+    assert graphs["labels"].mean() == 0.5
+    assert (graphs["adjacency"] == graphs["adjacency"].swapaxes(1, 2)).all()
+    for adjacency, marks, label in zip(
+        graphs["adjacency"][:200], graphs["features"], graphs["labels"], strict=False
+    ):
+        (first,), (second,) = np.flatnonzero(marks[:, 1]), np.flatnonzero(marks[:, 2])
+        reached = {first}
+        for _ in range(3):
+            reached |= {j for i in reached for j in np.flatnonzero(adjacency[i])}
+        assert (second in reached) == label
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    arrays = {
+        "images": RANDOM.integers(256, size=(5, 4, 4), dtype=np.uint8),
+        "labels": np.arange(5),
+    }
+    np.savez(path, **arrays)
+    config = FeatureDataConfig(str(path), patch_size=2, length=4, scale=255.0)
+    read = read_features(config, "train")
+    assert read is not None
+    found = to_features(read, config)
+    np.testing.assert_allclose(
+        found["features"], image_patches(arrays["images"] / 255, 2), rtol=1e-6
+    )
+    assert read_features(config, "test") is None
+    path.write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"mine.npz: is no .npz file of arrays; write it with"):
+        read_features(config, "train")
+
+
+IMAGES = {"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "no patches": (IMAGES, {}, r"data\.patch_size 0: does not divide images of shape \(4, 4\)"),
+    "patches": (IMAGES, {"patch_size": 3}, r"data\.patch_size 3: does not divide"),
+    "length": (
+        IMAGES,
+        {"patch_size": 2, "length": 3},
+        r"data\.length 3: the examples have 4 positions; set --data\.length 4",
+    ),
+    "frames": (
+        {"signals": np.zeros((2, 8)), "labels": np.zeros(2, int)},
+        {"frame_length": 9},
+        r"data\.frame_length 9: does not fit signals of shape \(8,\)",
+    ),
+    "no labels": ({"images": IMAGES["images"]}, {"patch_size": 2}, "give labels, and one of ima"),
+    "names": (
+        {"features": np.zeros((2, 4, 1)), "labels": np.array(["a", "b"])},
+        {"length": 4},
+        "labels are no numbers from 0 on",
+    ),
+    "flat": (
+        {"features": np.zeros((2, 4)), "labels": np.zeros(2, int)},
+        {},
+        r"features have shape \(2, 4\); give \[examples, positions, numbers\]",
+    ),
+    "adjacency": (
+        {
+            "features": np.zeros((2, 4, 1)),
+            "labels": np.zeros(2, int),
+            "adjacency": np.ones((2, 4, 3)),
+        },
+        {"length": 4},
+        r"adjacency has shape \(2, 4, 3\); give one \[4, 4\] matrix",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_data_are_refused(case: str) -> None:
+    arrays, settings, message = WRONG[case]
+    with pytest.raises(UserError, match=message):
+        to_features(arrays, FeatureDataConfig(**settings))
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"data\.patch_size: -1 is negative"):
+        FeatureDataConfig(patch_size=-1)
+    with pytest.raises(UsageError, match=r"data\.scale: 0\.0 is not positive"):
+        FeatureDataConfig(scale=0.0)
+    with pytest.raises(UserError, match=r"builtin:cats: is no built-in set; choose from builtin:d"):
+        read_features(FeatureDataConfig("builtin:cats"), "train")

@@ -1,0 +1,118 @@
+"""The classifier of continuous inputs: against NumPy, and attention along the edges of a graph."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeatureClassifier,
+    LearnedPositions,
+    NoPosition,
+    TransformerConfig,
+)
+
+B, T, NUM_FEATURES, NUM_CLASSES = 2, 5, 3, 7
+
+CONFIG = TransformerConfig(
+    vocab_size=1,
+    d_model=8,
+    num_layers=2,
+    layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=2)),),
+    causal=False,
+    position_embedding=LearnedPositions(T),
+)
+
+
+def model_and_params(config: TransformerConfig = CONFIG, **settings: Any) -> tuple[Any, Any]:
+    model = FeatureClassifier(
+        config, num_features=NUM_FEATURES, num_classes=NUM_CLASSES, **settings
+    )
+    return model, jax.jit(model.init_params)(jax.random.key(0))
+
+
+FEATURES = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, NUM_FEATURES)), jnp.float32)
+
+
+def test_both_ends_are_linear() -> None:
+    """With layers that add nothing: a matrix, positions, pooling, and the head."""
+    config = dataclasses.replace(CONFIG, final_norm=None)
+    for pooling in ("mean", "max", "first"):
+        model, params = model_and_params(config, pooling=pooling)
+        params["layers"] = jax.tree.map(jnp.zeros_like, params["layers"])
+        plain = jax.tree.map(np.asarray, params)
+        x = np.asarray(FEATURES) @ plain["input"] + plain["input_bias"] + plain["positions"]
+        pooled = {"mean": x.mean(axis=1), "max": x.max(axis=1), "first": x[:, 0]}[pooling]
+        expected = pooled @ plain["head"] + plain["head_bias"]
+        output = jax.jit(model.apply)({"params": params}, FEATURES)
+        np.testing.assert_allclose(output.logits, expected, atol=1e-5)
+        np.testing.assert_allclose(output.hidden, x, atol=1e-5)
+
+
+def test_nodes_see_as_far_as_their_layers() -> None:
+    """On a path graph, two layers reach two edges: a change farther away is not seen at all."""
+    config = dataclasses.replace(CONFIG, position_embedding=NoPosition())
+    model, params = model_and_params(config, pooling="first")
+    path = np.abs(np.subtract.outer(np.arange(T), np.arange(T))) <= 1
+    adjacency = jnp.asarray(np.broadcast_to(path, (1, T, T)))
+    apply = jax.jit(lambda x: model.apply({"params": params}, x, adjacency=adjacency).logits)
+    before = apply(FEATURES)
+    for node in range(T):
+        changed = apply(FEATURES.at[:, node].add(1.0))
+        assert np.array_equal(changed, before) == (node > 2), node
+
+
+def test_nodes_have_no_order() -> None:
+    """A graph with its nodes renumbered is the same graph."""
+    config = dataclasses.replace(CONFIG, position_embedding=NoPosition())
+    model, params = model_and_params(config)
+    random = np.random.default_rng(2)
+    adjacency = random.random((B, T, T)) < 0.5
+    adjacency |= np.eye(T, dtype=bool)
+    order = random.permutation(T)
+    apply = jax.jit(lambda x, a: model.apply({"params": params}, x, adjacency=a).logits)
+    one = apply(FEATURES, jnp.asarray(adjacency))
+    other = apply(FEATURES[:, order], jnp.asarray(adjacency[:, order][:, :, order]))
+    np.testing.assert_allclose(one, other, atol=1e-5)
+    without = apply(FEATURES, jnp.ones((1, T, T), bool))
+    assert not np.allclose(one, without, atol=1e-3)
+
+
+def test_padding_is_ignored() -> None:
+    model, params = model_and_params()
+    segments = jnp.asarray(np.arange(T)[None] < np.array([[T], [3]]), jnp.int32)
+    apply = jax.jit(lambda x, s: model.apply({"params": params}, x, segments=s).logits)
+    one = apply(FEATURES, segments)
+    other = apply(FEATURES.at[1, 3:].set(9.0), segments)
+    np.testing.assert_array_equal(one, other)
+    short = apply(FEATURES[1:, :3], jnp.ones((1, 3), jnp.int32))
+    np.testing.assert_allclose(one[1:], short, atol=1e-5)
+
+
+def test_dropout_has_an_effect_in_training_alone() -> None:
+    config = dataclasses.replace(CONFIG, embedding_dropout=0.5)
+    model, params = model_and_params(config, head_dropout=0.5)
+    rngs = jax.random.split(jax.random.key(3), B)
+    apply = jax.jit(lambda rngs: model.apply({"params": params}, FEATURES, dropout_rngs=rngs))
+    assert np.array_equal(apply(rngs).logits, apply(rngs).logits)
+    assert not np.allclose(apply(rngs).logits, apply(None).logits)
+
+
+def test_wrong_inputs_are_refused() -> None:
+    model, params = model_and_params()
+    apply = lambda *x, **y: jax.eval_shape(  # noqa: E731
+        lambda: model.apply({"params": params}, *x, **y)
+    )
+    with pytest.raises(ValueError, match="features"):
+        apply(FEATURES[..., :2])
+    with pytest.raises(ValueError, match="have 6 positions and the model's table 5; give a longer"):
+        apply(jnp.zeros((1, 6, NUM_FEATURES)))
+    with pytest.raises(ValueError, match="adjacency"):
+        apply(FEATURES, adjacency=jnp.ones((B, T, T)))
+    with pytest.raises(ValueError, match="num_features 0: give 1 or more"):
+        FeatureClassifier(CONFIG, num_features=0)

@@ -1,0 +1,106 @@
+"""Classifier of continuous inputs: patches of an image, frames of audio, or nodes of a graph."""
+
+from collections.abc import Set
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer.attention.base import MixerInputs, Outputs
+from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.position_config import NoPosition
+from transformer.config import Pooling
+from transformer.layers.basic import Norm, apply_linear, dropout, fold_in
+from transformer.layers.position_embedding import embed_positions
+from transformer.models.base import LOGITS, Model, ModelOutput, apply_layers
+from transformer.models.heads import check_pooling, pool_sequence
+from transformer.shapes import check_shapes
+
+
+class FeatureClassifier(Model):
+    """An encoder of vectors, pooling, and logits of C classes for each example.
+
+    A linear layer takes the place of the token embedding, as in the Vision Transformer
+    (Dosovitskiy et al. 2021, equation 1): what comes before it, such as cutting an image into
+    patches, is data preparation. With `adjacency`, attention is along the edges of a graph.
+    """
+
+    num_features: int = 1  # I, numbers of each input vector
+    num_classes: int = 2  # C
+    pooling: Pooling = "mean"  # vector of an example: its first input's, the mean or the maximum
+    head_dropout: float = 0.0  # dropout rate of the pooled vector
+    predicted_fraction: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("num_features", "num_classes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: give 1 or more")
+        check_pooling(self.pooling)
+        super().__post_init__()
+
+    @nn.nowrap
+    def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return (jax.ShapeDtypeStruct((1, 1, self.num_features), jnp.float32),)
+
+    @nn.compact
+    def __call__(
+        self,
+        features: jax.Array,  # [B, T, I]
+        *,
+        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
+        segments: jax.Array | None = None,  # [B, T] 1 for inputs; 0 is padding
+        adjacency: jax.Array | None = None,  # [B, T, T] True: the first attends to the second
+        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        outputs: Outputs = LOGITS,  # names of requested outputs
+    ) -> ModelOutput:
+        """Return `logits` [B, C].
+
+        A node that no edge leaves attends to nothing; add loops to `adjacency` if it should attend
+        to itself.
+
+        Raises:
+          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        """
+        check_shapes(
+            {"I": self.num_features},
+            features=(features, "B T I", float),
+            positions=(positions, "B? T | None", int),
+            segments=(segments, "B? T | None"),
+            adjacency=(adjacency, "B? T T | None", bool),
+            dropout_rngs=(dropout_rngs, "B | None"),
+            outputs=(outputs, Set),
+        )
+        config, context = self.config, self.context
+        if config.max_length is not None and features.shape[1] > config.max_length:
+            raise ValueError(
+                f"features: have {features.shape[1]} positions and the model's table "
+                f"{config.max_length}; give a longer table, or fewer positions"
+            )
+        width = {"embed": config.d_model}
+        inputs_axis = {"features": self.num_features}
+        x = features.astype(config.precision.compute)
+        x = apply_linear(self, "input", x, inputs_axis, width, context, bias=True)
+        positions = positions_or_arange(positions, features.shape[1])
+        if not isinstance(config.position_embedding, NoPosition):
+            x = x + embed_positions(self, positions, config).astype(x.dtype)
+        if config.embedding_norm is not None:
+            x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
+        # Stream L: streams 0 to L - 1 belong to the layers.
+        x = dropout(x, config.embedding_dropout, fold_in(dropout_rngs, context.num_layers))
+        x = context.constrain(x, ("batch", "length", None))
+        mask = Mask(
+            MaskPattern(causal=config.causal),
+            positions=positions,
+            segments=segments,
+            allowed=adjacency,
+            single_document=True,
+        )
+        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, outputs=outputs)
+        output = apply_layers(config, config, context, x, inputs)
+        pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
+        rngs = fold_in(dropout_rngs, context.num_layers + 1)
+        pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
+        classes = {"classes": self.num_classes}
+        logits = apply_linear(self, "head", pooled, width, classes, context, bias=True)[:, 0]
+        return ModelOutput(logits, output.x, None, output.aux)

@@ -262,8 +262,8 @@ class Experiment:
         first, last = map(int, found.groups()) if found else (0, 0)
         if not 1 <= first <= last <= self.steps:
             raise UsageError(
-                f"profile {self.profile}: is no range of steps; give START:STOP from 1 to steps "
-                f"{self.steps}, as 10:12"
+                f"profile {self.profile}: is not a range of the run's steps; give START:STOP from "
+                f"1 to steps {self.steps}, such as 10:12"
             )
         return first, last
 
@@ -325,7 +325,7 @@ class Experiment:
         _check_at_least(0, "", self, "batch_size")
         if self.batch_tokens < self.sequence_length:
             raise UsageError(
-                f"data.batch_tokens {self.batch_tokens}: has no room for a sentence of "
+                f"data.batch_tokens {self.batch_tokens}: is less than one sentence of "
                 f"data.max_length {self.sequence_length} tokens; give more"
             )
         field, multiple = self.row_multiple
@@ -339,15 +339,15 @@ class Experiment:
         """Check that the data and the model suit the task."""
         task, accepted = type(self.task).__name__, self.task.data_configs
         if not isinstance(self.data, accepted):
-            names = " or a ".join(each.__name__ for each in accepted)
+            names = " or ".join(each.__name__ for each in accepted)
             raise UsageError(
-                f"task {task}: learns from a {names}, not a {type(self.data).__name__}; "
-                "set data to one"
+                f"task {task}: needs data of class {names}, not {type(self.data).__name__}; set "
+                "data to one"
             )
         self.task.check(self)
         for name in ("stride", "compression_baselines"):
             if getattr(self.evaluation, name) and not self.data.is_text:
-                raise UsageError(f"evaluation.{name}: is for text alone; leave it out")
+                raise UsageError(f"evaluation.{name}: works for running text only; leave it out")
         if self.evaluation.compression_baselines and not self.task.reports_bits_per_byte:
             raise UsageError(
                 f"evaluation.compression_baselines: task {task} has no bits per byte; leave it out"
@@ -373,7 +373,8 @@ class Experiment:
         if tokens > MAX_INTEGER:  # XLA indexes the tokens of a batch with int32.
             raise UsageError(
                 f"batch_size {rows}: makes {tokens} tokens with data.{field} "
-                f"{self.sequence_length}, and a batch has at most {MAX_INTEGER}; lower one of them"
+                f"{self.sequence_length}, and a batch holds at most {MAX_INTEGER}; lower one of "
+                "them"
             )
 
     def _check_model_selection(self) -> None:

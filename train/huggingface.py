@@ -45,6 +45,7 @@ from train.tasks.config import (
     TaskConfig,
     Translation,
 )
+from train.telemetry.stages import stage
 from transformer.interop.errors import InteropError
 from transformer.interop.peft_reader import Adapter
 from transformer.interop.pretrained import (
@@ -113,8 +114,8 @@ def import_model(
         policy = Precision.parse(precision).resolve(local_hardware())
     except ValueError as error:
         raise UserError(str(error)) from error
-    with as_user_errors():
-        pretrained, params = read_model(origin, precision=policy)
+    with as_user_errors(), stage("reading weights", total=1) as progress:
+        pretrained, params = read_model(origin, precision=policy, on_progress=progress.advance)
     tokenizer = Tokenizer.load(origin)
     if tokenizer.vocab_size > pretrained.config.vocab_size:
         raise UserError(
@@ -163,7 +164,7 @@ def find_source(source: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists() or source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UserError(f"{source}: is no folder; give a folder with config.json and safetensors")
+        raise UserError(f"{source}: is not a folder; give one with config.json and safetensors")
     import huggingface_hub
 
     patterns = [*KEPT_FILES, "*.safetensors", "model.safetensors.index.json"]
@@ -172,8 +173,8 @@ def find_source(source: str) -> Path:
     except Exception as error:  # the hub's client raises many kinds
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{source}: is no folder here, and could not be fetched from the hub ({reason}); "
-            "give a local folder, or check the name and the network"
+            f"{source}: is not a folder here, and could not be fetched from the hub "
+            f"({reason}); give a local folder, or check the name and the network"
         ) from error
 
 

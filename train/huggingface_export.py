@@ -14,6 +14,7 @@ from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.tasks.config import LanguageModeling, Translation
+from train.telemetry.stages import stage
 from transformer.interop.errors import InteropError
 from transformer.interop.fields import WITHOUT_EFFECT
 from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
@@ -71,7 +72,7 @@ def export_run(
                 model_type = export_adapter(run, partial, family=family, dtype=dtype)
             _replace_folder(target, partial)
             return model_type
-        with as_user_errors():
+        with as_user_errors(), stage("writing weights", total=1) as progress:
             written = write_model(
                 partial,
                 run.model,
@@ -80,6 +81,7 @@ def export_run(
                 dtype=dtype,
                 fields=_token_fields(run) | fields,
                 max_shard_bytes=max_shard_bytes,
+                on_progress=progress.advance,
             )
         _write_tokenizer(run, kept, partial)
         _write_generation_config(run, kept, partial)
@@ -87,7 +89,10 @@ def export_run(
         _replace_folder(target, partial)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"output {output}: cannot be written ({reason})") from error
+        raise UserError(
+            f"output {output}: cannot be written ({reason}); make room there, or check its "
+            "permissions"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return written.model_type

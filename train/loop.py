@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -44,10 +45,11 @@ from train.runtime.oom import explain_oom, suggest_remedies
 from train.runtime.signals import PreemptedError, StopRequest
 from train.state import TrainState
 from train.step import Batch, Metrics
-from train.telemetry.goodput import ActivityTimer
+from train.telemetry.goodput import ActivityTimer, previous_resume_seconds
 from train.telemetry.profiling import profile_steps
 from train.telemetry.progress import ProgressBar
 from train.telemetry.reporter import Reporter
+from train.telemetry.stages import Stage, show_stages, stage
 from train.telemetry.start_messages import print_finished
 from train.warm_start import (
     WarmStartSource,
@@ -111,6 +113,7 @@ def fit(
     enable_compilation_cache()
     folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with (
+        show_stages(quiet=quiet or jax.process_index() != 0),
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
@@ -135,12 +138,13 @@ class _TrainingLoop:
         self.setup, self.timer, self.lock, self.quiet = setup, timer, lock, quiet
         self.experiment, self.engine = setup.experiment, setup.engine
         self.evaluator, self.recovery = setup.evaluator, setup.recovery
+        self.save_seconds = 0.0  # of the last save, to estimate the next one
 
     def run(self) -> Run:
         """Train to the last step, evaluate, and return the run."""
         is_main_process = jax.process_index() == 0
         with self.setup.open_checkpoints() as checkpoints:
-            with self.timer.track("restore"):
+            with self.timer.track("restore"), self.stage_of_restore(checkpoints):
                 start = self.setup.restore_or_init(checkpoints)
             state, step = start.state, start.step
             finished = self.evaluator.is_finished(step)
@@ -171,8 +175,17 @@ class _TrainingLoop:
                     metrics = self.evaluator.report_final_metrics(
                         weights, int(state.step), reporter
                     )
+                with reporter.pause("save"), stage("writing the last checkpoint"):
+                    checkpoints.wait()
                 reporter.print_goodput()
         return self.evaluator.make_run(weights, metrics)
+
+    def stage_of_restore(self, checkpoints: CheckpointManager) -> AbstractContextManager[Stage]:
+        """Return a stage for `restore_or_init`, with the time that it took before."""
+        if not checkpoints.steps():
+            return stage("initializing the weights")
+        seconds = previous_resume_seconds(self.setup.folder)
+        return stage("restoring the newest checkpoint", expected_seconds=seconds)
 
     def train_with_rollbacks(self, state: TrainState, step: int, session: _Session) -> TrainState:
         """Return the state after the last step, rolling back whenever an anomaly demands it."""
@@ -181,7 +194,7 @@ class _TrainingLoop:
             state, anomaly = self.train_until_anomaly(state, step, session)
             if anomaly is None:
                 return state
-            with reporter.pause("recover"):
+            with reporter.pause("recover"), stage("rolling back"):
                 if self.lock is not None:  # Another process may have taken the run over.
                     self.lock.verify_ownership()
                 metadata = self.setup.checkpoint_metadata(state, BestEvaluation())
@@ -200,6 +213,7 @@ class _TrainingLoop:
         experiment, engine, evaluator = self.experiment, self.engine, self.evaluator
         checkpoints, reporter, stop_request = session
         monitor = AnomalyMonitor(experiment.recovery, reporter)
+        expected = reporter.previous_compile_seconds
         profiled = experiment.profiled_steps, self.setup.folder, start_step, reporter.print_message
         with (
             contextlib.closing(prefetch(self.load_batch, int(state.cursor))) as batches,
@@ -209,13 +223,17 @@ class _TrainingLoop:
                 if self.lock is not None:
                     self.lock.check_ownership()
                 cursor, (tokens, batch) = next(batches)
-                state, metrics = train_step(state, batch)
+                if step == start_step + 1:
+                    # Wait for the first step, so that compile time is not counted as training.
+                    with stage("compiling the training step", expected_seconds=expected):
+                        state, metrics = train_step(state, batch)
+                        jax.block_until_ready(metrics)
+                else:
+                    state, metrics = train_step(state, batch)
                 if experiment.debug_checks:
                     metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)
                 if step == start_step + 1:
-                    # Wait for the first step, so that compile time is not counted as training.
-                    jax.block_until_ready(metrics)
                     reporter.mark_compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     shares = source_shares(self.setup.batches, cursor + 1)
@@ -263,7 +281,10 @@ class _TrainingLoop:
             self.lock.verify_ownership()
         if self.evaluator.is_best(step):
             checkpoints.keep_best(step)
-        checkpoints.save(step, state, self.setup.checkpoint_metadata(state, self.evaluator.best))
+        with stage("saving a checkpoint", expected_seconds=self.save_seconds) as progress:
+            metadata = self.setup.checkpoint_metadata(state, self.evaluator.best)
+            checkpoints.save(step, state, metadata)
+        self.save_seconds = progress.elapsed
 
 
 def count_tokens(rows: HostBatch) -> int:

@@ -62,7 +62,7 @@ def pin_previous_choices(
     try:
         return pin_auto(experiment, previous.auto_choices, hardware)
     except ValueError as error:
-        raise UserError(f"config.json: chosen.{error}; put the file back as it was") from error
+        raise UserError(f"config.json: chosen.{error}; restore the original file") from error
 
 
 def check_resumable(

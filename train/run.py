@@ -24,6 +24,7 @@ from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
+from train.telemetry.stages import stage
 from transformer.arguments import check_arguments
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
@@ -209,7 +210,7 @@ def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     config = read_json(folder.config_json)
     found = config.get(section) if isinstance(config, dict) else None
     if not isinstance(found, dict):
-        raise UserError(f"{folder.config_json}: has no {section}; put the file back as it was")
+        raise UserError(f"{folder.config_json}: has no {section}; restore the original file")
     return found
 
 
@@ -260,7 +261,10 @@ def load(
         from train.lora.base_weights import check_base, load_base  # imports this file
 
         engine.frozen = engine.lora.freeze(load_base(folder, engine))
-    with CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints:
+    with (
+        stage("reading the weights"),
+        CheckpointManager(folder.checkpoints, read_only=True, verify=verify) as checkpoints,
+    ):
         params, steps = load_eval_weights(
             checkpoints,
             engine,

@@ -120,7 +120,7 @@ class WarmStartSource(NamedTuple):
                 if line["source"] == PYTHON_SOURCE:
                     raise UserError(
                         f"{folder.path}: began with params from Python, which a rollback to its "
-                        "start needs; train anew in another folder"
+                        "start needs; train again in another folder"
                     )
                 return cls(None, line["source"], line["only"])
         return cls()

@@ -197,7 +197,7 @@ class TransformerConfig:
             raise ValueError(f"model.logit_scale {self.logit_scale}: give a positive factor")
         if self.logit_bias and (self.encoder is None or not self.causal):
             raise ValueError(
-                "model.logit_bias true: is for causal encoder-decoders alone; set it to false"
+                "model.logit_bias true: is for causal encoder-decoders only; set it to false"
             )
         check_choice("model.layer_loop", self.layer_loop, get_args(LayerLoop))
         check_choice("model.remat", self.remat, get_args(RematPolicy))

@@ -174,7 +174,7 @@ def check_registration(part: str, kind: object, config: type) -> None:
         )
     if not dataclasses.is_dataclass(config) or "__dataclass_params__" not in vars(config):
         raise ValueError(
-            f"{part} {kind}: {config.__qualname__} is no dataclass; add "
+            f"{part} {kind}: {config.__qualname__} is not a dataclass; add "
             "@dataclasses.dataclass(frozen=True)"
         )
     if any(field.name == "kind" for field in dataclasses.fields(config)):

@@ -246,12 +246,12 @@ def check_at_least(name: str, value: float, minimum: float) -> None:
 def check_fraction(name: str, value: float) -> None:
     """Raise ValueError unless the value is in [0, 1), such as a dropout rate."""
     if not isinstance(value, int | float):
-        raise ValueError(f"{name} {_shown(value)}: is not a number; give a share in [0, 1)")
+        raise ValueError(f"{name} {_shown(value)}: is not a number; give a fraction in [0, 1)")
     if not 0 <= value < 1:
-        raise ValueError(f"{name} {value}: give a share in [0, 1)")
+        raise ValueError(f"{name} {value}: give a fraction in [0, 1)")
 
 
 def check_seed(seed: int) -> None:
     """Raise ValueError for a seed out of [0, 2^32): `jax.random.key` would truncate it silently."""
     if not 0 <= seed < 2**32:
-        raise ValueError(f"seed {seed}: give one from 0 to 2^32 - 1")
+        raise ValueError(f"seed {seed}: give an integer from 0 to 2^32 - 1")

@@ -146,7 +146,7 @@ def test_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) 
     config["experiment"]["model"]["d_model"] = 8
     (copy / "config.json").write_text(json.dumps(config))
     words = (
-        "config.json: model.d_model is 8, and checkpoint 6 was trained with 16; put the file b",
+        "config.json: model.d_model is 8, and checkpoint 6 was trained with 16; restore the o",
     )
     assert_refused(command(capsys, "sample", str(copy)), 1, *words)
     more = ("--model.d-model", "8", "--steps", "7")
@@ -157,7 +157,7 @@ def test_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) 
     ("text", "words"),
     [
         ("{", "is not JSON"),
-        ("[1, 2]", "has no experiment; put the file back as it was"),
+        ("[1, 2]", "has no experiment; restore the original file"),
         ('{"experiment": {"steps": "many"}}', "does not describe an experiment"),
         ('{"experiment": {"colour": "red"}}', "does not describe an experiment"),
     ],
@@ -204,7 +204,9 @@ def test_unwritable_folders(capsys: Capture, whole: Whole, tmp_path: Path) -> No
     assert_refused(fit(capsys, whole, file), 1, "is a file; give a folder")
     assert_refused(fit(capsys, whole, file / "below"), 1, "cannot be written (Not a directory)")
     found = fit(capsys, whole, tmp_path)
-    assert_refused(found, 1, "holds other things (file) and no run; give a new or an empty folder")
+    assert_refused(
+        found, 1, "contains other files (file) and no run; give a new or an empty folder"
+    )
     assert file.read_text() == "mine"
 
 

@@ -24,10 +24,11 @@ def replaced_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
 def test_task_accepts_its_own_data_only(tmp_path: Path) -> None:
     for task in (Classification(), Tagging(), Translation()):
         name = type(task).__name__
-        with pytest.raises(UsageError, match=f"task {name}: learns from .*, not a TextDataConfig"):
+        message = f"task {name}: needs data of class .*, not TextDataConfig"
+        with pytest.raises(UsageError, match=message):
             tiny(tmp_path, task=task)
     message = (
-        "task LanguageModeling: learns from a TextDataConfig, not a BitextDataConfig; set data"
+        "task LanguageModeling: needs data of class TextDataConfig, not BitextDataConfig; set data"
     )
     with pytest.raises(UsageError, match=message):
         tiny(tmp_path, data=BitextDataConfig())
@@ -59,7 +60,9 @@ def test_word_dropout_is_refused_where_the_first_token_is_pooled(tmp_path: Path)
 
 @pytest.mark.parametrize("setting", [{"stride": 3}, {"compression_baselines": True}])
 def test_text_only_settings(tmp_path: Path, setting: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"evaluation.{next(iter(setting))}: is for text alone"):
+    with pytest.raises(
+        UsageError, match=f"evaluation.{next(iter(setting))}: works for running text only"
+    ):
         tiny_classifier(tmp_path, evaluation=EvaluationConfig(every=0, **setting))
 
 
@@ -71,7 +74,7 @@ def test_lengths_follow_the_data(tmp_path: Path) -> None:
         dataclasses.replace(classifier, data=longer)
     assert (classifier.sequence_length, classifier.has_segments) == (16, True)
     few = in_tokens(translator, 15)
-    with pytest.raises(UsageError, match=r"data\.batch_tokens 15: has no room for .* 16 tokens"):
+    with pytest.raises(UsageError, match=r"data\.batch_tokens 15: is less than .* 16 tokens"):
         dataclasses.replace(translator, data=few)
 
 
@@ -133,10 +136,10 @@ def test_microbatches_must_divide_the_batch(tmp_path: Path) -> None:
         (lambda: Classification(num_labels=-1), r"task\.num_labels -1: give 0 or more"),
         (
             lambda: Tagging(classifier_dropout=1.0),
-            r"task\.classifier_dropout 1\.0: give a share in \[0, 1\)",
+            r"task\.classifier_dropout 1\.0: give a fraction in \[0, 1\)",
         ),
         (lambda: Translation(num_beams=0), r"task\.num_beams 0: give 1 or more"),
-        (lambda: Translation(label_smoothing=1.0), r"task\.label_smoothing 1\.0: give a share"),
+        (lambda: Translation(label_smoothing=1.0), r"task\.label_smoothing 1\.0: give a fraction"),
         (lambda: Translation(length_penalty=-1.0), r"task\.length_penalty -1\.0: give 0 or more"),
     ],
 )
@@ -147,7 +150,7 @@ def test_invalid_task_settings(make: Any, message: str) -> None:
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**63])
 def test_invalid_seeds(tmp_path: Path, seed: int) -> None:
-    with pytest.raises(UsageError, match=f"seed {seed}: give one from 0 to"):
+    with pytest.raises(UsageError, match=f"seed {seed}: give an integer from 0 to"):
         tiny(tmp_path, seed=seed)
     assert tiny(tmp_path, seed=2**32 - 1).seed == 2**32 - 1
 

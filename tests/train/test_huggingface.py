@@ -70,7 +70,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
     (source / "model.safetensors").write_bytes(b"short")
     with pytest.raises(UserError, match="shorter than its header"):
         import_model(str(source), str(tmp_path / "run"))
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         import_model(str(tmp_path / "missing"), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 

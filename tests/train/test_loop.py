@@ -139,7 +139,7 @@ def test_goodput_accounts_for_all_time(finished: Finished) -> None:
     assert found.starts == 1
     spent = {what for what, seconds in found.seconds.items() if seconds}
     assert spent == {"start", "restore", "compile", "step", "evaluate", "save"}
-    assert "made steps; start" in finished.shown
+    assert "went into training steps; start" in finished.shown
 
 
 def test_checkpoints_kept(finished: Finished) -> None:
@@ -185,7 +185,7 @@ def test_printed_output(finished: Finished) -> None:
     loss = finished.run.final_metrics["loss"]
     assert f"step 12: validation loss {loss:.4g}, perplexity" in finished.shown
     assert "bits per byte gzip 2." in finished.shown
-    assert "step 12 writes: " in finished.shown
+    assert "step 12: sample: " in finished.shown
 
 
 def test_returned_run(finished: Finished) -> None:

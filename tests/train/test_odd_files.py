@@ -128,7 +128,7 @@ def test_log_lines_are_bounded(tmp_path: Path) -> None:
 def test_text_of_zero_bytes_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("some words, in UTF-16, many of them".encode("utf-16-le") * 9)
-    with pytest.raises(UserError, match=r"a.txt: is no text \(315 of its first 630 bytes are 0\)"):
+    with pytest.raises(UserError, match=r"a.txt: is not text \(315 of its first 630 bytes are 0\)"):
         text(path)
     assert read_lines(TextFile("a.txt", path), "utf-16-le")
     path.write_bytes(b"a text\0\n")
@@ -141,7 +141,10 @@ def test_checkpoint_with_fifo_is_damaged(tmp_path: Path) -> None:
     manifest.write_manifest(folder, manifest.hash_files(folder, ["a"]))
     (tmp_path / "a").unlink()
     os.mkfifo(tmp_path / "a")
-    assert manifest.find_manifest_problem(folder, "full") == "has what is no regular file"
+    assert (
+        manifest.find_manifest_problem(folder, "full")
+        == "contains something that is not a regular file"
+    )
     (tmp_path / manifest.MANIFEST_NAME).unlink()
     os.mkfifo(tmp_path / manifest.MANIFEST_NAME)
     assert manifest.find_manifest_problem(folder, "full") == "manifest.json is damaged"
@@ -156,7 +159,7 @@ def test_appending_does_not_follow_links(tmp_path: Path, leads_to: str) -> None:
     if leads_to == "another's":
         outside.write_text("mine\n")
     path.symlink_to(outside)
-    with pytest.raises(UserError, match=r"time.jsonl: is a link, and a run writes in its own"):
+    with pytest.raises(UserError, match=r"time.jsonl: is a symbolic link, and a run writes"):
         event_log.append_records(path, [{"a": 1}])
     if leads_to == "another's":
         assert outside.read_text() == "mine\n"
@@ -165,7 +168,7 @@ def test_appending_does_not_follow_links(tmp_path: Path, leads_to: str) -> None:
 
 def test_appending_to_fifo_is_rejected(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "time.jsonl")
-    with pytest.raises(UserError, match=r"time.jsonl: is a FIFO and no regular file"):
+    with pytest.raises(UserError, match=r"time.jsonl: is a FIFO, not a regular file"):
         event_log.append_records(tmp_path / "time.jsonl", [{"a": 1}])
 
 
@@ -175,7 +178,7 @@ def test_run_folder_with_links_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=rf"{name}: is a link"):
+    with pytest.raises(UserError, match=rf"{name}: is a symbolic link"):
         RunFolder.create(tmp_path / "run")
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     assert RunFolder.create(tmp_path / "link").path == tmp_path / "link"
@@ -184,7 +187,7 @@ def test_run_folder_with_links_is_rejected(tmp_path: Path, name: str) -> None:
 def test_tensorboard_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UserError, match=r"train: is a link"):
+    with pytest.raises(UserError, match=r"train: is a symbolic link"):
         TensorBoardWriter(tmp_path / "train", None)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -206,7 +209,9 @@ def test_impossible_paths_are_errors(tmp_path: Path, path: str) -> None:
     if path.endswith(".py"):
         readers.append(find_experiment)
     for read in readers:
-        with pytest.raises(UsageError, match=r"the home folder of ~nouser is not known|has a NUL"):
+        with pytest.raises(
+            UsageError, match=r"the home folder of ~nouser is not known|contains a NUL"
+        ):
             read(path)
 
 
@@ -236,7 +241,7 @@ def test_invalid_rollback_record(tmp_path: Path, name: str, value: object) -> No
     path.write_text(json.dumps({"rollbacks": [ROLLBACK], "cleared": True}))
     assert len(RollbackRecord.read(path).rollbacks) == 1
     path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
-    with pytest.raises(UserError, match=rf"is no record of rollbacks \({name} is no"):
+    with pytest.raises(UserError, match=rf"is not a valid record of rollbacks \({name} is not"):
         RollbackRecord.read(path)
 
 
@@ -252,7 +257,7 @@ def test_invalid_rollback_record(tmp_path: Path, name: str, value: object) -> No
 )
 def test_invalid_metrics_record(tmp_path: Path, plain: object) -> None:
     (tmp_path / "recovery.json").write_text(json.dumps(plain))
-    with pytest.raises(UserError, match=r"recovery.json: is no record of rollbacks"):
+    with pytest.raises(UserError, match=r"recovery.json: is not a valid record of rollbacks"):
         RollbackRecord.read(tmp_path / "recovery.json")
 
 
@@ -310,4 +315,4 @@ def test_run_is_rejected_before_its_first_step(
     os.mkfifo(workdir / name)
     found = command(capsys, "fit", write_config(tmp_path), "--workdir", str(workdir), "--quiet")
     assert (found.status, found.output) == (1, "")
-    assert f"{name}: is a FIFO and no regular file" in found.error
+    assert f"{name}: is a FIFO, not a regular file" in found.error

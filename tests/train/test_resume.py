@@ -323,7 +323,7 @@ def test_damaged_checkpoint_is_skipped(unbroken: Unbroken, copy: Path) -> None:
         ("checkpoint skipped", 5),
         ("resumed", 4),
     ]
-    assert events[0]["reason"].endswith("has other bytes than were saved")
+    assert events[0]["reason"].endswith("differs from what was saved")
     assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
 
 
@@ -331,7 +331,7 @@ def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFi
     damage(copy / "checkpoints" / "5")
     before = contents(copy)
     assert train.load(str(copy)).step == 4
-    assert "has other bytes than were saved; " in capsys.readouterr().err
+    assert "differs from what was saved; " in capsys.readouterr().err
     with pytest.raises(UserError, match=r"/5: is damaged \(.+\); ask for another step"):
         train.load(str(copy), step=5)
     assert contents(copy) == before
@@ -344,7 +344,7 @@ def test_run_without_valid_checkpoint_is_an_error(unbroken: Unbroken, copy: Path
         damage(checkpoint) if how == "damaged" else (checkpoint / "manifest.json").unlink()
     before = contents(copy)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"none is as it was saved \(step 5: .+; step 4: .+\);"):
+        with pytest.raises(UserError, match=r"none is intact \(step 5: .+; step 4: .+\);"):
             fit(make_experiment(unbroken.folder), copy)
     assert contents(copy) == before
 

@@ -16,7 +16,7 @@ def test_valid_fractions(value: float) -> None:
 
 @pytest.mark.parametrize("value", [1.0, -0.1, math.nan, math.inf])
 def test_invalid_fractions(value: float) -> None:
-    with pytest.raises(ValueError, match=rf"^dropout {value}: give a share in \[0, 1\)$"):
+    with pytest.raises(ValueError, match=rf"^dropout {value}: give a fraction in \[0, 1\)$"):
         check_fraction("dropout", value)
 
 
@@ -86,7 +86,9 @@ def test_a_value_of_another_type_is_refused(fields: dict[str, Any], message: str
 def test_a_part_checks_its_own_numbers() -> None:
     with pytest.raises(ValueError, match=r"^attention.num_heads '8': is not a number; give 1 or"):
         AttentionConfig(num_heads="8")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^attention.dropout None: is not a number; give a share"):
+    with pytest.raises(
+        ValueError, match=r"^attention.dropout None: is not a number; give a fraction"
+    ):
         AttentionConfig(dropout=None)  # type: ignore[arg-type]
 
 

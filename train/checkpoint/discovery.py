@@ -103,8 +103,8 @@ def no_valid_checkpoint_error(
     hidden = len(skipped) - _SHOWN_CHECKPOINTS
     more = f"; and {hidden} more" if hidden > 0 else ""
     return UserError(
-        f"checkpoints {directory}: none is as it was saved ({found}{more}); "
-        "put back what was saved, or begin anew with another --workdir"
+        f"checkpoints {directory}: none is intact ({found}{more}); restore what was "
+        "saved, or start again with another --workdir"
     )
 
 

@@ -159,8 +159,8 @@ class CheckpointManager:
         if step in steps:
             # Orbax would delete the folder first, and with it a checkpoint of another process.
             raise UserError(
-                f"checkpoint {self.directory / str(step)}: exists already; "
-                "let one process at a time train in a run's folder"
+                f"checkpoint {self.directory / str(step)}: exists already; let only one process "
+                "at a time train in a run's folder"
             )
         # Decided now, with the new step counted as saved; deleted once it is committed.
         to_delete = {*steps, step} - self._retention.steps_to_keep({*steps, step})
@@ -234,7 +234,9 @@ class CheckpointManager:
 
     def _check_writable(self) -> None:
         if self._read_only:
-            raise ValueError(f"checkpoints {self.directory}: were opened read-only")
+            raise ValueError(
+                f"checkpoints {self.directory}: were opened read-only; open them without read_only"
+            )
 
     def _verified_path(self, step: int) -> epath.Path:
         """Return the folder of a checkpoint (UserError: it does not exist, or is damaged)."""
@@ -246,7 +248,7 @@ class CheckpointManager:
             raise UserError(f"checkpoint {path}: does not exist; the folder has {known}")
         if problem := self.find_problem(step):
             raise UserError(
-                f"checkpoint {path}: is damaged ({problem}); "
-                "ask for another step, or put back what was saved"
+                f"checkpoint {path}: is damaged ({problem}); ask for another step, or restore "
+                "what was saved"
             )
         return path

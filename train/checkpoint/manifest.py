@@ -101,9 +101,9 @@ def _parse(text: str) -> tuple[dict[str, FileEntry], str]:
         # that JSON would accept, such as a duplicated key or changed white space.
         valid = valid and serialize_manifest(files, checkpoint) == text
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError("is no manifest") from error
+        raise ValueError("is not a manifest") from error
     if not valid:
-        raise ValueError("is no manifest")
+        raise ValueError("is not a manifest")
     return files, checkpoint
 
 
@@ -149,18 +149,18 @@ def _find_size_problem(path: epath.Path, file: FileEntry) -> str | None:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    return None if found == file.bytes else f"has {found:,} bytes and not {file.bytes:,}"
+    return None if found == file.bytes else f"has {found:,} bytes instead of {file.bytes:,}"
 
 
 def _find_digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
     try:
         found = hash_files(folder, files)
     except UserError:
-        return "has what is no regular file"
+        return "contains something that is not a regular file"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     wrong = [name for name, file in files.items() if found[name] != file]
-    return f"{wrong[0]} has other bytes than were saved" if wrong else None
+    return f"{wrong[0]} differs from what was saved" if wrong else None
 
 
 def _hash_file(path: epath.Path) -> FileEntry:

@@ -55,8 +55,8 @@ def check_provenance(
     record = metadata.get(PROVENANCE_KEY)
     if not isinstance(record, Mapping) or not isinstance(record.get("settings"), Mapping):
         raise UserError(
-            f"checkpoint {folder.checkpoints / str(step)}: does not say what run it belongs to; "
-            "put back what fit saved"
+            f"checkpoint {folder.checkpoints / str(step)}: does not name the run it belongs "
+            "to; restore what fit saved"
         )
     requested, trained = current["settings"], record["settings"]
     # Only settings that both versions of the package know can be compared.
@@ -64,14 +64,14 @@ def check_provenance(
         if requested[name] != trained[name]:
             raise UserError(
                 f"{folder.config_json}: {name} is {json.dumps(requested[name])}, and checkpoint "
-                f"{step} was trained with {json.dumps(trained[name])}; put the file back as it was"
+                f"{step} was trained with {json.dumps(trained[name])}; restore the original file"
             )
     for name in ("tokenizer", "labels"):
         if current[name] != record.get(name):
             path = folder.tokenizer if name == "tokenizer" else folder.labels
             raise UserError(
                 f"{path}: is not the one that checkpoint {step} was trained with; "
-                "put the file back as it was"
+                "restore the original file"
             )
 
 

@@ -113,8 +113,8 @@ def _with_sharding(leaf: Leaf) -> jax.ShapeDtypeStruct:
 def _unreadable_error(path: epath.Path, problem: str) -> UserError:
     """Return the error for a checkpoint that passed verification and cannot be restored."""
     return UserError(
-        f"checkpoint {path}: cannot be read ({problem}); "
-        "--checkpoint.verify full passes over one that is damaged"
+        f"checkpoint {path}: cannot be read ({problem}); with --checkpoint.verify full a "
+        "damaged one is skipped"
     )
 
 

@@ -69,7 +69,9 @@ def describe_difference(
         if n in stored and stored[n] != wanted[n]
     ]
     missing = [f"{n} is not in it" for n in wanted if n not in stored]
-    unexpected = [f"{n} is in it besides" for n in stored if require_all and n not in wanted]
+    unexpected = [
+        f"{n} is in it and not in this model" for n in stored if require_all and n not in wanted
+    ]
     differences = changed + missing + unexpected
     if not differences:
         return None

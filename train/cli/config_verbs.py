@@ -149,7 +149,7 @@ def _with_source_model(arguments: list[str]) -> Callable[[Experiment], Experimen
     ]
     sources = [value for flag, value in pairs if flag.replace("_", "-") == "--init-from"]
     if not sources:
-        raise UsageError("--init-model: takes the model of the run of --init-from W; give that too")
+        raise UsageError("--init-model: needs --init-from W, whose model it takes; give both")
 
     def change(experiment: Experiment) -> Experiment:
         from train.run import read_experiment

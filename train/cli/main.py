@@ -160,9 +160,13 @@ def dispatch(verb: str, arguments: list[str]) -> int:
         print(verb_usage(verb))
         return 0
     from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
+    from train.telemetry.stages import show_stages
 
+    # `fit` opens a display of its own, since notebooks call it too.
+    quiet = verb == "fit" or not {"--json", "--quiet"}.isdisjoint(arguments)
+    stops = exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext()
     try:
-        with exit_on_stop_signal() if verb == "fit" else contextlib.nullcontext():
+        with stops, show_stages(quiet=quiet):
             if verb in PLUGIN_VERBS:
                 from train.config.plugins import import_installed_plugins, import_modules
 

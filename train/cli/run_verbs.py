@@ -182,7 +182,7 @@ def run_goodput(arguments: list[str]) -> int:
     folder = RunFolder.open_existing(workdir)
     records = read_time_records(folder.time_log)
     if not records:
-        raise UserError(f"{folder.time_log}: has no records; fit writes it from its first step on")
+        raise UserError(f"{folder.time_log}: is empty; fit writes it from its first step on")
     goodput = compute_goodput(records)
     if json_wanted:
         plain = dataclasses.asdict(goodput) | {

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 def check_minutes(minutes: float) -> None:
     """Raise UsageError for a time limit below 0."""
     if minutes < 0:
-        raise UsageError(f"minutes {minutes}: is negative; give a time, or 0 for no limit")
+        raise UsageError(
+            f"minutes {minutes}: is negative; give a number of minutes, or 0 for no limit"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

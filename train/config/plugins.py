@@ -69,7 +69,9 @@ def import_modules(names: Sequence[str], source: str) -> None:
             _imported[path] = None
             continue
         if not _MODULE_NAME.fullmatch(name):
-            raise UsageError(f"{source} {name}: is no module; give mypackage.module or a .py file")
+            raise UsageError(
+                f"{source} {name}: is not a module name; give mypackage.module or a .py file"
+            )
         try:
             # Appended only if needed: an optional dependency of a library, which is not installed,
             # is not to be found in the current folder.
@@ -119,7 +121,7 @@ def import_file(file: str, name: str) -> ModuleType:
             raise too_large_error(path, size, MAX_SETTINGS_BYTES)
     spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{name}: is no Python file; give the path of a .py file")
+        raise UsageError(f"{name}: is not a Python file; give the path of a .py file")
     append_to_path(path.absolute().parent)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # A dataclass looks its module up here.
@@ -148,7 +150,7 @@ def _import_error(name: str, error: Exception) -> UsageError:
     elif isinstance(error, ModuleNotFoundError) and name.endswith(f" {missing}"):
         remedy = "install it, or start in the folder that holds it"
     else:
-        remedy = "mend the file, or see --debug"
+        remedy = "correct the file, or see --debug"
     return UsageError(f"{name}: {type(error).__name__}: {error}; {remedy}")
 
 
@@ -209,13 +211,13 @@ def check_imports(recorded: object, source: str) -> None:
     if recorded is None:
         return
     if not isinstance(recorded, list) or not all(map(_is_import_name, recorded)):
-        raise UserError(f"{source}: imports is no list of modules; put the file back as it was")
+        raise UserError(f"{source}: imports is not a list of modules; restore the original file")
     missing = [name for name in recorded if not _is_imported(name)]
     if missing:
         flags = " ".join(f"--import {name}" for name in missing)
         raise UsageError(
-            f"{source}: its run needs code of its own; if you trust that code, add {flags} "
-            f"(in Python, import it)"
+            f"{source}: the run needs Python code that is not part of this package; if you "
+            f"trust that code, add {flags} (in Python, import it)"
         )
 
 

@@ -113,7 +113,7 @@ def write_config(file: str, data: str = "") -> None:
     """
     path = pathlib.Path(file)
     if path.suffix != ".py":
-        raise UsageError(f"init {file}: is no .py file; give a name such as {path.stem}.py")
+        raise UsageError(f"init {file}: does not end with .py; give a name such as {path.stem}.py")
     name = re.sub(r"\W+", "_", path.stem).strip("_") or "mine"
     source = data or EXAMPLE_DATA
     text = (resources.files(__package__) / TEMPLATE).read_text(encoding="utf-8")

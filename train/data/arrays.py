@@ -65,7 +65,10 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
     if "validation" not in splits:
         count = num_examples(splits["train"])
         if count < 2:
-            raise UserError("the train split: one example is too few to hold one out; give more")
+            raise UserError(
+                "the train split: a single example leaves none to hold out for validation; give "
+                "more"
+            )
         chosen = np.zeros(count, bool)
         chosen[list(choose_held_out_examples(count, HELD_OUT_FRACTION, seed=0))] = True
         whole = splits["train"]
@@ -94,7 +97,10 @@ def check_arrays(split: str, arrays: Arrays) -> dict[str, np.ndarray]:
         raise UserError(f"the {split} split: has no examples; give arrays with a row for each")
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"the {split} split: its arrays differ in length ({sizes}); mend them")
+        raise UserError(
+            f"the {split} split: its arrays differ in length ({sizes}); give one row for each "
+            "example in all of them"
+        )
     if "examples" in converted:
         raise UserError(f"the {split} split: `examples` numbers the rows; rename that array")
     return converted

@@ -14,6 +14,7 @@ from train.data.examples import (
     check_text_pair,
     corpus_digest,
     read_splits,
+    tokenize_examples,
     tokenizer_for_splits,
     with_leading_space,
 )
@@ -131,7 +132,7 @@ def encode_sentences(
     end = [tokenizer.eos_token_id]
     return [
         np.append(tokens, end).astype(np.int32)
-        for tokens in tokenizer.encode_documents(with_leading_space(texts))
+        for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
     ]
 
 

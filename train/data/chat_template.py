@@ -104,9 +104,9 @@ class ChatTemplate:
             after = self.render(messages[: index + 1])
             if not (after.startswith(before) and marked.startswith(after)):
                 raise UserError(
-                    f"chat template: writes the turns before message {index} otherwise once there "
-                    "is an answer, so that the answer cannot be told apart; put {% generation %} "
-                    "and {% endgeneration %} around it in the template"
+                    f"chat template: formats the turns before message {index} differently once an "
+                    "answer follows, so the answer cannot be located; put {% generation %} and {% "
+                    "endgeneration %} around it in the template"
                 )
             spans.append((len(before), len(after)))
         return ChatText(marked, tuple(spans))
@@ -132,7 +132,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(
-                f"chat template: {reason}; mend the template (data.chat_template names another)"
+                f"chat template: {reason}; correct it, or name another with data.chat_template"
             ) from error
         return text
 

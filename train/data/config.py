@@ -88,7 +88,7 @@ class TokenizerConfig:
         else:
             require(
                 not self.path,
-                f"{name}.path: {self.path} would not be read; set {name}.kind to file",
+                f"{name}.path: {self.path} has no effect; set {name}.kind to file",
             )
         # BPE starts from the bytes and the separator; word and wordpiece need a few tokens.
         least = NUM_BYTE_VALUES + 1 if self.kind == "bpe" else 8
@@ -195,7 +195,7 @@ class ArrayDataConfig(DataConfig):
 
     def __post_init__(self) -> None:
         require_types(self, "data")
-        require(self.length >= 1, f"data.length: {self.length} is no length; give 1 or more")
+        require(self.length >= 1, f"data.length: {self.length} is too small; give 1 or more")
 
     @property
     def longest_example(self) -> int:
@@ -272,12 +272,12 @@ class SourceConfig:
         require_types(self, "data.sources")
         require(
             0 < self.weight < float("inf"),
-            f"data.sources.weight: {self.weight} is no share of the tokens; give a positive "
-            "number, or leave the source out",
+            f"data.sources.weight: {self.weight} is not positive; give a positive number, or "
+            "leave the source out",
         )
         require(
             re.fullmatch(r"[\w.-]*", self.name) is not None,
-            f"data.sources.name: {self.name!r} is no name of a metric; give letters, digits and "
+            f"data.sources.name: {self.name!r} cannot name a metric; give letters, digits and "
             "any of . _ -",
         )
         require(
@@ -385,12 +385,12 @@ class TextDataConfig(DataConfig):
         require_one_of("data.split_method", self.split_method, SplitMethod)
         require(
             0 < self.validation_fraction < 1,
-            f"data.validation_fraction: {self.validation_fraction} is not a fraction of the text; "
-            "give a number between 0 and 1",
+            f"data.validation_fraction: {self.validation_fraction} is not a fraction; give a "
+            "number between 0 and 1",
         )
         require(
             self.sequence_length >= 1,
-            f"data.sequence_length: {self.sequence_length} is no window; give 1 or more",
+            f"data.sequence_length: {self.sequence_length} is too small; give 1 or more",
         )
         require(
             self.max_bytes >= 0,

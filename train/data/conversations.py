@@ -72,7 +72,7 @@ def parse_conversation(location: str, record: Any) -> Conversation:
       UserError: It has neither `messages` nor `prompt` and `completion`, or they are malformed.
     """
     if not isinstance(record, Mapping):
-        raise UserError(f"{location}: is no object; give messages, or prompt and completion")
+        raise UserError(f"{location}: is not an object; give messages, or prompt and completion")
     if record.get("tools"):
         raise UserError(f"{location}: has tools, which are not supported; leave the line out")
     if "messages" in record:
@@ -89,8 +89,8 @@ def parse_conversation(location: str, record: Any) -> Conversation:
     )
     if isinstance(prompt, str) != isinstance(completion, str):
         raise UserError(
-            f"{location}: one of prompt and completion is a text and one has messages; give two of "
-            "a kind"
+            f"{location}: one of prompt and completion is a text and the other a list of "
+            "messages; give two of a kind"
         )
     return Conversation(prompt, completion, location)
 
@@ -106,7 +106,9 @@ def parse_part(location: str, name: str, value: Any) -> str | tuple[Message, ...
 def parse_messages(location: str, name: str, value: Any) -> tuple[Message, ...]:
     """Return messages with a role and a content each."""
     if not isinstance(value, list) or not value:
-        raise UserError(f"{location}: {name} is no list of messages; give some")
+        raise UserError(
+            f"{location}: {name} is not a list of messages; give objects with role and content"
+        )
     for number, each in enumerate(value):
         fields = each if isinstance(each, dict) else {}
         for field in ("role", "content"):
@@ -121,7 +123,9 @@ def check_text(location: str, name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{location}: half a surrogate pair in {name}; mend the escape") from error
+        raise UserError(
+            f"{location}: half a surrogate pair in {name}; correct the \\u escape"
+        ) from error
 
 
 def encode_conversation(

@@ -167,7 +167,8 @@ def load_or_train_tokenizer(
 
     def write(partial: pathlib.Path) -> None:
         texts = (document.text for name in names for document in splits.documents(name))
-        trained = train_tokenizer(settings, texts)
+        num_characters = sum(map(splits.estimate_characters, names))
+        trained = train_tokenizer(settings, texts, num_characters=num_characters)
         (partial / _TOKENIZER).write_text(trained.to_json(), encoding="utf-8")
 
     return Tokenizer.load(get_or_create(entry, write) / _TOKENIZER)
@@ -178,7 +179,10 @@ def _write(
 ) -> None:
     metadata = {}
     for name in names:
-        metadata[name] = write_stream(folder, name, splits.documents(name), tokenizer)
+        documents = splits.documents(name)
+        metadata[name] = write_stream(
+            folder, name, documents, tokenizer, num_characters=splits.estimate_characters(name)
+        )
         if metadata[name]["documents"] == 0:
             raise UserError(f"the {name} split: has no words in it; give more text")
     (folder / _METADATA).write_text(json.dumps(metadata, indent=1))

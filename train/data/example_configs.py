@@ -57,8 +57,8 @@ class ExampleDataConfig(DataConfig):
         require_types(self, "data")
         require(
             0 < self.validation_fraction < 1,
-            f"data.validation_fraction: {self.validation_fraction} is not a fraction of the "
-            "examples; give a number between 0 and 1",
+            f"data.validation_fraction: {self.validation_fraction} is not a fraction; give a "
+            "number between 0 and 1",
         )
         require(
             self.split_seed >= 0,
@@ -68,7 +68,8 @@ class ExampleDataConfig(DataConfig):
             self.max_length >= 2, f"data.max_length: {self.max_length} is too short; give 2 or more"
         )
         require(
-            self.max_buckets >= 1, f"data.max_buckets: {self.max_buckets} is none; give 1 or more"
+            self.max_buckets >= 1,
+            f"data.max_buckets: {self.max_buckets} is too few; give 1 or more",
         )
 
     @property
@@ -107,8 +108,8 @@ class ClassificationDataConfig(ExampleDataConfig):
                 column = getattr(self, name)
                 require(
                     column.isdecimal(),
-                    f"data.{name}: {column!r} is no number, and there is no header that could name "
-                    "a column; give 0 or more, or set data.header",
+                    f"data.{name}: {column!r} is not a column number, and there is no header to "
+                    "find a name in; give 0 or more, or set data.header",
                 )
         require(
             self.label_column != self.text_column,
@@ -157,11 +158,13 @@ class BitextDataConfig(ExampleDataConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("source_lang", "target_lang"):
-            require(bool(getattr(self, name)), f"data.{name}: is empty; give en, say")
+            require(
+                bool(getattr(self, name)), f"data.{name}: is empty; give a file ending such as en"
+            )
         require(
             self.source_lang != self.target_lang,
-            f"data.target_lang: {self.target_lang} is the source too; give the ending of the other "
-            "files",
+            f"data.target_lang: {self.target_lang} is also data.source_lang; give the ending "
+            "of the other files",
         )
         require(
             self.batch_tokens >= 0,
@@ -169,8 +172,7 @@ class BitextDataConfig(ExampleDataConfig):
         )
         require(
             self.batch_size_multiple >= 1,
-            f"data.batch_size_multiple: {self.batch_size_multiple} is no number of rows; give 1 or "
-            "more",
+            f"data.batch_size_multiple: {self.batch_size_multiple} is too small; give 1 or more",
         )
 
     @property
@@ -284,16 +286,16 @@ class ListOpsDataConfig(ExampleDataConfig):
             ("generator_seed", 0),
         ):
             value = getattr(self, name)
-            require(value >= least, f"data.{name}: {value} is too little; give {least} or more")
+            require(value >= least, f"data.{name}: {value} is too small; give {least} or more")
         require(
             self.max_length - self.min_length >= 2,
-            f"data.min_length: no expression has more than {self.min_length} tokens and fewer than "
-            f"data.max_length {self.max_length}; give less",
+            f"data.min_length: no expression is longer than {self.min_length} tokens and "
+            f"shorter than data.max_length {self.max_length}; give less",
         )
         if not self.path:
             for name in ("validation_path", "test_path"):
                 require(
                     not getattr(self, name),
-                    f"data.{name}: would not be read, as expressions are generated; set data.path "
+                    f"data.{name}: has no effect while expressions are generated; set data.path "
                     "too",
                 )

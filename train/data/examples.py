@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError
+from train.telemetry.stages import stage
 
 Example = TypeVar("Example")
 Split = TypeVar("Split")
@@ -101,8 +102,8 @@ def read_splits(
     if validation is None:
         if len(examples) < 2:
             raise UserError(
-                f"data.path {config.path}: one example is too few to hold one out; give more, or "
-                "set data.validation_path"
+                f"data.path {config.path}: a single example leaves none to hold out for "
+                "validation; give more, or set data.validation_path"
             )
         held_out = choose_held_out_examples(
             len(examples), config.validation_fraction, config.split_seed
@@ -117,7 +118,7 @@ def check_text_pair(location: str, pair: Any) -> tuple[str, str]:
     """Return a pair of texts that a dataset of the user yields. Raises UserError for others."""
     if isinstance(pair, tuple | list) and [type(each) for each in pair] == [str, str]:
         return pair[0], pair[1]
-    raise UserError(f"{location}: is no pair of texts; yield tuples of two strings")
+    raise UserError(f"{location}: is not a pair of texts; yield tuples of two strings")
 
 
 def choose_held_out_examples(count: int, fraction: float, seed: int) -> frozenset[int]:
@@ -134,6 +135,14 @@ def tokenizer_for_splits(config: TokenizerConfig, texts: Mapping[str, Iterable[s
     # A character tokenizer rejects unknown characters: its alphabet is that of all splits.
     names = texts if config.kind == "character" else ("train",)
     return train_tokenizer(config, itertools.chain.from_iterable(texts[name] for name in names))
+
+
+def tokenize_examples(
+    tokenizer: Tokenizer, texts: Sequence[str]
+) -> Iterator[np.ndarray]:  # each [T] int32
+    """Yield the tokens of each text, and show progress if there are many."""
+    with stage("tokenizing", total=sum(map(len, texts))) as progress:
+        yield from tokenizer.encode_documents(texts, progress.advance)
 
 
 def label_indices(
@@ -154,8 +163,8 @@ def label_indices(
     for label, location in labels:
         if label not in index_of:
             raise UserError(
-                f"{location}: {noun} {label!r} is none of those of training "
-                f"({preview_names(label_names)}); mend it, or leave it out"
+                f"{location}: {noun} {label!r} is not among those of the training split "
+                f"({preview_names(label_names)}); correct it, or leave it out"
             )
         indices.append(index_of[label])
     return indices

@@ -45,7 +45,7 @@ def expand_path(path: str) -> AnyPath:
     """
     expanded = os.path.expandvars(path)
     if "\0" in expanded:
-        raise UsageError(f"{path!r}: has a NUL in it, which no path has; leave it out")
+        raise UsageError(f"{path!r}: contains a NUL character, which no path can; leave it out")
     if "://" not in expanded:
         return expand_user(pathlib.Path(expanded))
     from etils import epath

@@ -90,9 +90,9 @@ def generate_examples(config: ListOpsDataConfig) -> Iterator[LabeledText]:
                 break
         else:
             raise UserError(
-                f"data.min_length {config.min_length}: of {MAX_FAILED_DRAWS:,} expressions "
-                "drawn in a row none was new, longer, and shorter than data.max_length "
-                f"{config.max_length}; give less, or fewer data.train_examples"
+                f"data.min_length {config.min_length}: none of {MAX_FAILED_DRAWS:,} expressions "
+                f"drawn in a row was new and between this and data.max_length {config.max_length} "
+                "tokens long; lower it, or data.train_examples"
             )
         seen.add(text)
         yield LabeledText(DIGITS[value], text, f"expression {len(seen)}")

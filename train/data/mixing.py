@@ -169,8 +169,8 @@ class MixedTrainingBatches:
             limit = max_epochs[index] * windows.windows_per_epoch
             if limit and needed[index] > limit:
                 raise UserError(
-                    f"data.sources.{index} {name}: runs dry, the run reads {needed[index]} of its "
-                    f"windows and {max_epochs[index]} passes have {limit}; lower its weight or "
+                    f"data.sources.{index} {name}: is too small, the run reads {needed[index]} of "
+                    f"its windows and {max_epochs[index]} epochs have {limit}; lower its weight or "
                     "steps, or raise its max_epochs"
                 )
 

@@ -237,16 +237,16 @@ def listed_sources(config: TextDataConfig) -> list[ListedSource]:
     for field in ("path", "validation_path", "test_path"):
         if value := getattr(config, field):
             raise UsageError(
-                f"data.{field} {value}: is not read beside data.sources; set it to '', or make it "
-                "one of the sources"
+                f"data.{field} {value}: is ignored when data.sources is set; set it to '', or "
+                "make it one of the sources"
             )
     listed: list[ListedSource] = []
     for number, source in enumerate(config.sources):
         name = source.name or _name_of_path(source.path) or f"source{number}"
         if any(name == each.name for each in listed):
             raise UsageError(
-                f"data.sources.{number}.name: {name!r} is the name of another source; give a name "
-                "of its own"
+                f"data.sources.{number}.name: {name!r} is already the name of another source; "
+                "give another"
             )
         listed.append(ListedSource(f"data.sources.{number}", name, source))
     return listed
@@ -282,6 +282,10 @@ class StreamedSplits:
         if split in self._sources:
             return self._sources[split].documents()
         return self._text.documents(held_out=split == "validation")
+
+    def estimate_characters(self, split: str) -> float:
+        """Return the size of a split that has files of its own; 0 for the stream."""
+        return self._sources[split].estimate_characters() if split in self._sources else 0.0
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""
@@ -321,6 +325,11 @@ class MixedSplits:
             if split in splits.names
         }
         return interleave_documents(readers, self._weights)
+
+    def estimate_characters(self, split: str) -> float:
+        """Return the size of a split in all sources; 0 if that of one is not known."""
+        sizes = [each.estimate_characters(split) for each in self._splits if split in each.names]
+        return sum(sizes) if all(sizes) else 0.0
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""

@@ -41,7 +41,7 @@ def parse_pair(location: str, record: Any) -> Pair:
       UserError: A part is missing or malformed.
     """
     if not isinstance(record, Mapping):
-        raise UserError(f"{location}: is no object; give prompt, chosen and rejected")
+        raise UserError(f"{location}: is not an object; give prompt, chosen and rejected")
     for name in ("prompt", "chosen", "rejected"):
         if name not in record:
             has = ", ".join(map(str, record)) or "none"

@@ -132,7 +132,7 @@ def _hold_examples(config: DataConfig, splits: Mapping[str, Any]) -> PythonData:
     checked = {name: _check_split(name, examples, check) for name, examples in splits.items()}
     kinds = {type(example) for examples in checked.values() for example in examples}
     if np.ndarray in kinds and len(kinds) > 1:
-        raise UserError("data: has texts and arrays of token ids; give one of them")
+        raise UserError("data: mixes texts and arrays of token ids; give only one of them")
     return PythonData(checked, PYTHON_DATA_PREFIX + _digest(checked))
 
 
@@ -180,8 +180,8 @@ def _example_check(config: DataConfig) -> Callable[[str, Any], Any]:
             return check
     known = ", ".join([*(kind.__name__ for kind in checks), ArrayDataConfig.__name__])
     raise UserError(
-        f"data: {type(config).__name__} has examples of its own; set Experiment.data to one of "
-        f"{known}"
+        f"data: {type(config).__name__} reads no examples from Python; set "
+        f"Experiment.data to one of {known}"
     )
 
 

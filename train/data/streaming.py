@@ -46,12 +46,13 @@ class StreamedText:
         setting = f"{section}.path"
         if source.path == LIBRARY_PATH or source.path.startswith(PYTHON_DATA_PREFIX):
             raise UsageError(
-                f"{setting} {source.path}: is no file to stream; set "
+                f"{setting} {source.path}: is not a file, and only files are streamed; set "
                 "data.streaming.enabled to False"
             )
         if source.max_bytes:
             raise UsageError(
-                f"{section}.max_bytes {source.max_bytes}: a stream is read to its end; leave it out"
+                f"{section}.max_bytes {source.max_bytes}: is not supported, as a stream is read "
+                "to its end; leave it out"
             )
         files = find_files(source.path, setting)
         if len(files) < streaming.readers:
@@ -232,13 +233,13 @@ class StreamReader:
         where = f"{self._text.section} {self._text.name}"
         if not self._tokens_of_epoch:
             raise UserError(
-                f"{where}: has no text to train on beside its "
-                f"{self._text.held_out} held-out documents; give more files, a validation_path, or "
-                "lower data.streaming.validation_documents"
+                f"{where}: has no text to train on besides its {self._text.held_out} held-out "
+                "documents; give more files, a validation_path, or lower "
+                "data.streaming.validation_documents"
             )
         if epochs == self._max_epochs:
             raise UserError(
-                f"{where}: runs dry after {epochs} passes; lower its weight or steps, or raise "
+                f"{where}: is used up after {epochs} epochs; lower its weight or steps, or raise "
                 "its max_epochs"
             )
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from train.data.text_files import Document
 from train.data.tokenizer import Tokenizer
+from train.telemetry.stages import stage
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,14 +47,30 @@ class TokenStream:
 
 
 def write_stream(
-    folder: pathlib.Path, name: str, documents: Iterable[Document], tokenizer: Tokenizer
+    folder: pathlib.Path,
+    name: str,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    *,
+    num_characters: float = 0.0,
 ) -> dict[str, Any]:
-    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs."""
+    """Tokenize documents into ``folder``, and return the JSON metadata that `read_stream` needs.
+
+    Args:
+      folder: Folder of the files.
+      name: Name of the split.
+      documents: Documents of the split.
+      tokenizer: Tokenizer to use.
+      num_characters: About how many characters the documents have, for progress. 0: unknown.
+    """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     tally = _Tally()
-    with _tokens_file(folder, name).open("wb") as file:
+    with (
+        _tokens_file(folder, name).open("wb") as file,
+        stage(f"tokenizing {name}", num_characters) as progress,
+    ):
         writer = _Writer(file, dtype, tokenizer.eos_token_id)
-        for tokens in tokenizer.encode_documents(tally.count(documents)):
+        for tokens in tokenizer.encode_documents(tally.count(documents), progress.advance):
             writer.add(tokens)
         writer.separate()
     starts = np.array(writer.starts, np.int64)

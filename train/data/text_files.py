@@ -26,6 +26,9 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _PARQUET = (".parquet", ".pq")
 _COMPRESSED = (".gz", ".zst")
 
+COMPRESSED_ENDINGS = (*_PARQUET, *_COMPRESSED)
+"""Endings of files whose text is longer than their bytes."""
+
 
 # Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
 # packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
@@ -169,8 +172,8 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
     zeros = start.count(0)
     if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
         raise UserError(
-            f"{file.path}: is no text ({zeros} of its first {len(start)} bytes are 0); leave the "
-            "file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
+            f"{file.path}: is not text ({zeros} of its first {len(start)} bytes are 0); leave "
+            "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
         )
     return start + read_all(stream, file.path, limit)
 
@@ -267,7 +270,7 @@ def field_of_line(line: str, field: str, location: str, setting: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: half a surrogate pair in {field!r}; mend the escape"
+            f"{location}: half a surrogate pair in {field!r}; correct the \\u escape"
         ) from error
     return text
 

@@ -16,6 +16,7 @@ from train.data.examples import (
     label_indices,
     preview_names,
     read_splits,
+    tokenize_examples,
     tokenizer_for_splits,
     with_leading_space,
 )
@@ -50,7 +51,9 @@ def read_labeled_texts(
             else:
                 label, text = _first_word(line, location)
             if not label:
-                raise UserError(f"{location}: its label is empty; mend the line, or leave it out")
+                raise UserError(
+                    f"{location}: its label is empty; correct the line, or leave it out"
+                )
             yield LabeledText(
                 label.partition(":")[0] if config.coarse_labels else label, text, location
             )
@@ -82,9 +85,9 @@ def _by_columns(line: str, columns: tuple[int, int], location: str) -> tuple[str
     cells = line.split("\t")
     if max(columns) >= len(cells):
         raise UserError(
-            f"{location}: has {len(cells)} columns, but data.label_column and data.text_column ask "
-            f"for column {max(columns)}, from 0 on; mend the line or these settings (columns are "
-            "separated by tabs)"
+            f"{location}: has {len(cells)} columns, but data.label_column and "
+            f"data.text_column ask for column {max(columns)}, counted from 0; correct the "
+            "line or these settings (columns are separated by tabs)"
         )
     return cells[columns[0]].strip(), cells[columns[1]]
 
@@ -92,7 +95,7 @@ def _by_columns(line: str, columns: tuple[int, int], location: str) -> tuple[str
 def _first_word(line: str, location: str) -> tuple[str, str]:
     label, _, text = line.strip().partition(" ")
     if not text:
-        raise UserError(f"{location}: has one word only; it should have a label and then a text")
+        raise UserError(f"{location}: has one word only; write a label, a space and a text")
     return label, text
 
 
@@ -190,7 +193,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]
     first = np.array([tokenizer.cls_token_id])
     return [
         np.concatenate([first, tokens]).astype(np.int32)
-        for tokens in tokenizer.encode_documents(with_leading_space(texts))
+        for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
     ]
 
 

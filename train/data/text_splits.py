@@ -10,6 +10,7 @@ from typing import Protocol
 from train.data.config import TextDataConfig
 from train.data.files import TextFile, find_files
 from train.data.text_files import (
+    COMPRESSED_ENDINGS,
     LIBRARY_PATH,
     Document,
     library_documents,
@@ -18,6 +19,7 @@ from train.data.text_files import (
     truncate_documents,
 )
 from train.errors import UserError
+from train.telemetry.stages import stage
 
 SPLITS = ("train", "validation", "test")
 
@@ -32,6 +34,10 @@ class DocumentSplits(Protocol):
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yield the documents of a split."""
+        ...
+
+    def estimate_characters(self, split: str) -> float:
+        """Return about how many characters a split has, for progress; 0 if that is not known."""
         ...
 
 
@@ -75,6 +81,13 @@ class TextSource:
         if is_empty:
             raise UserError(f"{self.setting} {self.path}: is empty; give a path that holds text")
 
+    def estimate_characters(self) -> float:
+        """Return the bytes of the files, close to their characters; 0 if they are compressed."""
+        if any(file.name.endswith(COMPRESSED_ENDINGS) for file in self.files):
+            return 0.0
+        total = float(sum(file.fingerprint()[1] for file in self.files))
+        return min(total, self.max_bytes) if self.max_bytes else total
+
     def fingerprint(self) -> list[object]:
         """Return JSON values that change if the text may have changed: files, sizes and times."""
         version = [*sys.version_info] if self.path == LIBRARY_PATH else []
@@ -113,6 +126,10 @@ class OwnTextSource:
                 )
             if text:
                 yield Document(f"{self.split}/{index}", text)
+
+    def estimate_characters(self) -> float:
+        """Return 0: only reading all texts would tell."""
+        return 0.0
 
     def fingerprint(self) -> list[object]:
         """Return a digest of all texts: there are no files whose times could tell."""
@@ -205,11 +222,23 @@ class TextSplits:
             return self.holdout.select(documents, held_out=split == "validation")
         return self._sources[split].documents()
 
+    def estimate_characters(self, split: str) -> float:
+        """See `DocumentSplits`."""
+        if split not in ("train", "validation") or "validation" in self._sources:
+            return self._sources[split].estimate_characters()
+        fraction = self._config.validation_fraction
+        share = fraction if split == "validation" else 1 - fraction
+        return share * self._sources["train"].estimate_characters()
+
     @functools.cached_property
     def holdout(self) -> Holdout:
         """Rule that divides ``data.path``. It reads all of the text once, to measure it."""
         source, fraction = self._sources["train"], self._config.validation_fraction
-        sizes = [(document.name, len(document.text)) for document in source.documents()]
+        sizes = []
+        with stage("reading the text", source.estimate_characters()) as progress:
+            for document in source.documents():
+                sizes.append((document.name, len(document.text)))
+                progress.advance(len(document.text))
         if self._config.split_method == "documents" and len(sizes) > 1:
             return DocumentHoldout(choose_held_out_documents(sizes, fraction))
         total = sum(size for _, size in sizes)

@@ -18,6 +18,7 @@ from train.data.examples import (
     corpus_digest,
     label_indices,
     read_splits,
+    tokenize_examples,
     tokenizer_for_splits,
     with_leading_space,
 )
@@ -103,13 +104,13 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
         cells = line.split("\t")
         if len(cells) != CONLLU_COLUMNS:
             raise UserError(
-                f"{location}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; mend "
-                "it, or set data.format to columns"
+                f"{location}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; "
+                "correct it, or set data.format to columns"
             )
         if _NOT_A_WORD_ID.fullmatch(cells[0]):
             return None
         if not cells[0].isdecimal():
-            raise UserError(f"{location}: {cells[0]!r} is no word's number; mend it")
+            raise UserError(f"{location}: {cells[0]!r} is not a word number of CoNLL-U; correct it")
         if cells[column] == "_":
             raise UserError(
                 f"{location}: word {cells[1]!r} has no {config.tag_column}; tag it, or "
@@ -268,7 +269,7 @@ def encode_words(
     unique = list(dict.fromkeys(words))
     # A word of which the tokenizer drops every character still needs a token to carry its tag.
     placeholder = np.array([tokenizer.eos_token_id], np.int32)
-    encoded = tokenizer.encode_documents(with_leading_space(unique))
+    encoded = tokenize_examples(tokenizer, with_leading_space(unique))
     return {
         word: tokens if len(tokens) else placeholder
         for word, tokens in zip(unique, encoded, strict=True)

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -228,13 +228,20 @@ class Tokenizer:
         backend.encode_special_tokens = False
         return backend
 
-    def encode_documents(self, texts: Iterable[str]) -> Iterator[np.ndarray]:  # each [T] int32
-        """Yield the tokens of each text, in order, tokenized in batches on all cores."""
+    def encode_documents(
+        self, texts: Iterable[str], on_characters: Callable[[int], None] = lambda count: None
+    ) -> Iterator[np.ndarray]:  # each [T] int32
+        """Yield the tokens of each text, in order, tokenized in batches on all cores.
+
+        Args:
+          texts: The texts.
+          on_characters: Called with the number of characters of each batch that is tokenized.
+        """
         parts = []
         for batch in _batches(self._chunks(texts)):
-            encodings = self._backend.encode_batch_fast(
-                [chunk for chunk, _ in batch], add_special_tokens=False
-            )
+            chunks = [chunk for chunk, _ in batch]
+            encodings = self._backend.encode_batch_fast(chunks, add_special_tokens=False)
+            on_characters(sum(map(len, chunks)))
             for encoding, (_, last) in zip(encodings, batch, strict=True):
                 parts.append(np.array(encoding.ids, np.int32))
                 if last:
@@ -338,7 +345,7 @@ def _end_of_text(vocabulary: dict[str, int], origin: str) -> int:
         if name in vocabulary:
             return vocabulary[name]
     raise UserError(
-        f"{origin}: has no token to separate documents; add one of {' '.join(_EOS_NAMES)}"
+        f"{origin}: has no token that separates documents; add one of {' '.join(_EOS_NAMES)}"
     )
 
 

@@ -109,7 +109,10 @@ def _bert(file: AnyPath) -> tokenizers.Tokenizer:
     words = _text(file).rstrip("\n").split("\n")
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     if "[UNK]" not in words:
-        raise UserError(f"{file}: has no [UNK], so it is not BERT's; give a tokenizer.json instead")
+        raise UserError(
+            f"{file}: has no [UNK], which every vocabulary of BERT has; give a tokenizer.json "
+            "instead"
+        )
     with _damaged(file):
         return make_wordpiece_backend(
             {word: n for n, word in enumerate(words)}, lowercase=not cased

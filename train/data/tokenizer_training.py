@@ -14,6 +14,7 @@ from train.data.tokenizer_files import (
     make_wordpiece_backend,
 )
 from train.errors import UserError
+from train.telemetry.stages import Stage, stage
 
 if TYPE_CHECKING:
     import tokenizers
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
 _UNKNOWN_WORD = "<unk>"
 
 
-def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
+def train_tokenizer(
+    config: TokenizerConfig, texts: Iterable[str], *, num_characters: float = 0.0
+) -> Tokenizer:
     """Train the tokenizer that ``config`` describes. The same texts always give the same one.
 
     Args:
       config: Kind and size. Kind "file" is loaded, and nothing is trained.
       texts: Read once, as far as needed: not at all for "byte" and "file", all for "character".
+      num_characters: About how many characters the texts have, for progress. 0: unknown.
 
     Raises:
       UserError: The file of kind "file" cannot be used, or vocab_size is too small for the letters.
@@ -40,10 +44,13 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         "bpe": _bpe,
         "wordpiece": _wordpiece,
     }[config.kind]
-    return Tokenizer(train(config, texts))
+    if config.kind != "character":
+        num_characters = min(num_characters, config.training_characters)
+    with stage("reading text for the tokenizer", num_characters) as progress:
+        return Tokenizer(train(config, texts, progress))
 
 
-def _byte(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _byte(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Return the tokenizer whose token b is byte b, with 256 to separate documents."""
     from tokenizers import models
 
@@ -53,7 +60,7 @@ def _byte(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
     return backend
 
 
-def _bpe(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _bpe(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Train byte-level BPE as in GPT-2 (Radford et al. 2019, section 2.2)."""
     from tokenizers import models, trainers
 
@@ -64,7 +71,7 @@ def _bpe(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
         initial_alphabet=_byte_symbols(),
         show_progress=False,
     )
-    backend.train_from_iterator(_first(texts, config.training_characters), trainer)
+    backend.train_from_iterator(_first(texts, config.training_characters, progress), trainer)
     return backend
 
 
@@ -79,7 +86,9 @@ def _byte_level(model: tokenizers.models.BPE, config: TokenizerConfig) -> tokeni
     return backend
 
 
-def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _character(
+    config: TokenizerConfig, texts: Iterable[str], progress: Stage
+) -> tokenizers.Tokenizer:
     """Return a tokenizer of the characters by code point, then the separator."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -87,6 +96,7 @@ def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Toke
     characters: set[str] = set()
     for text in texts:
         characters.update(normalizer.normalize_str(text) if normalizer else text)
+        progress.advance(len(text))
     vocabulary = {character: number for number, character in enumerate(sorted(characters))}
     backend = Tokenizer(models.BPE(vocabulary, []))
     if normalizer:
@@ -96,7 +106,7 @@ def _character(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Toke
     return backend
 
 
-def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _word(config: TokenizerConfig, texts: Iterable[str], progress: Stage) -> tokenizers.Tokenizer:
     """Return a tokenizer of the most frequent words, <unk>, and <eos> for a newline (WikiText)."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -108,7 +118,7 @@ def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
     )
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordLevelTrainer(vocab_size=config.vocab_size, show_progress=False)
-    learner.train_from_iterator(_first(texts, config.training_characters), trainer)
+    learner.train_from_iterator(_first(texts, config.training_characters, progress), trainer)
     # <unk> and <eos> are words like the others: they stand in texts, and are seen in samples.
     always = [_UNKNOWN_WORD, newline]
     counted = learner.get_vocab()
@@ -123,11 +133,13 @@ def _word(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer
     return backend
 
 
-def _wordpiece(config: TokenizerConfig, texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _wordpiece(
+    config: TokenizerConfig, texts: Iterable[str], progress: Stage
+) -> tokenizers.Tokenizer:
     """Train WordPiece with BERT's normalizer and special tokens."""
     # The trainer numbers the letters within words in an order that changes from run to run, and
     # breaks ties by these numbers. Train twice: to find the letters, then with them in order.
-    sample = list(_first(texts, config.training_characters))
+    sample = list(_first(texts, config.training_characters, progress))
     letters = set(_learned_wordpieces(config, sample, vocab_size=0, first=())) - {
         *BERT_SPECIAL_TOKENS
     }
@@ -180,10 +192,13 @@ def _byte_symbols() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
+def _first(texts: Iterable[str], characters: int, progress: Stage) -> Iterator[str]:
     """Yield the first ``characters`` characters of the texts, in chunks counted in parallel."""
     for text in texts:
-        yield from split_into_chunks(text[:characters])
+        for chunk in split_into_chunks(text[:characters]):
+            yield chunk
+            progress.advance(len(chunk))
         characters -= len(text)
         if characters <= 0:
-            return
+            break
+    progress.rename("training the tokenizer")  # the trainer works on what it has counted

@@ -17,6 +17,7 @@ from train.estimate.remedies import PrecisionOption, best_by_precision
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target, require_compiler
 from train.experiment import Experiment
+from train.telemetry.stages import stage
 
 MAX_MEASURED_SECONDS = 10.0
 """Longest estimated step, in seconds, that is executed for a measurement."""
@@ -170,15 +171,20 @@ def make_plan(
     rejected = []
     best, compiled = ranked[0], None
     compiler = compile_step if target.is_local else compile_in_subprocess
-    for each in ranked[: options.compile_best]:
-        best, compiled = each, compiler(each.candidate.apply_to(experiment), target)
+    for number, each in enumerate(ranked[: options.compile_best], start=1):
+        best = each
+        with stage(f"compiling candidate {number} for {target.name}"):
+            compiled = compiler(each.candidate.apply_to(experiment), target)
         if compiled.fits(target.memory_bytes):
             break
         rejected.append((each, compiled))
     else:
         rejected = rejected[:-1]  # none fits: `best` itself is the last one
     rows, length = max_batch_shape(experiment)
-    planned = best.candidate.apply_to(experiment)
+    planned, measured = best.candidate.apply_to(experiment), None
+    if options.measure:
+        with stage("measuring the step"):
+            measured = measure_if_local(planned, best, compiled, target)
     return Plan(
         experiment=planned,
         target=target,
@@ -187,9 +193,7 @@ def make_plan(
         ranking=tuple(ranked[: options.show]),
         num_candidates=len(ranked),
         rejected=tuple(rejected),
-        measured_seconds=measure_if_local(planned, best, compiled, target)
-        if options.measure
-        else None,
+        measured_seconds=measured,
         other_precisions=tuple(best_by_precision(experiment, target, find))
         if options.precisions
         else (),

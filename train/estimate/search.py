@@ -14,6 +14,7 @@ from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
+from train.telemetry.stages import track
 from transformer.attention.config import AttentionConfig
 from transformer.layers.config import MoEConfig
 
@@ -53,7 +54,7 @@ def search_candidates(quantities: Quantities) -> list[RankedCandidate]:
     ranked, problems = [], []
     own = quantities.experiment.model.remat
     policies = SEARCHED_REMAT if own in SEARCHED_REMAT else (*SEARCHED_REMAT, own)
-    for mesh in candidate_meshes(quantities):
+    for mesh in track(list(candidate_meshes(quantities)), "estimating meshes"):
         # Shapes alone decide whether the mesh divides the model, so check before any estimate.
         try:
             quantities.state_bytes(mesh)
@@ -70,7 +71,10 @@ def search_candidates(quantities: Quantities) -> list[RankedCandidate]:
             if problems
             else f"{setting} {rows}: has too few rows to divide among the chips"
         )
-        raise UsageError(f"target {quantities.target.name}: no mesh divides the model ({why})")
+        raise UsageError(
+            f"target {quantities.target.name}: no mesh divides the model ({why}); give "
+            "another target, or change the setting that does not divide"
+        )
     return sorted(ranked, key=lambda each: each.sort_key)
 
 

@@ -118,13 +118,13 @@ class Evaluator:
             report.log_event("stopped early", step=step, best=self.best.to_json())
             name = self.task.selection_metric(self.corpus).name
             report.print_message(
-                f"step {step}: the best {name} is that of step {self.best.step} still, "
-                f"{self.best.value:.4g}; the run ends here"
+                f"step {step}: the best {name} is still {self.best.value:.4g} of step "
+                f"{self.best.step}; training stops early"
             )
         if weights.steps != [step]:
             report.log_event("weights", step=step, checkpoints=weights.steps)
             report.print_message(
-                f"step {step}: weights of step {', '.join(map(str, weights.steps))}"
+                f"step {step}: evaluating the weights of step {', '.join(map(str, weights.steps))}"
             )
         metrics = self.evaluate(weights.params, whole=True)
         report.log_evaluation(step, "validation", metrics)

@@ -15,6 +15,7 @@ from train.engine import MAX_PROGRAMS_IN_FLIGHT, Engine
 from train.experiment import EvaluationConfig
 from train.parallel.sharding import num_shards
 from train.tasks.base import EvaluationBatches
+from train.telemetry.stages import track
 
 OUTSIDE_TAG = "O"
 
@@ -216,7 +217,7 @@ def mean_losses(engine: Engine, params: Any, batches: EvaluationBatches) -> dict
         for name, each in jax.device_get(sums).items():
             totals[name] = totals.get(name, 0) + np.array(each, np.float64)
 
-    for cursor in range(len(batches)):
+    for cursor in track(range(len(batches)), "evaluating"):
         batch = engine.put_batch(batches.host_batch(cursor, host, num_hosts))
         pending.append(engine.evaluate(params, batch))
         # Fetch a few batches late: the devices never wait for the host, and the number of

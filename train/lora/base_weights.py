@@ -78,7 +78,7 @@ def resolve_lora(
         names = previous.lora.train_fully if NEW in lora.train_fully else lora.train_fully
     elif warm_start is None:
         raise UserError(
-            f"lora.rank {lora.rank}: adapts the weights of a trained model; give --init-from W"
+            f"lora.rank {lora.rank}: needs a trained model to adapt; give --init-from W"
         )
     else:
         model = make_task(experiment).make_model(hardware, unconstrained)
@@ -152,7 +152,7 @@ def load_base(folder: RunFolder, engine: Engine) -> Any:
     with CheckpointManager(folder.base_weights, read_only=True) as checkpoints:
         if checkpoints.latest_step() is None:
             raise UserError(
-                f"{folder.base_weights}: holds no base weights of this LoRA run; put back what fit "
+                f"{folder.base_weights}: holds no base weights of this LoRA run; restore what fit "
                 "saved"
             )
         return checkpoints.restore_subtree(_STEP, "params", abstract_params(engine))
@@ -189,8 +189,8 @@ def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> Non
     """Raise UserError if a checkpoint was trained on other base weights."""
     if metadata.get(BASE_KEY) != base_digest(folder):
         raise UserError(
-            f"{folder.base_weights}: are not the weights that checkpoint {step} was trained on; "
-            "put back what fit saved"
+            f"{folder.base_weights}: are not the weights that checkpoint {step} was trained "
+            "on; restore what fit saved"
         )
 
 
@@ -229,7 +229,7 @@ def read_run_adapter(source: str, model: Model, model_type: str) -> Adapter:
     """
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        raise UserError(f"{source}: is no folder; give a folder with adapter_config.json")
+        raise UserError(f"{source}: is not a folder; give one with adapter_config.json")
     try:
         return read_adapter(folder, model, family=model_type)
     except InteropError as error:

@@ -57,17 +57,19 @@ class ScheduleConfig(LearningRateSchedule):
     def __post_init__(self) -> None:
         check_at_least("schedule.learning_rate", self.learning_rate, 0)
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
-            raise ValueError("schedule.learning_rate 0: learns nothing; give a positive rate")
+            raise ValueError("schedule.learning_rate 0: changes no weight; give a positive rate")
         warmup = self.warmup_steps
         if warmup < 0:
             raise ValueError(f"schedule.warmup_steps {warmup}: is negative; give 0 or more steps")
         if self.kind == "inverse_sqrt" and warmup < 1:
             raise ValueError(
-                "schedule.warmup_steps 0: inverse_sqrt divides by it; give 1 or more steps"
+                "schedule.warmup_steps 0: inverse_sqrt needs a warmup; give 1 or more steps"
             )
         for name in ("min_lr_ratio", "decay_fraction"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"schedule.{name} {getattr(self, name)}: give a share in [0, 1]")
+                raise ValueError(
+                    f"schedule.{name} {getattr(self, name)}: give a fraction in [0, 1]"
+                )
 
     def make(self, *, steps: int, width: int) -> optax.Schedule:
         return make_schedule(self, steps=steps, width=width)

@@ -156,9 +156,9 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"hosts: did not all meet within {CONNECT_TIMEOUT_SECONDS} s ({reason}); start the "
-            "same command on every host, with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
-            "JAX_PROCESS_ID if need be"
+            f"hosts: not all of them connected within {CONNECT_TIMEOUT_SECONDS} s ({reason}); "
+            "start the same command on every host, with JAX_COORDINATOR_ADDRESS, "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID if need be"
         ) from error
     # After the connection only: its store carries the heartbeats.
     _start_heartbeats()
@@ -217,7 +217,7 @@ def explain_lost_peers() -> Iterator[None]:
         # Errors of gloo and gRPC have several lines of addresses and source files.
         text = " ".join(str(error).split())
         raise UserError(
-            f"hosts: another process of the run has gone ({text[:160]}); {RESTART_REMEDY}"
+            f"hosts: another process of the run has ended ({text[:160]}); {RESTART_REMEDY}"
         ) from error
 
 

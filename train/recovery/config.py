@@ -46,7 +46,10 @@ class RecoveryConfig:
             check_at_least(f"recovery.{name}", getattr(self, name), 0)
         # One value has no deviation to measure the next one by.
         if self.window == 1:
-            raise ValueError("recovery.window 1: is no window; give more, or 0")
+            raise ValueError(
+                "recovery.window 1: is too short to find an anomaly; give 2 or more, or 0 for no "
+                "detection"
+            )
         check_at_least("recovery.patience", self.patience, 1)
         # `not >`, so that NaN, which compares False with everything, is refused too.
         if not self.threshold > 0:

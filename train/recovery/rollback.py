@@ -249,8 +249,8 @@ class RollbackManager:
         reporter.log_event("rolled back", **fields, skipped_batches=skipped)
         self.history.skipped_from = None
         reporter.print_message(
-            f"step {last.step}: back to step {step}, and on with batch {last.cursor}"
-            f"{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "
+            f"step {last.step}: rolled back to step {step}, continues with batch "
+            f"{last.cursor}{f', the learning rate times {last.rate:g}' if last.rate != 1 else ''} "
             f"(attempt {last.attempts} of {self._config.max_rollbacks})"
         )
 

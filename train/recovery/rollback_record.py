@@ -89,27 +89,27 @@ class RollbackRecord:
             if not isinstance(plain, dict) or plain.keys() != {"rollbacks", "cleared"}:
                 raise ValueError("it has other fields than rollbacks and cleared")
             if not isinstance(plain["rollbacks"], list) or not isinstance(plain["cleared"], bool):
-                raise ValueError("rollbacks is no list, or cleared no boolean")
+                raise ValueError("rollbacks is not a list, or cleared not a boolean")
             return cls(tuple(map(_parse_rollback, plain["rollbacks"])), plain["cleared"])
         except (ValueError, TypeError, RecursionError) as error:
             raise UserError(
-                f"{path}: is no record of rollbacks ({error}); put the file back as it was"
+                f"{path}: is not a valid record of rollbacks ({error}); restore the original file"
             ) from error
 
 
 def _parse_rollback(plain: Any) -> Rollback:
     """Return one rollback (TypeError or ValueError: a field is missing or out of range)."""
     if not isinstance(plain, dict):
-        raise TypeError("a rollback is no object")
+        raise TypeError("a rollback is not an object")
     # The record may have been edited, and its numbers become array values: check every one.
     rollback = Rollback(**plain)
     for name, least in MIN_VALUES.items():
         value = getattr(rollback, name)
         if type(value) is not int or not least <= value <= MAX_INTEGER:
-            raise ValueError(f"{name} is no integer from {least} to {MAX_INTEGER}")
+            raise ValueError(f"{name} is not an integer from {least} to {MAX_INTEGER}")
     # `type`, not `isinstance`: JSON's true is an integer for Python.
     if type(rollback.rate) not in (int, float) or not 0 < rollback.rate <= 1:
-        raise ValueError("rate is no number in (0, 1]")
+        raise ValueError("rate is not a number in (0, 1]")
     return rollback
 
 

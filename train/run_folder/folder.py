@@ -179,8 +179,8 @@ class RunFolder:
         visible = [name for name in names if not name.startswith(".")]
         if visible and not any(name.split(".")[0] in _RUN_FILE_STEMS for name in names):
             raise UserError(
-                f"workdir {self.path}: holds other things ({', '.join(visible[:3])}) and no run; "
-                "give a new or an empty folder"
+                f"workdir {self.path}: contains other files ({', '.join(visible[:3])}) and no "
+                "run; give a new or an empty folder"
             )
 
     def _check_no_links(self) -> None:
@@ -207,7 +207,7 @@ def read_json(path: AnyPath, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
     try:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON ({error}); put the file back as it was") from error
+        raise UserError(f"{path}: is not JSON ({error}); restore the original file") from error
 
 
 def _resolve_workdir(workdir: str | os.PathLike[str]) -> AnyPath:

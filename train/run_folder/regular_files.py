@@ -73,7 +73,7 @@ def checked_stream(
         kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
         if kind != stat.S_IFREG:
             name = _FILE_KINDS.get(kind, "something else")
-            raise UserError(f"{path}: is {name} and no regular file; give a file")
+            raise UserError(f"{path}: is {name}, not a regular file; give a file")
     except BaseException:
         os.close(descriptor)
         raise
@@ -129,7 +129,7 @@ def iter_lines(stream: IO[bytes], path: AnyPath, max_bytes: int) -> Iterator[byt
         if len(line) > max_bytes:
             raise UserError(
                 f"{path}:{number}: is a line of more than {format_bytes(max_bytes)}; "
-                "split it, or put the file back as it was"
+                "split it, or restore the original file"
             )
         yield line
 

@@ -113,6 +113,6 @@ def check_not_symlink(path: AnyPath) -> None:
     """Raise UserError if a local path is a symbolic link, wherever it points."""
     if is_local(path) and pathlib.Path(path).is_symlink():
         raise UserError(
-            f"{path}: is a link, and a run writes in its own folder alone; "
-            "put what it leads to in its place, or make the whole folder the link"
+            f"{path}: is a symbolic link, and a run writes only inside its own folder; "
+            "replace the link by its target, or link the whole folder"
         )

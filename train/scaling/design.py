@@ -199,7 +199,9 @@ def model_of_size(
             return model
         below = parameters / count_without_embeddings(smaller)
         return model if size / parameters <= below else smaller
-    raise UsageError(f"--sizes {parameters:g}: no model is so large")
+    raise UsageError(
+        f"--sizes {parameters:g}: the largest width reaches fewer parameters; give smaller sizes"
+    )
 
 
 def _widths(unit: int, base: TransformerConfig, parameters: float) -> Iterator[int]:

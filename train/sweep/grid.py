@@ -58,7 +58,9 @@ def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[s
             raise UsageError(f"--set {assignment}: has no values; write --set FIELD=A,B")
         field = find_field(name.strip().removeprefix("--").replace("-", "_"), known)
         if field == SEED:
-            raise UsageError(f"--set {assignment}: seeds are no setting; write --seeds N")
+            raise UsageError(
+                f"--set {assignment}: seeds are not swept as a setting; write --seeds N"
+            )
         if field in grid:
             raise UsageError(f"--set {assignment}: {field} is given twice; give its values once")
         grid[field] = texts
@@ -77,7 +79,7 @@ def find_field(name: str, known: Mapping[str, Any]) -> str:
     # Places of a pattern have the same fields: the path says which.
     close = matches or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"choose one of {', '.join(close[:4])}" if close else "see fit CONFIG --help"
-    problem = "is the name of several settings" if matches else "is no setting of this config"
+    problem = "is the name of several settings" if matches else "is not a setting of this config"
     raise UsageError(f"--set {name}: {problem}; {hint}")
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from train.runtime.startup import LenientStream
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult, SweepFolder
-from train.telemetry.progress import can_draw_bar, format_clock
+from train.telemetry.progress import can_draw_bar
+from train.telemetry.stages import format_clock
 
 TAIL_BYTES = 4096
 """Bytes at the end of metrics.jsonl that hold its last line."""
@@ -147,7 +148,9 @@ class SweepProgress:
         # Without what earlier processes of this sweep did: it took none of this one's time.
         made = self._cost_so_far() - self._initial_cost
         left = elapsed / made * (self._total_cost - self._cost_so_far()) if made > 0 else None
-        return f"{format_clock(elapsed)} gone, {'?' if left is None else format_clock(left)} left"
+        return (
+            f"{format_clock(elapsed)} elapsed, {'?' if left is None else format_clock(left)} left"
+        )
 
 
 def last_metrics(folder: SweepFolder, name: str) -> tuple[int, float | None]:

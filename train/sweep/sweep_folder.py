@@ -63,7 +63,10 @@ class SweepFolder:
         """
         path = expand_path(workdir)
         if not isinstance(path, pathlib.Path):
-            raise UserError(f"workdir {workdir}: is remote, and a sweep's queue needs a local disk")
+            raise UserError(
+                f"workdir {workdir}: is remote, and a sweep needs a local disk; give a local "
+                "--workdir"
+            )
         if path.exists() and not path.is_dir():
             raise UserError(f"workdir {workdir}: is a file; give a folder")
         self.path = path
@@ -107,14 +110,14 @@ class SweepFolder:
             found = [name for name in found if not name.startswith(".") and name != "logs"]
             if found:
                 raise UserError(
-                    f"workdir {self.path}: holds other things ({', '.join(found[:3])}) and no "
+                    f"workdir {self.path}: contains other files ({', '.join(found[:3])}) and no "
                     "sweep; give a new or an empty folder"
                 )
             return
         saved = read_json(file, MAX_SWEEP_BYTES)
         requested = {run.name: flatten_experiment(run.experiment) for run in runs}
         if not isinstance(saved, dict) or not isinstance(saved.get("runs"), dict):
-            raise UserError(f"{file}: describes no sweep; put the file back as it was")
+            raise UserError(f"{file}: does not describe a sweep; restore the original file")
         for name, changes in saved["runs"].items():
             before = {**saved["base"], **changes["fields"]}
             if name not in requested:
@@ -162,7 +165,8 @@ class SweepFolder:
             results = {name: RunResult(**fields) for name, fields in saved.items()}
         except (AttributeError, TypeError) as error:
             raise UserError(
-                f"{file}: has no results of a sweep; delete it, and finished runs are read anew"
+                f"{file}: is not a table of a sweep's results; delete it, and finished runs are "
+                "read again"
             ) from error
         return {name: each for name, each in results.items() if self.run_path(name).exists()}
 

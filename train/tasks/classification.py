@@ -56,6 +56,7 @@ from train.tasks.base import (
 )
 from train.tasks.config import Classification, Tagging
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
+from train.telemetry.stages import track
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
@@ -349,7 +350,7 @@ def predict_rows(
 ) -> dict[int, np.ndarray]:
     """Return the index of the predicted tag at each token of each row, by the row's index."""
     predictions: dict[int, np.ndarray] = {}
-    for cursor in range(len(batches)):
+    for cursor in track(range(len(batches)), "evaluating spans"):
         rows = batches.host_batch(cursor, 0, 1)
         host_rows = batches.host_batch(cursor, jax.process_index(), jax.process_count())
         mine = engine.put_batch(host_rows)

@@ -167,8 +167,8 @@ class Classification(TaskConfig):
             )
         if self.word_dropout and self.pooling == "first":
             raise UsageError(
-                "task.word_dropout: would drop the first token, whose vector is the text's; set "
-                "task.pooling to mean or max, or task.word_dropout to 0"
+                "task.word_dropout: would drop the first token, whose vector stands for the "
+                "whole text; set task.pooling to mean or max, or task.word_dropout to 0"
             )
 
 

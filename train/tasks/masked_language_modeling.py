@@ -197,7 +197,7 @@ def encode_masked_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [T
     """
     texts = MASK_PATTERN.split(prompt)
     if len(texts) == 1:
-        raise UserError(f"prompt {prompt!r}: hides no word; write [MASK] in place of one")
+        raise UserError(f"prompt {prompt!r}: has no [MASK]; write [MASK] in place of a word")
     tokens: list[Any] = [[tokenizer.eos_token_id], tokenizer.encode(texts[0])]
     for text in texts[1:]:
         tokens += [[tokenizer.mask_token_id], tokenizer.encode(text)]

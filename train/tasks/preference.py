@@ -36,6 +36,7 @@ from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shap
 from train.tasks.chat import answer_prompts
 from train.tasks.config import PreferenceOptimization
 from train.tasks.vocabulary import Labels
+from train.telemetry.stages import track
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.layers.low_rank import LowRankWeight
@@ -105,8 +106,8 @@ class PreferenceTask(Task):
         if not lora.rank or lora.train_fully:
             setting = f"train_fully {lora.train_fully[0]}" if lora.rank else "rank 0"
             raise UserError(
-                f"lora.{setting}: the reference of DPO is the model without its adapter; give "
-                "--init-from W --lora.rank 8, and the model of W"
+                f"lora.{setting}: DPO needs an adapter, as its reference is the model without "
+                "one; give --init-from W --lora.rank 8, and the model of W"
             )
         split = corpus.split("train")
         buckets = bucket_by_rows(
@@ -140,7 +141,7 @@ class PreferenceTask(Task):
             examples, buckets, max_batches=max_eval_batches(config, full_split)
         )
         totals: dict[str, np.ndarray] = {}
-        for cursor in range(len(batches)):
+        for cursor in track(range(len(batches)), "evaluating"):
             host, num_hosts = jax.process_index(), jax.process_count()
             batch = engine.put_batch(batches.host_batch(cursor, host, num_hosts))
             sums = _evaluate_pairs(params, engine.frozen, batch, model=engine.model, beta=self.beta)

@@ -33,6 +33,7 @@ from train.tasks.base import (
 )
 from train.tasks.config import Translation
 from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
+from train.telemetry.stages import stage
 from transformer.attention.base import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
@@ -201,7 +202,8 @@ class TranslationTask(Task):
     ) -> dict[str, float]:
         """Translate the sources of some pairs and return the BLEU of the translations."""
         sources = [pairs.source[index] for index in indices]
-        translations = self.translate_sources(engine.model, params, corpus.tokenizer, sources)
+        with stage(f"translating {len(sources):,} sentences for BLEU"):
+            translations = self.translate_sources(engine.model, params, corpus.tokenizer, sources)
         references = [pairs.pairs[index].target for index in indices]
         tokenized = tokenized_bleu(translations, references, self.data.target_lang)
         return {

@@ -29,7 +29,7 @@ def read_labels(folder: RunFolder) -> Labels:
             return ()
     names = read_json(folder.labels, MAX_VOCABULARY_BYTES)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{folder.labels}: is no list of names; put the file back as it was")
+        raise UserError(f"{folder.labels}: is not a list of names; restore the original file")
     return tuple(names)
 
 
@@ -87,8 +87,8 @@ def check_vocab_size(
     if tokens > rows or (tokens < rows and not padded):
         raise UserError(
             f"{source}: has {tokenizer.vocab_size} tokens and the model "
-            f"{experiment.model.vocab_size}; give the tokenizer that the model was trained with, "
-            "or set model.vocab_size to 0 and train anew"
+            f"{experiment.model.vocab_size}; give the tokenizer that the model was trained "
+            "with, or set model.vocab_size to 0 and train again"
         )
     encoder = experiment.model.encoder
     if encoder is not None and encoder.vocab_size not in (0, tokenizer.vocab_size):

@@ -99,6 +99,10 @@ class TimeLog:
         self._interval = 0.0 if local else FLUSH_INTERVAL_SECONDS
         self._written_at = -FLUSH_INTERVAL_SECONDS
 
+    def previous_seconds(self, activity: Activity) -> float:
+        """Return how long an activity took in the process before this one. 0: there was none."""
+        return float(self._records[-1]["seconds"].get(activity, 0.0)) if self._records else 0.0
+
     def start_compiling(self, step: int) -> None:
         """Count the time from now on as compilation. The state of `step` is restored."""
         self._step = step
@@ -155,6 +159,14 @@ def read_time_records(path: AnyPath) -> list[JsonRecord]:
     return [record for record in event_log.read_records(path) if _is_valid_record(record)]
 
 
+def previous_resume_seconds(folder: RunFolder) -> float:
+    """Return how long the last resume of a run took to restore its state. 0: there was none."""
+    records = read_time_records(folder.time_log)
+    if len({record["began"] for record in records}) < 2:  # the first process restored nothing
+        return 0.0
+    return float(records[-1]["seconds"].get("restore", 0.0))
+
+
 def last_recorded_step(records: Sequence[JsonRecord]) -> int:
     """Return the largest step of all records; 0 without records."""
     return max((record["step"] for record in records), default=0)
@@ -176,7 +188,7 @@ def compute_goodput(records: Sequence[JsonRecord]) -> Goodput:
 
 
 def format_goodput(goodput: Goodput) -> str:
-    """Return e.g. `time: 83% of 2 min 26 s made steps; start 4%, compile 5%, evaluate 8%`."""
+    """Return e.g. `time: 83% of 2 min 26 s went into training steps; start 4%, compile 5%`."""
     total = goodput.total
     rest = [
         f"{activity} {seconds / total:.0%}"
@@ -185,7 +197,7 @@ def format_goodput(goodput: Goodput) -> str:
     ]
     starts = f" in {goodput.starts} starts" if goodput.starts > 1 else ""
     share = f"{goodput.productive_fraction:.0%} of {format_duration(total)}"
-    return f"time: {share}{starts} made steps; {', '.join(rest)}"
+    return f"time: {share}{starts} went into training steps; {', '.join(rest)}"
 
 
 def format_duration(seconds: float) -> str:

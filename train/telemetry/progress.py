@@ -1,5 +1,6 @@
 """Show progress on standard error: a bar in terminals and notebooks, plain lines elsewhere."""
 
+import contextlib
 import importlib.util
 import time
 from collections.abc import Callable
@@ -10,6 +11,14 @@ from rich import progress
 from rich.console import Console
 
 from train.runtime.startup import LenientStream
+from train.telemetry.stages import (
+    DRAW_INTERVAL_SECONDS,
+    LinePrinter,
+    Stage,
+    TickingDisplay,
+    format_clock,
+    use_display,
+)
 
 LINE_INTERVAL_SECONDS = 30.0
 """Seconds between plain lines, where no bar can be drawn."""
@@ -59,6 +68,7 @@ class ProgressBar:
         self._loss = self._speed = ""
         self._bar = _make_bar(self._console, clock) if can_draw_bar(self._console) else None
         self._task = progress.TaskID(0)
+        self._exits = contextlib.ExitStack()
 
     def update(
         self, step: int, *, loss: float | None = None, tokens_per_second: float | None = None
@@ -81,6 +91,19 @@ class ProgressBar:
             self._next_line_at = self._clock() + LINE_INTERVAL_SECONDS
             self.print(self._line())
 
+    @property
+    def console(self) -> Console:
+        """Console of the bar."""
+        return self._console
+
+    def show_in_bar(self, text: str) -> bool:
+        """Show a text in place of loss and speed; empty: show these. False: there is no bar."""
+        if self._bar is None:
+            return False
+        loss, speed = (text, "") if text else (self._loss, self._speed)
+        self._bar.update(self._task, loss=loss, speed=speed)
+        return True
+
     def print(self, text: str) -> None:
         """Print text as it is, above the bar."""
         safe = text.translate(_PICTURES)
@@ -93,6 +116,7 @@ class ProgressBar:
                 self._description, total=self._total, completed=self._step, loss="", speed=""
             )
             self._bar.start()
+        self._exits.enter_context(use_display(_DisplayOfBar(self)))
         return self
 
     def __exit__(
@@ -101,6 +125,7 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._exits.close()
         if self._bar is not None:
             self._bar.refresh()  # in a notebook, `stop` alone does not show the last step
             self._bar.stop()
@@ -110,16 +135,26 @@ class ProgressBar:
         made = self._step - self._first_step
         left = format_clock(elapsed / made * (self._total - self._step)) if made > 0 else "?"
         count = f"{self._step}/{self._total}"
-        times = f"{format_clock(elapsed)} gone, {left} left"
+        times = f"{format_clock(elapsed)} elapsed, {left} left"
         parts = (self._description, count, self._loss, self._speed, times)
         return "  ".join(part for part in parts if part)
 
 
-def format_clock(seconds: float) -> str:
-    """Return seconds as hours, minutes and seconds, e.g. `0:01:05`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"
+class _DisplayOfBar(TickingDisplay):
+    """Shows stages between steps, such as evaluations, in place of the bar's loss and speed."""
+
+    def __init__(self, bar: ProgressBar):
+        super().__init__()
+        self._bar, self._lines = bar, LinePrinter(bar.console)
+
+    def draw(self, stage: Stage) -> float:
+        if not self._bar.show_in_bar(stage.brief()):
+            return self._lines.draw(stage)
+        return DRAW_INTERVAL_SECONDS
+
+    def end(self, stage: Stage) -> None:
+        if not self._bar.show_in_bar(""):
+            self._lines.end(stage)
 
 
 def can_draw_bar(console: Console) -> bool:
@@ -140,7 +175,7 @@ def _make_bar(console: Console, clock: Callable[[], float]) -> progress.Progress
         progress.TextColumn("{task.fields[loss]}"),
         progress.TextColumn("{task.fields[speed]}"),
         progress.TimeElapsedColumn(),
-        progress.TextColumn("gone"),
+        progress.TextColumn("elapsed"),
         progress.TimeRemainingColumn(),
         progress.TextColumn("left"),
         console=console,

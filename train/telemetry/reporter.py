@@ -101,6 +101,11 @@ class Reporter:
             yield
         self._resumed_at = time.perf_counter()
 
+    @property
+    def previous_compile_seconds(self) -> float:
+        """Seconds that the previous process of this run took to compile. 0: there was none."""
+        return self._time_log.previous_seconds("compile")
+
     def mark_compiled(self, step: int) -> None:
         """Start counting throughput: the first step, which also compiles, is made."""
         self._time_log.start_stepping(step)
@@ -152,7 +157,7 @@ class Reporter:
 
     def log_sample(self, step: int, text: str) -> None:
         """Print a generated text, and append it to samples.txt."""
-        self._progress.print(f"step {step} writes: {text}")
+        self._progress.print(f"step {step}: sample: {text}")
         self._trackers.log_sample(step, text)
         if self._is_main_process:
             path = self._folder.samples

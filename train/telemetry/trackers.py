@@ -305,5 +305,8 @@ def _read_ids(folder: RunFolder) -> dict[str, str]:
             return {}
     ids = read_json(folder.trackers)
     if not isinstance(ids, dict):
-        raise UserError(f"{folder.trackers}: holds no ids of trackers; delete it to start new ones")
+        raise UserError(
+            f"{folder.trackers}: is not a list of tracker ids; delete it, and trackers start "
+            "new runs"
+        )
     return {str(name): str(run_id) for name, run_id in ids.items()}

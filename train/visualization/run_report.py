@@ -28,7 +28,7 @@ class RunReport:
 
     def __init__(self, workdirs: Sequence[str]):
         if not workdirs:
-            raise UsageError("report: names no run; give one or more folders of runs")
+            raise UsageError("report: no run is given; give the folders of one or more runs")
         self.runs = [read_run(workdir) for workdir in workdirs]
         for run, workdir in zip(self.runs, workdirs, strict=True):
             if sum(each["name"] == run["name"] for each in self.runs) > 1:
@@ -49,7 +49,7 @@ class RunReport:
     def save(self, output: str) -> None:
         """Write the page. Raises UserError if it cannot be written."""
         if not output.endswith(".html"):
-            raise UsageError(f"output {output}: is no .html; give a name that ends with .html")
+            raise UsageError(f"output {output}: does not end with .html; give a name that does")
         write_page(self.html(), output)
 
     def _repr_html_(self) -> str:

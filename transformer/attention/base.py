@@ -130,7 +130,10 @@ class Mixer(nn.Module, abc.ABC):
         For cross attention, and for mixers that read a memory in addition to their own input. The
         first call gets the memory and fills the cache; later calls need only the cache.
         """
-        raise ValueError(f"mixer {self.config.kind}: has no memory cache; choose another mixer")
+        raise ValueError(
+            f"mixer {self.config.kind}: cannot cache a memory (an encoder's output); choose "
+            "another mixer"
+        )
 
     @abc.abstractmethod
     def __call__(
@@ -164,8 +167,8 @@ def reject_memory(kind: str, memory: Any) -> None:
     """Raise ValueError if there is a memory, for a mixer that reads only its own input."""
     if memory is not None:
         raise ValueError(
-            f"mixer {kind}: reads its own input alone, no memory; use a mixer of attention, or one "
-            "whose configuration says reads_memory"
+            f"mixer {kind}: cannot read a memory (an encoder's output); use an attention "
+            "mixer, or one whose config sets reads_memory"
         )
 
 
@@ -189,4 +192,6 @@ def reject_mask_patterns(kind: str, mask: Mask) -> None:
     }
     for feature, is_requested in requested.items():
         if is_requested:
-            raise ValueError(f"mixer {kind}: cannot obey {feature}; use a mixer of attention")
+            raise ValueError(
+                f"mixer {kind}: does not support {feature}; use an attention mixer, such as full"
+            )

@@ -136,8 +136,9 @@ class MemoryCache(struct.PyTreeNode):
         """
         if keys.shape != self.keys.shape:
             raise ValueError(
-                f"a memory of {keys.shape[0]} x {keys.shape[1]} tokens: its cache is made for "
-                f"{self.keys.shape[0]} x {self.keys.shape[1]}; give init_memory_cache its size"
+                f"memory of {keys.shape[0]} x {keys.shape[1]} tokens: its cache is for "
+                f"{self.keys.shape[0]} x {self.keys.shape[1]}; call init_memory_cache with the "
+                "size of the memory"
             )
         return MemoryCache(keys.astype(self.keys.dtype), values.astype(self.values.dtype))
 
@@ -283,7 +284,9 @@ def project_memory(
       ValueError: If the cache is not one for a memory.
     """
     if not isinstance(cache, MemoryCache | None):
-        raise ValueError("attention with a memory: give a cache of init_memory_cache")
+        raise ValueError(
+            "cache: is not one for a memory; give the cache that init_memory_cache returns"
+        )
     if memory is not None:
         k = project_keys(module, memory, config, context)
         v = project_values(module, memory, config, context)

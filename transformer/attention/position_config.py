@@ -75,7 +75,7 @@ class RoPE:
     def __post_init__(self) -> None:
         check_field_types(self, "rope")
         if not 0 < self.fraction <= 1:
-            raise ValueError(f"rope.fraction {self.fraction}: give a share in (0, 1]")
+            raise ValueError(f"rope.fraction {self.fraction}: give a fraction in (0, 1]")
         if self.theta <= 1:
             raise ValueError(f"rope.theta {self.theta}: give more than 1")
         check_choice("rope.layout", self.layout, get_args(RopeLayout))

@@ -208,8 +208,9 @@ class LongRoPEScaling:
         check_choice("long_rope_scaling.factors", self.factors, get_args(LongRoPEFactors))
         if len(self.short_factors) != len(self.long_factors):
             raise ValueError(
-                f"long_rope_scaling.long_factors: has {len(self.long_factors)} numbers and "
-                f"short_factors {len(self.short_factors)}; give one of each for each pair"
+                f"long_rope_scaling.long_factors: has {len(self.long_factors)} numbers, and "
+                f"short_factors has {len(self.short_factors)}; give one in each for each rotated "
+                "pair"
             )
         for name, values in (
             ("short_factors", self.short_factors),

@@ -88,8 +88,8 @@ class LSTMConfig(MixerConfig):
         """
         if self.bidirectional and not self.hidden_size and d_model % 2:
             raise ValueError(
-                f"lstm.bidirectional: would halve the width {d_model}; set an even one, or "
-                "hidden_size"
+                f"lstm.bidirectional: halves the width {d_model}, which is odd; give an even "
+                "width, or set hidden_size"
             )
         return self.hidden_size or d_model // (1 + self.bidirectional)
 
@@ -143,7 +143,7 @@ class LuongConfig(MixerConfig):
         if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
             raise ValueError(
                 f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the "
-                f"memory, {d_model}; give 0, or another score"
+                f"memory ({d_model}); give 0, or another score"
             )
 
     def resolved_sizes(self, d_model: int) -> tuple[int, int]:

@@ -51,7 +51,9 @@ class Convolution(Mixer):
         reject_mask_patterns(config.kind, inputs.mask)
         num_after = 0 if inputs.mask.pattern.causal else (config.kernel_size - 1) // 2
         if cache is not None and not inputs.mask.pattern.causal:
-            raise ValueError("mixer convolution: decodes under a causal mask alone; give one")
+            raise ValueError(
+                "mixer convolution: decoding with a cache needs a causal mask; give one"
+            )
         num_before = config.kernel_size - 1 - num_after
         windows = neighbor_window(
             x, num_before, num_after, positions=inputs.positions, mask=inputs.mask, cache=cache

@@ -70,7 +70,9 @@ class GNMTEncoder(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
-        raise ValueError("mixer gnmt_encoder: reads what comes later, so has no cache; use lstm")
+        raise ValueError(
+            "mixer gnmt_encoder: reads later tokens, so it cannot decode with a cache; use lstm"
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -79,7 +81,7 @@ class GNMTEncoder(Mixer):
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         if inputs.mask.pattern.causal:
-            raise ValueError("mixer gnmt_encoder: reads what comes later; use lstm in a decoder")
+            raise ValueError("mixer gnmt_encoder: reads later tokens; use lstm in a decoder")
         boundaries = document_boundaries(inputs.mask, inputs.positions)
         x = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
         forward_y = LSTMLayer(context.d_model, context, name="layer_0")(x, boundaries)[1]

@@ -129,7 +129,7 @@ def check_has_memory(kind: str, memory: jax.Array | None, cache: Any) -> None:
 
 def needs_memory_cache_error(kind: str) -> ValueError:
     """Return the error for `init_cache` of a mixer whose cache holds a memory."""
-    return ValueError(f"mixer {kind}: its cache holds a memory; ask init_memory_cache for one")
+    return ValueError(f"mixer {kind}: its cache is one for a memory; call init_memory_cache")
 
 
 def decoder_boundaries(inputs: MixerInputs) -> DocumentBoundaries | None:

@@ -49,8 +49,8 @@ class NonAutoregressive(Model):
             raise ValueError("model.encoder: is missing; give an EncoderConfig")
         if self.config.causal:
             raise ValueError(
-                "model.causal True: all words are written at once, so each may see all; "
-                "set it to False"
+                "model.causal True: a non-autoregressive model predicts all tokens at once, each "
+                "from all others; set it to False"
             )
         check_at_least("max_length_difference", self.max_length_difference, 0)
         super().__post_init__()

@@ -162,8 +162,8 @@ class LSTM(Mixer):
     def check_not_bidirectional(self, requested: str) -> None:
         if self.config.bidirectional:
             raise ValueError(
-                f"mixer lstm: bidirectional reads what comes later, so cannot have {requested}; "
-                "use it in an encoder, or set bidirectional to False"
+                "mixer lstm: bidirectional reads later tokens, so it does not support "
+                f"{requested}; use it in an encoder, or set bidirectional to False"
             )
 
 

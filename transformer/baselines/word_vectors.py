@@ -107,7 +107,8 @@ def replace_embeddings(
     if vectors.shape[1] != embedding.shape[1] or len(vectors) > len(embedding):
         raise ValueError(
             f"word vectors {vectors.shape[0]} x {vectors.shape[1]}: the model's table is "
-            f"{embedding.shape[0]} x {embedding.shape[1]}; learn them for its words and width"
+            f"{embedding.shape[0]} x {embedding.shape[1]}; train them for its vocabulary and "
+            "width"
         )
     rows = jnp.asarray(vectors, embedding.dtype)
     return {**params, "embedding": jnp.concatenate([rows, embedding[len(rows) :]])}

@@ -93,7 +93,7 @@ class Fields:
         value = self._values.get(name)
         if value is None:
             if default is REQUIRED:
-                raise InteropError(f"{self._source}: has no {name}; put the file back as it was")
+                raise InteropError(f"{self._source}: has no {name}; restore the original file")
             return default
         kind = type(default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -108,7 +108,7 @@ class Fields:
         if not right:
             raise InteropError(
                 f"{self._source}: {name} {value!r} is not of type {kind.__name__}; "
-                "put the file back as it was"
+                "restore the original file"
             )
         return value
 

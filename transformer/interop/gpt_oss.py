@@ -38,7 +38,7 @@ def _read_gpt_oss(fields: Fields) -> TransformerConfig:
     depth = fields.size("num_hidden_layers")
     default = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(depth)]
     if "rope_parameters" not in fields and "rope_scaling" not in fields:
-        raise fields.error("has no rope_parameters; put the file back as it was")
+        raise fields.error("has no rope_parameters; restore the original file")
     attention = read_attention(
         fields, bias=fields.take("attention_bias", True), sinks=True, default_theta=150_000.0
     )

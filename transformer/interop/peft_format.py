@@ -56,8 +56,8 @@ def check_module(tensor: Tensor) -> None:
     axes = tensor.leaves[0].axes
     if axes.stack != ("layers",) or len(tensor.indices) != 1 or isinstance(tensor.layout, AsIs):
         raise InteropError(
-            f"{tensor.leaves[0].path}: is no linear layer of its own in transformers, and PEFT "
-            "adapts none other; merge the adapter and export the whole model"
+            f"{tensor.leaves[0].path}: is not a separate linear layer in transformers, and "
+            "PEFT adapts only those; merge the adapter and export the whole model"
         )
 
 

@@ -96,7 +96,8 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
         if not math.isclose(own, scale, rel_tol=1e-6):
             raise InteropError(
                 f"{source}: alpha_pattern scales {module_name(tensor)} by {own:g} and others by "
-                f"{scale:g}; this library has one scale, train the adapter anew without patterns"
+                f"{scale:g}, and this library has one scale; train the adapter again without "
+                "patterns"
             )
         for leaf, each in zip(tensor.leaves, parts, strict=True):
             found.setdefault(leaf.path, {})[tensor.indices[0]] = each
@@ -131,7 +132,8 @@ def _check_config(config: Mapping[str, Any], source: str) -> tuple[int, float]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
         raise InteropError(
-            f"{source}: r {rank!r} and lora_alpha {alpha!r} are no rank and scale; fetch it again"
+            f"{source}: r {rank!r} and lora_alpha {alpha!r} are not a valid rank and scale; "
+            "fetch it again"
         )
     return rank, _scale(alpha, rank, config)
 
@@ -162,8 +164,8 @@ def _sort_tensors(
             pairs.setdefault(match[1], {})[match[2]] = np.asarray(file.read(name), np.float32)
         elif "lora_" in own or own not in tensors:
             raise InteropError(
-                f"{file.path}: {name} is no update of a linear layer of this {model_type} model; "
-                "give the base model that the adapter was trained on"
+                f"{file.path}: {name} is not an update of a linear layer of this {model_type} "
+                "model; give the base model that the adapter was trained on"
             )
         else:
             whole[name] = tensors[own]
@@ -177,8 +179,8 @@ def _sort_tensors(
             )
         if not all(is_adaptable(leaf_path(leaf), leaf.axes) for leaf in tensor.leaves):
             raise InteropError(
-                f"{file.path}: adapts {module}, and LoRA here adapts matrices of layers alone; "
-                "train the adapter anew without that module"
+                f"{file.path}: adapts {module}, and LoRA here adapts only matrices of layers; "
+                "train the adapter again without that module"
             )
         check_module(tensor)
         if len(pair) < 2:
@@ -210,7 +212,7 @@ def _split(tensor: Tensor, factors: Factors, rank: int, source: str) -> Iterator
         if total < rank or len(used) > rank:
             raise InteropError(
                 f"{source}: rank_pattern gives {module_name(tensor)} rank {total} and others "
-                f"{rank}; this library has one rank, train the adapter anew without patterns"
+                f"{rank}, and this library has one rank; train the adapter again without patterns"
             )
         chosen = np.sort(np.concatenate([used, unused[: rank - len(used)]]))
         inputs = leaf.unit_shape[: len(leaf.axes.inputs)]
@@ -253,8 +255,8 @@ def _whole_parameters(
     for name, tensor in whole.items():
         if file.tensors[name].shape != tensor.shape:
             raise InteropError(
-                f"{file.path}: {name} has shape {list(file.tensors[name].shape)}, and the model "
-                f"{list(tensor.shape)}; give the base model that the adapter was trained on"
+                f"{file.path}: {name} has shape {list(file.tensors[name].shape)}, and the model's "
+                f"is {list(tensor.shape)}; give the base model that the adapter was trained on"
             )
         units = tensor.layout.split(np.asarray(file.read(name), np.float32), tensor.leaves)
         for leaf, unit in zip(tensor.leaves, units, strict=True):
@@ -265,7 +267,7 @@ def _whole_parameters(
         leaf = leaves[path]
         if len(units_by_index) < math.prod(leaf.shape[: leaf.num_stacked]):
             raise InteropError(
-                f"{file.path}: replaces {path} in some layers alone; train the adapter anew with "
+                f"{file.path}: replaces {path} in only some layers; train the adapter again with "
                 "all of them, or none"
             )
         parameters[path] = np.zeros(leaf.padded_shape, np.float32)

@@ -9,6 +9,7 @@ sharded model needs no more host memory than the shards of this process.
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,7 +123,7 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         text = " ".join(str(error).split())
-        raise InteropError(f"{source}: {text}; put the file back as it was") from error
+        raise InteropError(f"{source}: {text}; restore the original file") from error
     fields.finish()
     config = dataclasses.replace(
         config, precision=precision or Precision(), pooler=architecture.pooler
@@ -135,6 +136,7 @@ def read_model(
     *,
     precision: Precision | None = None,
     shardings: Callable[[Model], Any] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> tuple[PretrainedConfig, Any]:
     """Read a folder: its config, and the parameters of its model.
 
@@ -144,6 +146,7 @@ def read_model(
         that of the policy's parameters.
       shardings: Function from the model to a tree of shardings, one for each parameter. Every
         device gets its own slice. Default: the first local device.
+      on_progress: Called after each parameter with the fraction of all weights that it is.
 
     Raises:
       InteropError: A file is missing or damaged, or a tensor is missing, left over or of another
@@ -158,6 +161,7 @@ def read_model(
     dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
     by_leaf = places_by_leaf(tensors)
     sharding_of = None if shardings is None else _by_path(shardings(model))
+    num_weights = sum(math.prod(leaf.padded_shape) for leaf in leaves.values())
 
     def load(leaf: Leaf) -> jax.Array:
         def read(index: Any) -> Array:  # a slice for each axis
@@ -169,6 +173,8 @@ def read_model(
             loaded = jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
         jax.block_until_ready(loaded)  # before the next one takes memory
         files.release()
+        if on_progress is not None:
+            on_progress(loaded.size / num_weights)
         return loaded
 
     return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
@@ -183,6 +189,7 @@ def write_model(
     dtype: str = "",
     fields: Mapping[str, Any] | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Family:
     """Write config.json and the weights of a model, so that `transformers` reads them.
 
@@ -195,6 +202,8 @@ def write_model(
       fields: Further fields of config.json (token ids, label names). Fields that the model decides
         are never taken from here.
       max_shard_bytes: Size above which the weights are split into several files.
+      on_progress: Called with each tensor that is written, with the fraction of all bytes that it
+        is.
 
     Returns:
       The family that was written.
@@ -216,12 +225,15 @@ def write_model(
     specs += [TensorSpec(name, zeros, dtype) for name in chosen.zeros]
 
     def values(name: str) -> Array:
+        if on_progress is not None:
+            on_progress(num_bytes[name] / total)
         if name in chosen.zeros:
             return np.zeros(zeros, np.float32)
         return _join(by_name[name], arrays)
 
     shards = split_into_shards(specs, max_shard_bytes)
-    total = sum(spec.num_bytes for spec in specs)
+    num_bytes = {spec.name: spec.num_bytes for spec in specs}
+    total = sum(num_bytes.values())
     names: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = WEIGHTS
@@ -282,7 +294,7 @@ def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[
         )
     # The family that agrees deepest into the config is the nearest one.
     nearest = max(problems, key=lambda each: each[0])[1]
-    raise InteropError(f"no architecture of transformers has this model; nearest {nearest}")
+    raise InteropError(f"no architecture of transformers matches this model; nearest {nearest}")
 
 
 def _try_family(
@@ -378,8 +390,8 @@ def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
     first = results[0]
     if any(not np.array_equal(first, other) for other in results[1:]):
         raise InteropError(
-            f"{tensors[0].name}: is one tensor for all layers in transformers, and layers of this "
-            "model have different values; no file can hold them"
+            f"{tensors[0].name}: is one tensor for all layers in transformers, and the layers "
+            "of this model have different values; it cannot be exported"
         )
     return first
 

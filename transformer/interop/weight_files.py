@@ -142,7 +142,7 @@ def _index_files(path: Path) -> list[str]:
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InteropError(
-                f"{path}: names {name!r}, which is no file of its folder; fetch it again"
+                f"{path}: names {name!r}, which is not a file of its folder; fetch it again"
             )
     return names
 
@@ -168,7 +168,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise InteropError(f"{path}: is too large for a file of settings; fetch it again")
+            raise InteropError(f"{path}: is too large for a settings file; fetch it again")
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InteropError(f"{path}: does not exist; give a folder that has it") from error
@@ -179,7 +179,7 @@ def read_json(path: Path) -> dict[str, Any]:
             raise
         raise InteropError(f"{path}: is not JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):
-        raise InteropError(f"{path}: is no JSON object; fetch it again")
+        raise InteropError(f"{path}: is not a JSON object; fetch it again")
     return value
 
 

@@ -46,7 +46,9 @@ def add_cross_attention(
       ValueError: If there is no memory.
     """
     if memory is None:
-        raise ValueError("a layer with cross attention: has no memory; use EncoderDecoder")
+        raise ValueError(
+            "cross attention: there is no memory (encoder output) to attend to; use EncoderDecoder"
+        )
     config = block.config.cross_attention
     assert config is not None  # checked by the block
     mixer = mixer_class(config)(config, block.context, name="cross")

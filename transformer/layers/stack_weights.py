@@ -101,9 +101,9 @@ def wrong_depth(name: str, found: int, expected: int, num_places: int) -> ValueE
 
     Without it slices of the stacked arrays would leave layers out, or repeat the last one.
     """
-    problem = f"have {found} layers, but the model has {expected} there"
+    problem = f"have {found} layers, but the model has {expected}"
     if found == expected:
-        problem = f"are of a pattern with more than the model's {num_places} places"
+        problem = f"have more places than the {num_places} of the model's layer pattern"
     return ValueError(
         f"parameters layers/{name}: {problem}; give the parameters of this configuration"
     )

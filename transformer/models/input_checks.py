@@ -85,9 +85,11 @@ def check_cache_inputs(
 ) -> None:
     """Raise ValueError for inputs that do not go with a cache."""
     if cache is not None and positions is None:
-        raise ValueError("a cache without positions: give the positions of the new tokens")
+        raise ValueError("cache: needs positions; give those of the new tokens")
     if cache is not None and segments is not None:
-        raise ValueError("a cache with segments: decode one document for each example")
+        raise ValueError(
+            "cache: cannot be combined with segments; decode one document for each example"
+        )
 
 
 def check_cache_length(config: TransformerConfig, length: int) -> None:

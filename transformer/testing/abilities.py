@@ -26,9 +26,11 @@ def check_causal(trial: Trial) -> None:
     for t in sorted({0, 1, length // 3, 63, 64, 65, length - 2} & set(range(length - 1))):
         changed = trial(np.where(_column(np.arange(length) > t), other, x)).y
         same = np.array_equal(changed[:, : t + 1], y[:, : t + 1])
-        trial.require(same, "causal", f"outputs up to {t} changed when later inputs did")
+        trial.require(same, "causal", f"outputs up to position {t} changed when later inputs did")
         idle = np.array_equal(changed[:, t + 1 :], y[:, t + 1 :])
-        trial.require(not idle, "causal", f"outputs after {t} do not depend on their inputs")
+        trial.require(
+            not idle, "causal", f"outputs after position {t} do not depend on their inputs"
+        )
 
 
 def check_cached(trial: Trial) -> None:
@@ -43,7 +45,7 @@ def check_cached(trial: Trial) -> None:
         positions = np.arange(start, start + count)[None].repeat(BATCH_SIZE, 0)
         y, cache, _ = trial(x[:, tokens], cache=cache, positions=positions)
         same = _layout(cache) == layout
-        trial.require(same, "cached", "the cache that comes out is not shaped as it went in")
+        trial.require(same, "cached", "the returned cache has other shapes than the given one")
         message = f"{count} tokens from position {start} differ from the full pass"
         trial.require_close(y, full[:, tokens], "cached", message)
         start += count
@@ -61,7 +63,7 @@ def _check_padded_prompts(trial: Trial, x: Array, full: Array) -> None:
     cache = trial.init_cache(trial.length + 2)
     cache = trial(tokens, cache=cache, positions=np.where(is_token, index, -1)).cache
     y = trial(x[rows, lengths][:, None], cache=cache, positions=lengths[:, None]).y
-    message = "a token after padded ones differs from the full pass"
+    message = "a token after a padded prompt differs from the full pass"
     trial.require_close(y[:, 0], full[rows, lengths], "cached", message)
 
 
@@ -80,9 +82,11 @@ def check_segments(trial: Trial) -> None:
         changed = call(np.where(_column(own), x, other)).y
         # Bit for bit: a weight that is tiny but not zero would pass any tolerance.
         same = np.array_equal(changed[:, own], y[:, own])
-        trial.require(same, "segments", f"document {document} sees others, or padding")
+        trial.require(
+            same, "segments", f"document {document} depends on another document or on padding"
+        )
         if trial.abilities.any_length and not trial.mixer.config.depends_on_row_index:
-            message = f"document {document} of a pack differs from the same alone"
+            message = f"document {document} gives other results in a packed row than alone"
             expected = trial(x[:, own], **alone).y
             trial.require_close(y[:, own], expected, "segments", message)
     _check_gradient_of_padding(trial, x)
@@ -99,7 +103,7 @@ def _check_gradient_of_padding(trial: Trial, x: Array) -> None:
 
     gradient = np.asarray(jax.jit(jax.grad(total))(x))
     trial.require(np.isfinite(gradient).all(), "segments", "gradients are not finite")
-    trial.require(not np.any(gradient * (1 - real)), "segments", "padding gets a gradient")
+    trial.require(not np.any(gradient * (1 - real)), "segments", "padding has a gradient")
 
 
 def check_cross(trial: Trial) -> None:
@@ -125,11 +129,17 @@ def _check_cross_attention(trial: Trial) -> None:
     padding = np.arange(size)[None, :, None] >= cut[:, None, None]
     other = np.where(padding, 100 * trial.inputs(7, size), memory)
     moved = np.any(call(x, memory=other).y != y, axis=(1, 2))
-    trial.require((moved == [False, True, True]).all(), "cross", "memory is not what is looked at")
+    trial.require(
+        (moved == [False, True, True]).all(),
+        "cross",
+        "the result does not depend on the memory, or on too much of it",
+    )
     if trial.abilities.segments:
         mask = Mask(key_lengths=cast(Any, cut))
         before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
-        trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
+        trial.require(
+            np.array_equal(before, after), "cross", "padding of the memory changes the result"
+        )
     if trial.abilities.cached:
         _check_memory_cache(trial, x, memory)
 
@@ -138,15 +148,17 @@ def _check_reads_memory(trial: Trial) -> None:
     """Check a mixer that reads a memory in addition to its own input."""
     x, memory = trial.inputs(5), trial.memory
     y = trial(x).y
-    message = "memory is not what is looked at"
+    message = "the result does not depend on the memory, or on too much of it"
     trial.require(np.any(trial(x, memory=-memory).y != y, axis=(1, 2)).all(), "cross", message)
     ones = cast(Any, np.ones((1, trial.length), int))
     seen = cast(Any, (trial.memory_segments != 0).astype(int))
     mask = Mask(MaskPattern(ordered=False), segments=ones, key_segments=seen)
     other = np.where(seen[:, :, None] == 0, 100 * trial.inputs(7, memory.shape[1]), memory)
     before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
-    trial.require(np.array_equal(before, after), "cross", "padding of the memory is seen")
-    trial.require(np.any(before != y), "cross", "the mask of the memory is not obeyed")
+    trial.require(
+        np.array_equal(before, after), "cross", "padding of the memory changes the result"
+    )
+    trial.require(np.any(before != y), "cross", "the mask of the memory has no effect")
     if trial.abilities.cached:
         _check_memory_cache(trial, x, memory)
 
@@ -161,8 +173,10 @@ def _check_memory_cache(trial: Trial, x: Array, memory: Array) -> None:
         call = functools.partial(trial, mask=Mask(), positions=positions)
         y, cache, _ = call(x[:, tokens], memory=given, cache=cache)
         same = _layout(cache) == layout
-        trial.require(same, "cross", "the cache of the memory is not shaped as it went in")
-        message = "results differ when a cache holds the memory"
+        trial.require(
+            same, "cross", "the returned cache of the memory has other shapes than the given one"
+        )
+        message = "results from the cached memory differ from those of the memory"
         trial.require_close(y, whole[:, tokens], "cross", message)
 
 
@@ -173,11 +187,11 @@ def check_any_length(trial: Trial) -> None:
     for length in trial.lengths:
         y = trial(x[:, :length]).y
         fine = y.shape == x[:, :length].shape and np.isfinite(y).all()
-        trial.require(fine, "any_length", f"{length} tokens give no such number of finite results")
+        trial.require(fine, "any_length", f"{length} tokens do not give as many finite results")
         segments = None if trial.abilities.causal else (np.arange(longest) < length)[None] * 1
         if trial.abilities.causal or trial.abilities.segments:
             expected = trial(x, segments=segments).y[:, :length]
-            message = f"{length} tokens differ from the same at the start of {longest}"
+            message = f"{length} tokens give other results than at the start of {longest} tokens"
             trial.require_close(y, expected, "any_length", message)
 
 
@@ -199,7 +213,7 @@ def check_weights(trial: Trial) -> None:
     trial.require(fine, "weights", f"their shape {weights.shape} is not [B, N, T, S]")
     seen = np.asarray(dense_mask(trial.mixer_inputs(length, **given).mask, length, size))[:, None]
     hidden = np.where(seen, 0, weights)
-    trial.require(not hidden.any(), "weights", "keys that the mask hides have some")
+    trial.require(not hidden.any(), "weights", "keys that the mask hides have a weight")
     sums = np.broadcast_to(seen.any(-1), weights.shape[:3]).astype(np.float32)
     trial.require_close(weights.sum(-1), sums, "weights", "rows do not sum to 1")
     trial.require_close(trial(x, **given).y, y, "weights", "asking for them changes the result")

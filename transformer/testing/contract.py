@@ -55,11 +55,15 @@ def check_dropout(trial: Trial) -> None:
     rngs, others = jax.random.split(jax.random.key(2), (2, BATCH_SIZE))
     y = trial(x, dropout_rngs=rngs).y
     trial.require(
-        np.array_equal(trial(x, dropout_rngs=rngs).y, y), "dropout", "the same keys differ"
+        np.array_equal(trial(x, dropout_rngs=rngs).y, y),
+        "dropout",
+        "the same random keys give different results",
     )
     changed = not np.array_equal(trial(x, dropout_rngs=others).y, y)
     trial.require(
-        changed == has_dropout, "dropout", "other keys make no difference, or ought not to"
+        changed == has_dropout,
+        "dropout",
+        "other random keys change nothing, or should change nothing and do",
     )
     rows = np.array([1, 2, 2])
     moved = trial(x[rows], dropout_rngs=rngs[rows]).y
@@ -74,9 +78,9 @@ def check_rejected(trial: Trial, ability: str) -> None:
             call()
         except ValueError as error:
             one_line = bool(str(error)) and "\n" not in str(error)
-            trial.require(one_line, ability, f"is refused, but not in one line: {error}")
+            trial.require(one_line, ability, f"is rejected, but not in one line: {error}")
             num_refused += 1
-    trial.require(num_refused, ability, "is not declared, and not refused by a ValueError either")
+    trial.require(num_refused, ability, "is neither declared nor rejected by a ValueError")
 
 
 Calls = list[Callable[[], None]]

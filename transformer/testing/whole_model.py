@@ -68,7 +68,9 @@ def check_in_model(trial: Trial) -> None:
     step = compile_quickly(jax.value_and_grad(functools.partial(training_loss, scanned)))
     loss, grads = jax.device_get(step(params, *inputs))
     other = compile_quickly(functools.partial(training_loss, unrolled))(params, *inputs)
-    trial.require_close(loss, other, "stacked layers", "a scan over layers and a loop differ")
+    trial.require_close(
+        loss, other, "stacked layers", "a scan over layers and a loop give different results"
+    )
     trial.require(np.isfinite(loss), "training step", f"the loss is {loss}")
     for leaf in jax.tree.leaves(grads):
         trial.require(np.isfinite(leaf).all(), "training step", "gradients are not finite")

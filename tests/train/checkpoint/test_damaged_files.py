@@ -30,7 +30,9 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(item: str, tmp_path: pathl
     sealed_again(tmp_path / "1")
     with (
         CheckpointManager(tmp_path, read_only=True) as checkpoints,
-        pytest.raises(UserError, match=r"/1: cannot be read \(.+\); --checkpoint.ver") as caught,
+        pytest.raises(
+            UserError, match=r"/1: cannot be read \(.+\); with --checkpoint.ver"
+        ) as caught,
     ):
         checkpoints.restore(1, abstract(state))
     assert "\n" not in str(caught.value)
@@ -85,11 +87,13 @@ def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> 
         found = checkpoints.find_newest_valid()
         assert found.step == 1
         assert [step for step, _ in found.skipped] == [3, 2]
-        assert found.skipped[0].problem.endswith("has other bytes than were saved")
+        assert found.skipped[0].problem.endswith("differs from what was saved")
         assert found.skipped[1].problem == "extra/metadata is missing"
         assert checkpoints.find_newest_valid(below=1) == SearchResult(None, [])
         assert checkpoints.valid_steps([1, 2, 3, 4]) == [1]
-        with pytest.raises(UserError, match=r"/3: is damaged \(state/d/.+ other bytes .+; ask for"):
+        with pytest.raises(
+            UserError, match=r"/3: is damaged \(state/d/.+ differs from .+; ask for"
+        ):
             checkpoints.restore(3, abstract(state))
         assert_same(checkpoints.restore(1, abstract(state)).state, state)
 

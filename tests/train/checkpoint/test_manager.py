@@ -86,7 +86,7 @@ def test_another_mesh_gets_the_same_bits_in_its_own_places(tmp_path: pathlib.Pat
         ({"w": jnp.bfloat16}, r"w is float32\[3,5\] there and bfloat16\[3,5\] here"),
         ({"key": jnp.uint32}, r"key is key<fry>\[\] there and uint32\[\] here"),
         ({"new": (2,)}, r"new is not in it"),
-        ({"b": None}, r"b is in it besides"),
+        ({"b": None}, r"b is in it and not in this model"),
         (
             {"w": (1,), "b": (1,), "new": (2,), "more": (2,)},
             r"b is float32\[4\] there and float32\[1\] here, w is .*, and 2 more differences",
@@ -161,7 +161,7 @@ def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as another:
         another.save(1, first, {})
         another.wait()
-        with pytest.raises(UserError, match=r"/1: exists already; let one process at a time"):
+        with pytest.raises(UserError, match=r"/1: exists already; let only one process at a time"):
             checkpoints.save(1, second, {})
         checkpoints.save(2, second, {})
         with pytest.raises(UserError, match=r"/2: exists already"):

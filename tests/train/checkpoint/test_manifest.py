@@ -36,8 +36,8 @@ def test_it_has_the_size_and_the_digest_of_every_file(folder: epath.Path) -> Non
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a/b", b"thre", "a/b has 4 bytes and not 5"),
-        ("a/b", b"", "a/b has 0 bytes and not 5"),
+        ("a/b", b"thre", "a/b has 4 bytes instead of 5"),
+        ("a/b", b"", "a/b has 0 bytes instead of 5"),
         ("a/b", None, "a/b is missing"),
         ("manifest.json", None, "has no manifest"),
         ("manifest.json", b"", "manifest.json is damaged"),
@@ -60,7 +60,7 @@ def test_other_bytes_are_noticed_by_their_digest(
     folder: epath.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "a/b").write_bytes(b"thsee")
-    why = "a/b has other bytes than were saved"
+    why = "a/b differs from what was saved"
     assert manifest.find_manifest_problem(folder, "sizes") is None
     assert manifest.find_manifest_problem(folder, "full") == why
     assert manifest.find_manifest_problem(folder, "auto") == why
@@ -81,7 +81,7 @@ def test_every_bit_of_it_counts(folder: epath.Path) -> None:
 @pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
 def test_it_names_no_file_outside(name: str) -> None:
     text = manifest.serialize_manifest({name: FileEntry(0, DIGEST)})
-    with pytest.raises(ValueError, match="is no manifest"):
+    with pytest.raises(ValueError, match="is not a manifest"):
         manifest.parse_manifest(text)
 
 
@@ -106,7 +106,7 @@ def test_it_is_the_same_in_an_object_store(folder: epath.Path, bucket: str) -> N
     assert texts[0] == texts[1].replace(f'"{folder.name}"', f'"{remote.name}"')
     assert manifest.find_manifest_problem(remote, "full") is None
     (remote / "c").write_bytes(b"more")
-    assert manifest.find_manifest_problem(remote, "sizes") == "c has 4 bytes and not 0"
+    assert manifest.find_manifest_problem(remote, "sizes") == "c has 4 bytes instead of 0"
     assert list_steps(remote.parent, committed=True) == [1]
     delete_checkpoint(remote.parent, 1)
     assert (

@@ -70,7 +70,7 @@ def test_init_writes_a_config_that_loads(
     assert capsys.readouterr().err == "error: init my-text.py: exists already; give another name\n"
     assert (tmp_path / "my-text.py").read_text() == before
     assert status("init", "notes.txt") == 2
-    assert "is no .py file; give a name such as notes.py" in capsys.readouterr().err
+    assert "does not end with .py; give a name such as notes.py" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_a_run_with_parts_of_its_own(
 
     status, error = evaluate()
     assert status == 2
-    assert "needs code of its own; if you trust that code, add --import mypackage.parts" in error
+    assert "not part of this package; if you trust that code, add --import mypackage.parts" in error
     assert error.count("\n") == 1
     assert not marker.exists()
     assert "mypackage.parts" not in sys.modules
@@ -243,11 +243,14 @@ def test_parts_of_a_config_file_are_recorded_by_its_path(package: Path) -> None:
             "no_such",
             "--import no_such: ModuleNotFoundError: .*; install it, or start in the folder",
         ),
-        ("mypackage.broken", "--import mypackage.broken: ZeroDivisionError: .*; mend the file, or"),
+        (
+            "mypackage.broken",
+            "--import mypackage.broken: ZeroDivisionError: .*; correct the file, or",
+        ),
         ("mypackage.hidden", "configs is linen-transformer's own package; rename one of yours"),
         ("no/such.py", "--import no/such.py: there is no such file; give the path of a .py file"),
-        ("a-b", "--import a-b: is no module; give mypackage.module or a .py file"),
-        ("..up", r"--import ..up: is no module"),
+        ("a-b", "--import a-b: is not a module name; give mypackage.module or a .py file"),
+        ("..up", r"--import ..up: is not a module"),
     ],
 )
 def test_what_cannot_be_imported(package: Path, name: str, message: str) -> None:
@@ -267,7 +270,9 @@ def test_a_flag_without_a_module(capsys: Capture, flags: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("recorded", ["mypackage", [3], ["a b"], ["x\x1b[31m.py"], [""], {"a": 1}])
 def test_a_damaged_record(recorded: object) -> None:
-    with pytest.raises(UserError, match="here: imports is no list of modules; put the file back"):
+    with pytest.raises(
+        UserError, match="here: imports is not a list of modules; restore the original"
+    ):
         check_imports(recorded, "here")
 
 

@@ -73,7 +73,7 @@ def test_the_digest_depends_on_everything() -> None:
         ({"x": np.array(["a", "b"])}, "array x is of <U1; give numbers or booleans"),
         ({"x": np.array([1, 2**31])}, "array x has numbers beyond int32; lower them"),
         ({"examples": np.ones(3)}, "`examples` numbers the rows; rename that array"),
-        ({"x": np.ones(1)}, "one example is too few to hold one out"),
+        ({"x": np.ones(1)}, "a single example leaves none to hold out"),
     ],
 )
 def test_what_is_refused(train: Any, message: str) -> None:
@@ -129,5 +129,5 @@ def test_settings() -> None:
         None,
         "",
     )
-    with pytest.raises(UsageError, match="length: 0 is no length; give 1 or more"):
+    with pytest.raises(UsageError, match="length: 0 is too small; give 1 or more"):
         ArrayDataConfig(length=0)

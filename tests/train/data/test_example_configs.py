@@ -24,7 +24,7 @@ from train.errors import UsageError
         ("validation_fraction", 1.0, "data.validation_fraction: 1.0 .* between 0 and 1"),
         ("split_seed", -1, "data.split_seed: -1 is negative; give 0"),
         ("max_length", 1, "data.max_length: 1 is too short; give 2 or more"),
-        ("max_buckets", 0, "data.max_buckets: 0 is none; give 1 or more"),
+        ("max_buckets", 0, "data.max_buckets: 0 is too few; give 1 or more"),
     ],
 )
 def test_invalid_common_settings(
@@ -37,16 +37,20 @@ def test_invalid_common_settings(
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
-        (BitextDataConfig, {"source_lang": ""}, "data.source_lang: is empty; give en"),
-        (BitextDataConfig, {"target_lang": "en"}, "data.target_lang: en is the source too"),
+        (BitextDataConfig, {"source_lang": ""}, "data.source_lang: is empty; give a file ending"),
+        (BitextDataConfig, {"target_lang": "en"}, "data.target_lang: en is also data.source_lang"),
         (
             BitextDataConfig,
             {"batch_size_multiple": 0},
-            "data.batch_size_multiple: 0 is no number",
+            "data.batch_size_multiple: 0 is too small",
         ),
         (BitextDataConfig, {"batch_tokens": -1}, "data.batch_tokens: -1 is negative"),
         (ClassificationDataConfig, {"format": "csv"}, "data.format: 'csv' .* tsv, label_first"),
-        (ClassificationDataConfig, {"header": False}, "data.label_column: 'label' is no number"),
+        (
+            ClassificationDataConfig,
+            {"header": False},
+            "data.label_column: 'label' is not a column number",
+        ),
         (
             ClassificationDataConfig,
             {"text_column": "label"},
@@ -60,13 +64,13 @@ def test_invalid_common_settings(
         (
             ListOpsDataConfig,
             {"train_examples": 0},
-            "data.train_examples: 0 is too little",
+            "data.train_examples: 0 is too small",
         ),
-        (ListOpsDataConfig, {"max_depth": 1}, "data.max_depth: 1 is too little; give 2 or more"),
+        (ListOpsDataConfig, {"max_depth": 1}, "data.max_depth: 1 is too small; give 2 or more"),
         (ListOpsDataConfig, {"max_arguments": 1}, "data.max_arguments: 1 .* give 2 or more"),
         (ListOpsDataConfig, {"generator_seed": -1}, "data.generator_seed: -1 .* give 0 or more"),
         (ListOpsDataConfig, {"max_length": 501}, "data.min_length: no .* 500 .* 501; give less"),
-        (ListOpsDataConfig, {"test_path": "x"}, "data.test_path: would not be read.*data.path too"),
+        (ListOpsDataConfig, {"test_path": "x"}, "data.test_path: has no effect.*data.path too"),
         (TokenLabelDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
         (TokenLabelDataConfig, {"tag_column": "pos"}, "data.tag_column: 'pos' .* upos, xpos"),
     ],

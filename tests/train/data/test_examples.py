@@ -62,7 +62,7 @@ def test_number_of_held_out_examples(fraction: float, drawn: int) -> None:
 
 
 def test_single_example_cannot_be_split() -> None:
-    with pytest.raises(UserError, match=r"data\.path a: one example .* set data\.validation_path"):
+    with pytest.raises(UserError, match=r"data\.path a: a single .* set data\.validation_path"):
         read_splits(ExampleDataConfig(path="a"), lambda setting, path: [setting])
 
 

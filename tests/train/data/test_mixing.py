@@ -119,7 +119,7 @@ def test_a_source_that_runs_dry_is_refused_before_training(make_stream: MakeStre
     needed = MixtureSchedule([2, 1], 3).examples_before(600)[1]
     passes = -(-int(needed) // 10)
     mixed(make_stream, max_epochs=[0, passes])
-    problem = rf"sources\.1 high: runs dry, .* reads {needed} .* {passes - 1} passes"
+    problem = rf"sources\.1 high: is too small, .* reads {needed} .* {passes - 1} epochs"
     with pytest.raises(UserError, match=problem):
         mixed(make_stream, max_epochs=[0, passes - 1])
 
@@ -166,10 +166,10 @@ def test_tokenizer_is_trained_on_all_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"path": "a.txt"}, "data.path a.txt: is not read beside data.sources; set it to ''"),
+        ({"path": "a.txt"}, "data.path a.txt: is ignored when data.sources is set; set it to ''"),
         (
             {"sources": (SourceConfig(path="a/x.txt"), SourceConfig(path="b/x.jsonl"))},
-            "data.sources.1.name: 'x' is the name of another source",
+            "data.sources.1.name: 'x' is already the name of another source",
         ),
         ({"sources": (SourceConfig(),)}, "data.sources.0.path: is empty; give a file"),
         ({"sources": (SourceConfig(path="/no/such"),)}, "data.sources.0.path /no/such: does not"),
@@ -186,11 +186,11 @@ def test_bad_sources_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weight": 0.0}, "data.sources.weight: 0.0 is no share"),
-        ({"weight": -1.0}, "data.sources.weight: -1.0 is no share"),
-        ({"weight": float("nan")}, "data.sources.weight: nan is no share"),
-        ({"weight": float("inf")}, "data.sources.weight: inf is no share"),
-        ({"name": "a/b"}, "data.sources.name: 'a/b' is no name"),
+        ({"weight": 0.0}, "data.sources.weight: 0.0 is not positive"),
+        ({"weight": -1.0}, "data.sources.weight: -1.0 is not positive"),
+        ({"weight": float("nan")}, "data.sources.weight: nan is not positive"),
+        ({"weight": float("inf")}, "data.sources.weight: inf is not positive"),
+        ({"name": "a/b"}, "data.sources.name: 'a/b' cannot name a metric"),
         ({"text_field": ""}, "data.sources.text_field: is empty"),
         ({"max_epochs": -1}, "data.sources.max_epochs: -1 is negative"),
     ],

@@ -111,8 +111,8 @@ def test_pairs() -> None:
     [
         (None, "dataset OwnLabels: has no split train; return its examples from read_split"),
         ([], "dataset OwnLabels, split train: has no examples; yield some"),
-        (["ab"], "dataset OwnLabels, split train, example 0: is no pair of texts; yield tuples"),
-        ([("a", "b"), ("a", 1)], "split train, example 1: is no pair of texts"),
+        (["ab"], "dataset OwnLabels, split train, example 0: is not a pair of texts; yield tuples"),
+        ([("a", "b"), ("a", 1)], "split train, example 1: is not a pair of texts"),
     ],
 )
 def test_wrong_examples(train: Any, message: str) -> None:

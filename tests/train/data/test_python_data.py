@@ -175,7 +175,7 @@ TEXT, LABEL = TextDataConfig(), ClassificationDataConfig()
         ([{"text": "a"}], TEXT, "example 0: is a dict; give strings, or arrays of token ids"),
         ([[1, -2]], TEXT, "example 0: has the token id -2; give ids of 0 or more"),
         ([[1.5]], TEXT, "example 0: is a list; give strings, or arrays of token ids"),
-        (["a", [1]], TEXT, "data: has texts and arrays of token ids; give one of them"),
+        (["a", [1]], TEXT, "data: mixes texts and arrays of token ids; give only one of them"),
         ({"validation": ["a"]}, TEXT, r"data: has no split train \(it has validation\); add it"),
         ({"train": ["a"], "dev": ["a"]}, TEXT, "data: split 'dev' is not known; name train, val"),
         (["a"], LABEL, r"example 0: is a str; give pairs \(text, label\)"),
@@ -187,7 +187,11 @@ TEXT, LABEL = TextDataConfig(), ClassificationDataConfig()
         ([("a", "b")], TokenLabelDataConfig(), "example 0: has no tag for each token"),
         ([([], [])], TokenLabelDataConfig(), "example 0: has no tokens; leave it out"),
         ([("a", None)], BitextDataConfig(), "example 0: its target is a NoneType; give a string"),
-        ([("a", "b")], ListOpsDataConfig(), "ListOpsDataConfig has examples of its own; set Exper"),
+        (
+            [("a", "b")],
+            ListOpsDataConfig(),
+            "ListOpsDataConfig reads no examples from Python; set Exper",
+        ),
     ],
 )
 def test_what_is_no_data_of_the_task(data: Any, config: DataConfig, message: str) -> None:

@@ -330,7 +330,7 @@ def test_broken_lines_are_errors_of_one_line(
 
 def test_a_source_runs_dry_after_its_epochs(tmp_path: Path) -> None:
     reader = make_reader(write_files(tmp_path / "parts"), max_epochs=2)
-    with pytest.raises(UserError, match="data text: runs dry after 2 passes; lower its weight"):
+    with pytest.raises(UserError, match="data text: is used up after 2 epochs; lower its weight"):
         reader.windows(1000)
 
 
@@ -340,8 +340,11 @@ def test_a_source_runs_dry_after_its_epochs(tmp_path: Path) -> None:
         ({"streaming": {"readers": 5}}, "data.streaming.readers 5: data.sources.0.path"),
         ({"streaming": {"readers": 4}, "batch_size": 6}, "readers 4: does not divide batch_size 6"),
         ({"tokenizer": TokenizerConfig("character")}, "kind character: needs all characters"),
-        ({"max_bytes": 5}, "data.sources.0.max_bytes 5: a stream is read to its end"),
-        ({"path": "python:library"}, "data.sources.0.path python:library: is no file to stream"),
+        ({"max_bytes": 5}, "data.sources.0.max_bytes 5: is not supported, as a stream"),
+        (
+            {"path": "python:library"},
+            "data.sources.0.path python:library: is not a file, and only files",
+        ),
         ({"path": "/no/such.jsonl"}, "data.sources.0.path /no/such.jsonl: does not exist"),
     ],
 )

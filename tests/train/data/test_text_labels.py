@@ -89,7 +89,9 @@ def test_label_as_first_word(files: Path) -> None:
     coarse = prepared(files, coarse_labels=True, **settings)
     assert coarse.labels == ("DESC", "NUM")
     assert coarse.split("train").texts[1] == "When was für Elise ?"
-    with pytest.raises(UserError, match=r"dev\.tsv:1: label 'NUM:other' is none of those .*mend"):
+    with pytest.raises(
+        UserError, match=r"dev\.tsv:1: label 'NUM:other' is not among those .*correct it"
+    ):
         prepared(files, **settings)
     with pytest.raises(UserError, match=r"train\.tsv:2: not utf-8 .*data\.encoding"):
         prepared(files, format="label_first")
@@ -117,7 +119,7 @@ def test_labels_of_an_existing_run_are_kept(files: Path) -> None:
     corpus = prepared(files, labels=("pos", "none", "neg"))
     assert corpus.labels == ("pos", "none", "neg")
     assert corpus.split("train").targets.tolist() == [0, 2, 0]
-    with pytest.raises(UserError, match=r"train\.tsv:3: label 'neg' .* training \(pos\)"):
+    with pytest.raises(UserError, match=r"train\.tsv:3: label 'neg' .* training split \(pos\)"):
         prepared(files, labels=("pos",))
 
 
@@ -161,7 +163,10 @@ def test_digest_depends_on_texts_and_labels(files: Path) -> None:
         ("text\tid\nx\t1\n", r"train.tsv:1: the header has no column 'label' \(it has text, id\)"),
         ("text\tid\tlabel\nx\t1\tpos\n\ny\t2\n", "train.tsv:4: has 2 columns, but .* column 2"),
         ("text\tid\tlabel\nx\t1\t\n", "train.tsv:2: its label is empty"),
-        ("text\tid\tlabel\nx\t1\tpos\n", "dev.tsv:2: label 'neg' is none .* training \\(pos\\)"),
+        (
+            "text\tid\tlabel\nx\t1\tpos\n",
+            "dev.tsv:2: label 'neg' is not .* training split \\(pos\\)",
+        ),
     ],
 )
 def test_errors_name_the_line(files: Path, content: str, message: str) -> None:

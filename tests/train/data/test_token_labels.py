@@ -83,7 +83,7 @@ def test_error_locations_are_file_lines(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("5\tx\tx\tNOUN", r"a\.conll:9: has 4 columns, not the 10 .* set data\.format to columns"),
-        ("x\tx\tx\tX\tX\t_\t_\t_\t_\t_", r"a\.conll:9: 'x' is no word's number"),
+        ("x\tx\tx\tX\tX\t_\t_\t_\t_\t_", r"a\.conll:9: 'x' is not a word number"),
         ("5\tx\tx\t_\tX\t_\t_\t_\t_\t_", r"a\.conll:9: word 'x' has no upos; .* data\.tag"),
     ],
 )
@@ -241,7 +241,8 @@ def test_tags_of_an_existing_run_are_kept(files: Path) -> None:
 def test_tag_absent_from_training(files: Path) -> None:
     (files / "dev").write_text("it P\n\nthe D\ncat NN\n")
     with pytest.raises(
-        UserError, match=r"dev:4: tag 'NN' is none of those of training \(D, N, P, V\); mend it"
+        UserError,
+        match=r"dev:4: tag 'NN' is not among those of the training split \(D, N, P, V\); cor",
     ):
         prepared(files)
 

@@ -97,7 +97,7 @@ def test_separator_is_not_decoded(tokenizers: dict[str, Tokenizer]) -> None:
 
 
 def test_tokenizer_without_separator_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"mine: has no token to separate .* <\|endoftext\|>"):
+    with pytest.raises(UserError, match=r"mine: has no token that separates .* <\|endoftext\|>"):
         Tokenizer(Backend(models.BPE({"a": 0}, [])), "mine")
 
 

@@ -67,8 +67,11 @@ def test_tokenizer_json_without_padding_and_truncation(tmp_path: pathlib.Path) -
         ({"encoder.json": "{", "merges.txt": ""}, r"encoder\.json: not JSON"),
         ({"encoder.json": '{"a": 0}', "merges.txt": "a b"}, r"merges\.txt: damaged"),
         ({"encoder.json": '{"a": 0}', "merges.txt": "a\n"}, r"merges\.txt: damaged"),
-        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "has no token to separate documents"),
-        ({"vocab.txt": "[SEP]\na"}, r"vocab\.txt: has no \[UNK\], so it is not BERT's"),
+        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "has no token that separates documents"),
+        (
+            {"vocab.txt": "[SEP]\na"},
+            r"vocab\.txt: has no \[UNK\], which every vocabulary of BERT has",
+        ),
         ({"merges.txt": "a b"}, "has no tokenizer; it needs"),
         ({}, "has no tokenizer; it needs"),
     ],

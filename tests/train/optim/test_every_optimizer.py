@@ -141,9 +141,9 @@ def test_train_on_mesh_and_resume(
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
-        ("adamw", {"beta1": 1.0}, r"optimizer.beta1 1.0: give a share in \[0, 1\)"),
-        ("adamw8bit", {"beta2": -0.1}, "optimizer.beta2 -0.1: give a share"),
-        ("sgd", {"momentum": 1.0}, "optimizer.momentum 1.0: give a share"),
+        ("adamw", {"beta1": 1.0}, r"optimizer.beta1 1.0: give a fraction in \[0, 1\)"),
+        ("adamw8bit", {"beta2": -0.1}, "optimizer.beta2 -0.1: give a fraction"),
+        ("sgd", {"momentum": 1.0}, "optimizer.momentum 1.0: give a fraction"),
         ("sgd", {"l2": -1.0}, "optimizer.l2 -1.0: give 0 or more"),
         ("lion", {"weight_decay": -1.0}, "optimizer.weight_decay -1.0: give 0 or more"),
         ("muon", {"max_grad_norm": -1.0}, "optimizer.max_grad_norm -1.0: give 0 or more"),

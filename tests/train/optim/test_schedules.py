@@ -112,14 +112,14 @@ def test_rates_are_float32() -> None:
     [
         ({"learning_rate": -1.0}, "schedule.learning_rate -1.0: give 0 or more"),
         ({"learning_rate": float("nan")}, "schedule.learning_rate nan: give 0 or more"),
-        ({"learning_rate": 0.0}, "schedule.learning_rate 0: learns nothing"),
+        ({"learning_rate": 0.0}, "schedule.learning_rate 0: changes no weight"),
         ({"warmup_steps": -3}, "schedule.warmup_steps -3: is negative"),
         (
             {"kind": "inverse_sqrt", "warmup_steps": 0},
-            "schedule.warmup_steps 0: inverse_sqrt divides by it",
+            "schedule.warmup_steps 0: inverse_sqrt needs a warmup",
         ),
-        ({"min_lr_ratio": 1.5}, "schedule.min_lr_ratio 1.5: give a share"),
-        ({"decay_fraction": -0.1}, "schedule.decay_fraction -0.1: give a share"),
+        ({"min_lr_ratio": 1.5}, "schedule.min_lr_ratio 1.5: give a fraction"),
+        ({"decay_fraction": -0.1}, "schedule.decay_fraction -0.1: give a fraction"),
     ],
 )
 def test_invalid_schedule_settings(settings: dict[str, Any], message: str) -> None:

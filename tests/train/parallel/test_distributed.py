@@ -45,7 +45,7 @@ def test_where_processes_meet(environment: dict[str, str], where: Coordinator | 
     [
         ({"JAX_NUM_PROCESSES": ""}, r"JAX_NUM_PROCESSES \(not set\): give a number"),
         ({"JAX_PROCESS_ID": "one"}, "JAX_PROCESS_ID one: give a number"),
-        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give one from 0 to 1"),
+        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give an integer from 0 to 1"),
     ],
 )
 def test_half_a_meeting_is_told(changes: dict[str, str], message: str) -> None:

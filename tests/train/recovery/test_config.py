@@ -9,7 +9,7 @@ from train.recovery.config import RecoveryConfig
     ("settings", "message"),
     [
         ({"window": -1}, "recovery.window -1: give 0 or more"),
-        ({"window": 1, "warmup": 1}, "recovery.window 1: is no window; give more, or 0"),
+        ({"window": 1, "warmup": 1}, "recovery.window 1: is too short to find an anomaly"),
         ({"warmup": 101}, "recovery.warmup 101: give from 1 to recovery.window 100"),
         ({"warmup": 0}, "recovery.warmup 0: give from 1 to"),
         ({"threshold": 0.0}, "recovery.threshold 0.0: give more than 0"),

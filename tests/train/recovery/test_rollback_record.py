@@ -53,6 +53,6 @@ def test_what_was_decided_stays_when_the_next_cannot_be_written(
 def test_a_damaged_one_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "recovery.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="put the file back as it was") as caught:
+    with pytest.raises(UserError, match="restore the original file") as caught:
         RollbackRecord.read(path)
     assert len(str(caught.value).splitlines()) == 1

@@ -51,7 +51,9 @@ def test_a_run_that_was_killed_before_its_config_was_written_can_begin_again(
 def test_a_folder_of_other_things_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(UserError, match=r"holds other things \(configs, thesis\.tex\) and no run"):
+    with pytest.raises(
+        UserError, match=r"contains other files \(configs, thesis\.tex\) and no run"
+    ):
         RunFolder.create(str(tmp_path))
 
 

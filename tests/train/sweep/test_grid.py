@@ -54,8 +54,8 @@ def test_fields_by_path_alias_and_last_name() -> None:
         (["seed=1,2"], "write --seeds N"),
         (["steps=1", "steps=2"], "steps is given twice"),
         (["bias=True"], "is the name of several settings; choose one of"),
-        (["model.d_modle=8"], "is no setting of this config; choose one of model.d_model"),
-        (["qqqq=8"], "is no setting of this config; see fit CONFIG --help"),
+        (["model.d_modle=8"], "is not a setting of this config; choose one of model.d_model"),
+        (["qqqq=8"], "is not a setting of this config; see fit CONFIG --help"),
     ],
 )
 def test_errors(assignments: list[str], message: str) -> None:

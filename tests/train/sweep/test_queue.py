@@ -183,7 +183,7 @@ def test_runs_with_and_without_a_part_are_one_sweep(tmp_path: Path) -> None:
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UserError, match=r"holds other things \(thesis.tex\) and no"):
+    with pytest.raises(UserError, match=r"contains other files \(thesis.tex\) and no"):
         SweepFolder(str(tmp_path)).check_same_sweep([])
     with pytest.raises(UserError, match="is a file; give a folder"):
         SweepFolder(str(tmp_path / "thesis.tex"))
@@ -244,7 +244,7 @@ def test_time_left_weighs_runs_and_counts_steps(tmp_path: Path) -> None:
         now[0] = 10.0
         progress.refresh()
         # Half of a run of cost 1 in 10 s: 2.5 units are left.
-        assert progress._times_text() == "0:00:10 gone, 0:00:50 left"
+        assert progress._times_text() == "0:00:10 elapsed, 0:00:50 left"
         assert progress._running_text() == "seed=1 6/12 loss 2.5000"
         assert progress._counts_text() == "1 done, 1 running, 1 left"
         progress.end(runs[1], RunResult("failed", error="it is hot"))

@@ -99,7 +99,7 @@ def test_mask_replaces_a_word_and_its_space(
 
 
 def test_prompt_without_mask_is_an_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"prompt 'MASK': hides no word; write \[MASK\]"):
+    with pytest.raises(UserError, match=r"prompt 'MASK': has no \[MASK\]; write \[MASK\]"):
         encode_masked_prompt(tokenizer, "MASK")
 
 
@@ -147,7 +147,7 @@ def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training:
 
 def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
     experiment = tiny_masked(tmp_path, sample=SampleConfig(every=5))
-    with pytest.raises(UserError, match=r"sample\.prompt '': hides no word; write \[MASK\]"):
+    with pytest.raises(UserError, match=r"sample\.prompt '': has no \[MASK\]; write \[MASK\]"):
         train.fit(experiment, str(tmp_path / "run"), quiet=True)
     assert list((tmp_path / "run").iterdir()) == []
 

@@ -153,9 +153,9 @@ def test_resume_is_exact(folder: Path, run: train.Run) -> None:
 
 @pytest.mark.slow
 def test_without_an_adapter_there_is_no_reference(folder: Path, source: train.Run) -> None:
-    with pytest.raises(UserError, match=r"lora.rank 0: the reference of DPO"):
+    with pytest.raises(UserError, match=r"lora.rank 0: DPO needs an adapter"):
         fit(folder, "full", lora=LoRAConfig())
-    with pytest.raises(UserError, match=r"lora.train_fully embedding: the reference of DPO"):
+    with pytest.raises(UserError, match=r"lora.train_fully embedding: DPO needs an adapter"):
         fit(folder, "partly", lora=LoRAConfig(rank=2, train_fully=("embedding",)))
 
 

@@ -120,7 +120,7 @@ def test_summary_is_one_line(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
     assert (
         format_goodput(log.compute_goodput())
-        == "time: 57% of 14 s made steps; start 14%, restore 7%, compile 21%"
+        == "time: 57% of 14 s went into training steps; start 14%, restore 7%, compile 21%"
     )
     assert [format_duration(x) for x in (59.4, 60, 3599, 3600, 9000)] == [
         "59 s",
@@ -145,7 +145,7 @@ def test_goodput_verb_prints_fractions(
     with pytest.raises(SystemExit) as end:
         main(["goodput", os.fspath(tmp_path)])
     assert end.value.code == 1
-    assert "has no records" in capsys.readouterr().err
+    assert "is empty; fit" in capsys.readouterr().err
     life(clock, folder, 0, 9, done=True)
     with pytest.raises(SystemExit):
         main(["goodput", os.fspath(tmp_path)])

@@ -68,6 +68,8 @@ def test_trace_is_written_although_training_stops_within_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("text", ["5", "0:3", "3:2", "2:13", "a:b", "1:2:3", "-1:2", ":", "1:"])
 def test_other_ranges_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UsageError, match=r"^profile .*: is no range of steps; .* 12") as error:
+    with pytest.raises(
+        UsageError, match=r"^profile .*: is not a range of the run's steps; .* 12"
+    ) as error:
         tiny(tmp_path, profile=text)
     assert "\n" not in str(error.value)

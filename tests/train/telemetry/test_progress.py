@@ -5,7 +5,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from train.telemetry.progress import LINE_INTERVAL_SECONDS, ProgressBar, format_clock
+from train.telemetry.progress import LINE_INTERVAL_SECONDS, ProgressBar
+from train.telemetry.stages import format_clock
 
 
 class Clock:
@@ -37,8 +38,8 @@ def test_lines_are_printed_without_a_terminal() -> None:
         clock.now += 1
         progress.update(50, loss=2.5)
     assert shown(console).splitlines() == [
-        "tiny  10/200  loss 3.2500  12,346 tokens/s  0:00:04 gone, 0:01:16 left",
-        "tiny  50/200  loss 2.5000  12,000 tokens/s  0:00:34 gone, 0:01:42 left",
+        "tiny  10/200  loss 3.2500  12,346 tokens/s  0:00:04 elapsed, 0:01:16 left",
+        "tiny  50/200  loss 2.5000  12,000 tokens/s  0:00:34 elapsed, 0:01:42 left",
     ]
 
 
@@ -49,8 +50,8 @@ def test_last_step_is_always_printed() -> None:
             clock.now += 1
             progress.update(step, loss=float("nan"))
     assert shown(console).splitlines() == [
-        "train  1/3  loss nan  0:00:01 gone, 0:00:02 left",
-        "train  3/3  loss nan  0:00:03 gone, 0:00:00 left",
+        "train  1/3  loss nan  0:00:01 elapsed, 0:00:02 left",
+        "train  3/3  loss nan  0:00:03 elapsed, 0:00:00 left",
     ]
 
 
@@ -61,8 +62,8 @@ def test_time_left_ignores_steps_before_a_resume() -> None:
         clock.now += LINE_INTERVAL_SECONDS
         progress.update(910)
     assert shown(console).splitlines() == [
-        "train  900/1000  0:00:00 gone, ? left",
-        "train  910/1000  0:00:30 gone, 0:04:30 left",
+        "train  900/1000  0:00:00 elapsed, ? left",
+        "train  910/1000  0:00:30 elapsed, 0:04:30 left",
     ]
 
 

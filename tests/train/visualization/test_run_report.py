@@ -137,7 +137,7 @@ def test_several_runs_show_the_settings_that_differ(
     assert stop.value.code == 2
     assert (
         capsys.readouterr().err
-        == "error: output a.txt: is no .html; give a name that ends with .html\n"
+        == "error: output a.txt: does not end with .html; give a name that does\n"
     )
 
 

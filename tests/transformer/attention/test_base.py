@@ -18,7 +18,7 @@ from transformer.attention.base import reject_mask_patterns
     ids=["window", "prefix pattern", "prefix", "globals", "allowed", "order"],
 )
 def test_masks_that_only_attention_obeys_are_refused_by_name(mask: Mask, what: str) -> None:
-    message = f"^mixer lstm: cannot obey {what}; use a mixer of attention$"
+    message = f"^mixer lstm: does not support {what}; use an attention mixer, such as full$"
     with pytest.raises(ValueError, match=message):
         reject_mask_patterns("lstm", mask)
 

@@ -55,7 +55,7 @@ def test_a_cache_stores_one_dtype_and_is_read_in_another() -> None:
         assert np.asarray(read.positions)[0, :2].tolist() == [0, 1]
     memory = MemoryCache.empty(2, 2, 1, 3, "bfloat16").append(keys, values)
     assert np.array_equal(memory.read("float32").keys, keys.astype("bfloat16").astype("float32"))
-    with pytest.raises(ValueError, match="its cache is made for 2 x 2; give init_memory_cache"):
+    with pytest.raises(ValueError, match="its cache is for 2 x 2; call init_memory_cache"):
         memory.append(keys[:, :1], values[:, :1])
 
 

@@ -146,9 +146,11 @@ def test_a_memory_has_a_cache_of_its_kind_and_size() -> None:
     mixer, params = made(CASES["multi-head"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     call = functools.partial(applied, mixer, params, x, memory=memory)
-    with pytest.raises(ValueError, match=r"^attention with a memory: give a cache of init_memory"):
+    with pytest.raises(
+        ValueError, match=r"^cache: is not one for a memory; give the cache that init_memory"
+    ):
         call(cache=mixer.init_cache(B, S))
-    message = r"^a memory of 2 x 7 tokens: its cache is made for 2 x 8; give init_memory_cache its"
+    message = r"^memory of 2 x 7 tokens: its cache is for 2 x 8; call init_memory_cache with"
     with pytest.raises(ValueError, match=message):
         call(cache=mixer.init_memory_cache(B, S + 1))
 
@@ -187,7 +189,7 @@ def test_axes_of_the_weights() -> None:
         ({"num_kv_heads": -1}, "attention.num_kv_heads -1: give 0 or more"),
         ({"head_dim": -8}, "attention.head_dim -8: give 0 or more"),
         ({"value_head_dim": -8}, "attention.value_head_dim -8: give 0 or more"),
-        ({"dropout": 1.0}, r"attention.dropout 1.0: give a share in \[0, 1\)"),
+        ({"dropout": 1.0}, r"attention.dropout 1.0: give a fraction in \[0, 1\)"),
         (
             {"backend": "flash"},
             f"attention.backend flash: is not known; give one of {', '.join(get_args(Backend))}",

@@ -126,8 +126,8 @@ def test_sixteen_bits_turn_by_exact_angles() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"fraction": 0.0}, "rope.fraction 0.0: give a share in "),
-        ({"fraction": 1.5}, "rope.fraction 1.5: give a share in "),
+        ({"fraction": 0.0}, "rope.fraction 0.0: give a fraction in "),
+        ({"fraction": 1.5}, "rope.fraction 1.5: give a fraction in "),
         ({"theta": 1.0}, "rope.theta 1.0: give more than 1$"),
         (
             {"layout": "pairs"},

@@ -121,9 +121,7 @@ def test_a_cache_keeps_keys_as_they_meet_queries() -> None:
 
 @pytest.mark.parametrize("position", [RoPE(), RelativePositions()])
 def test_positions_that_work_in_products_are_refused_elsewhere(position: Any) -> None:
-    message = (
-        f"^attention.position {type(position).__name__}: works in dot products of queries and keys"
-    )
+    message = f"^attention.position {type(position).__name__}: needs scores that are dot products"
     with pytest.raises(ValueError, match=message):
         AttentionConfig(score=AdditiveScore(), position=position)
 

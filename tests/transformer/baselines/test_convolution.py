@@ -90,5 +90,7 @@ def test_refusals() -> None:
         ConvolutionConfig(kernel_size=0)
     mixer, params = made(CONFIGS["full"], D)
     cache = np.zeros((B, 2, D), np.float32)
-    with pytest.raises(ValueError, match=r"^mixer convolution: decodes under a causal mask alone"):
+    with pytest.raises(
+        ValueError, match=r"^mixer convolution: decoding with a cache needs a causal mask"
+    ):
         applied(mixer, params, normal(0, B, T, D), cache=cache)

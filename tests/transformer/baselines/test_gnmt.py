@@ -89,7 +89,7 @@ def test_costs(model: EncoderDecoder) -> None:
     ("fields", "message"),
     [
         ({"num_layers": 1}, "gnmt_encoder.num_layers 1: give 2 or more"),
-        ({"dropout": 1.0}, r"gnmt_encoder.dropout 1.0: give a share in \[0, 1\)"),
+        ({"dropout": 1.0}, r"gnmt_encoder.dropout 1.0: give a fraction in \[0, 1\)"),
     ],
 )
 def test_errors(fields: Any, message: str) -> None:

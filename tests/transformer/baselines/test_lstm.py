@@ -66,7 +66,7 @@ def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
         return document_boundaries(mask, abs(positions), **given)
 
     monkeypatch.setattr(recurrent, "document_boundaries", deaf)
-    message = "^mixer lstm: cached: a token after padded ones differs from the full pass"
+    message = "^mixer lstm: cached: a token after a padded prompt differs from the full pass"
     with pytest.raises(AssertionError, match=message):
         check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))
 
@@ -135,10 +135,13 @@ def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -
     [
         (
             {"mask": Mask(MaskPattern(causal=True))},
-            "bidirectional reads what comes later, so cannot",
+            "bidirectional reads later tokens, so it does not",
         ),
-        ({"mask": Mask(MaskPattern(window=3))}, "cannot obey a window; use a mixer of attention"),
-        ({"memory": np.zeros((1, 1, D), np.float32)}, "reads its own input alone, no memory"),
+        (
+            {"mask": Mask(MaskPattern(window=3))},
+            "does not support a window; use an attention mixer",
+        ),
+        ({"memory": np.zeros((1, 1, D), np.float32)}, "cannot read a memory"),
     ],
     ids=["causal", "window", "memory"],
 )
@@ -150,7 +153,9 @@ def test_refusals(given: Any, message: str) -> None:
 
 def test_widths() -> None:
     assert LSTMConfig(bidirectional=True).resolved_hidden_size(6) == 3
-    with pytest.raises(ValueError, match=r"^lstm.bidirectional: would halve the width 5; set an"):
+    with pytest.raises(
+        ValueError, match=r"^lstm.bidirectional: halves the width 5, which is odd; give an"
+    ):
         LSTMConfig(bidirectional=True).check_d_model(5)
     with pytest.raises(ValueError, match=r"^lstm.hidden_size -1: give 0 or more$"):
         LSTMConfig(hidden_size=-1)

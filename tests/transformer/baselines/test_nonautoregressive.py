@@ -131,7 +131,9 @@ def test_parameters() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^model.causal True: all words are written at once, so"):
+    with pytest.raises(
+        ValueError, match=r"^model.causal True: a non-autoregressive model predicts"
+    ):
         NonAutoregressive(dataclasses.replace(CONFIG, causal=True))
     with pytest.raises(ValueError, match=r"^model.encoder: is missing; give an EncoderConfig$"):
         NonAutoregressive(dataclasses.replace(CONFIG, encoder=None))

@@ -89,7 +89,9 @@ def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPa
     nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
     monkeypatch.setattr("transformer.baselines.bahdanau.attend_with_scores", silent)
     monkeypatch.setattr("transformer.baselines.bahdanau.first_visible", nothing)
-    message = "^mixer bahdanau: cross: memory is not what is looked at$"
+    message = (
+        "^mixer bahdanau: cross: the result does not depend on the memory, or on too much of it$"
+    )
     with pytest.raises(AssertionError, match=message):
         check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
 
@@ -100,11 +102,11 @@ def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.Mon
     monkeypatch.setattr("transformer.baselines.memory_attention.memory_mask", everything)
     trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
     with pytest.raises(
-        AssertionError, match=r"^mixer luong: cross: padding of the memory is seen$"
+        AssertionError, match=r"^mixer luong: cross: padding of the memory changes the result$"
     ):
         check_cross(trial)
     with pytest.raises(
-        AssertionError, match=r"^mixer luong: segments: document 1 of a pack differs"
+        AssertionError, match=r"^mixer luong: segments: document 1 gives other results"
     ):
         check_segments(trial)
 
@@ -139,5 +141,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^bahdanau.score_size -1: give 0 or more$"):
         BahdanauConfig(score_size=-1)
     mixer, _ = made(LuongConfig(), D, memory=ONE)
-    with pytest.raises(ValueError, match=r"^mixer luong: its cache holds a memory; ask init_mem"):
+    with pytest.raises(
+        ValueError, match=r"^mixer luong: its cache is one for a memory; call init_mem"
+    ):
         mixer.init_cache(B, T)

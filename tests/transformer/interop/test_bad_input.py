@@ -106,7 +106,10 @@ CASES = {
     "long header": (long_header, "a header that claims 1099511627776"),
     "lying header": (lying_header, r"of shape \[52, 24\]"),
     "flipped bit": (flipped_header, "header that is not valid"),
-    "index outside": (outside_index, "'../../secret.safetensors', which is no file of its folder"),
+    "index outside": (
+        outside_index,
+        "'../../secret.safetensors', which is not a file of its folder",
+    ),
     "shard missing": (missing_shard, "model-00001-of-00002.safetensors: is missing"),
     "pickled": (pickled, "pytorch_model.bin: is pickled.*save_pretrained"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json: does not exist"),
@@ -169,7 +172,7 @@ VALUES: dict[str, tuple[str, dict[str, Any], str]] = {
                 "original_max_position_embeddings": 8,
             }
         },
-        "long_rope_scaling.long_factors: has 2 numbers and short_factors 1",
+        "long_rope_scaling.long_factors: has 2 numbers, and short_factors has 1",
     ),
     "embedded norms": (
         "marian-separate",

@@ -117,7 +117,7 @@ def test_a_trained_head_is_saved_as_a_module(tmp_path: Path) -> None:
 def test_experts_have_no_place_in_the_format(tmp_path: Path) -> None:
     model, params, family = read_base("mixtral-experts")
     layout = LoRALayout.create(model.logical_axes(), rank=2, targets=("up",))
-    with pytest.raises(InteropError, match="feed_forward/up: is no linear layer of its own"):
+    with pytest.raises(InteropError, match="feed_forward/up: is not a separate linear layer"):
         write_adapter(
             tmp_path, model, layout, layout.init(jax.random.key(0), params), family=family
         )
@@ -131,7 +131,7 @@ def test_experts_have_no_place_in_the_format(tmp_path: Path) -> None:
         ({"bias": "all"}, "bias 'all' is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
         ({"layer_replication": [[0, 1]]}, "layer_replication .* is not supported"),
-        ({"r": 0}, "r 0 and lora_alpha .* no rank"),
+        ({"r": 0}, "r 0 and lora_alpha .* not a valid rank"),
         ({"r": 4}, "rank_pattern gives .* rank 3 and others 4"),
         ({"alpha_pattern": {"h.0.attn.c_attn": 1}}, "alpha_pattern scales .*c_attn"),
     ],

@@ -121,7 +121,7 @@ def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
     ("settings", "message"),
     [
         ({"d_ff": -1}, "feed_forward.d_ff -1: give 0 or more"),
-        ({"dropout": 1.0}, r"feed_forward.dropout 1.0: give a share in \[0, 1\)"),
+        ({"dropout": 1.0}, r"feed_forward.dropout 1.0: give a fraction in \[0, 1\)"),
         ({"activation": "tanh"}, "feed_forward.activation tanh: is not known; give one of relu,"),
         ({"swish_beta": 2.0}, "feed_forward.swish_beta 2.0: gelu_tanh has none; leave it at 1"),
     ],

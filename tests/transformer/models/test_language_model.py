@@ -215,11 +215,11 @@ def test_axes_are_named_like_the_parameters() -> None:
             "position 7: the table of learned positions has 7 rows, from 0; give smaller",
         ),
         ((T,), {}, r"tokens of shape \(5,\): has 1 axes; give \[B, T\]"),
-        ((B, 1), {"cache": ()}, "a cache without positions: give the positions of the new tokens"),
+        ((B, 1), {"cache": ()}, "cache: needs positions; give those of the new tokens"),
         (
             (B, 1),
             {"cache": (), "positions": np.zeros((B, 1), int), "segments": np.ones((B, 1), int)},
-            "a cache with segments: decode one document for each example",
+            "cache: cannot be combined with segments; decode one document for each example",
         ),
     ],
     ids=["too long", "too far", "no batch", "no positions", "segments"],
@@ -280,10 +280,10 @@ def test_a_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
 @pytest.mark.parametrize(
     ("num_layers", "places", "message"),
     [
-        (1, 1, r"parameters layers/place_0: have 2 layers, but the model has 1 there"),
-        (3, 1, r"parameters layers/place_0: have 2 layers, but the model has 3 there"),
-        (5, 1, r"parameters layers/place_0: have 2 layers, but the model has 5 there"),
-        (2, 2, r"parameters layers/place_0: have 2 layers, but the model has 1 there"),
+        (1, 1, r"parameters layers/place_0: have 2 layers, but the model has 1"),
+        (3, 1, r"parameters layers/place_0: have 2 layers, but the model has 3"),
+        (5, 1, r"parameters layers/place_0: have 2 layers, but the model has 5"),
+        (2, 2, r"parameters layers/place_0: have 2 layers, but the model has 1"),
     ],
 )
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
@@ -304,7 +304,7 @@ def test_parameters_of_a_longer_pattern_are_refused() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
     longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
     params = LanguageModel(longer).init_params(jax.random.key(0))
-    with pytest.raises(ValueError, match=r"^parameters layers/place_0: are of a pattern with more"):
+    with pytest.raises(ValueError, match=r"^parameters layers/place_0: have more places than"):
         LanguageModel(config).apply({"params": params}, jnp.zeros((1, 2), jnp.int32))
 
 

@@ -163,20 +163,28 @@ def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
 @pytest.mark.parametrize(
     ("ability", "fault", "message"),
     [
-        ("causal", "leaks by a maximum", "outputs up to 0 changed when later inputs did"),
-        ("causal", "says nothing", "outputs after 0 do not depend on their inputs"),
+        ("causal", "leaks by a maximum", "outputs up to position 0 changed when later inputs did"),
+        ("causal", "says nothing", "outputs after position 0 do not depend on their inputs"),
         ("cached", "forgets", "3 tokens from position 11 differ from the full pass"),
-        ("cached", "grows its cache", "the cache that comes out is not shaped as it went in"),
-        ("segments", "mixes documents", "document 1 sees others, or padding"),
-        ("segments", "mistakes positions", "document 2 of a pack differs from the same alone"),
+        ("cached", "grows its cache", "the returned cache has other shapes than the given one"),
+        ("segments", "mixes documents", "document 1 depends on another document or on padding"),
+        (
+            "segments",
+            "mistakes positions",
+            "document 2 gives other results in a packed row than alone",
+        ),
         ("cross", "is deaf", "a query's result depends on other queries"),
-        ("cross", "says nothing", "memory is not what is looked at"),
-        ("cross", "sees padding of the memory", "padding of the memory is seen"),
-        ("cross", "forgets", "results differ when a cache holds the memory"),
-        ("cross", "grows its cache", "the cache of the memory is not shaped as it went in"),
-        ("any_length", "goes by the length", "1 tokens differ from the same at the start of 23"),
+        ("cross", "says nothing", "the result does not depend on the memory, or on too much of it"),
+        ("cross", "sees padding of the memory", "padding of the memory changes the result"),
+        ("cross", "forgets", "results from the cached memory differ from those of the memory"),
+        (
+            "cross",
+            "grows its cache",
+            "the returned cache of the memory has other shapes than the given one",
+        ),
+        ("any_length", "goes by the length", "1 tokens give other results than at the start of 23"),
         ("weights", "weighs twice", "rows do not sum to 1"),
-        ("weights", "weighs what is hidden", "keys that the mask hides have some"),
+        ("weights", "weighs what is hidden", "keys that the mask hides have a weight"),
         ("weights", "keeps its weights", "are not in aux though they were requested"),
     ],
 )
@@ -189,7 +197,7 @@ def test_faults_are_detected(sound: Trial, ability: str, fault: str, message: st
     ("fault", "message"),
     [
         ("drops by the batch", "the rest of the batch changes the result"),
-        ("drops nothing", "other keys make no difference, or ought not to"),
+        ("drops nothing", "other random keys change nothing, or should change nothing and do"),
     ],
 )
 def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> None:
@@ -202,7 +210,10 @@ def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> N
     ("fault", "message"),
     [
         ("has no gradient", "training step: gradients are not finite"),
-        ("counts its calls", "stacked layers: a scan over layers and a loop differ"),
+        (
+            "counts its calls",
+            "stacked layers: a scan over layers and a loop give different results",
+        ),
     ],
 )
 def test_faults_inside_a_model_are_detected(
@@ -269,14 +280,14 @@ def test_constants_must_be_stackable(sound: Trial) -> None:
 
 @pytest.mark.parametrize("ability", UNSUPPORTED_CALLS)
 def test_undeclared_abilities_must_be_rejected(sound: Trial, ability: str) -> None:
-    message = f"{ability}: is not declared, and not refused by a ValueError either"
+    message = f"{ability}: is neither declared nor rejected by a ValueError"
     with pytest.raises(AssertionError, match=message):
         check_rejected(faulty(sound, "", (ability,)), ability)
 
 
 def test_rejections_must_be_one_line(sound: Trial) -> None:
     check_rejected(faulty(sound, "refuses in one line", ("cross",)), "cross")
-    with pytest.raises(AssertionError, match="cross: is refused, but not in one line: refuses"):
+    with pytest.raises(AssertionError, match="cross: is rejected, but not in one line: refuses"):
         check_rejected(faulty(sound, "refuses\nin two", ("cross",)), "cross")
 
 

@@ -158,11 +158,16 @@ def attend_selected_blocks(
         segments and lengths.
     """
     if not score_spec.is_dot_product or score_spec.soft_cap:
-        raise ValueError("chosen blocks: have scores of products alone; leave out biases and caps")
+        raise ValueError(
+            "selected blocks: support dot-product scores only; leave out position biases and caps"
+        )
     if any(
         array is not None for array in (mask.prefix_lengths, mask.global_positions, mask.allowed)
     ):
-        raise ValueError("chosen blocks: obey no prefix, globals or array; choose blocks by them")
+        raise ValueError(
+            "selected blocks: do not support masks with a prefix, global tokens or an array; "
+            "apply them when blocks are selected"
+        )
     num_queries, num_blocks, num_query_tokens = (
         q.shape[1],
         selected.shape[2],

@@ -172,7 +172,9 @@ class BigBird(Mixer):
         )
         if cache is not None:
             if not inputs.mask.pattern.causal:
-                raise ValueError("mixer bigbird: decodes under a causal mask; give one")
+                raise ValueError(
+                    "mixer bigbird: decoding with a cache needs a causal mask; give one"
+                )
             cache = cache.append(k, v, inputs.positions)
             y = self.attend_cached(
                 q, inputs.positions, inputs.mask, score_spec, cache, inputs.constants

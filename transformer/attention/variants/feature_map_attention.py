@@ -94,14 +94,16 @@ def attend_with_feature_map(
     if memory is not None or isinstance(cache, LinearAttentionMemory):
         if mask.pattern.causal or isinstance(cache, LinearAttentionState):
             raise ValueError(
-                f"mixer {config.kind}: looks at a memory as a whole; give a mask that is not "
-                "causal, and a cache of init_memory_cache or none"
+                f"mixer {config.kind}: attends to the whole memory; give a mask that is not "
+                "causal, and no cache or one from init_memory_cache"
             )
         return _attend_memory(module, x, feature_map, mask, memory, cache)
     q, k, v = project_qkv(module, x, inputs.positions, config, context)
     if not mask.pattern.causal:
         if cache is not None:
-            raise ValueError(f"mixer {config.kind}: decodes under a causal mask alone; give one")
+            raise ValueError(
+                f"mixer {config.kind}: decoding with a cache needs a causal mask; give one"
+            )
         return attend_bidirectional(q, k, v, feature_map, mask), None
     boundaries = document_boundaries(mask, inputs.positions, cached=cache is not None)
     y, state = attend_causal(q, k, v, feature_map, boundaries, cache)

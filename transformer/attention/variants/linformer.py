@@ -125,8 +125,8 @@ class Linformer(Mixer):
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
         raise ValueError(
-            "mixer linformer: cannot decode, as each of its keys is of all tokens; "
-            "use it in an encoder"
+            "mixer linformer: cannot decode, because each of its keys mixes all tokens; use "
+            "it in an encoder"
         )
 
     @nn.compact
@@ -169,8 +169,8 @@ class Linformer(Mixer):
         config = self.config
         if mask.pattern.causal:
             raise ValueError(
-                "mixer linformer: cannot obey a causal mask, as each of its keys is of all tokens; "
-                "use it in an encoder"
+                "mixer linformer: does not support a causal mask, because each of its keys mixes "
+                "all tokens; use it in an encoder"
             )
         if length > config.max_length:
             raise ValueError(
@@ -179,8 +179,8 @@ class Linformer(Mixer):
             )
         if config.max_documents == 1 and mask.segments is not None:
             raise ValueError(
-                "mixer linformer: of one document a row cannot keep segments apart; "
-                "give lengths, or set max_documents to 2 or more"
+                "mixer linformer: max_documents 1 cannot keep the segments of a row apart; give "
+                "lengths, or set max_documents to 2 or more"
             )
         pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
         reject_mask_patterns(config.kind, mask.replace(pattern=pattern))

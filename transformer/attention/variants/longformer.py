@@ -132,11 +132,11 @@ def attend_cached(
       ValueError: the mask is not causal, or lists global tokens of its own.
     """
     if not mask.pattern.causal:
-        raise ValueError("mixer longformer: decodes under a causal mask; give one")
+        raise ValueError("mixer longformer: decoding with a cache needs a causal mask; give one")
     if mask.global_positions is not None:
         raise ValueError(
-            "mixer longformer: decodes with the first tokens as global ones; give a mask without "
-            "globals, and longformer.num_global_tokens"
+            "mixer longformer: in decoding, the global tokens are the first ones; give a "
+            "mask without global positions, and set longformer.num_global_tokens"
         )
     here = mark_padding(positions, x.shape[0])
     first = cache.global_kv.keys.shape[1]

@@ -157,7 +157,7 @@ class Primer(Mixer):
         num_after = 0 if mask.pattern.causal else 1
         num_before = KERNEL_SIZE - 1 - num_after
         if cache is not None and num_after:
-            raise ValueError("mixer primer: decodes under a causal mask alone; give one")
+            raise ValueError("mixer primer: decoding with a cache needs a causal mask; give one")
 
         def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
             return jnp.full(shape, 0.5 / KERNEL_SIZE, dtype).at[num_before].set(0.5)

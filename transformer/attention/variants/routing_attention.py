@@ -190,7 +190,9 @@ class RoutingAttention(Mixer):
     def init_cache(self, batch: int, length: int) -> ClusterCache:
         config, context = self.config, self.context
         if config.balanced:
-            raise ValueError("mixer routing: decodes without balanced clusters alone; unset that")
+            raise ValueError(
+                "mixer routing: cannot decode with balanced clusters; set balanced to False"
+            )
         head_dim = config.resolved_head_dim(context.d_model)
         dtype = context.precision.cache_dtype
         return ClusterCache.empty(batch, length, config.num_heads, head_dim, dtype)
@@ -243,17 +245,16 @@ class RoutingAttention(Mixer):
         causal = mask.pattern.causal
         if self.config.balanced and causal:
             raise ValueError(
-                "mixer routing: balanced clusters see the whole row, so a causal mask is not "
-                "obeyed; set balanced to False"
+                "mixer routing: balanced clusters depend on the whole row, so a causal mask is "
+                "not supported; set balanced to False"
             )
         if self.config.balanced and mask.segments is not None and not mask.single_document:
             raise ValueError(
-                "mixer routing: documents of a pack would take each other's places in balanced "
-                "clusters; set balanced to False, or give padding by lengths or a Classifier's "
-                "segments"
+                "mixer routing: packed documents would compete for places in balanced clusters; "
+                "set balanced to False, or give padding by lengths or a Classifier's segments"
             )
         if cache is not None and not causal:
-            raise ValueError("mixer routing: decodes under a causal mask alone; give one")
+            raise ValueError("mixer routing: decoding with a cache needs a causal mask; give one")
 
     @nn.nowrap
     def softmax_options(self, q: jax.Array) -> dict[str, Any]:

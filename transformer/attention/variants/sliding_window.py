@@ -65,7 +65,9 @@ class SlidingWindowAttention(Mixer):
         before = 0  # queries that stand in for tokens of the ring, and are of no interest
         if cache is not None:
             if not mask.pattern.causal:
-                raise ValueError("mixer sliding_window: decodes under a causal mask; give one")
+                raise ValueError(
+                    "mixer sliding_window: decoding with a cache needs a causal mask; give one"
+                )
             here = mark_padding(inputs.positions, x.shape[0])
             ring, cache = cache, cache.append(k, v, here)
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
@@ -102,7 +104,9 @@ class SlidingWindowAttention(Mixer):
     def add_window(self, pattern: MaskPattern) -> MaskPattern:
         """Return the mask's pattern with the window added."""
         if pattern.window:
-            raise ValueError("mixer sliding_window: has a window of its own; give a mask without")
+            raise ValueError(
+                "mixer sliding_window: has a window of its own; give a mask without a window"
+            )
         config = self.config
         return dataclasses.replace(pattern, window=config.window, dilation=config.dilation)
 

@@ -59,7 +59,7 @@ class BigBirdConfig(MultiHeadConfig):
         check_field_types(self, self.kind)
         if self.num_window_blocks < 1 or self.num_window_blocks % 2 == 0:
             raise ValueError(
-                f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number, of a "
+                f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number: the "
                 "block itself and as many on each side"
             )
 
@@ -194,8 +194,9 @@ class SparseTransformerConfig(MultiHeadConfig):
             )
         if self.resolved_num_kv_heads % len(HEAD_GROUPS[self.factorization]):
             raise ValueError(
-                f"sparse.num_heads {self.num_heads} (of keys {self.resolved_num_kv_heads}): are "
-                "odd, and cannot be halved; give an even number, or another sparse.factorization"
+                f"sparse.num_heads {self.num_heads} (num_kv_heads {self.resolved_num_kv_heads}): "
+                "an odd number cannot be split into two halves; give an even number, or another "
+                "sparse.factorization"
             )
 
 
@@ -210,14 +211,14 @@ class SharedQueryKeyConfig(MultiHeadConfig):
         super().__post_init__()
         if self.resolved_num_kv_heads != self.num_heads:
             raise ValueError(
-                f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries are keys too, so there "
-                "are as many heads of both; leave it at 0"
+                f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries and keys are the same "
+                "here, so both have num_heads; leave it at 0"
             )
         check_field_types(self, self.kind)
         if self.qk_norm is not None:
             raise ValueError(
-                f"{self.kind}.qk_norm {self.qk_norm.kind}: it has a norm of its own; leave it at "
-                "None"
+                f"{self.kind}.qk_norm {self.qk_norm.kind}: this mixer normalizes its keys itself; "
+                "leave it at None"
             )
 
 
@@ -252,8 +253,8 @@ class ReformerConfig(SharedQueryKeyConfig):
         check_at_least("reformer.seed", self.seed, 0)
         if self.num_buckets % 2:
             raise ValueError(
-                f"reformer.num_buckets {self.num_buckets}: half of them are opposite to the "
-                "others; give an even number"
+                f"reformer.num_buckets {self.num_buckets}: buckets come in opposite pairs; give "
+                "an even number"
             )
 
 

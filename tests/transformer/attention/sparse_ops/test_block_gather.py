@@ -151,9 +151,9 @@ def test_no_square_array_is_ever_made() -> None:
 
 def test_refusals() -> None:
     (q, k, v), table = inputs(23, 23), chosen((1, 1), 23, 23)
-    with pytest.raises(ValueError, match=r"^chosen blocks: have scores of products alone"):
+    with pytest.raises(ValueError, match=r"^selected blocks: support dot-product scores only"):
         attend_selected_blocks(q, k, v, Mask(), ScoreSpec(1.0, soft_cap=2.0), table, BLOCK)
-    with pytest.raises(ValueError, match=r"^chosen blocks: obey no prefix, globals or array"):
+    with pytest.raises(ValueError, match=r"^selected blocks: do not support masks with a prefix"):
         attend_selected_blocks(
             q, k, v, Mask(global_positions=array([[1]])), ScoreSpec(1.0), table, BLOCK
         )

@@ -212,17 +212,19 @@ def test_it_computes_what_hugging_face_computes() -> None:
 
 def test_errors() -> None:
     with pytest.raises(
-        ValueError, match=r"^bigbird.num_window_blocks 2: give an odd number, of a bl"
+        ValueError, match=r"^bigbird.num_window_blocks 2: give an odd number: the bl"
     ):
         BigBirdConfig(num_window_blocks=2)
     with pytest.raises(ValueError, match=r"^bigbird.random_block_span 16: give 64 or more$"):
         BigBirdConfig(random_block_span=16)
     mixer, params = made(CONFIG, D, constants=table(CONFIG))
     window: Any = dict(mask=Mask(MaskPattern(window=3)), constants=table(CONFIG))
-    with pytest.raises(ValueError, match=r"^mixer bigbird: cannot obey a window; use a mixer of"):
+    with pytest.raises(ValueError, match=r"^mixer bigbird: does not support a window; use an"):
         applied(mixer, params, normal(0, B, T, D), **window)
     cached: Any = dict(cache=mixer.init_cache(B, T), constants=table(CONFIG))
-    with pytest.raises(ValueError, match=r"^mixer bigbird: decodes under a causal mask; give one"):
+    with pytest.raises(
+        ValueError, match=r"^mixer bigbird: decoding with a cache needs a causal mask; give one"
+    ):
         applied(mixer, params, normal(0, B, T, D), **cached)
 
 

@@ -134,12 +134,14 @@ def test_what_is_kept_does_not_grow(config: MixerConfig) -> None:
 def test_errors() -> None:
     mixer, params = made(LinearAttentionConfig(num_heads=2), 6)
     x = normal(0, 1, 3, 6)
-    whole = r"^mixer linear: looks at a memory as a whole; give a mask that is not causal"
+    whole = r"^mixer linear: attends to the whole memory; give a mask that is not causal"
     with pytest.raises(ValueError, match=whole):
         applied(mixer, params, x, memory=x, mask=Mask(CAUSAL))
     with pytest.raises(ValueError, match=whole):
         applied(mixer, params, x, memory=x, cache=mixer.init_cache(1, 3))
-    with pytest.raises(ValueError, match=r"^mixer linear: decodes under a causal mask alone"):
+    with pytest.raises(
+        ValueError, match=r"^mixer linear: decoding with a cache needs a causal mask"
+    ):
         applied(mixer, params, x, cache=mixer.init_cache(1, 3))
-    with pytest.raises(ValueError, match=r"^mixer linear: cannot obey a window"):
+    with pytest.raises(ValueError, match=r"^mixer linear: does not support a window"):
         applied(mixer, params, x, mask=Mask(MaskPattern(causal=True, window=2)))

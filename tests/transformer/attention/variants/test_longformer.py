@@ -265,10 +265,12 @@ def test_errors() -> None:
         LongformerConfig(one_sided_window=-1)
     mixer, params = made(LongformerConfig(num_heads=N), D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
-    with pytest.raises(ValueError, match=r"^mixer longformer: decodes under a causal mask; give"):
+    with pytest.raises(
+        ValueError, match=r"^mixer longformer: decoding with a cache needs a causal mask; give"
+    ):
         applied(mixer, params, x, cache=cache)
     listed = Mask(MaskPattern(causal=True), global_positions=LISTED)
-    with pytest.raises(ValueError, match=r"^mixer longformer: decodes with the first tokens as"):
+    with pytest.raises(ValueError, match=r"^mixer longformer: in decoding, the global tokens"):
         applied(mixer, params, x, cache=cache, mask=listed)
 
 

@@ -115,5 +115,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^primer.num_heads 0: give 1 or more$"):
         PrimerConfig(num_heads=0)
     mixer, params = made(CONFIG, D)
-    with pytest.raises(ValueError, match=r"^mixer primer: decodes under a causal mask alone"):
+    with pytest.raises(
+        ValueError, match=r"^mixer primer: decoding with a cache needs a causal mask"
+    ):
         applied(mixer, params, normal(0, B, T, D), cache=mixer.init_cache(B, T))

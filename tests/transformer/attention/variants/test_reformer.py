@@ -188,9 +188,9 @@ def test_weights_and_errors() -> None:
     assert "key" not in names
     assert names["output"] == ("heads", "head", "embed")
     wrong: Any = (
-        (dict(num_buckets=3), r"^reformer.num_buckets 3: half of them .*; give an even number$"),
+        (dict(num_buckets=3), r"^reformer.num_buckets 3: buckets come in .*; give an even number$"),
         (dict(num_hashes=0), r"^reformer.num_hashes 0: give 1 or more$"),
-        (dict(num_kv_heads=1), r"^reformer.num_kv_heads 1: queries are keys too"),
+        (dict(num_kv_heads=1), r"^reformer.num_kv_heads 1: queries and keys are the same"),
     )
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -199,5 +199,5 @@ def test_weights_and_errors() -> None:
     with pytest.raises(ValueError, match=r"^mixer reformer: has no cache; decode with"):
         mixer.init_cache(B, T)
     window = Mask(MaskPattern(window=3))
-    with pytest.raises(ValueError, match=r"^mixer reformer: cannot obey a window"):
+    with pytest.raises(ValueError, match=r"^mixer reformer: does not support a window"):
         applied(mixer, params, normal(0, B, T, D), mask=window, constants=CONSTANTS)

@@ -297,17 +297,21 @@ def test_weights_and_errors() -> None:
     wrong: Any = (
         (dict(window=0), r"^routing.window 0: give 1 or more$"),
         (dict(num_clusters=0), r"^routing.num_clusters 0: give 1 or more$"),
-        (dict(num_kv_heads=1), r"^routing.num_kv_heads 1: queries are keys too"),
+        (dict(num_kv_heads=1), r"^routing.num_kv_heads 1: queries and keys are the same"),
     )
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):
             RoutingAttentionConfig(**given)
     mixer, params = made(CONFIG, D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
-    with pytest.raises(ValueError, match=r"^mixer routing: decodes under a causal mask alone"):
+    with pytest.raises(
+        ValueError, match=r"^mixer routing: decoding with a cache needs a causal mask"
+    ):
         applied(mixer, params, x, cache=cache)
     mixer, params = made(BALANCED, D)
-    with pytest.raises(ValueError, match=r"^mixer routing: balanced clusters see the whole row"):
+    with pytest.raises(
+        ValueError, match=r"^mixer routing: balanced clusters depend on the whole row"
+    ):
         applied(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
-    with pytest.raises(ValueError, match=r"^mixer routing: documents of a pack .* set balanced"):
+    with pytest.raises(ValueError, match=r"^mixer routing: packed documents .* set balanced"):
         applied(mixer, params, x, mask=Mask(segments=DOCUMENTS))

@@ -175,7 +175,7 @@ def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> N
     [
         ("window", 0, "sliding_window.window 0: give 1 or more"),
         ("dilation", 0, "sliding_window.dilation 0: give 1 or more"),
-        ("dropout", 1.0, r"sliding_window.dropout 1.0: give a share in \[0, 1\)"),
+        ("dropout", 1.0, r"sliding_window.dropout 1.0: give a fraction in \[0, 1\)"),
         ("backend", "fast", "sliding_window.backend fast: is not known"),
     ],
 )
@@ -189,5 +189,7 @@ def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match=r"^mixer sliding_window: has a window of its own"):
         trial.trace(trial.inputs(0), mask=Mask(MaskPattern(causal=True, window=3)))
     cache = trial.mixer.init_cache(3, 67)
-    with pytest.raises(ValueError, match=r"^mixer sliding_window: decodes under a causal mask"):
+    with pytest.raises(
+        ValueError, match=r"^mixer sliding_window: decoding with a cache needs a causal mask"
+    ):
         trial.trace(trial.inputs(0), mask=Mask(), cache=cache)

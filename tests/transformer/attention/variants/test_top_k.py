@@ -114,7 +114,7 @@ def test_costs() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^top_k.keys_per_query 0: give 1 or more$"):
         TopKConfig(keys_per_query=0)
-    with pytest.raises(ValueError, match=r"^top_k.dropout 1.0: give a share in \[0, 1\)$"):
+    with pytest.raises(ValueError, match=r"^top_k.dropout 1.0: give a fraction in \[0, 1\)$"):
         TopKConfig(dropout=1.0)
     mixer, params = made(CONFIG, D)
     x = normal(0, B, T, D)

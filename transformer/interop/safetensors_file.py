@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.interop.errors import InteropError
-
-Array = np.ndarray[Any, Any]
+from transformer.interop.strided_copy import Array, as_c_order
 
 DTYPES: dict[str, Any] = {
     "F64": np.dtype(np.float64),
@@ -180,7 +179,7 @@ def write_safetensors(path: Path, specs: Iterable[TensorSpec], read: Any) -> Non
         with temporary.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for spec in specs:
-                values = np.ascontiguousarray(read(spec.name), _dtype(spec.dtype))
+                values = as_c_order(read(spec.name), _dtype(spec.dtype))
                 assert values.shape == spec.shape
                 file.write(values.view(np.uint8).data if values.ndim else values.tobytes())
             file.flush()

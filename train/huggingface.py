@@ -64,6 +64,7 @@ KEPT_FILES = (
     "chat_template.json",
     "tokenizer.json",
     "tokenizer.model",
+    "spiece.model",
     "vocab.json",
     "vocab.txt",
     "encoder.json",

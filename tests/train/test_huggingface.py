@@ -78,7 +78,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tokenizer.model", "is a SentencePiece model; where .* writes tokenizer.json"),
+        ("tokenizer.model", "is no complete protocol buffer; fetch it again"),
         ("source.spm", "is a SentencePiece model of one side of a translation"),
         ("notes.txt", "has no tokenizer"),
     ],

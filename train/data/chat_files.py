@@ -1,4 +1,4 @@
-"""Chat templates in the files of tokenizers: `chat_template.jinja` and `tokenizer_config.json`."""
+"""Settings beside a tokenizer: chat templates, and the names and ids of added tokens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"
 TOKENS_FILE = "special_tokens_map.json"
+ADDED_FILE = "added_tokens.json"
 
 
 class ChatFiles(NamedTuple):
@@ -46,6 +47,47 @@ def load_chat_files(path: str) -> ChatFiles:
     names = {name: _content(value) for name, value in tokens.items() if name.endswith("_token")}
     special = {name: text for name, text in names.items() if text}
     return ChatFiles(template if isinstance(template, str) else "", special)
+
+
+class AddedToken(NamedTuple):
+    """A token beyond those of a tokenizer's model, or one of them that is special."""
+
+    id: int
+    text: str
+    special: bool = False
+    normalized: bool = False
+    """Looked for in the normalized text."""
+
+
+def load_added_tokens(folder: AnyPath, num_pieces: int) -> list[AddedToken]:
+    """Read the tokens that the settings in a folder add to a model of so many pieces.
+
+    Raises:
+      UserError: A file is damaged.
+    """
+    config = _read_object(folder / CONFIG_FILE)
+    names = _read_object(folder / TOKENS_FILE) | config
+    special = {_content(value) for name, value in names.items() if name.endswith("_token")}
+    special |= {_content(each) for each in names.get("additional_special_tokens") or []}
+    found: dict[int, AddedToken] = {}
+    try:
+        for text, number in _read_object(folder / ADDED_FILE).items():
+            found[int(number)] = AddedToken(int(number), text, text in special)
+        for key, value in (config.get("added_tokens_decoder") or {}).items():
+            text, is_special = str(value["content"]), bool(value.get("special"))
+            found[int(key)] = AddedToken(
+                int(key), text, is_special, bool(value.get("normalized")) and not is_special
+            )
+        if not found:  # T5's sentinels are counted, and their numbers descend
+            sentinels = range(int(config.get("extra_ids", 0)) - 1, -1, -1)
+            for number, sentinel in enumerate(sentinels, start=num_pieces):
+                found[number] = AddedToken(number, f"<extra_id_{sentinel}>", special=True)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{folder}: its added tokens are malformed ({error}); fetch {CONFIG_FILE} and "
+            f"{ADDED_FILE} again"
+        ) from error
+    return list(found.values())
 
 
 def chat_files(template: str, special_tokens: dict[str, str]) -> dict[str, str]:

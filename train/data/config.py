@@ -54,8 +54,8 @@ class TokenizerConfig:
     BERT's. The last three are trained on the training split. file: an existing tokenizer."""
 
     path: str = ""
-    """With kind=file: a tokenizer.json, a vocab.txt (BERT's), or a folder that holds one of them
-    or encoder.json (or vocab.json) and merges.txt (GPT-2's)."""
+    """With kind=file: a tokenizer.json, a vocab.txt (BERT's), a SentencePiece model, or a folder
+    that holds one of them or encoder.json (or vocab.json) and merges.txt (GPT-2's)."""
 
     vocab_size: int = 8192
     """Maximum vocabulary size of word, bpe and wordpiece, special tokens included."""

@@ -1,4 +1,4 @@
-"""Tokenizers in the files of others: tokenizer.json, GPT-2's two files, BERT's vocab.txt."""
+"""Tokenizers in the files of others: tokenizer.json, GPT-2's, BERT's and SentencePiece's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from train.data.chat_files import AddedToken, load_added_tokens
 from train.data.files import AnyPath, expand_path
 from train.errors import UserError, as_user_error
 from train.run_folder.regular_files import MAX_VOCABULARY_BYTES, read_bytes
@@ -18,7 +19,10 @@ BERT_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 SENTENCEPIECE_FILES = ("*.model", "*.spm")
-"""Names of SentencePiece models, which the `tokenizers` library cannot read."""
+"""Names of SentencePiece models."""
+
+SHIFTED_MODEL = "sentencepiece.bpe.model"
+"""Name of models whose ids are not those of the tokenizer (XLM-R, CamemBERT)."""
 
 
 GPT2_END_OF_TEXT = "<|endoftext|>"
@@ -41,7 +45,7 @@ def load_backend_tokenizer(path: str) -> tokenizers.Tokenizer:
         if location.name == "vocab.txt":
             return _bert(location)
         if any(location.match(pattern) for pattern in SENTENCEPIECE_FILES):
-            raise _sentencepiece(location)
+            return _sentencepiece(location)
         return _tokenizer_json(location)
 
 
@@ -56,24 +60,57 @@ def _from_folder(folder: AnyPath) -> tokenizers.Tokenizer:
         return _bert(folder / "vocab.txt")
     for pattern in SENTENCEPIECE_FILES:
         for file in sorted(folder.glob(pattern)):
-            raise _sentencepiece(file)
+            return _sentencepiece(file)
     raise UserError(
-        f"{folder}: has no tokenizer; it needs tokenizer.json, vocab.txt, or encoder.json (or "
-        "vocab.json) and merges.txt"
+        f"{folder}: has no tokenizer; it needs tokenizer.json, vocab.txt, tokenizer.model, or "
+        "encoder.json (or vocab.json) and merges.txt"
     )
 
 
-def _sentencepiece(file: AnyPath) -> UserError:
-    """Return the error of a SentencePiece model, with the way to convert it."""
+def _sentencepiece(file: AnyPath) -> tokenizers.Tokenizer:
+    """Load a SentencePiece model, with the tokens that the files beside it add."""
+    from train.data.sentencepiece_model import make_backend, parse_model
+
     if file.match("*.spm"):  # Marian
-        return UserError(
+        raise UserError(
             f"{file}: is a SentencePiece model of one side of a translation; give a tokenizer.json "
             "that encodes both sides with the ids of vocab.json"
         )
-    return UserError(
-        f"{file}: is a SentencePiece model; where transformers and sentencepiece are installed, "
-        "AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER) writes tokenizer.json"
-    )
+    if file.name == SHIFTED_MODEL:
+        raise UserError(
+            f"{file}: has other ids than the tokenizer; where transformers and sentencepiece are "
+            "installed, AutoTokenizer.from_pretrained(SOURCE).save_pretrained(FOLDER) writes "
+            "tokenizer.json"
+        )
+    try:
+        model = parse_model(read_bytes(file, MAX_VOCABULARY_BYTES))
+    except ValueError as error:
+        raise UserError(f"{file}: {error}; fetch it again, or give a tokenizer.json") from error
+    added = load_added_tokens(file.parent, len(model.pieces))
+    with _damaged(file):
+        backend = make_backend(model.with_control({each.text for each in added if each.special}))
+    _add_tokens(backend, added, file)
+    return backend
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, added: list[AddedToken], file: AnyPath) -> None:
+    """Add tokens in the order of their ids.
+
+    Raises:
+      UserError: A token cannot have its id: the files do not belong together.
+    """
+    import tokenizers
+
+    for token_id, text, special, normalized in sorted(added):
+        known = backend.token_to_id(text)
+        if known is None and token_id == backend.get_vocab_size():
+            token = tokenizers.AddedToken(text, special=special, normalized=normalized)
+            (backend.add_special_tokens if special else backend.add_tokens)([token])
+        elif known != token_id:
+            raise UserError(
+                f"{file.parent}: its settings give token {text} the id {token_id}, and "
+                f"{file.name} does not; fetch the files that belong together"
+            )
 
 
 def _tokenizer_json(file: AnyPath) -> tokenizers.Tokenizer:

@@ -24,7 +24,8 @@ from transformer.interop.peft_format import (
     split_path,
 )
 from transformer.interop.pretrained import express, model_leaves, model_tensors
-from transformer.interop.safetensors_file import Array, SafetensorsFile
+from transformer.interop.safetensors_file import SafetensorsFile
+from transformer.interop.strided_copy import Array
 from transformer.interop.weight_files import read_json
 from transformer.interop.weight_map import Leaf, Tensor
 from transformer.lora import TARGET_GROUPS, A, B, LoRALayout, is_adaptable, matrix_name

@@ -23,12 +23,8 @@ from transformer.interop.peft_format import (
     outputs_shape,
 )
 from transformer.interop.pretrained import express, model_leaves, model_tensors
-from transformer.interop.safetensors_file import (
-    WEIGHT_DTYPES,
-    Array,
-    TensorSpec,
-    write_safetensors,
-)
+from transformer.interop.safetensors_file import WEIGHT_DTYPES, TensorSpec, write_safetensors
+from transformer.interop.strided_copy import Array
 from transformer.interop.weight_map import Tensor
 from transformer.lora import A, B, LoRALayout
 from transformer.models.base import Model

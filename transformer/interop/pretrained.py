@@ -27,11 +27,11 @@ from transformer.interop.fields import WITHOUT_EFFECT, Fields
 from transformer.interop.registry import FAMILIES, find_architecture
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
-    Array,
     TensorSpec,
     split_into_shards,
     write_safetensors,
 )
+from transformer.interop.strided_copy import Array
 from transformer.interop.weight_files import (
     INDEX,
     WEIGHTS,

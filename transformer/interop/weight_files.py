@@ -12,8 +12,8 @@ import numpy as np
 
 from transformer.interop.errors import InteropError
 from transformer.interop.family import Family
-from transformer.interop.safetensors_file import Array, SafetensorsFile
-from transformer.interop.strided_copy import aligned_zeros, copy_in_tiles
+from transformer.interop.safetensors_file import SafetensorsFile
+from transformer.interop.strided_copy import Array, aligned_zeros, copy_in_tiles
 from transformer.interop.weight_map import Leaf, Tensor
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

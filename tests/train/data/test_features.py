@@ -92,7 +92,7 @@ def test_labels_of_graphs_are_distances() -> None:
 
 def test_files(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
-    arrays = {
+    arrays: dict[str, Any] = {
         "images": RANDOM.integers(256, size=(5, 4, 4), dtype=np.uint8),
         "labels": np.arange(5),
     }

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from train.config.registry import find_experiment
-from train.engine import JitEngine
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.parallel.mesh import make_mesh
 from train.runtime.local_hardware import local_hardware
 from transformer.config import LayerLoop

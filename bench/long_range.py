@@ -29,8 +29,9 @@ from bench.machine import machine
 from configs import byte_text, listops
 from train.data.examples import ExampleCorpus
 from train.data.text_labels import ClassificationSplit
-from train.engine import JitEngine, make_engine
+from train.engine import make_engine
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.runtime.local_hardware import local_hardware
 from train.tasks.classification import ClassificationTask
 

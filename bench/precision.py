@@ -30,9 +30,10 @@ from rich.table import Table
 from bench.machine import machine
 from bench.small_runs import LENGTH, Trained, losses_by_position, small, trained, with_model
 from train.data.corpus import TextCorpus
-from train.engine import JitEngine, make_engine
+from train.engine import make_engine
 from train.estimate.chips import CHIPS
 from train.experiment import Experiment, LossScaleConfig
+from train.jit_engine import JitEngine
 from train.runtime.local_hardware import local_hardware
 from train.tasks.language_modeling import LanguageModelTask
 from transformer.precision import POLICIES, DType, Precision

@@ -9,8 +9,9 @@ import jax
 import numpy as np
 
 from tests.train.support import random_rows, tiny
-from train.engine import Engine, JitEngine
+from train.engine import Engine
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import (
     AttentionConfig,

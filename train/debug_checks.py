@@ -36,9 +36,7 @@ class CheckedTrainStep(TrainStep):
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """Return the state after one update, and the metrics with the flags."""
         scale = jnp.float32(1) if state.loss_scale is None else state.loss_scale.scale
-        grads, losses = self.accumulate_gradients(state, batch, scale)
-        if self.axis_name is not None:
-            grads, losses = jax.lax.psum((grads, losses), self.axis_name)
+        grads, losses = self.sum_gradients(state, batch, scale)
         # With a loss scale, gradients overflow in regular operation: the scale is then lowered.
         checked_grads = grads if state.loss_scale is None else None
         new_state, metrics = super().__call__(state, batch)

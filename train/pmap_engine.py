@@ -6,8 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.engine import Engine, JitEngine, make_train_step, named_train_step
+from train.engine import Engine, make_train_step
 from train.experiment import Experiment
+from train.jit_engine import JitEngine, named_train_step
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.tasks.registry import make_task

@@ -57,6 +57,19 @@ class TrainState(struct.PyTreeNode):
     anomaly_detector: AnomalyDetector | None = None
 
 
+def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> Any:
+    """Return the exponential moving average of the parameters after one more update.
+
+    The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
+    ExponentialMovingAverage, so that the random initial weights soon lose their share.
+    """
+    # EMA and new share are float32: with a decay of 0.9999, the share of one update is below the
+    # resolution of bfloat16, and the average would stand still.
+    n = num_updates.astype(jnp.float32)
+    new_share = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
+    return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
+
+
 def init_state(
     experiment: Experiment,
     model: Model,

@@ -8,10 +8,11 @@ The step in order, `TrainStep.__call__`:
 4. gradient clipping, optimizer, learning rate, EMA: applied only if the verdict accepts the update;
 5. the loss scale (float16) and the counters.
 
-Shapes: B examples of a batch, A microbatches, T tokens of a row.
+Shapes: B examples of a batch, T tokens of a row.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,10 @@ import jax.numpy as jnp
 import optax
 
 from train.experiment import LossScaleConfig
+from train.grad_accumulation import accumulate_gradients
 from train.recovery.config import RecoveryConfig
 from train.recovery.detector import MONITORED_METRICS, detect_anomaly
-from train.state import TrainState
+from train.state import TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 
 Batch = dict[str, jax.Array]
@@ -57,7 +59,7 @@ class TrainStep:
     max_grad_norm: float = 1.0
     """Largest global norm of the gradients. 0: no clipping."""
     grad_accum_steps: int = 1
-    """Microbatches (A) of each batch."""
+    """Microbatches of each batch."""
     loss_scale: LossScaleConfig = LossScaleConfig()
     axis_name: str | None = None
     """Mapped axis over which `pmap` splits the batch. None under `jit`."""
@@ -69,10 +71,7 @@ class TrainStep:
         """Return the state after one update, and the metrics of the step."""
         loss_scale = None if state.loss_scale is None else state.loss_scale.scale
         scale = jnp.float32(1) if loss_scale is None else loss_scale
-        grads, losses = self.accumulate_gradients(state, batch, scale)
-        # Under `jit` the batch is one logical array, and XLA adds the sums over devices itself.
-        if self.axis_name is not None:
-            grads, losses = jax.lax.psum((grads, losses), self.axis_name)
+        grads, losses = self.sum_gradients(state, batch, scale)
         # `compute_gradients` multiplied the loss by scale / size. Undo it here and divide by the
         # weight of the whole batch, which no microbatch and no device knows on its own.
         size = batch["weights"].size
@@ -105,39 +104,25 @@ class TrainStep:
         # Metrics stay on the devices. The loop reads them a step late, when they are known.
         return new_state.replace(anomaly_detector=verdict.detector), metrics
 
-    def accumulate_gradients(
+    def sum_gradients(
         self, state: TrainState, batch: Batch, loss_scale: jax.Array
     ) -> tuple[Any, dict[str, Loss]]:
-        """Return gradients and losses summed over the microbatches.
-
-        Gradients are float32, of the loss times `loss_scale` / (number of target weights).
-        """
+        """Return gradients and losses of the whole batch, as `compute_gradients` does."""
         if self.grad_accum_steps == 1:
-            return self.compute_gradients(state, batch, loss_scale)
-        # Microbatch j takes examples j, j + A, j + 2A, ...: with consecutive examples instead, a
-        # microbatch would lie on few of the devices that share the batch.
-        count = self.grad_accum_steps
-        microbatches = jax.tree.map(
-            lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), batch
-        )  # [A, B / A, ...]
-        # A scan needs the sum's shapes before its first iteration. `eval_shape` traces one
-        # microbatch without computing it.
-        first = jax.tree.map(lambda x: x[0], microbatches)
-        shapes = jax.eval_shape(self.compute_gradients, state, first, loss_scale)
-        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-        def add(total: Any, microbatch: Batch) -> tuple[Any, None]:
-            gradients = self.compute_gradients(state, microbatch, loss_scale)
-            return jax.tree.map(jnp.add, total, gradients), None
-
-        (grads, losses), _ = jax.lax.scan(add, zeros, microbatches)
-        # Each microbatch divided by its own size, which is 1 / A of the batch's.
-        return jax.tree.map(lambda g: g / count, grads), losses
+            sums = self.compute_gradients(state, batch, loss_scale)
+        else:
+            compute = functools.partial(self.compute_gradients, loss_scale=loss_scale)
+            sums = accumulate_gradients(compute, state, batch, self.grad_accum_steps)
+        # Under `jit` the batch is one logical array, and XLA adds the sums over devices itself.
+        return sums if self.axis_name is None else jax.lax.psum(sums, self.axis_name)
 
     def compute_gradients(
         self, state: TrainState, batch: Batch, loss_scale: jax.Array
     ) -> tuple[Any, dict[str, Loss]]:
-        """Return float32 gradients of the scaled loss of one microbatch, and its loss sums."""
+        """Return gradients and loss sums of one microbatch.
+
+        Gradients are float32, of the loss times `loss_scale` / (number of target weights).
+        """
         size = batch["weights"].size
 
         def objective(params: Any) -> tuple[jax.Array, dict[str, Loss]]:
@@ -171,18 +156,12 @@ class TrainStep:
         )
         updates = jax.tree.map(lambda d: -learning_rate * d, directions)
         # Adds in float32 and rounds to the dtype of the parameters.
-        params = optax.apply_updates(state.params, updates)
-        ema = state.ema
+        params, ema = optax.apply_updates(state.params, updates), state.ema
         if ema is not None:
-            new_ema = update_ema(ema, params, state.step, self.ema_decay)
-            ema = tree_where(accept_update, new_ema, ema)
-        return state.replace(
-            step=state.step + 1,
-            cursor=state.cursor + 1,
-            params=tree_where(accept_update, params, state.params),
-            optimizer=optimizer,
-            ema=ema,
-        )
+            ema = update_ema(ema, params, state.step, self.ema_decay)
+        params, ema = tree_where(accept_update, (params, ema), (state.params, state.ema))
+        step, cursor = state.step + 1, state.cursor + 1
+        return state.replace(step=step, cursor=cursor, params=params, optimizer=optimizer, ema=ema)
 
 
 def example_rngs(state: TrainState, batch: Batch) -> jax.Array:  # [B]
@@ -198,19 +177,6 @@ def example_rngs(state: TrainState, batch: Batch) -> jax.Array:  # [B]
 def scheduled_rate(schedule: optax.Schedule, update: jax.Array) -> jax.Array:  # float32
     """Return the learning rate of an update. Rounding may take a decay to zero below zero."""
     return jnp.maximum(jnp.asarray(schedule(update), jnp.float32), 0.0)
-
-
-def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> Any:
-    """Return the exponential moving average of the parameters after one more update.
-
-    The decay rises through 1/10, 2/11, 3/12, ... to `decay`, as in TensorFlow's
-    ExponentialMovingAverage, so that the random initial weights soon lose their share.
-    """
-    # EMA and new share are float32: with a decay of 0.9999, the share of one update is below the
-    # resolution of bfloat16, and the average would stand still.
-    n = num_updates.astype(jnp.float32)
-    new_share = 1 - jnp.minimum(decay, (1 + n) / (10 + n))
-    return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
 
 
 def global_norm(params: Any) -> jax.Array:  # float32
@@ -231,11 +197,7 @@ def weighted_mean(loss: Loss) -> jax.Array:
 
 
 def padded_length(batch: Batch) -> int:
-    """Return T, the padded length of a row. 1 for batches that are no sequences.
-
-    Translation has the length of the target, whose tokens have the loss. The anomaly detector
-    compares a batch with earlier ones of its own length.
-    """
+    """Return T, the padded length of a row (in translation, of the target); 1 without tokens."""
     return batch["tokens"].shape[1] if "tokens" in batch else 1
 
 

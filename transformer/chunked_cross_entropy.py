@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from transformer.hardware import Hardware
 from transformer.layers.activations import cap_logits
 from transformer.shapes import check_shapes
+from transformer.validation import check_fraction
 
 
 class OutputProjection(NamedTuple):
@@ -31,6 +32,14 @@ class OutputProjection(NamedTuple):
 
     matrix: jax.Array  # [D, V padded]
     bias: jax.Array | None  # [V padded]
+
+
+class Tokens(NamedTuple):
+    """Hidden states and what to predict from them: of a batch, or of a chunk, where T is t."""
+
+    hidden: jax.Array  # [B, T, D]
+    targets: jax.Array  # [B, T]
+    weights: jax.Array  # [B, T]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,45 +74,33 @@ class ChunkedCrossEntropy:
     ) -> jax.Array:  # []
         """Return the sum over tokens of weight * -log softmax(hidden matrix + bias)[target].
 
-        Targets of weight 0 are ignored and may be any number, such as -100.
-
-        Raises:
-          ValueError: If shapes or dtypes disagree.
+        Targets of weight 0 are ignored and may be any number, such as -100. ValueError: shapes or
+        dtypes disagree.
         """
-        return _sum_of_losses(self, hidden, *self._prepare(hidden, matrix, targets, weights, bias))
+        return _sum_of_losses(self, *self._prepare(hidden, matrix, targets, weights, bias))
 
     def accuracy(
-        self,
-        hidden: jax.Array,  # [B, T, D]
-        matrix: jax.Array,  # [D, V padded]
-        targets: jax.Array,  # [B, T]
-        weights: jax.Array,  # [B, T]
-        bias: jax.Array | None = None,  # [V padded]
+        self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
     ) -> jax.Array:  # []
         """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
         inputs = self._prepare(hidden, matrix, targets, weights, bias)
-        return _sum_over_chunks(_chunk_accuracy, self, hidden, *inputs)
+        return _sum_over_chunks(_chunk_accuracy, self, *inputs)
 
     def _prepare(
-        self,
-        hidden: jax.Array,
-        matrix: jax.Array,
-        targets: jax.Array,
-        weights: jax.Array,
-        bias: jax.Array | None,
-    ) -> tuple[OutputProjection, jax.Array, jax.Array]:
+        self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
+    ) -> tuple[Tokens, OutputProjection]:
         operands = dict(hidden=(hidden, "B T D", float), matrix=(matrix, "D V", float))
         labels = dict(targets=(targets, "B T", int), weights=(weights, "B T"))
         check_shapes(**operands, **labels, bias=(bias, "V | None", float))
         smoothing: Any = self.label_smoothing
         if not isinstance(smoothing, int | float) or not 0 <= smoothing < 1:
-            shown = smoothing if isinstance(smoothing, float) else type(smoothing).__name__
-            raise ValueError(f"label_smoothing {shown}: give a number in [0, 1)")
+            check_fraction("label_smoothing", smoothing)
         # Cast once, not in every chunk: products of 16-bit hidden states are with 16-bit weights.
         output = jax.tree.map(lambda x: x.astype(hidden.dtype), OutputProjection(matrix, bias))
         weights = weights.astype(self.dtype)
         # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
-        return output, jnp.where(weights != 0, targets, 0).astype(jnp.int32), weights
+        targets = jnp.where(weights != 0, targets, 0).astype(jnp.int32)
+        return Tokens(hidden, targets, weights), output
 
 
 def choose_num_chunks(
@@ -130,50 +127,37 @@ def choose_num_chunks(
 def _sum_over_chunks(
     chunk_fn: Callable[..., jax.Array],
     settings: ChunkedCrossEntropy,
-    hidden: jax.Array,  # [B, T, D]
+    tokens: Tokens,
     output: OutputProjection,
-    targets: jax.Array,  # [B, T]
-    weights: jax.Array,  # [B, T]
 ) -> jax.Array:  # []
-    def add(total: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        return total + chunk_fn(settings, output, *chunk), None
+    def add(total: jax.Array, chunk: Tokens) -> tuple[jax.Array, None]:
+        return total + chunk_fn(settings, chunk, output), None
 
     start = jnp.zeros((), settings.dtype)
-    chunks = _split(settings, hidden, targets, weights)
-    return jax.lax.scan(add, start, chunks, unroll=settings.unroll or 1)[0]
+    return jax.lax.scan(add, start, _split(settings, tokens), unroll=settings.unroll or 1)[0]
 
 
 # Without `custom_vjp`, JAX would save the logits of every chunk for the backward pass of the scan:
 # all of [B, T, V] at once, which the chunks avoid.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum_of_losses(
-    settings: ChunkedCrossEntropy,
-    hidden: jax.Array,  # [B, T, D]
-    output: OutputProjection,
-    targets: jax.Array,  # [B, T]
-    weights: jax.Array,  # [B, T]
+    settings: ChunkedCrossEntropy, tokens: Tokens, output: OutputProjection
 ) -> jax.Array:  # []
     """Return the loss. Called in evaluation; under `jax.grad`, `_forward` takes its place."""
-    return _sum_over_chunks(_chunk_loss, settings, hidden, output, targets, weights)
+    return _sum_over_chunks(_chunk_loss, settings, tokens, output)
 
 
 def _forward(
-    settings: ChunkedCrossEntropy,
-    hidden: jax.Array,
-    output: OutputProjection,
-    targets: jax.Array,
-    weights: jax.Array,
+    settings: ChunkedCrossEntropy, tokens: Tokens, output: OutputProjection
 ) -> tuple[jax.Array, tuple[jax.Array, OutputProjection]]:
     """Compute the loss and its gradients in `hidden` and `output` in one pass over the chunks."""
 
-    def add(
-        carry: tuple[jax.Array, OutputProjection], chunk: tuple[jax.Array, ...]
-    ) -> tuple[tuple[jax.Array, OutputProjection], jax.Array]:
+    def add(carry: tuple[jax.Array, OutputProjection], chunk: Tokens) -> tuple[Any, jax.Array]:
         total, d_output = carry
-        h, t, w = chunk
         # The cotangent of a sum is one scalar, the same for all chunks. It is not known yet, so
         # gradients are taken for a cotangent of 1, and `_backward` multiplies by the real one.
-        loss, vjp = jax.vjp(lambda h, o: _chunk_loss(settings, o, h, t, w), h, output)
+        chunk_loss = lambda h, o: _chunk_loss(settings, chunk._replace(hidden=h), o)  # noqa: E731
+        loss, vjp = jax.vjp(chunk_loss, chunk.hidden, output)
         d_h, d_o = vjp(jnp.ones((), settings.dtype))
         # The gradient of a matrix in 16 bits comes in 16 bits. Adding chunk after chunk in 16 bits
         # would drop most of the small late terms: the sum is in the dtype of the loss.
@@ -181,55 +165,50 @@ def _forward(
         return (total + loss, d_output), d_h
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, settings.dtype), output)
-    start = jnp.zeros((), settings.dtype), zeros
-    chunks = _split(settings, hidden, targets, weights)
+    start, chunks = (jnp.zeros((), settings.dtype), zeros), _split(settings, tokens)
     (total, d_output), d_hidden = jax.lax.scan(add, start, chunks, unroll=settings.unroll or 1)
     d_output = jax.tree.map(lambda d, leaf: d.astype(leaf.dtype), d_output, output)
-    return total, (_join(settings, d_hidden, hidden.shape), d_output)
+    # `_split` moves and pads: its transpose puts chunks together again, without the padding.
+    join = jax.linear_transpose(functools.partial(_split, settings), tokens.hidden)
+    return total, (*join(d_hidden), d_output)
 
 
 def _backward(
     settings: ChunkedCrossEntropy, gradients: tuple[jax.Array, OutputProjection], d_total: jax.Array
-) -> tuple[jax.Array, OutputProjection, None, None]:
+) -> tuple[Tokens, OutputProjection]:
     d_hidden, d_output = jax.tree.map(lambda d: d * d_total.astype(d.dtype), gradients)
     # Targets are integers, and nothing trains the weights: their cotangents are zero.
-    return d_hidden, d_output, None, None
+    no_gradient: Any = None
+    return Tokens(d_hidden, no_gradient, no_gradient), d_output
 
 
 _sum_of_losses.defvjp(_forward, _backward)
 
 
 def _chunk_loss(
-    settings: ChunkedCrossEntropy,
-    output: OutputProjection,
-    hidden: jax.Array,  # [B, t, D]
-    targets: jax.Array,  # [B, t]
-    weights: jax.Array,  # [B, t]
+    settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
 ) -> jax.Array:  # []
     """Return the weighted sum of losses over one chunk."""
-    hidden, targets, weights = _flatten(settings, hidden, targets, weights)
+    hidden, targets, weights = _flatten(settings, chunk)
     logits = _logits(settings, output, hidden)
     target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     if smoothing := settings.label_smoothing:
         # The target distribution is (1 - s) onehot + s / V, and cross-entropy is linear in it:
         # the logit of the target becomes this weighted mean.
-        mean = _mean(logits, settings.vocab_size)
+        in_vocab = _in_vocab(logits, settings.vocab_size)
+        # Masked, not sliced: slicing a sharded axis would move rows.
+        mean = jnp.sum(jnp.where(in_vocab, logits, 0), axis=-1) / settings.vocab_size
         target_logits = (1 - smoothing) * target_logits + smoothing * mean
-    # -log softmax(z)_y = logsumexp(z) - z_y: the softmax itself is never divided, nor its log
-    # taken.
+    # -log softmax(z)_y = logsumexp(z) - z_y: no softmax is divided, and no log is taken of it.
     losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
     return jnp.sum(losses * weights)
 
 
 def _chunk_accuracy(
-    settings: ChunkedCrossEntropy,
-    output: OutputProjection,
-    hidden: jax.Array,  # [B, t, D]
-    targets: jax.Array,  # [B, t]
-    weights: jax.Array,  # [B, t]
+    settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
 ) -> jax.Array:  # []
     """Return the weight of the targets of one chunk that have the largest logit."""
-    hidden, targets, weights = _flatten(settings, hidden, targets, weights)
+    hidden, targets, weights = _flatten(settings, chunk)
     # Padding has the lowest number of all, so it is never the largest logit.
     best = jnp.argmax(_logits(settings, output, hidden), axis=-1)
     return jnp.sum((best == targets) * weights)
@@ -244,70 +223,45 @@ def _logits(
     # would differ by steps of 0.5 in bfloat16.
     logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(settings.dtype))
     if output.bias is not None:
-        bias = output.bias.astype(logits.dtype)
-        logits = logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+        logits += output.bias.astype(logits.dtype).reshape((1,) * (logits.ndim - 1) + (-1,))
     if settings.soft_cap:
         logits = cap_logits(logits, settings.soft_cap)
+    if logits.shape[-1] == settings.vocab_size:
+        return logits
     # exp(padding - maximum) is exactly 0: no probability, and no gradient in its columns of W.
-    return _mask_padded_logits(logits, settings.vocab_size)
+    lowest = jnp.finfo(logits.dtype).min
+    return jnp.where(_in_vocab(logits, settings.vocab_size), logits, lowest)
 
 
-def _mean(
-    logits: jax.Array,  # [..., V padded]
-    vocab_size: int,  # V
-) -> jax.Array:  # [...]
-    """Return the mean over V. Masked, not sliced: slicing a sharded axis would move rows."""
-    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,))
-    return jnp.sum(jnp.where(in_vocab, logits, 0), axis=-1) / vocab_size
+def _in_vocab(logits: jax.Array, vocab_size: int) -> jax.Array:  # [1, ..., V padded] booleans
+    """Return True for logits that are no padding of the vocabulary."""
+    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
+    return in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
 
 
-def _split(settings: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _split(settings: ChunkedCrossEntropy, arrays: Any) -> Any:
     """Split each [B, T, ...] into [chunks, B, t, ...]; padding of T has weight 0."""
-    count, length = settings.num_chunks, arrays[0].shape[1]
-    if settings.context_sharded:
-        # Strided, chunk c has tokens c, c + chunks, ...: contiguous chunks would each lie on one
-        # device, which would compute while the others wait. Chunks divide a shard (see
-        # `choose_num_chunks`), so no token leaves its device.
-        strided = (a.reshape(len(a), -1, count, *a.shape[2:]) for a in arrays)
-        return tuple(jnp.moveaxis(a, 2, 0) for a in strided)
-    size = -(-length // count)
+    count = settings.num_chunks
 
     def split(array: jax.Array) -> jax.Array:
-        pads = [(0, 0), (0, size * count - length)] + [(0, 0)] * (array.ndim - 2)
-        padded = jnp.pad(array, pads)
-        return padded.reshape(len(array), count, size, *array.shape[2:]).swapaxes(0, 1)
+        batch_size, length, *rest = array.shape
+        size = -(-length // count)
+        if settings.context_sharded:
+            # Strided, chunk c has tokens c, c + chunks, ...: contiguous chunks would each lie on
+            # one device, which would compute while the others wait. Chunks divide a shard (see
+            # `choose_num_chunks`), so no token leaves its device.
+            return jnp.moveaxis(array.reshape(batch_size, size, count, *rest), 2, 0)
+        padded = jnp.pad(array, [(0, 0), (0, size * count - length), *[(0, 0)] * len(rest)])
+        return padded.reshape(batch_size, count, size, *rest).swapaxes(0, 1)
 
-    return tuple(map(split, arrays))
-
-
-def _join(
-    settings: ChunkedCrossEntropy,
-    chunks: jax.Array,  # [chunks, B, t, D]
-    shape: tuple[int, ...],  # (B, T, D)
-) -> jax.Array:  # [B, T, D]
-    """Invert `_split`."""
-    b, t, d = shape
-    ordered = jnp.moveaxis(chunks, 0, 2 if settings.context_sharded else 1)
-    return ordered.reshape(b, -1, d)[:, :t]
+    return jax.tree.map(split, arrays)
 
 
-def _flatten(settings: ChunkedCrossEntropy, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _flatten(settings: ChunkedCrossEntropy, chunk: Tokens) -> Tokens:
     """Reshape each [B, t, ...] to [B t, ...], so that the product with W is one of two matrices.
 
     Not if T is sharded: XLA can merge a sharded axis into another only by gathering it.
     """
     if settings.context_sharded:
-        return arrays
-    return tuple(array.reshape(-1, *array.shape[2:]) for array in arrays)
-
-
-def _mask_padded_logits(
-    logits: jax.Array,  # [..., V padded]
-    vocab_size: int,  # V
-) -> jax.Array:  # [..., V padded]
-    """Replace the logits of vocabulary padding by the lowest finite number."""
-    if logits.shape[-1] == vocab_size:
-        return logits
-    shape = (1,) * (logits.ndim - 1) + (-1,)
-    in_vocab = (jnp.arange(logits.shape[-1]) < vocab_size).reshape(shape)
-    return jnp.where(in_vocab, logits, jnp.finfo(logits.dtype).min)
+        return chunk
+    return jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), chunk)

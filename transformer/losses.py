@@ -19,8 +19,6 @@ from transformer.shapes import check_shapes
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""
 
-LOSS_OUTPUTS: Outputs = frozenset({"losses"})
-
 MAX_UNROLLED_CHUNKS = 8
 """Most chunks of the cross entropy that are unrolled on CPU, where a loop costs more."""
 
@@ -44,7 +42,7 @@ def weighted_loss(
 
 def requested_outputs(dropout_rngs: jax.Array | None) -> Outputs:
     """Return the extra outputs to request from a model: in training, its auxiliary losses."""
-    return NO_OUTPUTS if dropout_rngs is None else LOSS_OUTPUTS
+    return NO_OUTPUTS if dropout_rngs is None else frozenset({"losses"})
 
 
 def token_loss(
@@ -69,9 +67,8 @@ def token_loss(
     # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
     length_shards = model.constrain.num_shards("length")
     length_shards = 1 if length % length_shards else length_shards
-    num_chunks = choose_num_chunks(
-        batch_size, length, config.padded_vocab_size, hardware, length_shards
-    )
+    sizes = batch_size, length, config.padded_vocab_size
+    num_chunks = choose_num_chunks(*sizes, hardware, length_shards)
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,
         num_chunks=num_chunks,
@@ -89,6 +86,32 @@ def token_loss(
     return losses
 
 
+def next_token_loss(
+    model: Model,
+    params: Any,
+    batch: Mapping[
+        str, jax.Array
+    ],  # `tokens`, `targets`, `weights`, `positions`, `segments` [B, T]
+    dropout_rngs: jax.Array | None = None,  # [B]; None: evaluation
+    *,
+    has_segments: bool = True,  # False: each row is one text, and `segments` is not read
+) -> dict[str, Loss]:
+    """Return `loss` of a language model, and its own losses; tokens attend within their segment."""
+    # Under context parallelism a device's tokens are not contiguous: pass their positions.
+    # Otherwise they are left out, so that a causal mask needs no arrays.
+    context_parallel = model.constrain.num_shards("length") > 1
+    output = model.apply(
+        {"params": params},
+        batch["tokens"],
+        positions=batch["positions"] if has_segments or context_parallel else None,
+        segments=batch["segments"] if has_segments else None,
+        dropout_rngs=dropout_rngs,
+        outputs=requested_outputs(dropout_rngs),
+    )
+    losses = token_loss(model, params, output.hidden, batch)
+    return losses | auxiliary_losses(output.aux, losses["loss"].weight)
+
+
 def label_loss(
     model: Model,
     logits: jax.Array,  # [..., C]
@@ -103,10 +126,8 @@ def label_loss(
     losses = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
     correct = jnp.argmax(log_probs, axis=-1) == targets
     weight = jnp.sum(weights)
-    return {
-        "loss": Loss(jnp.sum(losses * weights), weight),
-        "accuracy": Loss(jnp.sum(correct * weights), weight),
-    }
+    loss, accuracy = (Loss(jnp.sum(each * weights), weight) for each in (losses, correct))
+    return {"loss": loss, "accuracy": accuracy}
 
 
 def auxiliary_losses(

@@ -3,7 +3,7 @@
     python -m bench.drills.devices [--runs 10] [--only pmap] [--cores 2] [--limit 600]
 
 XLA's collectives on a CPU block threads of a pool that all devices share, so programs that starve
-one another show here first (`train/engine.py`). A small model trains a few steps on
+one another show here first (`train/jit_engine.py`). A small model trains a few steps on
 eight devices, over several meshes and by `pmap`, with evaluations, samples, checkpoints and an
 exponential moving average of the weights. At the end it evaluates the whole held-out split: 293
 batches. A process that burns a core runs beside it. Every run of every kind must end without an

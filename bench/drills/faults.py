@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from train.data.streams import HostBatch
-from train.engine import JitEngine
+from train.jit_engine import JitEngine
 from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep

@@ -111,7 +111,7 @@ BUGS = (
     Bug(
         "label smoothing over vocabulary padding",
         "transformer/chunked_cross_entropy.py",
-        "axis=-1) / vocab_size",
+        "axis=-1) / settings.vocab_size",
         "axis=-1) / logits.shape[-1]",
         "transformer/test_chunked_cross_entropy.py",
     ),
@@ -169,7 +169,7 @@ BUGS = (
     ),
     Bug(
         "microbatches summed, not averaged",
-        "train/step.py",
+        "train/grad_accumulation.py",
         "return jax.tree.map(lambda g: g / count, grads), losses",
         "return grads, losses",
         "train/test_step.py",

@@ -42,8 +42,9 @@ from bench.studies.record import (
     write_record,
 )
 from train.data.config import ArrayDataConfig
-from train.engine import JitEngine, make_engine
+from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.runtime.local_hardware import local_hardware

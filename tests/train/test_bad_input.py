@@ -20,8 +20,8 @@ from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
-from train.engine import JitEngine
 from train.errors import UserError
+from train.jit_engine import JitEngine
 from train.telemetry.reporter import Reporter
 
 Capture = pytest.CaptureFixture[str]

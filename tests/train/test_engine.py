@@ -11,9 +11,10 @@ import pytest
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
-from train.engine import Engine, JitEngine, make_engine
+from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
+from train.jit_engine import JitEngine
 from train.optim.registry import OPTIMIZERS
 from train.parallel.context_parallel import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh

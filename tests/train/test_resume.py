@@ -27,9 +27,10 @@ from tests.train.resumed_runs import (
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, write_text
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
-from train.engine import JitEngine, make_engine
+from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig

@@ -31,10 +31,10 @@ def sharded_batch_shapes(
     """
     import jax
 
-    from train.parallel.sharding import logical_to_sharding
+    from train.parallel.model_sharding import checked_sharding
 
     def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = logical_to_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
+        sharding = checked_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     rows, _ = max_batch_shape(experiment)

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-from train.engine import JitEngine
 from train.errors import UsageError
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.compiled_memory import bytes_per_device
 from train.estimate.hlo import Collective, find_collectives
 from train.estimate.target import Target, target_devices
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.lora.layout import abstract_frozen
 from train.parallel.mesh import make_mesh
 from train.runtime.oom import is_oom_error

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from train.engine import JitEngine
 from train.estimate.training_memory import TrainingMemory
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 
 if TYPE_CHECKING:
     from transformer.hardware import Hardware
@@ -59,8 +59,9 @@ def compile_for_memory(
 
     This takes as long as the compilation before training. Nothing is allocated.
     """
-    from train.engine import JitEngine, make_engine
+    from train.engine import make_engine
     from train.estimate.batch_shapes import sharded_batch_shapes
+    from train.jit_engine import JitEngine
     from train.parallel.sharding import num_shards
     from train.runtime.oom import explain_oom, suggest_remedies
 

@@ -164,7 +164,7 @@ def _restore_mean(checkpoints: CheckpointManager, engine: "Engine", steps: list[
 
 
 # One program for a whole tree. A program for each leaf would put as many in flight as the tree has
-# leaves, and several CPU devices can hold only a few (train/engine.py).
+# leaves, and several CPU devices can hold only a few (train/jit_engine.py).
 @functools.partial(jax.jit, donate_argnums=0)
 def _add(total: Any, other: Any) -> Any:
     return jax.tree.map(lambda t, o: t + o.astype(t.dtype), total, other)

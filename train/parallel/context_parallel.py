@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from train.data.streams import HostBatch
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.parallel.sharding import HostBatch, num_shards
+from train.parallel.sharding import num_shards
 from transformer.attention.config import AttentionConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer

@@ -8,7 +8,7 @@ axes of the batch leaves only the first one (`make_sharding_constraint`).
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,10 @@ from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.base import Model
+
+REPLICABLE_AXES = ("kv_heads",)
+"""Axes that are replicated if they have fewer entries than shards. Key-value heads are shared by
+several query heads: each shard gets the key-value heads of its query heads."""
 
 
 def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) -> TrainState:
@@ -103,11 +107,42 @@ def host_memory_shardings(shardings: Any) -> Any:
 def parameter_shardings(mesh: Mesh, axes: Any, shapes: Any) -> Any:
     """Return the sharding of every parameter, from its logical axes."""
     return jax.tree.map(
-        lambda a, s: logical_to_sharding(mesh, a.names, s.shape),
+        lambda a, s: checked_sharding(mesh, a.names, s.shape),
         axes,
         shapes,
         is_leaf=lambda leaf: isinstance(leaf, LogicalAxes),
     )
+
+
+def checked_sharding(
+    mesh: Mesh, names: Sequence[str | None], shape: Sequence[int]
+) -> NamedSharding:
+    """Return `logical_to_sharding` of an array that all shards divide; "kv_heads" may be whole.
+
+    Raises:
+      UsageError: A size is not divisible by the number of its shards.
+    """
+
+    def is_whole(name: str | None, size: int) -> bool:
+        # An axis that divides the shards evenly may be whole on each of them.
+        count = num_shards(mesh, name)
+        return name in REPLICABLE_AXES and size % count != 0 and count % size == 0
+
+    pairs = list(zip(names, shape, strict=True))
+    kept = [None if is_whole(name, size) else name for name, size in pairs]
+    sharding = logical_to_sharding(mesh, kept)
+    for (name, size), entry in zip(pairs, sharding.spec, strict=True):
+        axes = _axis_names(entry)
+        count = math.prod(mesh.shape[axis] for axis in axes)
+        if size % count:
+            sizes = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in axes)
+            divisors = [str(each) for each in range(1, count) if size % each == 0]
+            fields = " x ".join(f"mesh.{axis}" for axis in axes)
+            raise UsageError(
+                f"axis {name} of size {size}: does not divide into {count} parts (mesh {sizes}); "
+                f"give {fields} of {' or '.join(divisors)}"
+            )
+    return sharding
 
 
 def optimizer_state_shardings(
@@ -154,10 +189,14 @@ def _leading_axes(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedShard
     # axes keep their meaning. Were one taken for another, only the placement would be worse.
     spec = []
     for axes, size in zip(sharding.spec, shape, strict=False):
-        names = (axes,) if isinstance(axes, str) else axes or ()
-        shards = math.prod(sharding.mesh.shape[name] for name in names)
+        shards = math.prod(sharding.mesh.shape[name] for name in _axis_names(axes))
         spec.append(axes if size % shards == 0 else None)
     return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+
+def _axis_names(entry: Any) -> tuple[str, ...]:
+    """Return the mesh axes of an entry of a `PartitionSpec`: a name, several or None."""
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def _path_names(path: tuple[Any, ...]) -> tuple[str, ...]:

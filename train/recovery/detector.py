@@ -82,7 +82,7 @@ class AnomalyDetector(struct.PyTreeNode):
         own_level, own_spread = jax.lax.cond(
             (same_length == known).all() | (same_length.sum() < MIN_BATCHES_PER_LENGTH),
             lambda: (level, spread),
-            lambda: self.median_and_std_of_length(same_length),
+            lambda: self.statistics_of_length(same_length),
         )
         # In logarithms the limit is a factor: exp(8 * 0.02) = 1.17 times the median loss, at least.
         reach = config.threshold * jnp.maximum(own_spread, MIN_LOG_STD)
@@ -92,18 +92,17 @@ class AnomalyDetector(struct.PyTreeNode):
         # error of the median of 100 steps, so noise does not reach it.
         tolerance = config.loss_rise_tolerance
         rise = jnp.maximum(spread[0], math.log1p(tolerance) if tolerance else jnp.inf)
+        lowest = jnp.minimum(self.lowest_median, level[0])
         max_median = jnp.minimum(jnp.exp(self.lowest_median + rise), NO_LIMIT)
         return AnomalyLimits(
             max_values=jnp.where(enough, jnp.exp(own_level + reach), NO_LIMIT),
             median_loss=jnp.where(enough, jnp.exp(level[0]), 0),
             max_median_loss=jnp.where(enough, max_median, 0),
             # Only full windows count: the median of the first few steps is still falling.
-            lowest_median=jnp.where(
-                known.all(), jnp.minimum(self.lowest_median, level[0]), self.lowest_median
-            ),
+            lowest_median=jnp.where(known.all(), lowest, self.lowest_median),
         )
 
-    def median_and_std_of_length(
+    def statistics_of_length(
         self,
         same_length: jax.Array,  # [W] bool
     ) -> tuple[jax.Array, jax.Array]:  # [3], [3]
@@ -113,22 +112,15 @@ class AnomalyDetector(struct.PyTreeNode):
         few batches of one length may agree by chance.
         """
         own = jnp.where(same_length[None], self.log_history, jnp.nan)
-        return median(own), jnp.maximum(robust_std(own), self.std_by_length())
-
-    def std_by_length(self) -> jax.Array:  # [3]
-        """Return the standard deviation about the median of the batches of the same length."""
         # [W, W]: row i marks the batches of the length of batch i.
         same = self.lengths[:, None] == self.lengths[None]
         level = median(jnp.where(same[None], self.log_history[:, None], jnp.nan))
         batches = jnp.sum(same & ~jnp.isnan(self.log_history[:1]), axis=-1)
         enough = batches >= MIN_BATCHES_PER_LENGTH
-        return robust_std(jnp.where(enough[None], self.log_history - level, jnp.nan))
+        about_own = jnp.where(enough[None], self.log_history - level, jnp.nan)
+        return median(own), jnp.maximum(robust_std(own), robust_std(about_own))
 
-    def append(
-        self,
-        values: jax.Array,  # [3]
-        length: int,
-    ) -> "AnomalyDetector":
+    def append(self, values: jax.Array, length: int) -> "AnomalyDetector":  # values [3]
         """Return the detector with a normal step at the end of its history."""
         # A loss of 0 is possible on a tiny data set, and has no logarithm.
         # The window is shifted, not written at a rotating index: the trend needs its order.
@@ -165,10 +157,8 @@ def robust_std(
     slope = (median(values[..., half:]) - median(values[..., :half])) / (width - half)
     # The slope is NaN as long as one half of the window is empty.
     falling = jnp.minimum(jnp.nan_to_num(slope), 0)
-    trend = falling[..., None] * jax.lax.broadcasted_iota(
-        values.dtype, values.shape, values.ndim - 1
-    )
-    detrended = values - trend
+    steps = jax.lax.broadcasted_iota(values.dtype, values.shape, values.ndim - 1)
+    detrended = values - falling[..., None] * steps
     return MAD_TO_STD * median(jnp.abs(detrended - median(detrended)[..., None]))
 
 
@@ -181,22 +171,16 @@ class Verdict(NamedTuple):
 
 
 def detect_anomaly(
-    detector: AnomalyDetector | None,
-    measured: jax.Array,  # [3]
-    length: int,
-    loss_scale: jax.Array | None,
+    detector: AnomalyDetector | None,  # before the step; None: only non-finite values are anomalies
+    measured: jax.Array,  # [3] loss, gradient norm, and parameter norm before the update
+    length: int,  # T of a row of the batch, with padding; of the target, for a translation
+    loss_scale: jax.Array | None,  # of float16 training
     config: RecoveryConfig,
 ) -> Verdict:
     """Decide whether to accept the update of a step, and return the detector after the step.
 
-    Args:
-      detector: Detector before the step. With None, only non-finite values are anomalies.
-      measured: Mean loss, global gradient norm, and global norm of the parameters before the
-        update.
-      length: T, tokens in a row of the batch, with padding; of the target, for a translation.
-      loss_scale: Loss scale of float16 training. As long as it can be lowered, an overflow of the
-        gradients is expected: the update is skipped, and the step is not counted as an anomaly.
-      config: Thresholds.
+    As long as the loss scale can be lowered, an overflow of the gradients is expected: the update
+    is skipped, and the step is not counted as an anomaly.
     """
     finite = jnp.isfinite(measured)
     if detector is None:
@@ -213,12 +197,8 @@ def detect_anomaly(
     # Anomalies stay out of the history: a long spike must not become the new normal.
     after = detector.append(measured, length)
     after = jax.tree.map(lambda new, old: jnp.where(accept, new, old), after, detector)
-    values = (
-        count.astype(jnp.float32),
-        *limits.max_values,
-        limits.median_loss,
-        limits.max_median_loss,
-    )
+    medians = limits.median_loss, limits.max_median_loss
+    values = (count.astype(jnp.float32), *limits.max_values, *medians)
     metrics = dict(zip(DETECTOR_METRICS, values, strict=True))
     # These two change also at an anomaly, so they are set after the selection.
     after = after.replace(consecutive_anomalies=count, lowest_median=limits.lowest_median)

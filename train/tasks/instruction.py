@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -27,10 +28,10 @@ from train.experiment import Experiment
 from train.step import LossFn
 from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.chat import answer_prompts
-from train.tasks.language_modeling import make_next_token_loss
 from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
+from transformer.losses import next_token_loss
 from transformer.models.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class InstructionTask(Task):
 
     def make_loss_fn(self, model: LanguageModel) -> LossFn:
         """Return the cross entropy of the answers' tokens."""
-        return make_next_token_loss(model, has_segments=True)
+        return partial(next_token_loss, model, has_segments=True)
 
     def batch_shapes(self, batch_size: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return token_batch_shapes(batch_size, length)

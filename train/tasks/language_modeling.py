@@ -3,22 +3,21 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import jax
 
 from train.data.corpus import TextCorpus
 from train.data.mixture import prepare_any_text
 from train.data.tokenizer import Tokenizer
 from train.evaluation.metrics import mean_losses, perplexity
-from train.step import Batch, LossFn
+from train.step import LossFn
 from train.tasks.base import SampleOptions, TextCallback
 from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
+from transformer.losses import next_token_loss
 from transformer.models.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class LanguageModelTask(TextTask):
 
     def make_loss_fn(self, model: LanguageModel) -> LossFn:
         """Return the cross entropy of the next tokens of a batch of windows."""
-        return make_next_token_loss(model, has_segments=self.data.document_masking)
+        return partial(next_token_loss, model, has_segments=self.data.document_masking)
 
     def training_batches(self, corpus: AnyTextCorpus) -> TextBatches:
         return self.training_windows(corpus)
@@ -92,24 +91,3 @@ class LanguageModelTask(TextTask):
             seed=options.seed,
             on_text=on_text,
         )
-
-
-def make_next_token_loss(model: LanguageModel, *, has_segments: bool) -> LossFn:
-    """Return the cross entropy of next tokens; with segments, texts of a row are apart."""
-    # Under context parallelism a device's tokens are not contiguous: pass their positions.
-    # Otherwise they are left out, so that a causal mask needs no arrays.
-    context_parallel = model.constrain.num_shards("length") > 1
-
-    def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
-        output = model.apply(
-            {"params": params},
-            batch["tokens"],
-            positions=batch["positions"] if has_segments or context_parallel else None,
-            segments=batch["segments"] if has_segments else None,
-            dropout_rngs=dropout_rngs,
-            outputs=requested_outputs(dropout_rngs),
-        )
-        losses = token_loss(model, params, output.hidden, batch)
-        return {**losses, **auxiliary_losses(output.aux, losses["loss"].weight)}
-
-    return loss

@@ -90,9 +90,8 @@ class Attention(Mixer):
         )
         if not config.dot_product_only:
             # Positions are those of one sequence: between a memory and x, a distance means nothing.
-            score_spec = add_score_terms(
-                self, score_spec, config, context, q.shape[-1], None if is_cross else inputs
-            )
+            own = None if is_cross else inputs
+            score_spec = add_score_terms(self, score_spec, config, context, q.shape[-1], own)
             # A mask may leave positions out (they count from 0); their terms need the real ones.
             if not is_cross and mask.positions is None:
                 mask = mask.replace(positions=inputs.positions)

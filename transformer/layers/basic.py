@@ -8,6 +8,7 @@ Axis letters of the project, used in every einsum and every shape comment:
     H head width       G query heads for each key-value head
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -41,10 +42,7 @@ def declare_weight(
     """Declare the parameter `name` of `module` and return its value.
 
     `declare_weight(self, "query", inputs={"embed": D}, outputs={"heads": N, "head": H}, ...)`
-    is [D, N, H].
-
-    Raises:
-      ValueError: If the weight is larger than any memory, or given with another shape.
+    is [D, N, H]. ValueError: the weight is larger than any memory, or given with another shape.
     """
     stack, inputs = stack or {}, inputs or {}
     axes = LogicalAxes(tuple(stack), tuple(inputs), tuple(outputs))
@@ -183,20 +181,16 @@ class Norm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # [..., D] -> [..., D]
-        config, dtype = self.config, self.precision.parameters
-        outputs = {self.axis: x.shape[-1]}
-        ones, zeros = nn.initializers.ones, nn.initializers.zeros
+        config, precision, axes = self.config, self.precision, {self.axis: x.shape[-1]}
+        declare = functools.partial(declare_weight, self, outputs=axes, dtype=precision.parameters)
         if config.kind == "rms_offset":
-            offset = declare_weight(self, "offset", outputs=outputs, init=zeros, dtype=dtype)
-            gain = 1 + offset.astype(self.precision.norm)
+            gain = 1 + declare("offset", init=nn.initializers.zeros).astype(precision.norm)
         else:
-            gain = declare_weight(self, "gain", outputs=outputs, init=ones, dtype=dtype)
-        x_wide = x.astype(self.precision.norm)
+            gain = declare("gain", init=nn.initializers.ones)
+        x_wide = x.astype(precision.norm)
         if config.kind != "layer":
             return rms_norm(x_wide, gain, config.epsilon).astype(x.dtype)
-        bias = None
-        if config.bias:
-            bias = declare_weight(self, "bias", outputs=outputs, init=zeros, dtype=dtype)
+        bias = declare("bias", init=nn.initializers.zeros) if config.bias else None
         return layer_norm(x_wide, gain, bias, config.epsilon).astype(x.dtype)
 
 
@@ -217,6 +211,4 @@ def fold_in(
     data: int | jax.Array,
 ) -> jax.Array | None:  # [B]
     """Return `jax.random.fold_in` of each key of a batch; None stays None."""
-    if rngs is None:
-        return None
-    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs, data)
+    return None if rngs is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs, data)

@@ -57,9 +57,8 @@ class Block(nn.Module):
         config, context = self.config, self.context
         cache, constants = inputs.cache, inputs.constants
         own_cache, cross_cache = cache if isinstance(cache, BlockCache) else (cache, None)
-        own_constants, cross_constants = (
-            constants if isinstance(constants, BlockConstants) else (constants, None)
-        )
+        has_cross = isinstance(constants, BlockConstants)
+        own_constants, cross_constants = constants if has_cross else (constants, None)
 
         def rngs(stream: int) -> jax.Array | None:  # [B]
             # One stream for each dropout. Resumed runs rely on the numbers: they must not change.
@@ -110,8 +109,7 @@ class Block(nn.Module):
         config = self.config
         if config.norm_placement == "sandwich":
             y = self.apply_norm(name.replace("norm", "output_norm"), y)
-        if dropout_rngs is not None:
-            y = dropout(y, config.residual_dropout, dropout_rngs)
+        y = dropout(y, config.residual_dropout, dropout_rngs)
         x = x + y if config.residual else y
         x = self.apply_norm(name, x) if config.norm_placement == "post" else x
         return self.context.constrain(x, ("batch", "length", None))

@@ -44,10 +44,9 @@ def embed_tokens(
     x = x.astype(config.precision.compute)
     if config.embedding_norm is not None:
         x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
-    if dropout_rngs is not None:
-        # Stream L: streams 0 to L - 1 belong to the layers.
-        rngs = fold_in(dropout_rngs, context.num_layers)
-        x = dropout(x, config.embedding_dropout, rngs)
+    # Stream L: streams 0 to L - 1 belong to the layers.
+    rngs = fold_in(dropout_rngs, context.num_layers)
+    x = dropout(x, config.embedding_dropout, rngs)
     return context.constrain(x, ("batch", "length", None))
 
 
@@ -63,10 +62,7 @@ def declare_output_matrix(
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 
-def get_output_matrix(
-    params: dict[str, Any],
-    config: TransformerConfig,
-) -> jax.Array:  # [D, V padded]
+def get_output_matrix(params: Any, config: TransformerConfig) -> jax.Array:  # [D, V padded]
     """Return the output matrix from a model's parameters, tied or not, with `logit_scale`."""
     matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale

@@ -51,7 +51,6 @@ class FeedForward(nn.Module):
         else:
             hidden = clamped_gate(linear("gate"), linear("up"), activation, config.gate_clamp)
         hidden = context.constrain(hidden, ("batch", "length", "mlp"))
-        if dropout_rngs is not None:
-            hidden = dropout(hidden, config.dropout, dropout_rngs)
+        hidden = dropout(hidden, config.dropout, dropout_rngs)
         y = apply_linear(self, "down", hidden, mlp, embed, context, bias=config.bias, residual=True)
         return FeedForwardOutput(y, {})

@@ -14,7 +14,6 @@ A scan compiles one repetition, so compile time does not grow with depth. Unroll
 (docs/performance.md).
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,21 +27,13 @@ from transformer.inspection import observe_block
 from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, layer_constants
 from transformer.layers.cross_attention import Memory
+from transformer.layers.remat import rematerialize
 from transformer.layers.stack_weights import (
     UnstackedLayers,
     init_place,
     select_for_decoding,
     wrong_depth,
 )
-
-REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
-}
-"""Values that each layer saves for the backward pass. `dots`: outputs of matmuls with weights (no
-batch dimensions; attention's scores, the largest arrays of a layer, have them). `full`: only the
-layer's input. `offload`: like `dots`, saved in host memory."""
 
 MAX_UNROLLED_LAYERS = 16
 """`auto` unrolls up to this many layers: faster steps for longer compilation."""
@@ -90,10 +81,6 @@ class Stack(nn.Module):
         inputs: MixerInputs,  # `cache`: a tuple with one entry for each layer
         memory: Memory | None = None,
     ) -> StackOutput:
-        if self.remat == "offload" and self.context.hardware.platform == "cpu":
-            raise ValueError(
-                "model.remat offload: a CPU computes in the host's memory already; set it to dots"
-            )
         num_places, num_layers = len(self.layer_pattern), self.context.num_layers
         # In the order of the pattern: Linen derives initial values from the order of declaration.
         stacks = [self.stacked_layers(place) for place in range(num_places)]
@@ -108,20 +95,15 @@ class Stack(nn.Module):
                 # Keyed by the number of the layer, so dropout is the same scanned and unrolled.
                 rngs = fold_in(dropout_rngs, layer.layer_index)
                 own = inputs.replace(cache=cache, dropout_rngs=rngs, constants=layer.constants)
+                module = self.make_block(place)
                 if inputs.taps is not None:
-                    return observe_block(
-                        self.make_block(place), weights, x, own, memory, layer.layer_index
-                    )
-                output: Any = self.make_block(place).apply({"params": weights}, x, own, memory)
+                    return observe_block(module, weights, x, own, memory, layer.layer_index)
+                output: Any = module.apply({"params": weights}, x, own, memory)
                 return output
 
             if self.remat != "none":
-                # One checkpoint for each layer: the backward pass holds recomputed values of one at
-                # a time.
-                # Inside a scan the compiler cannot merge recomputed values with saved ones, and
-                # the barriers of `prevent_cse` would only cost time.
-                policy = REMAT_POLICIES[self.remat]
-                block = jax.checkpoint(block, policy=policy, prevent_cse=not scanned)
+                # One for each layer: the backward pass holds recomputed values of one at a time.
+                block = rematerialize(block, self.remat, self.context.hardware, scanned=scanned)
             return block(layer.weights, x)
 
         def run_repetition(
@@ -152,14 +134,15 @@ class Stack(nn.Module):
                 weights = jax.tree.map(lambda leaf, index=index: leaf[index], weights)
             constants = jax.tree.map(lambda leaf, index=index: leaf[index], constants)
             layer = LayerInputs(weights, constants, layer_index)
-            x, caches[layer_index], layer_aux = run_layer(
-                place, layer, x, caches[layer_index], scanned=False
-            )
+            output = run_layer(place, layer, x, caches[layer_index], scanned=False)
+            x, caches[layer_index], layer_aux = output
             # With a leading axis, like the stacked result of a scan, to which it is appended.
             aux[place].append(jax.tree.map(lambda leaf: leaf[None], layer_aux))
-        return StackOutput(
-            x, None if cache is None else tuple(caches), tuple(map(_concatenate, aux))
-        )
+        new_cache = None if cache is None else tuple(caches)
+        # Trees of arrays by layer, as one array each; a place without a layer has none.
+        concatenate = lambda *stacks: jnp.concatenate(stacks)  # noqa: E731
+        aux_of_places = (jax.tree.map(concatenate, *each) if each else {} for each in aux)
+        return StackOutput(x, new_cache, tuple(aux_of_places))
 
     @property
     def num_scanned_layers(self) -> int:
@@ -191,14 +174,8 @@ class Stack(nn.Module):
                 raise wrong_depth(name, len(heights[0]), len(indices), len(pattern))
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
-            init = functools.partial(init_place, pattern=pattern, context=context, place=place)
-            weights = self.param(name, init)
+            weights = self.param(name, init_place, pattern, context, place)
         # Random blocks, features and rotations: not trained, but different in each layer.
         constants = [layer_constants(pattern[place], index, context) for index in indices]
         stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)
         return LayerInputs(weights, stacked, jnp.array(indices))
-
-
-def _concatenate(stacks: list[Any]) -> Any:
-    """Concatenate trees of arrays along their first axis; {} for none."""
-    return jax.tree.map(lambda *each: jnp.concatenate(each), *stacks) if stacks else {}

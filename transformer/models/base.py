@@ -118,10 +118,8 @@ class Model(nn.Module):
         """Embed tokens and apply the layers; return the stack's output and the embedding table.
 
         All models with one stack share this method, so their parameter trees and the checks of
-        their inputs are alike.
-
-        Raises:
-          ValueError: If shapes or dtypes disagree, or inputs exceed a table of learned positions.
+        their inputs are alike. ValueError: shapes or dtypes disagree, or inputs exceed a table of
+        learned positions.
         """
         check_shapes(
             tokens=(tokens, "B T", int),
@@ -166,9 +164,8 @@ def apply_layers(
     memory: Memory | None = None,
 ) -> StackOutput:
     """Apply a stack and its final norm, in the scope of the calling module."""
-    stack = Stack(
-        side_config.layer_pattern, context, config.layer_loop, config.remat, name="layers"
-    )
+    pattern, loop = side_config.layer_pattern, config.layer_loop
+    stack = Stack(pattern, context, loop, config.remat, name="layers")
     output = stack(x, inputs, memory)
     if side_config.final_norm is not None:
         norm = Norm(side_config.final_norm, config.precision, name="final_norm")

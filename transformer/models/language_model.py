@@ -10,11 +10,7 @@ from transformer.attention.base import Outputs
 from transformer.inspection import Edit
 from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.layers.stack_weights import init_cache
-from transformer.models.base import (
-    LOGITS,
-    Model,
-    ModelOutput,
-)
+from transformer.models.base import LOGITS, Model, ModelOutput
 from transformer.models.input_checks import (
     check_cache_inputs,
     check_cache_length,
@@ -44,14 +40,12 @@ class LanguageModel(Model):
     ) -> ModelOutput:
         """Return logits and hidden states.
 
-        Raises:
-          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        ValueError: shapes disagree, or inputs exceed a table of learned positions.
         """
         if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         if cache is not None:
             check_cache_inputs(cache, positions, segments)
-        config = self.config
         output, table = self.apply_backbone(
             tokens,
             positions=positions,
@@ -62,18 +56,17 @@ class LanguageModel(Model):
             outputs=outputs,
             edits=edits,
         )
-        matrix = declare_output_matrix(self, table, config)
+        matrix = declare_output_matrix(self, table, self.config)
         logits = None
         if "logits" in outputs:  # the trainer asks for none: its loss is fused with the matrix
-            logits = compute_logits(output.x, matrix, config, self.context)
+            logits = compute_logits(output.x, matrix, self.config, self.context)
         return ModelOutput(logits, output.x, output.cache, output.aux)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> tuple[Any, ...]:
         """Return an empty cache for `batch_size` examples of up to `length` tokens, by layer.
 
-        Raises:
-          ValueError: If there are fewer learned positions than `length`.
+        ValueError: there are fewer learned positions than `length`.
         """
         check_cache_length(self.config, length)
         return init_cache(self.config.layer_pattern, self.context, batch_size, length)

@@ -8,11 +8,12 @@ from rich.console import Console
 
 from tests.train.support import LENGTH, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import JitEngine, make_engine
+from train.engine import make_engine
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.compiled_memory import trace_residual_bytes
 from train.estimate.description import describe
 from train.estimate.description_tables import temporaries_differences
+from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 

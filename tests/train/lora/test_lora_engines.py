@@ -14,9 +14,10 @@ from tests.train.support import (
     random_rows,
     tiny,
 )
-from train.engine import Engine, JitEngine, make_engine
+from train.engine import Engine, make_engine
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.description import describe
+from train.jit_engine import JitEngine
 from train.lora.config import LoRAConfig
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware, Precision

@@ -72,7 +72,7 @@ def test_rejected_update_keeps_state() -> None:
 def test_train_with_host_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a mesh, its moments in the other memory before and after each step."""
     monkeypatch.setattr(
-        "train.engine.check_optimizer_placement", lambda *_: None
+        "train.jit_engine.check_optimizer_placement", lambda *_: None
     )  # a CPU has it, for nothing
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")

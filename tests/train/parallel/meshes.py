@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from tests.train.support import random_rows, tiny
 from train.data.example_configs import BitextDataConfig
-from train.engine import JitEngine
 from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.tasks.config import Translation
 from transformer import (

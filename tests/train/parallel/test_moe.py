@@ -10,8 +10,9 @@ import pytest
 
 from tests.train.support import assert_close, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.engine import Engine, JitEngine, make_engine
+from train.engine import Engine, make_engine
 from train.experiment import Experiment
+from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
 from transformer.layers.config import MoEConfig

@@ -15,8 +15,12 @@ from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.optim.registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.model_sharding import host_memory_shardings, make_sharding_constraint
-from train.parallel.sharding import logical_to_sharding, shard_batch
+from train.parallel.model_sharding import (
+    checked_sharding,
+    host_memory_shardings,
+    make_sharding_constraint,
+)
+from train.parallel.sharding import logical_to_sharding
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 
@@ -91,16 +95,16 @@ def test_mesh_axes_of_size_one_are_omitted() -> None:
 
 def test_indivisible_axis() -> None:
     mesh = make_mesh(MeshConfig(data=1, fsdp=8))
-    assert logical_to_sharding(mesh, ("embed",), (24,)).spec == P(("fsdp",))
+    assert checked_sharding(mesh, ("embed",), (24,)).spec == P(("fsdp",))
     message = (
         r"axis embed of size 12: .* 8 parts \(mesh fsdp 8\); give mesh.fsdp of 1 or 2 or .* 6$"
     )
     with pytest.raises(UsageError, match=message):
-        logical_to_sharding(mesh, ("mlp", "embed"), (5, 12))
+        checked_sharding(mesh, ("mlp", "embed"), (5, 12))
     both = make_mesh(MeshConfig(data=2, fsdp=4))
     message = r"into 8 parts \(mesh data 2 x fsdp 4\); give mesh.data x mesh.fsdp of 1 or"
     with pytest.raises(UsageError, match=message):
-        logical_to_sharding(both, ("batch",), (12,))
+        checked_sharding(both, ("batch",), (12,))
 
 
 def test_length_and_expert_axes() -> None:
@@ -118,13 +122,13 @@ def test_few_kv_heads_are_replicated() -> None:
     """Key heads are replicated if they are fewer than the shards and divide their number."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
     names = ("embed", "kv_heads", "head")
-    assert logical_to_sharding(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
-    assert logical_to_sharding(mesh, names, (8, 2, 3)).spec == P(("fsdp",), None, None)
-    assert logical_to_sharding(mesh, names, (8, 1, 3)).spec == P(("fsdp",), None, None)
+    assert checked_sharding(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
+    assert checked_sharding(mesh, names, (8, 2, 3)).spec == P(("fsdp",), None, None)
+    assert checked_sharding(mesh, names, (8, 1, 3)).spec == P(("fsdp",), None, None)
     with pytest.raises(UsageError, match="axis kv_heads of size 6: does not divide into 4 parts"):
-        logical_to_sharding(mesh, names, (8, 6, 3))
+        checked_sharding(mesh, names, (8, 6, 3))
     with pytest.raises(UsageError, match="axis heads of size 2: does not divide into 4 parts"):
-        logical_to_sharding(mesh, ("embed", "heads", "head"), (8, 2, 3))
+        checked_sharding(mesh, ("embed", "heads", "head"), (8, 2, 3))
 
 
 def test_indivisible_heads(tmp_path: Path) -> None:
@@ -143,21 +147,20 @@ def test_no_constraint_on_one_device() -> None:
     assert many(jnp.ones((1, 3)), ("batch", None)).sharding.is_fully_replicated
 
 
-def test_batch_is_sharded_over_data_and_fsdp() -> None:
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+def test_batch_is_sharded_over_data_and_fsdp(tmp_path: Path) -> None:
     rows = random_rows(12, VOCAB)
-    batch = shard_batch(mesh, rows)
+    batch = an_engine(tmp_path, MeshConfig(data=2, fsdp=2, tensor=2)).put_batch(rows)
     for name, array in rows.items():
         np.testing.assert_array_equal(np.asarray(batch[name]), array, strict=True)
         shapes = {shard.data.shape for shard in batch[name].addressable_shards}
         assert shapes == {(3, *array.shape[1:])}, name
 
 
-def test_zigzag_order() -> None:
+def test_zigzag_order(tmp_path: Path) -> None:
     """Each part has an early piece and a late one, of every array alike."""
-    mesh = make_mesh(MeshConfig(data=2, context=4))
+    engine = an_engine(tmp_path, MeshConfig(data=2, context=4))
     rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
-    batch = shard_batch(mesh, rows)
+    batch = engine.put_batch(rows)
     pieces = [[0, 1, 14, 15], [2, 3, 12, 13], [4, 5, 10, 11], [6, 7, 8, 9]]
     for shard in batch["positions"].addressable_shards:
         part = shard.index[1].indices(16)[0] // 4
@@ -228,5 +231,5 @@ def test_described_gpus_lack_host_memory() -> None:
     with pytest.raises(UsageError, match=r"^mesh.optimizer_placement host: .* --compile-best 0"):
         host_memory_shardings({"moment": Described()})
     own = make_mesh(MeshConfig(data=8))
-    there = host_memory_shardings({"moment": logical_to_sharding(own, ("embed",), (8,))})
+    there = host_memory_shardings({"moment": checked_sharding(own, ("embed",), (8,))})
     assert there["moment"].memory_kind == "pinned_host"

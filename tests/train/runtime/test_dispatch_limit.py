@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tests.train.support import tiny
-from train.engine import MAX_PROGRAMS_IN_FLIGHT, DispatchLimit, Engine, make_engine
+from train.engine import MAX_PROGRAMS_IN_FLIGHT, Engine, make_engine
 from train.evaluation.eval_weights import eval_params
 from train.evaluation.metrics import mean_losses
+from train.jit_engine import DispatchLimit
 from train.pmap_engine import PmapEngine
 from train.state import TrainState
 from transformer import Hardware

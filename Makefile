@@ -14,6 +14,7 @@
 
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+EXTRAS ?= [dev]
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 RUN := $(VENV)/bin/python
 # One file's tests stay in one process, which compiles what they share once. A process that dies
@@ -27,7 +28,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
-train: .venv
+# Training needs none of the tools for tests and documentation, which take longer to install.
+train:
+	@$(MAKE) --no-print-directory .venv EXTRAS=
 	$(RUN) -m train fit quickstart
 
 test: .venv
@@ -97,7 +100,8 @@ VERSION := import sys; print("%d.%d" % sys.version_info[:2])
 MERGED := awk -F '[=<>~!@ ;[]' '!/^ *(\#|$$)/ { name = tolower($$1); gsub(/[-_.]+/, "-", name); \
 	if (!(name in taken) || taken[name] == FILENAME) { taken[name] = FILENAME; print } }'
 
-# The environment is ready when .ready in it names this Python, this folder and these requirements.
+# The environment is ready when .ready in it names this Python, this folder and these requirements,
+# and the extras that are asked for. All extras serve for none.
 .venv:
 	@set -e; python=; \
 	for each in $(CANDIDATES); do \
@@ -110,7 +114,10 @@ MERGED := awk -F '[=<>~!@ ;[]' '!/^ *(\#|$$)/ { name = tolower($$1); gsub(/[-_.]
 	fi; \
 	version=$$($$python -c '$(VERSION)'); \
 	ready="$$version $(CURDIR) $$(cat pyproject.toml $(CONSTRAINTS) | cksum)"; \
-	if [ "$$ready" = "$$(cat $(VENV)/.ready 2>/dev/null)" ]; then exit 0; fi; \
+	found=$$(cat $(VENV)/.ready 2>/dev/null || true); \
+	for each in "$(EXTRAS)" "[dev]"; do \
+		if [ "$$found" = "$$ready $$each" ]; then exit 0; fi; \
+	done; \
 	echo "Building $(VENV) with Python $$version: a minute, and the network this once."; \
 	if [ "$$version" != "$$($(RUN) -c '$(VERSION)' 2>/dev/null)" ]; then \
 		$$python -m venv --clear $(VENV); \
@@ -118,5 +125,5 @@ MERGED := awk -F '[=<>~!@ ;[]' '!/^ *(\#|$$)/ { name = tolower($$1); gsub(/[-_.]
 	rm -f $(VENV)/.ready; \
 	$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip >/dev/null; \
 	$(MERGED) $(CONSTRAINTS) >$(VENV)/constraints.txt; \
-	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[dev]'; \
-	echo "$$ready" >$(VENV)/.ready
+	$(RUN) -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.$(EXTRAS)'; \
+	echo "$$ready $(EXTRAS)" >$(VENV)/.ready

@@ -62,7 +62,7 @@ def test_only_the_publishing_job_may_identify_itself() -> None:
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("git") is None, reason="clones the repository with git")
 def test_package_trains_in_an_empty_environment() -> None:
-    """Needs build and twine, and the network."""
+    """Needs the extra `release` (build and twine), and the network."""
     import subprocess
     import sys
 

@@ -84,6 +84,11 @@ def parse_target(text: str) -> Target:
     kind, _, shape = text.lower().partition(":")
     if text == "here":
         return local_target()
+    if re.search(r"[*,+]|slice", text.lower()):  # as in v5e:16x16*2
+        raise UsageError(
+            f"target {text}: several slices, joined by a data-centre network, are not supported; "
+            "give one slice such as v5e:16x16"
+        )
     if kind not in CHIPS:
         raise UsageError(
             f"target {text}: is not known; give one of {', '.join(CHIPS)} with a size "

@@ -1,5 +1,7 @@
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +53,43 @@ def test_xla_accepts_the_flags() -> None:
         check=False,
     )
     assert found.returncode == 0, found.stderr
+
+
+ENVIRONMENT = """
+import os, sys
+before = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
+from train.config.registry import find_experiment
+from train.loop import fit
+from train.parallel.distributed import initialize_distributed
+
+initialize_distributed()
+import jax
+from train.runtime.local_hardware import enable_compilation_cache, local_hardware
+
+enable_compilation_cache()
+local_hardware()
+assert jax.local_device_count() == 3, jax.devices()
+assert jax.config.jax_compilation_cache_dir == sys.argv[1], jax.config.jax_compilation_cache_dir
+assert jax.config.jax_debug_nans
+assert jax.config.jax_default_matmul_precision == "float32"
+after = {name: os.environ.get(name) for name in before}
+assert after == before, (before, after)
+"""
+
+
+@pytest.mark.slow
+def test_variables_of_the_user_are_respected(tmp_path: Path) -> None:
+    """The devices of XLA_FLAGS are used, and no JAX_ variable is overridden."""
+    cache = str(tmp_path / "own cache")
+    given = {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": cache,
+        "JAX_DEBUG_NANS": "1",
+        "JAX_DEFAULT_MATMUL_PRECISION": "float32",
+    }
+    command = [sys.executable, "-c", ENVIRONMENT, cache]
+    done = subprocess.run(
+        command, env={**os.environ, **given}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -40,7 +40,7 @@ from transformer import (
     MixerConfig,
     Precision,
 )
-from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.context import ModelContext
 from transformer.layers.logical_axes import is_boxed_weight
 from transformer.testing.trial import default_config

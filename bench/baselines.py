@@ -24,7 +24,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.data.bitext import SentencePair, read_pairs
 from train.data.example_configs import BitextDataConfig, TokenLabelDataConfig
 from train.data.examples import read_splits

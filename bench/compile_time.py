@@ -17,7 +17,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.experiment import Experiment
 from train.jit_engine import JitEngine
 from train.parallel.mesh import make_mesh

@@ -37,7 +37,7 @@ from transformer import (
     MaskPattern,
     Precision,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.context import ModelContext
 from transformer.layers.block import Block
 

@@ -28,7 +28,7 @@ from transformer import (
     NormConfig,
     Precision,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.context import ModelContext
 from transformer.layers.block import Block
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.data.batches import make_text_evaluation_batches
 from train.data.corpus import TextCorpus
 from train.data.streams import HostBatch, TokenStream

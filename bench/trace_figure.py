@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 import train
 from train import loop
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.experiment import EvaluationConfig, Experiment, SampleConfig
 
 FIGURE = pathlib.Path(__file__).parents[1] / "docs" / "figures" / "profile.png"

@@ -21,7 +21,7 @@ from transformer import (
     NormConfig,
     TransformerConfig,
 )
-from transformer.baselines.config import ElmanConfig, LSTMConfig
+from transformer.baselines.baseline_configs import ElmanConfig, LSTMConfig
 
 
 def recurrent_model(mixer: MixerConfig) -> TransformerConfig:

@@ -13,11 +13,11 @@ of that size is learned.
 
 import dataclasses
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import MaskedLanguageModeling
+from train.tasks.task_configs import MaskedLanguageModeling
 from transformer import (
     AttentionConfig,
     BlockConfig,

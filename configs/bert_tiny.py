@@ -9,11 +9,11 @@
 import dataclasses
 
 from configs.bert import bert
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import MaskedLanguageModeling
+from train.tasks.task_configs import MaskedLanguageModeling
 from transformer import Initialization, Precision
 
 EXPERIMENTS = {

@@ -14,12 +14,12 @@ with columns `label` and `text`; the arena's own code has 4 layers x 256 with 4 
 import dataclasses
 
 from configs.listops import ARENA, SMALL, variant_experiments
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import Classification
+from train.tasks.task_configs import Classification
 from transformer import TransformerConfig
 
 _SMALL = Experiment(

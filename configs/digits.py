@@ -18,11 +18,11 @@ The model of `graphs` attends along edges alone, so that three layers reach as f
 
 import dataclasses
 
-from train.data.config import FeatureDataConfig
+from train.data.data_config import FeatureDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import FeatureClassification
+from train.tasks.task_configs import FeatureClassification
 from transformer import (
     AttentionConfig,
     BlockConfig,

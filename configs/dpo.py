@@ -9,11 +9,11 @@ The model is that of `instruct`; for another one, --init-from W --init-model.
 import dataclasses
 
 from configs.instruct import EXPERIMENTS as INSTRUCT
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import PreferenceDataConfig
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import PreferenceOptimization
+from train.tasks.task_configs import PreferenceOptimization
 
 EXPERIMENTS = {
     "dpo": dataclasses.replace(

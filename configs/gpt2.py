@@ -7,7 +7,7 @@ The vocabulary is GPT-2's own 50,257 byte-level BPE tokens if `--data.tokenizer.
 that size is learned from the text.
 """
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

@@ -11,7 +11,7 @@ import dataclasses
 
 from configs.gpt2 import EXPERIMENTS as GPT2
 from configs.gpt2 import VOCAB_SIZE
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
 from transformer import AttentionConfig, LearnedPositions

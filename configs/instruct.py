@@ -10,12 +10,12 @@ The data are conversations in JSON lines; the loss counts the tokens of the answ
 import dataclasses
 
 from configs.quickstart import EXPERIMENTS as QUICKSTART
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import InstructionTuning
+from train.tasks.task_configs import InstructionTuning
 
 EXPERIMENTS = {
     "instruct": dataclasses.replace(

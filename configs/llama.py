@@ -9,7 +9,7 @@ is learned from the text unless `--data.tokenizer.kind file --data.tokenizer.pat
 
 from typing import Any
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

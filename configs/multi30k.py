@@ -11,12 +11,12 @@ averaged.
 
 import dataclasses
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import Translation
+from train.tasks.task_configs import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -21,7 +21,7 @@ from train.experiment import Experiment
 from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
-from transformer.baselines.config import (
+from transformer.baselines.baseline_configs import (
     BahdanauConfig,
     LSTMConfig,
     LuongConfig,

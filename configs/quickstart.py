@@ -6,7 +6,7 @@ The data are the interpreter's help topics and the source of its library, about 
 in ten held out. Pre-norm, RMSNorm, SwiGLU, rotary positions, grouped-query attention, no biases.
 """
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig

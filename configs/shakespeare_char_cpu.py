@@ -7,7 +7,7 @@ The text is Karpathy's input.txt (1,115,394 characters), split as usual: the las
 to a lower loss than nanoGPT's 2,000.
 """
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig

@@ -10,7 +10,7 @@
 import dataclasses
 
 from configs.trec import EXPERIMENTS as TREC
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import SampleConfig
 

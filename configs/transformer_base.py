@@ -9,12 +9,12 @@ after the last layer, as in the authors' own code.
 
 import dataclasses
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import Translation
+from train.tasks.task_configs import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -9,12 +9,12 @@ trained from scratch; `trec:bag` is a baseline: embedding, MLP, mean, logistic r
 
 import dataclasses
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import Classification
+from train.tasks.task_configs import Classification
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -24,7 +24,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.baselines.config import bag_of_embeddings_config
+from transformer.baselines.baseline_configs import bag_of_embeddings_config
 
 WIDTH = 128
 

@@ -8,12 +8,12 @@
 12,544 sentences, 204,577 words, 17 tags. A small subword encoder, trained from scratch.
 """
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import TokenLabelDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import Tagging
+from train.tasks.task_configs import Tagging
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -22,7 +22,7 @@ counts are within 1% of each other.
 import dataclasses
 from typing import Any
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig

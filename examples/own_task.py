@@ -14,11 +14,11 @@ import dataclasses
 import numpy as np
 
 import train
-from train.data.config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig
 from train.run import sample
 from train.tasks.array_task import ArrayTask
-from train.tasks.base import Metric
-from train.tasks.config import TaskConfig
+from train.tasks.task import Metric
+from train.tasks.task_configs import TaskConfig
 from transformer import AttentionConfig, BlockConfig, Classifier, TransformerConfig
 from transformer.losses import label_loss
 

@@ -58,7 +58,7 @@ from transformer.inspection import (
 )
 from transformer.lora import LoRALayout
 from transformer.losses import auxiliary_losses, label_loss, token_loss, weighted_loss
-from transformer.models.base import Model
+from transformer.models.model import Model
 from transformer.parameter_counts import cache_bytes, count_parameters
 from transformer.testing import check_mixer
 

@@ -12,8 +12,8 @@ import pytest
 from tests_device.support import Meter, float32_tolerance, largest_difference
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.attention_config import Backend
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
-from transformer.attention.config import Backend
 from transformer.attention.masks import dense_mask
 
 B, N, K, H = 2, 4, 2, 64

@@ -10,8 +10,8 @@ import pytest
 import train
 from tests.train.support import losses, tiny
 from tests_device.support import Meter, rows_for
-from train.config.registry import find_experiment
-from train.data.config import TokenizerConfig
+from train.config.experiment_files import find_experiment
+from train.data.data_config import TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.optim.schedules import ScheduleConfig
 from transformer import Hardware

@@ -8,7 +8,7 @@ run = train.load("runs/mine")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from train.data.config import TextDataConfig, TokenizerConfig
+    from train.data.data_config import TextDataConfig, TokenizerConfig
     from train.data.example_configs import (
         BitextDataConfig,
         ClassificationDataConfig,
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from train.errors import UserError
     from train.experiment import Experiment
     from train.loop import fit
-    from train.optim.registry import register_optimizer
+    from train.optim.optimizer_registry import register_optimizer
     from train.optim.schedules import register_schedule
     from train.run import Run, load
-    from train.tasks.config import (
+    from train.tasks.task_configs import (
         Classification,
         LanguageModeling,
         MaskedLanguageModeling,
         Tagging,
         Translation,
     )
-    from train.tasks.registry import register_dataset, register_task
+    from train.tasks.task_registry import register_dataset, register_task
 
 _MODULES = {
     "BitextDataConfig": "data.example_configs",
-    "Classification": "tasks.config",
+    "Classification": "tasks.task_configs",
     "ClassificationDataConfig": "data.example_configs",
     "Experiment": "experiment",
-    "LanguageModeling": "tasks.config",
+    "LanguageModeling": "tasks.task_configs",
     "ListOpsDataConfig": "data.example_configs",
-    "MaskedLanguageModeling": "tasks.config",
+    "MaskedLanguageModeling": "tasks.task_configs",
     "Run": "run",
-    "Tagging": "tasks.config",
-    "TextDataConfig": "data.config",
+    "Tagging": "tasks.task_configs",
+    "TextDataConfig": "data.data_config",
     "TokenLabelDataConfig": "data.example_configs",
-    "TokenizerConfig": "data.config",
-    "Translation": "tasks.config",
+    "TokenizerConfig": "data.data_config",
+    "Translation": "tasks.task_configs",
     "UserError": "errors",
     "fit": "loop",
     "load": "run",
-    "register_dataset": "tasks.registry",
-    "register_optimizer": "optim.registry",
+    "register_dataset": "tasks.task_registry",
+    "register_optimizer": "optim.optimizer_registry",
     "register_schedule": "optim.schedules",
-    "register_task": "tasks.registry",
+    "register_task": "tasks.task_registry",
 }
 
 __all__ = [

@@ -18,14 +18,14 @@ from jax.sharding import Mesh
 from train.debug_checks import train_step_class
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.optim.registry import make_step_optimizer
+from train.optim.optimizer_registry import make_step_optimizer
 from train.parallel.mesh import make_mesh
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from transformer.hardware import Hardware
 from transformer.lora import LoRALayout
-from transformer.models.base import Model
+from transformer.models.model import Model
 
 MAX_PROGRAMS_IN_FLIGHT = 8
 """Unfinished programs allowed when a dispatch returns, where nothing else limits them: enough to

@@ -9,15 +9,15 @@ import dataclasses
 import re
 from typing import Any, Literal
 
-from train.data.config import DataConfig, TextDataConfig, require_types
+from train.data.data_config import DataConfig, TextDataConfig, require_types
 from train.errors import UsageError
-from train.lora.config import LoRAConfig
-from train.optim.base import Optimizer
+from train.lora.lora_config import LoRAConfig
 from train.optim.elementwise import AdamW
+from train.optim.optimizer import Optimizer
 from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
-from train.recovery.config import RecoveryConfig
-from train.tasks.config import LanguageModeling, TaskConfig
+from train.recovery.recovery_config import RecoveryConfig
+from train.tasks.task_configs import LanguageModeling, TaskConfig
 from transformer.config import TransformerConfig
 from transformer.generation.sampling import SamplingConfig
 from transformer.validation import MAX_INTEGER, check_fraction, check_numbers

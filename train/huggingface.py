@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.checkpoint.writer import install_log_filters
-from train.data.config import DataConfig, TextDataConfig, TokenizerConfig
+from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -37,7 +37,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
-from train.tasks.config import (
+from train.tasks.task_configs import (
     Classification,
     LanguageModeling,
     MaskedLanguageModeling,

@@ -13,7 +13,7 @@ from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
-from train.tasks.config import LanguageModeling, Translation
+from train.tasks.task_configs import LanguageModeling, Translation
 from train.telemetry.stages import stage
 from transformer.interop.errors import InteropError
 from transformer.interop.fields import WITHOUT_EFFECT

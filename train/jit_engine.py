@@ -24,7 +24,7 @@ from train.parallel.model_sharding import (
 from train.parallel.sharding import logical_to_sharding, num_shards, replicated_sharding
 from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from transformer.hardware import Hardware
 from transformer.lora import LoRALayout
 

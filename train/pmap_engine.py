@@ -11,7 +11,7 @@ from train.experiment import Experiment
 from train.jit_engine import JitEngine, named_train_step
 from train.state import TrainState
 from train.step import Batch, Metrics
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
 

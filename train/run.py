@@ -20,8 +20,8 @@ from train.parallel.mesh import MeshConfig
 from train.run_folder.folder import RunFolder, read_json
 from train.runtime.backend_probes import mark_broken_kernels
 from train.runtime.local_hardware import local_hardware
-from train.tasks.base import SampleOptions, TextCallback
-from train.tasks.registry import make_task
+from train.tasks.task import SampleOptions, TextCallback
+from train.tasks.task_registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
 from train.telemetry.stages import stage
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from train.data.python_data import PythonData
     from transformer.hardware import Hardware
-    from transformer.models.base import Model
+    from transformer.models.model import Model
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -10,7 +10,7 @@ from flax import struct
 from train.experiment import Experiment, LossScaleConfig
 from train.recovery.detector import AnomalyDetector
 from transformer.lora import LoRALayout
-from transformer.models.base import Model
+from transformer.models.model import Model
 
 
 class LossScale(struct.PyTreeNode):

@@ -22,8 +22,8 @@ import optax
 
 from train.experiment import LossScaleConfig
 from train.grad_accumulation import accumulate_gradients
-from train.recovery.config import RecoveryConfig
 from train.recovery.detector import MONITORED_METRICS, detect_anomaly
+from train.recovery.recovery_config import RecoveryConfig
 from train.state import TrainState, update_ema
 from transformer.losses import AUX_LOSS_PREFIX, Loss
 

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.checkpoint.tree_paths import named_leaves
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.run import load
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
-from train.tasks.config import TaskConfig
+from train.tasks.task_configs import TaskConfig
 from train.telemetry.event_log import EventLog
 from transformer.lora import matches_pattern
 

@@ -8,8 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput
-    from transformer.attention.config import (
+    from transformer.attention.attention_config import (
         AdditiveScore,
         AttentionConfig,
         BilinearScore,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         ScaledDotScore,
     )
     from transformer.attention.masks import Mask, MaskPattern
+    from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput
     from transformer.attention.position_config import (
         ALiBi,
         LearnedPositions,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
         SparseTransformerConfig,
         TopKConfig,
     )
-    from transformer.baselines.config import (
+    from transformer.baselines.baseline_configs import (
         BahdanauConfig,
         ChengConfig,
         ConvolutionConfig,
@@ -66,24 +66,24 @@ if TYPE_CHECKING:
     from transformer.config import BlockConfig, EncoderConfig, Initialization, TransformerConfig
     from transformer.generation.generate import generate
     from transformer.hardware import Hardware
-    from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
-    from transformer.models.base import Model, ModelOutput
+    from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
     from transformer.models.encoder_decoder import EncoderDecoder
     from transformer.models.feature_classifier import FeatureClassifier
     from transformer.models.heads import Classifier, Tagger
     from transformer.models.language_model import LanguageModel
     from transformer.models.masked_lm import MaskedLanguageModel
+    from transformer.models.model import Model, ModelOutput
     from transformer.precision import Precision
     from transformer.registry import MIXERS, register_mixer
 
 _HOMES = {
-    "attention.base": (
+    "attention.mixer": (
         "Abilities",
         "Mixer",
         "MixerInputs",
         "MixerOutput",
     ),
-    "attention.config": (
+    "attention.attention_config": (
         "AdditiveScore",
         "AttentionConfig",
         "BilinearScore",
@@ -127,7 +127,7 @@ _HOMES = {
         "SparseTransformerConfig",
         "TopKConfig",
     ),
-    "baselines.config": (
+    "baselines.baseline_configs": (
         "BahdanauConfig",
         "ChengConfig",
         "ConvolutionConfig",
@@ -148,12 +148,12 @@ _HOMES = {
     ),
     "generation.generate": ("generate",),
     "hardware": ("Hardware",),
-    "layers.config": (
+    "layers.layer_config": (
         "FeedForwardConfig",
         "MoEConfig",
         "NormConfig",
     ),
-    "models.base": (
+    "models.model": (
         "Model",
         "ModelOutput",
     ),

@@ -19,9 +19,9 @@ from flax import linen as nn
 
 from transformer.arguments import check_arguments
 from transformer.attention.attend import ScoreSpec, attend_reference
-from transformer.attention.base import Mixer, MixerInputs, MixerOutput
 from transformer.attention.masks import Mask, dense_mask
-from transformer.models.base import Model
+from transformer.attention.mixer import Mixer, MixerInputs, MixerOutput
+from transformer.models.model import Model
 
 Stage = Literal["encoder", "decoder", "cross"]
 """Self-attention of an encoder or of a decoder, or attention to the encoder's output."""

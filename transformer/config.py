@@ -11,9 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, PositionEmbedding
-from transformer.layers.config import FeedForwardConfig, MaskedHeadConfig, MoEConfig, NormConfig
+from transformer.layers.layer_config import (
+    FeedForwardConfig,
+    MaskedHeadConfig,
+    MoEConfig,
+    NormConfig,
+)
 from transformer.precision import Precision
 from transformer.validation import (
     check_at_least,

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 from flax.core import meta
 
 from transformer.arguments import check_arguments
-from transformer.attention.base import MixerInputs, ScoreFlops, mixer_class
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.mixer import MixerInputs, ScoreFlops, mixer_class
 from transformer.attention.position_bias import zero_shared_bias
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
@@ -25,8 +25,8 @@ from transformer.layers.block import layer_constants
 from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 from transformer.lora import LoRALayout
-from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.model import Model
 from transformer.parameter_counts import (
     LayerMixer,
     ParameterLeaf,

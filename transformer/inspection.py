@@ -29,12 +29,12 @@ from transformer.arguments import check_arguments
 
 if TYPE_CHECKING:  # these import this module
     from transformer.attention.attend import AttentionOutput, ScoreSpec
-    from transformer.attention.base import MixerInputs
     from transformer.attention.masks import Mask
+    from transformer.attention.mixer import MixerInputs
     from transformer.layers.block import Block, BlockOutput
     from transformer.layers.cross_attention import Memory
-    from transformer.models.base import Model, ModelOutput
     from transformer.models.language_model import LanguageModel
+    from transformer.models.model import Model, ModelOutput
 
 Edit = Callable[[jax.Array, int | jax.Array], jax.Array]
 """(value, number of the layer from 0) -> the value to continue with, of equal shape and dtype."""
@@ -207,7 +207,7 @@ def make_taps(
 
 def _known_names(pattern: Iterable[Any]) -> dict[str, str]:
     """Return the names of the values that the layers of a pattern have, with their meaning."""
-    from transformer.attention.base import mixer_class
+    from transformer.attention.mixer import mixer_class
 
     known: dict[str, str] = {}
     for block in pattern:

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.base import NO_OUTPUTS, Outputs
+from transformer.attention.mixer import NO_OUTPUTS, Outputs
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
 from transformer.layers.embedding import get_output_matrix
-from transformer.models.base import Model
+from transformer.models.model import Model
 from transformer.shapes import check_shapes
 
 AUX_LOSS_PREFIX = "loss/"

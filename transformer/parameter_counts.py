@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import jax
 
 from transformer.arguments import check_arguments
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.backends.choose import BackendChoice, choose_backend
-from transformer.attention.config import AttentionConfig, MixerConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.hardware import Hardware
-from transformer.layers.config import MoEConfig
+from transformer.layers.layer_config import MoEConfig
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.models.base import Model
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
+from transformer.models.model import Model
 
 ENCODER_DECODER_SIDES = ("encoder", "decoder")
 """Top-level names in the parameter tree of an encoder-decoder."""

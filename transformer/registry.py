@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
 if TYPE_CHECKING:  # these import JAX
-    from transformer.attention.base import Mixer
-    from transformer.attention.config import MixerConfig
+    from transformer.attention.attention_config import MixerConfig
+    from transformer.attention.mixer import Mixer
 
 
 class BuiltinMixer(NamedTuple):
@@ -30,7 +30,7 @@ _ATTENTION, _VARIANTS = "transformer.attention", "transformer.attention.variants
 _BASELINES = "transformer.baselines"
 
 BUILTIN_MIXERS = {
-    "full": BuiltinMixer(f"{_ATTENTION}.full", "AttentionConfig", f"{_ATTENTION}.config"),
+    "full": BuiltinMixer(f"{_ATTENTION}.full", "AttentionConfig", f"{_ATTENTION}.attention_config"),
     **{
         kind: BuiltinMixer(f"{_VARIANTS}.{module}", config_name, f"{_VARIANTS}.{config_module}")
         for kind, module, config_name, config_module in (
@@ -48,7 +48,7 @@ BUILTIN_MIXERS = {
         )
     },
     **{
-        kind: BuiltinMixer(f"{_BASELINES}.{module}", config_name, f"{_BASELINES}.config")
+        kind: BuiltinMixer(f"{_BASELINES}.{module}", config_name, f"{_BASELINES}.baseline_configs")
         for kind, module, config_name in (
             ("identity", "identity", "IdentityConfig"),
             ("convolution", "convolution", "ConvolutionConfig"),
@@ -57,7 +57,7 @@ BUILTIN_MIXERS = {
             ("bahdanau", "bahdanau", "BahdanauConfig"),
             ("luong", "luong", "LuongConfig"),
             ("cheng", "cheng", "ChengConfig"),
-            ("seq2seq", "seq2seq", "Seq2SeqConfig"),
+            ("seq2seq", "lstm_seq2seq", "Seq2SeqConfig"),
             ("gnmt_encoder", "gnmt", "GNMTEncoderConfig"),
             ("gnmt_decoder", "gnmt", "GNMTDecoderConfig"),
         )
@@ -136,7 +136,7 @@ def register_mixer(mixer: MixerClass) -> MixerClass:
     Raises:
       ValueError: The mixer has no configuration class, or its kind belongs to another mixer.
     """
-    from transformer.attention.config import MixerConfig
+    from transformer.attention.attention_config import MixerConfig
 
     check_is_class("mixer", mixer)
     config = get_type_hints(mixer).get("config")

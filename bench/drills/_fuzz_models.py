@@ -7,13 +7,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from train.cli.parsing import kind_options
+from train.config.experiment_files import find_experiment
 from train.config.io import (
     experiment_from_dict,
     experiment_to_dict,
     flatten_experiment,
     flatten_fields,
 )
-from train.config.registry import find_experiment
 from train.estimate.description import describe
 
 BASES = (

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from bench.drills._fuzz_models import put
 from train.cli.parsing import kind_options
+from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import experiment_from_dict, experiment_to_dict
-from train.config.registry import find_experiment, list_experiments
 from train.errors import UserError
 from train.estimate.description import describe
 from train.experiment import Experiment

@@ -21,10 +21,10 @@ from typing import Any
 from bench.drills import _fuzz_targets
 from bench.drills._fuzz_numbers import Case, Use, numbers
 from train.cli.main import main as command
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.data.bitext import prepare_bitext
-from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,

@@ -14,11 +14,11 @@ from bench.drills import _fuzz_models
 from train.checkpoint.manager import CheckpointManager
 from train.cli.config_verbs import FitArguments
 from train.cli.parsing import as_usage_errors, kinds_help, parse, select_kinds
+from train.config.experiment_files import find_experiment
 from train.config.io import experiment_to_dict, flatten_experiment
-from train.config.registry import find_experiment
 from train.data.bitext import prepare_bitext
-from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -29,7 +29,7 @@ from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.experiment import Experiment
-from train.recovery.config import RecoveryConfig
+from train.recovery.recovery_config import RecoveryConfig
 from train.recovery.rollback import Anomaly, plan_rollback
 from train.recovery.rollback_record import RollbackRecord
 from train.run import read_auto_choices, read_experiment, read_final_metrics

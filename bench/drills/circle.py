@@ -30,7 +30,7 @@ from train.huggingface_export import export_run
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.run import Run, load
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from transformer import Hardware
 
 LEARNING_RATE, WEIGHT_DECAY, MAX_GRAD_NORM = 3e-4, 0.1, 1.0

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import train
 from train.checkpoint.manager import CheckpointManager
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.run import read_experiment

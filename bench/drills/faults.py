@@ -14,7 +14,7 @@ from train.jit_engine import JitEngine
 from train.run_setup import RunSetup
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
-from train.tasks.base import TrainingBatches
+from train.tasks.task import TrainingBatches
 
 _FACTOR = "gradient_factor"
 

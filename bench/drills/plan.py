@@ -22,7 +22,7 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from train.cli.parsing import parse, select_kinds
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.errors import UserError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train.cli.parsing import parse, select_kinds
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.compile import compile_step

@@ -183,7 +183,7 @@ BUGS = (
     ),
     Bug(
         "weight decay of biases and gains too",
-        "train/optim/base.py",
+        "train/optim/optimizer.py",
         "optax.add_decayed_weights(weight_decay, mask=matrix_mask(axes))",
         "optax.add_decayed_weights(weight_decay)",
         "train/optim",

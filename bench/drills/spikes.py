@@ -25,13 +25,13 @@ from rich.table import Table
 
 import train
 from bench.drills.faults import Fault, planted
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.example_configs import BitextDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.schedules import ScheduleConfig
-from train.recovery.config import RecoveryConfig
-from train.tasks.config import Translation
+from train.recovery.recovery_config import RecoveryConfig
+from train.tasks.task_configs import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,

@@ -11,17 +11,17 @@ import jax
 import numpy as np
 
 from bench.protocol import Work, serve
-from train.data.config import TextDataConfig
+from train.data.data_config import TextDataConfig
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
-from transformer.layers.config import Activation, FeedForwardConfig
+from transformer.layers.layer_config import Activation, FeedForwardConfig
 from transformer.parameter_counts import count_parameters
 
 ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}

@@ -10,7 +10,7 @@ import numpy as np
 from bench.protocol import Work, serve
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.generation.generate import generate

@@ -41,7 +41,7 @@ from bench.studies.record import (
     train_all,
     write_record,
 )
-from train.data.config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig
 from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.jit_engine import JitEngine
@@ -51,7 +51,7 @@ from train.runtime.local_hardware import local_hardware
 from train.scaling.design import count_without_embeddings
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.sweep_folder import RunResult
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from transformer import (
     AttentionConfig,
     BigBirdConfig,

@@ -18,16 +18,16 @@ import numpy as np
 
 import train
 from train.data.arrays import Arrays
-from train.data.config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig
 from train.errors import UsageError
 from train.step import Batch, LossFn
 from train.tasks.array_task import ArrayTask
-from train.tasks.base import Metric
-from train.tasks.config import TaskConfig
+from train.tasks.task import Metric
+from train.tasks.task_configs import TaskConfig
 from transformer import Hardware, LanguageModel
 from transformer.context import ActivationConstraint
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
-from transformer.models.base import LOGITS
+from transformer.models.model import LOGITS
 
 
 @dataclasses.dataclass(frozen=True)

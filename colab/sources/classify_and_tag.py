@@ -59,11 +59,11 @@ print(pairs[0])
 import tempfile
 
 import train
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig, TokenLabelDataConfig
 from train.experiment import EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.tasks.config import Classification, Tagging
+from train.tasks.task_configs import Classification, Tagging
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 
 mixer = AttentionConfig(num_heads=4, position=RoPE())

@@ -32,9 +32,9 @@ from flax import linen as nn
 
 from transformer import Abilities, Mixer, MixerOutput, RoPE, register_mixer
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.base import reject_memory
+from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.cache import KVCache
-from transformer.attention.config import MultiHeadConfig
+from transformer.attention.mixer import reject_memory
 from transformer.attention.projections import project_output, project_qkv
 
 
@@ -164,7 +164,7 @@ import pathlib
 import tempfile
 
 import train
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import EvaluationConfig, SampleConfig
 
 text = pathlib.Path(tempfile.mkdtemp(), "arithmetic.txt")

@@ -105,7 +105,7 @@ import jax
 import numpy as np
 
 import train
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig

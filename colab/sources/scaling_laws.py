@@ -32,8 +32,8 @@ folder = pathlib.Path(tempfile.mkdtemp())
 
 import dataclasses
 
-from train.config.registry import find_experiment
-from train.data.config import TokenizerConfig
+from train.config.experiment_files import find_experiment
+from train.data.data_config import TokenizerConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from transformer import AttentionConfig, RoPE

@@ -33,12 +33,12 @@ import dataclasses
 import numpy as np
 
 import train
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.config import RecoveryConfig
-from train.tasks.base import TrainingBatches
-from train.tasks.config import LanguageModeling
+from train.recovery.recovery_config import RecoveryConfig
+from train.tasks.task import TrainingBatches
+from train.tasks.task_configs import LanguageModeling
 from train.tasks.language_modeling import LanguageModelTask
 from transformer import AttentionConfig, BlockConfig, RoPE, TransformerConfig
 

@@ -61,7 +61,7 @@ print(workdir)
 from dataclasses import replace
 
 import train
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from transformer import Precision
 
 quickstart = find_experiment("quickstart")
@@ -177,6 +177,6 @@ print(f"Its sample: {text!r}")
 #
 # - Train on your own text: set `TEXT` to a file or folder, and choose a new `NAME`.
 # - Make the model larger: raise `D_MODEL`, `LAYERS`, `LENGTH` and `STEPS`.
-# - `from train.config.registry import list_experiments; list_experiments()` lists the other experiments, for example GPT-2.
+# - `from train.config.experiment_files import list_experiments; list_experiments()` lists the other experiments, for example GPT-2.
 # - Everything works from a terminal too: `python -m train --help`.
 # - `README.md` links the guides: how the library is organized, and how to add your own layer.

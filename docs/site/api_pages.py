@@ -62,8 +62,8 @@ API_PAGES = {
             *("train.fit", "train.load", "train.Run", "train.Experiment", "train.UserError"),
             *("train.register_task", "train.register_dataset", "train.register_optimizer"),
             "train.register_schedule",
-            "train.config.registry.find_experiment",
-            "train.config.registry.list_experiments",
+            "train.config.experiment_files.find_experiment",
+            "train.config.experiment_files.list_experiments",
         ),
     ),
     "tools": ApiPage(

@@ -10,7 +10,7 @@ import pytest
 
 from bench import baselines
 from bench.baselines import KneserNey, MostFrequentTag, NaiveBayes, WordByWord
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.data.example_configs import ClassificationDataConfig, TokenLabelDataConfig
 from train.errors import UserError
 

@@ -9,7 +9,7 @@ from bench import precision
 from bench.precision import Measured, in_precision, underflow
 from bench.small_runs import small
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware

@@ -10,10 +10,10 @@ from bench import word_vectors
 from bench.word_vectors import accuracy, learned, read
 from configs.trec import EXPERIMENTS as TREC
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import Experiment
-from transformer.baselines.config import bag_of_embeddings_config
+from transformer.baselines.baseline_configs import bag_of_embeddings_config
 
 
 def questions(folder: Path) -> Experiment:

@@ -18,7 +18,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 import train
 from bench.drills.notebooks import execute as execute_notebook
 from bench.drills.notebooks import warnings
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import EventLog

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import all_classes_by_kind, classes_by_kind, kind_name
-from train.config.registry import find_experiment, list_experiments
-from train.data.config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig
 from train.experiment import Experiment
 from transformer.precision import Precision
 

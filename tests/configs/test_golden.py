@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from tests.configs.golden import FOLDER, config_classes, golden
+from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import experiment_from_dict, experiment_to_dict
-from train.config.registry import find_experiment, list_experiments
 from transformer.precision import Precision
 
 GOLDEN = golden()

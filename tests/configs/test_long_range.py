@@ -16,12 +16,12 @@ import train
 from configs import byte_text, listops
 from tests.train.support import command, losses
 from tests.train.support import light_compiler as light_compiler
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
 from train.run import sample
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from transformer import MIXERS, Hardware
 from transformer.context import unconstrained
 from transformer.parameter_counts import count_parameters

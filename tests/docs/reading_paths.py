@@ -73,7 +73,7 @@ def forward_path() -> list[str]:
 def training_paths(folder: Path) -> tuple[list[str], list[str]]:
     """Return the files of a training step, and of a resume, of a tiny language model."""
     import train
-    from train.config.registry import find_experiment
+    from train.config.experiment_files import find_experiment
 
     text = folder / "text.txt"
     text.write_text("one two three four five six\n" * 400)

@@ -13,7 +13,7 @@ import pytest
 from tests.train.support import command, lines_of, losses, write_config
 from train.config import plugins
 from transformer import MIXERS
-from transformer.attention.config import Backend
+from transformer.attention.attention_config import Backend
 from transformer.testing.contract import check_mixer
 from transformer.testing.trial import default_config
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import flatten_experiment
-from train.config.registry import find_experiment, list_experiments
-from train.data.config import SourceConfig
+from train.data.data_config import SourceConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -21,8 +21,8 @@ from docs.site.messages import messages, template
 from docs.site.navigation import SECTIONS, contents, page_of
 from docs.site.settings_page import one_line, setting_classes, settings_page
 from train.cli.main import VERBS
+from train.config.experiment_files import find_experiment, list_experiments
 from train.config.io import flatten_experiment
-from train.config.registry import find_experiment, list_experiments
 from transformer.field_docs import field_docs
 
 ROOT = Path(__file__).parents[2]

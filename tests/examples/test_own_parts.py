@@ -12,10 +12,10 @@ import pytest
 import train
 from tests.train.support import command
 from train.config import plugins
+from train.config.experiment_files import find_experiment
 from train.config.plugins import import_modules
-from train.config.registry import find_experiment
 from train.run import sample
-from train.tasks.registry import TASKS
+from train.tasks.task_registry import TASKS
 from transformer.registry import MIXERS
 from transformer.testing import check_mixer
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from train.cli.main import main
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
 from train.state import LossScale, TrainState

@@ -15,7 +15,7 @@ from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.experiment import Experiment, LossScaleConfig
 from train.jit_engine import JitEngine
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_batch_divides
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.pmap_engine import PmapEngine

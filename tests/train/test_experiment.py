@@ -13,7 +13,7 @@ from train.errors import UsageError
 from train.estimate.batch_shapes import max_batch_shape
 from train.experiment import EvaluationConfig, Experiment
 from train.run import for_local_devices
-from train.tasks.config import Classification, MaskedLanguageModeling, Tagging, Translation
+from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
 from transformer import EncoderConfig
 
 

@@ -14,7 +14,7 @@ from tests.train.resumed_runs import Unbroken, fit, state_at
 from tests.train.support import WORDS, assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
-from train.data.config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
+from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.streaming import StreamPosition
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.runtime.signals import PreemptedError

@@ -13,9 +13,9 @@ from tests.train.support import command, tiny, write_config
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint import manifest
 from train.checkpoint.discovery import absolute_path
-from train.config.registry import find_experiment
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.config.experiment_files import find_experiment
 from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder
 from train.data.files import TextFile, expand_path
 from train.data.text_files import read_documents, read_lines

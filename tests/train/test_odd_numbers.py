@@ -17,8 +17,8 @@ from tests.train.support import command, tiny, write_config
 from train.cli.config_verbs import PlanArguments
 from train.cli.parsing import parse
 from train.cli.run_verbs import SampleArguments
+from train.config.experiment_files import find_experiment
 from train.config.io import experiment_from_dict, experiment_to_dict
-from train.config.registry import find_experiment
 from train.data.example_configs import BitextDataConfig
 from train.engine import make_engine
 from train.errors import UsageError, UserError

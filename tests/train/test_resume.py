@@ -39,7 +39,7 @@ from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, BlockConfig
 

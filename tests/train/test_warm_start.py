@@ -21,7 +21,7 @@ from tests.train.support import (
     write_text,
 )
 from train.checkpoint.tree_paths import named_leaves
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.errors import UserError
 from train.experiment import EmaConfig, Experiment
 from train.run import Run

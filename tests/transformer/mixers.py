@@ -8,7 +8,7 @@ from flax.core import meta
 
 from tests.transformer.formulas import Array, weights_of
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
-from transformer.attention.base import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
+from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
 from transformer.context import ModelContext
 
 

@@ -22,7 +22,7 @@ from transformer import (
     MixerConfig,
     TransformerConfig,
 )
-from transformer.attention.base import mixer_class
+from transformer.attention.mixer import mixer_class
 from transformer.attention.variants.linear_configs import PerformerConfig
 from transformer.attention.variants.sparse_configs import (
     BigBirdConfig,

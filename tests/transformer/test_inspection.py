@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.attention.base import mixer_class
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.mixer import mixer_class
 from transformer.attention.position_config import RelativePositions, RoPE
 from transformer.attention.variants.linear_configs import PerformerConfig
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig, TopKConfig
-from transformer.baselines.config import LSTMConfig
+from transformer.baselines.baseline_configs import LSTMConfig
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.inspection import (
     ATTENTION_VALUES,

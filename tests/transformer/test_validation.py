@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions, RoPE
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.validation import check_at_least, check_choice, check_fraction

@@ -9,7 +9,7 @@ from train.errors import UserError
 if TYPE_CHECKING:
     from train.data.chat_template import Message
     from train.run import Run
-    from train.tasks.base import SampleOptions
+    from train.tasks.task import SampleOptions
 
 
 def answer_once(

@@ -22,8 +22,8 @@ from train.cli.parsing import (
     pop_positional,
     select_kinds,
 )
-from train.config.registry import find_experiment
-from train.data.config import SourceConfig, TextDataConfig
+from train.config.experiment_files import find_experiment
+from train.data.data_config import SourceConfig, TextDataConfig
 from train.errors import UsageError
 from train.estimate.candidate import PlanOptions
 from train.experiment import Experiment

@@ -31,7 +31,7 @@ def run_evaluate(arguments: list[str]) -> int:
     given = parse(EvaluateArguments, arguments, verb="evaluate W")
     from train.evaluation.evaluator import evaluate_run
     from train.run import load
-    from train.tasks.registry import make_task
+    from train.tasks.task_registry import make_task
 
     run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)
     metrics, notes = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
@@ -85,8 +85,8 @@ def run_sample(arguments: list[str]) -> int:
     from train.run import load, read_experiment, sample
     from train.run_folder.folder import RunFolder
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-    from train.tasks.base import SampleOptions
-    from train.tasks.registry import make_task
+    from train.tasks.task import SampleOptions
+    from train.tasks.task_registry import make_task
     from transformer.generation.sampling import SamplingConfig
 
     task = make_task(read_experiment(RunFolder.open_existing(workdir)))

@@ -13,7 +13,7 @@ import tyro
 from train.cli.config_verbs import parse_config_verb
 from train.cli.main import VERBS
 from train.cli.parsing import parse, pop_json_flag, pop_positional
-from train.config.registry import describe_shipped
+from train.config.experiment_files import describe_shipped
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.runtime.startup import SCRIPT, program_name
@@ -49,7 +49,7 @@ class InitArguments:
 
 def run_init(arguments: list[str]) -> int:
     """Write a config file; return the exit status."""
-    from train.config.registry import write_config
+    from train.config.experiment_files import write_config
 
     json_wanted = pop_json_flag(arguments)
     file = pop_positional(arguments, "FILE", "init")

@@ -17,15 +17,15 @@ from typing import Any, Union, get_args, get_origin
 import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
-from train.data.config import DataConfig
+from train.data.data_config import DataConfig
 from train.errors import UserError
 from train.experiment import Experiment
-from train.optim.base import Optimizer
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer import Optimizer
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
-from train.tasks.config import TaskConfig
-from train.tasks.registry import data_configs, task_configs
-from transformer.attention.config import MixerConfig
+from train.tasks.task_configs import TaskConfig
+from train.tasks.task_registry import data_configs, task_configs
+from transformer.attention.attention_config import MixerConfig
 from transformer.precision import Precision
 from transformer.registry import MixerConfigRegistry
 

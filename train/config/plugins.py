@@ -25,9 +25,9 @@ from typing import Any
 from train.data.files import expand_user
 from train.errors import UsageError, UserError, as_user_error
 from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
-from train.tasks.config import TaskConfig
-from train.tasks.registry import TASKS
-from transformer.attention.config import MixerConfig
+from train.tasks.task_configs import TaskConfig
+from train.tasks.task_registry import TASKS
+from transformer.attention.attention_config import MixerConfig
 from transformer.registry import MIXERS
 
 ENTRY_POINT_GROUP = "linen_transformer.plugins"

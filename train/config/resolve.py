@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from train.experiment import Experiment
-from transformer.attention.config import AttentionConfig, Backend
+from transformer.attention.attention_config import AttentionConfig, Backend
 from transformer.config import LayerLoop
 from transformer.hardware import Hardware
 from transformer.layers.stack import should_unroll

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from train.data.compression import compressed_bits_per_byte
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
 from train.data.text_splits import DocumentSplits, FingerprintedSplits, TextSplits

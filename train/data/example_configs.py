@@ -7,7 +7,7 @@ import codecs
 import dataclasses
 from typing import Literal
 
-from train.data.config import (
+from train.data.data_config import (
     DataConfig,
     TokenizerConfig,
     require,

@@ -11,7 +11,7 @@ import numpy as np
 
 from train.data.batches import host_rows
 from train.data.buckets import Bucket
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.disk_cache import cache_key
 from train.data.example_configs import ExampleDataConfig
 from train.data.streams import HostBatch

@@ -75,7 +75,7 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     """Return the files that ``path`` (a file, folder or glob) names, sorted by name.
 
     Args:
-      path: As described in `train.data.config.TextDataConfig`. `{000..063}` stands for each of
+      path: As described in `train.data.data_config.TextDataConfig`. `{000..063}` stands for each of
         these numbers.
       setting: Name of the setting that it came from, for error messages.
 

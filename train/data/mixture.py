@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from train.data.batches import TextTrainingBatches
-from train.data.config import SourceConfig, TextDataConfig
 from train.data.corpus import (
     TextCorpus,
     load_or_train_tokenizer,
@@ -17,6 +16,7 @@ from train.data.corpus import (
     prepare_text,
     prepare_tokenizer,
 )
+from train.data.data_config import SourceConfig, TextDataConfig
 from train.data.disk_cache import cache_folder, cache_key
 from train.data.mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
 from train.data.stream_batches import StreamedTrainingBatches

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from train.data.arrays import check_arrays
-from train.data.config import (
+from train.data.data_config import (
     PYTHON_DATA_PREFIX,
     ArrayDataConfig,
     DataConfig,
@@ -139,7 +139,7 @@ def _hold_examples(config: DataConfig, splits: Mapping[str, Any]) -> PythonData:
 def _hold_arrays(experiment: "Experiment", splits: Mapping[str, Any]) -> PythonData:
     """Return arrays by name, checked. They are copies: the caller may change its own in place."""
     from train.tasks.array_task import ArrayTask  # late: tasks import the readers of data
-    from train.tasks.registry import make_task
+    from train.tasks.task_registry import make_task
 
     if not isinstance(make_task(experiment), ArrayTask):
         raise UserError(

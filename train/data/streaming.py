@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from train.data.config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
+from train.data.data_config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
 from train.data.examples import seeded_permutation
 from train.data.files import TextFile, find_files
 from train.data.streams import HostBatch, TokenStream, Windows

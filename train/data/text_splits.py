@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from train.data.config import TextDataConfig
+from train.data.data_config import TextDataConfig
 from train.data.files import TextFile, find_files
 from train.data.text_files import (
     COMPRESSED_ENDINGS,

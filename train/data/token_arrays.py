@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from train.data.config import PYTHON_DATA_PREFIX, TextDataConfig
 from train.data.corpus import TextCorpus
+from train.data.data_config import PYTHON_DATA_PREFIX, TextDataConfig
 from train.data.disk_cache import cache_key
 from train.data.python_data import held_data
 from train.data.streams import TokenStream

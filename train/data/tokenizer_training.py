@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import NEWLINE_REPLACEMENT, Tokenizer, split_into_chunks
 from train.data.tokenizer_files import (
     BERT_SPECIAL_TOKENS,

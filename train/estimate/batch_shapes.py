@@ -47,7 +47,7 @@ def unsharded_batch_shapes(
     experiment: "Experiment", rows: int
 ) -> "dict[str, jax.ShapeDtypeStruct]":
     """Return the shapes and dtypes of the arrays of a batch of `rows` rows, by name."""
-    from train.tasks.registry import make_task
+    from train.tasks.task_registry import make_task
 
     return make_task(experiment).batch_shapes(rows, max_batch_shape(experiment)[1])
 
@@ -81,7 +81,7 @@ def _with_vocab_size(experiment: "Experiment", vocab_size: int) -> "Experiment":
 
 def _resolve_from_data(experiment: "Experiment") -> "Experiment":
     """Return the experiment with the sizes of its data."""
-    from train.tasks.registry import make_task
+    from train.tasks.task_registry import make_task
 
     try:
         task = make_task(experiment)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer.config import TransformerConfig
-    from transformer.models.base import Model
     from transformer.models.encoder_decoder import EncoderDecoder
     from transformer.models.language_model import LanguageModel
+    from transformer.models.model import Model
 
 
 LARGE_BATCH = 64
@@ -75,8 +75,8 @@ def _is_counted(config: "TransformerConfig") -> bool:
     Cross attention of other kinds is excluded: its formula includes work that is done once for each
     source.
     """
-    from transformer.attention.base import mixer_class
-    from transformer.attention.config import AttentionConfig
+    from transformer.attention.attention_config import AttentionConfig
+    from transformer.attention.mixer import mixer_class
 
     return all(
         mixer_class(block.mixer).abilities(block.mixer).cached
@@ -123,7 +123,7 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
 
     Layers whose number of heads `group` does not divide keep their own.
     """
-    from transformer.attention.config import AttentionConfig
+    from transformer.attention.attention_config import AttentionConfig
 
     pattern = []
     for block in config.layer_pattern:
@@ -138,7 +138,7 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
 
 
 def _kv_heads(config: "TransformerConfig") -> tuple[int, ...]:
-    from transformer.attention.config import AttentionConfig
+    from transformer.attention.attention_config import AttentionConfig
 
     mixers = [
         mixer for block in config.layer_pattern for mixer in (block.mixer, block.cross_attention)

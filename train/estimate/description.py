@@ -18,18 +18,18 @@ from train.estimate.training_memory import (
     estimate_training_memory,
     trainable_shapes,
 )
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from train.estimate.compiled_memory import CompiledMemory
     from train.experiment import Experiment
-    from train.optim.base import Optimizer
+    from train.optim.optimizer import Optimizer
     from transformer.config import TransformerConfig
     from transformer.costs import AttentionTraffic, TokenFlops
     from transformer.hardware import Hardware
-    from transformer.models.base import Model
+    from transformer.models.model import Model
     from transformer.parameter_counts import ParameterCounts
 
 
@@ -100,7 +100,7 @@ def describe(
       UsageError: The model is invalid.
     """
     from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
-    from train.tasks.registry import make_task
+    from train.tasks.task_registry import make_task
     from transformer.context import unconstrained
     from transformer.hardware import Hardware
 

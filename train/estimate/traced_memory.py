@@ -23,12 +23,12 @@ from train.parallel.mesh import MESH_AXES, MeshConfig
 from train.parallel.model_sharding import optimizer_state_shardings, parameter_shardings
 from train.parallel.sharding import replicated_sharding
 from train.state import TrainState, init_state
-from train.tasks.registry import make_task
-from transformer.attention.config import Backend
+from train.tasks.task_registry import make_task
+from transformer.attention.attention_config import Backend
 from transformer.config import BlockConfig, RematPolicy
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
-from transformer.models.base import Model
+from transformer.models.model import Model
 from transformer.parameter_counts import LayerMixer, abstract_parameters
 
 HARDWARE_KERNELS = ("cudnn", "splash")

@@ -9,11 +9,11 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 
 if TYPE_CHECKING:
-    from train.optim.base import Optimizer
-    from transformer.models.base import Model
+    from train.optim.optimizer import Optimizer
+    from transformer.models.model import Model
     from transformer.parameter_counts import LayerMixer
 
 
@@ -49,7 +49,7 @@ def estimate_activations(
     """
     import jax.numpy as jnp
 
-    from transformer.attention.config import AttentionConfig
+    from transformer.attention.attention_config import AttentionConfig
     from transformer.parameter_counts import layer_mixers
 
     config, tokens = model.config, batch_size * sequence_length
@@ -107,7 +107,7 @@ def _heads_with_saved_scores(
     model: "Model", layer: "LayerMixer", length: int, segments: bool
 ) -> int:
     """Return N, or 0 for layers that never materialize all scores at once."""
-    from transformer.attention.config import AttentionConfig
+    from transformer.attention.attention_config import AttentionConfig
 
     choice = layer.backend_choice(model.config, length, hardware=model.hardware, segments=segments)
     if choice is None or choice.backend in RECOMPUTING_BACKENDS:
@@ -256,7 +256,7 @@ def optimizer_state_shapes(
     import jax
     import jax.numpy as jnp
 
-    from train.optim.registry import make_optimizer
+    from train.optim.optimizer_registry import make_optimizer
 
     shapes, axes = trainable_shapes(model, lora)
     gradients = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32), shapes)
@@ -317,7 +317,7 @@ def estimate_memory_variants(model: "Model", **shape: Any) -> tuple[MemoryVarian
 
     `shape` holds the keyword arguments of `estimate_training_memory`.
     """
-    from train.optim.registry import OPTIMIZERS
+    from train.optim.optimizer_registry import OPTIMIZERS
     from transformer.precision import Precision
 
     variants = []

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from train.errors import UserError
-from train.tasks.base import Metric
+from train.tasks.task import Metric
 
 
 @dataclasses.dataclass(frozen=True)

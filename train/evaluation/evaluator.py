@@ -8,13 +8,13 @@ from train.engine import Engine, make_engine
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
-from train.lora.config import LoRAConfig
 from train.lora.layout import merged_params, model_params
+from train.lora.lora_config import LoRAConfig
 from train.run import Run, sample
 from train.run_folder.folder import RunFolder
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.state import TrainState
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from train.telemetry.reporter import Reporter
 
 

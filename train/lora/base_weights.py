@@ -23,17 +23,17 @@ from train.data.tokenizer import Tokenizer
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
-from train.lora.config import NEW, LoRAConfig
 from train.lora.layout import abstract_params
+from train.lora.lora_config import NEW, LoRAConfig
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from train.warm_start import WarmStart, WarmStartReport, chosen_names, merge_params
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
 from transformer.interop.errors import InteropError
 from transformer.interop.peft_reader import Adapter, read_adapter
-from transformer.models.base import Model
+from transformer.models.model import Model
 from transformer.parameter_counts import abstract_parameters
 
 BASE_KEY = "base"

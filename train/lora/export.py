@@ -11,7 +11,7 @@ from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.engine import make_engine
 from train.errors import UserError
 from train.lora.base_weights import load_base
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 from train.run import Run, for_local_devices, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from train.errors import UsageError
-from train.lora.config import NEW, LoRAConfig
+from train.lora.lora_config import NEW, LoRAConfig
 from train.parallel.model_sharding import place_params
 from train.step import Batch, TrainStep
 from transformer.layers.low_rank import merge_weights

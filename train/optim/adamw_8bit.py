@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from train.optim.base import Optimizer, add_weight_decay, is_axes, pick_entry
+from train.optim.optimizer import Optimizer, add_weight_decay, is_axes, pick_entry
 
 if TYPE_CHECKING:
     import jax

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from train.optim.base import Optimizer, add_weight_decay, scale_hidden_matrices
+from train.optim.optimizer import Optimizer, add_weight_decay, scale_hidden_matrices
 
 if TYPE_CHECKING:
     import optax

@@ -8,7 +8,7 @@ both.
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from train.optim.base import Optimizer, is_axes, is_hidden_matrix
+from train.optim.optimizer import Optimizer, is_axes, is_hidden_matrix
 from transformer.validation import check_at_least, check_choice
 
 if TYPE_CHECKING:

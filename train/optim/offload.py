@@ -15,7 +15,7 @@ import jax
 import optax
 
 from train.checkpoint.tree_paths import named_leaves
-from train.optim.base import Optimizer, is_axes
+from train.optim.optimizer import Optimizer, is_axes
 from train.step import apply_if_accepted
 from transformer.layers.logical_axes import LogicalAxes
 

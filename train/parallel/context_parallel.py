@@ -14,7 +14,7 @@ from train.data.streams import HostBatch
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
 

@@ -22,7 +22,7 @@ from train.state import TrainState
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.models.base import Model
+from transformer.models.model import Model
 
 REPLICABLE_AXES = ("kv_heads",)
 """Axes that are replicated if they have fewer entries than shards. Key-value heads are shared by

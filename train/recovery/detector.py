@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from train.recovery.config import RecoveryConfig
+from train.recovery.recovery_config import RecoveryConfig
 
 MAD_TO_STD = 1.4826
 """Standard deviation of a normal distribution divided by its MAD. One outlier among 100 steps moves

@@ -17,8 +17,8 @@ from train.checkpoint.retention import RetentionPolicy
 from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
-from train.recovery.config import RecoveryConfig
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
+from train.recovery.recovery_config import RecoveryConfig
 from train.recovery.rollback_record import ROLLBACK_COUNT_KEY, Rollback, RollbackHistory
 from train.run_folder.folder import RunFolder
 from train.state import TrainState

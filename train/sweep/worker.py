@@ -65,7 +65,7 @@ def train_run(request: dict[str, Any]) -> dict[str, Any]:
     import train
     from train.config.io import experiment_from_dict
     from train.config.plugins import import_installed_plugins, import_modules
-    from train.tasks.registry import make_task
+    from train.tasks.task_registry import make_task
     from train.telemetry.goodput import compute_goodput, read_time_records
 
     import_installed_plugins()

@@ -18,10 +18,10 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
-from train.data.config import PYTHON_DATA_PREFIX
+from train.data.data_config import PYTHON_DATA_PREFIX
 from train.evaluation.metrics import max_eval_batches, mean_losses, round_up_batch_size
 from train.experiment import Experiment
-from train.tasks.base import Task
+from train.tasks.task import Task
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer

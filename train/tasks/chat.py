@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from train.data.chat_template import ASSISTANT, ChatTemplate, Message, stop_token
 from train.errors import UserError
-from train.tasks.base import SampleOptions, TextCallback
+from train.tasks.task import SampleOptions, TextCallback
 from train.tasks.text_completion import complete_tokens
 from train.tasks.vocabulary import tokenizer_of
 

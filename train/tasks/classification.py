@@ -44,7 +44,7 @@ from train.evaluation.metrics import (
 )
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import (
+from train.tasks.task import (
     Metric,
     ModelInputs,
     SampleOptions,
@@ -54,15 +54,15 @@ from train.tasks.base import (
     token_batch_shapes,
     token_inputs,
 )
-from train.tasks.config import Classification, Tagging
+from train.tasks.task_configs import Classification, Tagging
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
 from train.telemetry.stages import track
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
-from transformer.models.base import LOGITS
 from transformer.models.heads import Classifier, Tagger
+from transformer.models.model import LOGITS
 
 if TYPE_CHECKING:
     from train.engine import Engine

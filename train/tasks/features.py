@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.arrays import Arrays
-from train.data.config import FeatureDataConfig
+from train.data.data_config import FeatureDataConfig
 from train.data.features import read_features, to_features
 from train.errors import UserError
 from train.tasks.array_task import ArrayTask
-from train.tasks.base import Metric
-from train.tasks.config import FeatureClassification
+from train.tasks.task import Metric
+from train.tasks.task_configs import FeatureClassification
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
-from transformer.models.base import LOGITS
 from transformer.models.feature_classifier import FeatureClassifier
+from transformer.models.model import LOGITS
 
 if TYPE_CHECKING:
     from train.data.arrays import ArrayCorpus

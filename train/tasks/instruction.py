@@ -26,8 +26,8 @@ from train.evaluation.metrics import (
 )
 from train.experiment import Experiment
 from train.step import LossFn
-from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.chat import answer_prompts
+from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.vocabulary import Labels
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware

@@ -11,7 +11,7 @@ from train.data.mixture import prepare_any_text
 from train.data.tokenizer import Tokenizer
 from train.evaluation.metrics import mean_losses, perplexity
 from train.step import LossFn
-from train.tasks.base import SampleOptions, TextCallback
+from train.tasks.task import SampleOptions, TextCallback
 from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels

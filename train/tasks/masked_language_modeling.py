@@ -17,14 +17,14 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.metrics import mean_losses
 from train.step import Batch, LossFn
-from train.tasks.base import (
+from train.tasks.task import (
     ModelInputs,
     SampleOptions,
     TextCallback,
     check_no_target,
     token_inputs,
 )
-from train.tasks.config import MaskedLanguageModeling
+from train.tasks.task_configs import MaskedLanguageModeling
 from train.tasks.text import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint

@@ -32,17 +32,17 @@ from train.errors import UserError
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.chat import answer_prompts
-from train.tasks.config import PreferenceOptimization
+from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
+from train.tasks.task_configs import PreferenceOptimization
 from train.tasks.vocabulary import Labels
 from train.telemetry.stages import track
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.layers.low_rank import LowRankWeight
 from transformer.losses import Loss, weighted_loss
-from transformer.models.base import LOGITS
 from transformer.models.language_model import LanguageModel
+from transformer.models.model import LOGITS
 
 if TYPE_CHECKING:
     from train.engine import Engine

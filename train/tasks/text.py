@@ -14,13 +14,13 @@ from train.data.batches import (
     TextTrainingBatches,
     make_text_evaluation_batches,
 )
-from train.data.config import TextDataConfig
 from train.data.corpus import TextCorpus
+from train.data.data_config import TextDataConfig
 from train.data.mixing import MixedBatches
 from train.data.mixture import MixedCorpus, combine_metrics
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
-from train.tasks.base import Task, token_batch_shapes
+from train.tasks.task import Task, token_batch_shapes
 
 if TYPE_CHECKING:
     from train.engine import Engine

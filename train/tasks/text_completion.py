@@ -9,7 +9,7 @@ import numpy as np
 
 from train.data.tokenizer import StreamDecoder
 from train.errors import UserError
-from train.tasks.base import TextCallback
+from train.tasks.task import TextCallback
 from train.tasks.vocabulary import tokenizer_of
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig

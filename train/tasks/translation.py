@@ -23,7 +23,7 @@ from train.evaluation.metrics import (
 )
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.base import (
+from train.tasks.task import (
     Metric,
     ModelInputs,
     SampleOptions,
@@ -31,10 +31,10 @@ from train.tasks.base import (
     TextCallback,
     token_batch_shapes,
 )
-from train.tasks.config import Translation
+from train.tasks.task_configs import Translation
 from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
 from train.telemetry.stages import stage
-from transformer.attention.base import mixer_class
+from transformer.attention.mixer import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
 from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig

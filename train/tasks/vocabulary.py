@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.experiment import Experiment
     from train.run import Run
-    from train.tasks.config import Classification, Tagging
+    from train.tasks.task_configs import Classification, Tagging
 
 Labels = tuple[str, ...]
 """Names of labels or tags by index."""

@@ -19,7 +19,7 @@ import numpy as np
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 from train.run import Run
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from train.visualization.html_page import build_page, embed_page, read_asset, write_page
 from transformer.attention_maps import AttentionMap, Stage, attention_maps
 

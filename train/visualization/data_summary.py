@@ -10,7 +10,7 @@ from rich.table import Table
 
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 
 MAX_CHARACTERS = 600
 """Longest text of an example that is printed."""

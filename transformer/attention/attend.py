@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer.attention.attention_config import Backend
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
-from transformer.attention.config import Backend
 from transformer.attention.masks import Mask, dense_mask
 from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.config import MultiHeadConfig
+from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.masks import Mask
 from transformer.attention.projections import project_keys, project_values
 from transformer.attention.sparse_ops.global_tokens import scatter_tokens

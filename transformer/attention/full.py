@@ -13,9 +13,9 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.cache import KVCache, MemoryCache, project_memory
-from transformer.attention.config import AttentionConfig
+from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.projections import project_output, project_qkv, project_queries
 from transformer.attention.scores import add_score_terms, count_score_flops, declare_sink_logits
 from transformer.inspection import ATTENTION_VALUES

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from transformer.attention.base import Mixer, MixerInputs, MixerOutput
+from transformer.attention.mixer import Mixer, MixerInputs, MixerOutput
 from transformer.attention.projections import project_output
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from transformer.attention.config import (
+from transformer.attention.attention_config import (
     AdditiveScore,
     AttentionConfig,
     BilinearScore,

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreFn, ScoreSpec
-from transformer.attention.backends.tiling import PartialAttention
-from transformer.attention.base import MixerInputs, ScoreFlops
-from transformer.attention.config import (
+from transformer.attention.attention_config import (
     AdditiveScore,
     AttentionConfig,
     BilinearScore,
     score_head_dim,
 )
+from transformer.attention.backends.tiling import PartialAttention
+from transformer.attention.mixer import MixerInputs, ScoreFlops
 from transformer.attention.position_bias import position_terms
 from transformer.attention.position_config import RelativePositions
 from transformer.context import ModelContext

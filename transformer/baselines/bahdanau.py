@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.baselines.baseline_configs import BahdanauConfig
 from transformer.baselines.cells import (
     RecurrentCell,
     apply_matrix,
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.config import BahdanauConfig
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import (
+from transformer.attention.documents import document_boundaries, token_segments
+from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -20,8 +22,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.documents import document_boundaries, token_segments
-from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.baselines.baseline_configs import ChengConfig
 from transformer.baselines.cells import (
     LSTMState,
     RecurrentCell,
@@ -31,7 +32,6 @@ from transformer.baselines.cells import (
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.config import ChengConfig
 from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS

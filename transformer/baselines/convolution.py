@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import (
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -15,7 +15,7 @@ from transformer.attention.base import (
     reject_weights,
 )
 from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
-from transformer.baselines.config import ConvolutionConfig
+from transformer.baselines.baseline_configs import ConvolutionConfig
 from transformer.config import Initialization
 from transformer.layers.basic import apply_linear, declare_weight
 from transformer.registry import MIXERS

@@ -8,7 +8,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import (
+from transformer.attention.documents import (
+    DocumentBoundaries,
+    document_boundaries,
+)
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -18,10 +22,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.documents import (
-    DocumentBoundaries,
-    document_boundaries,
-)
+from transformer.baselines.baseline_configs import GNMTDecoderConfig, GNMTEncoderConfig
 from transformer.baselines.cells import (
     LSTM_GATES,
     LSTMLayer,
@@ -32,7 +33,6 @@ from transformer.baselines.cells import (
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,

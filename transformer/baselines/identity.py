@@ -3,7 +3,7 @@
 import jax
 from flax import linen as nn
 
-from transformer.attention.base import (
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -12,7 +12,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.config import IdentityConfig
+from transformer.baselines.baseline_configs import IdentityConfig
 from transformer.registry import MIXERS
 
 

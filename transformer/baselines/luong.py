@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.attention.config import AdditiveScore, DotScore
+from transformer.attention.attention_config import AdditiveScore, DotScore
+from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.baselines.baseline_configs import LuongConfig
 from transformer.baselines.cells import (
     LSTM_GATES,
     LSTMState,
@@ -20,7 +21,6 @@ from transformer.baselines.cells import (
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.config import LuongConfig
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import MixerInputs, ScoreFlops
 from transformer.attention.documents import (
     DocumentBoundaries,
     document_boundaries,
 )
 from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.mixer import MixerInputs, ScoreFlops
 from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix, recurrent_weight
 from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import (
+from transformer.attention.documents import document_boundaries
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -23,7 +24,7 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.documents import document_boundaries
+from transformer.baselines.baseline_configs import ElmanConfig, LSTMConfig
 from transformer.baselines.cells import (
     LSTMLayer,
     LSTMState,
@@ -31,7 +32,6 @@ from transformer.baselines.cells import (
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.config import ElmanConfig, LSTMConfig
 from transformer.layers.basic import apply_linear
 from transformer.registry import MIXERS
 

@@ -23,7 +23,7 @@ import numpy as np
 from flax import struct
 
 from transformer.arguments import check_arguments
-from transformer.attention.base import NO_OUTPUTS, mixer_class
+from transformer.attention.mixer import NO_OUTPUTS, mixer_class
 from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.activations import cap_logits

@@ -17,9 +17,9 @@ from transformer.generation.generate import (
     PROMPT_LENGTH_MULTIPLE,
     bucket_length,
 )
-from transformer.models.base import LOGITS
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
+from transformer.models.model import LOGITS
 from transformer.validation import check_at_least, check_integer, check_sequences
 
 

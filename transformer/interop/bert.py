@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
@@ -17,7 +17,7 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.config import (
+from transformer.layers.layer_config import (
     FeedForwardConfig,
     MaskedHeadActivation,
     MaskedHeadConfig,

@@ -3,10 +3,10 @@
 import dataclasses
 from typing import Any
 
-from transformer.attention.config import MultiHeadConfig, ScaledDotScore
+from transformer.attention.attention_config import MultiHeadConfig, ScaledDotScore
 from transformer.config import Initialization, TransformerConfig
-from transformer.layers.config import FeedForwardConfig, MoEConfig
 from transformer.layers.feedforward import resolve_d_ff
+from transformer.layers.layer_config import FeedForwardConfig, MoEConfig
 from transformer.precision import Precision
 
 NO_EFFECT = {

@@ -8,7 +8,7 @@ Gemma 3 normalizes queries and keys and gives local layers a base of their own f
 import dataclasses
 from typing import Any
 
-from transformer.attention.config import AttentionConfig, ScaledDotScore
+from transformer.attention.attention_config import AttentionConfig, ScaledDotScore
 from transformer.attention.position_config import RoPE
 from transformer.config import NormPlacement, TransformerConfig
 from transformer.interop.family import (
@@ -37,7 +37,7 @@ from transformer.interop.llama import (
     write_windows,
 )
 from transformer.interop.weight_map import Weight
-from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
 
 def _read_gemma(fields: Fields, version: int) -> TransformerConfig:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import ALiBi, LearnedPositions, RoPE
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
@@ -18,7 +18,7 @@ from transformer.interop.family import (
 from transformer.interop.fields import Fields
 from transformer.interop.llama import check_rotary_dim
 from transformer.interop.weight_map import TABLE, HeadsInterleaved, Weight
-from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
 QKV = ("layers/mixer/query", "layers/mixer/key", "layers/mixer/value")
 QKV_BIASES = tuple(f"{path}_bias" for path in QKV)

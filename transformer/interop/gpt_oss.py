@@ -24,7 +24,7 @@ from transformer.interop.llama import (
     write_windows,
 )
 from transformer.interop.weight_map import AllExperts, Weight
-from transformer.layers.config import FeedForwardConfig, MoEConfig
+from transformer.layers.layer_config import FeedForwardConfig, MoEConfig
 
 
 def _read_gpt_oss(fields: Fields) -> TransformerConfig:

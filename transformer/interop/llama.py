@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
@@ -26,8 +26,8 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.layers.feedforward import resolve_d_ff
+from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 
 
 def read_attention(

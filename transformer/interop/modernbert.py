@@ -7,7 +7,7 @@ not normalize its input, which is the output of the embedding norm.
 import dataclasses
 from typing import Any
 
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import RoPE
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.bert import HEAD_ACTIVATIONS
@@ -25,7 +25,7 @@ from transformer.interop.family import (
 from transformer.interop.fields import Fields
 from transformer.interop.llama import with_window
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.config import FeedForwardConfig, MaskedHeadConfig, NormConfig
+from transformer.layers.layer_config import FeedForwardConfig, MaskedHeadConfig, NormConfig
 
 THETAS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
 OLD_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}

@@ -29,7 +29,7 @@ from transformer.interop.strided_copy import Array
 from transformer.interop.weight_files import read_json
 from transformer.interop.weight_map import Leaf, Tensor
 from transformer.lora import TARGET_GROUPS, A, B, LoRALayout, is_adaptable, matrix_name
-from transformer.models.base import Model
+from transformer.models.model import Model
 
 EXPECTED: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),

@@ -27,7 +27,7 @@ from transformer.interop.safetensors_file import WEIGHT_DTYPES, TensorSpec, writ
 from transformer.interop.strided_copy import Array
 from transformer.interop.weight_map import Tensor
 from transformer.lora import A, B, LoRALayout
-from transformer.models.base import Model
+from transformer.models.model import Model
 
 TASK_TYPES: Mapping[str, str] = {
     "language_model": "CAUSAL_LM",

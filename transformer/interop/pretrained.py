@@ -23,8 +23,8 @@ from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
 from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
+from transformer.interop.family_registry import FAMILIES, find_architecture
 from transformer.interop.fields import WITHOUT_EFFECT, Fields
-from transformer.interop.registry import FAMILIES, find_architecture
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
     TensorSpec,
@@ -42,7 +42,7 @@ from transformer.interop.weight_files import (
 )
 from transformer.interop.weight_map import Leaf, Tensor, expand
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.models.base import Model
+from transformer.models.model import Model
 from transformer.precision import Precision
 
 CONFIG = "config.json"

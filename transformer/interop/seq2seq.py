@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from transformer.attention.config import AttentionConfig, DotScore
+from transformer.attention.attention_config import AttentionConfig, DotScore
 from transformer.attention.position_config import (
     LearnedPositions,
     NoPosition,
@@ -22,8 +22,8 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, AsIs, Weight
-from transformer.layers.config import FeedForwardConfig, NormConfig
 from transformer.layers.feedforward import resolve_d_ff
+from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
 
 def _read_t5(fields: Fields) -> TransformerConfig:

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.variants.sparse_configs import LongformerConfig
 from transformer.config import TransformerConfig
 from transformer.interop.bert import (

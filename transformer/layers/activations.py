@@ -8,7 +8,7 @@ from flax import linen as nn
 
 from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight
-from transformer.layers.config import FeedForwardConfig
+from transformer.layers.layer_config import FeedForwardConfig
 
 
 def swish(

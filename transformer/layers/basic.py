@@ -20,7 +20,7 @@ from flax.core import meta
 
 from transformer.config import Initializer, TransformerConfig
 from transformer.context import ModelContext
-from transformer.layers.config import NormConfig
+from transformer.layers.layer_config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
 from transformer.layers.low_rank import LowRankWeight
 from transformer.precision import Precision

@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from transformer.attention.base import MixerInputs, mixer_class
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
+from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.config import BlockConfig
 from transformer.context import ModelContext
 from transformer.layers.basic import Norm, dropout, fold_in
-from transformer.layers.config import MoEConfig
 from transformer.layers.cross_attention import (
     BlockCache,
     BlockConstants,
@@ -18,6 +17,7 @@ from transformer.layers.cross_attention import (
     add_cross_attention,
 )
 from transformer.layers.feedforward import FeedForward
+from transformer.layers.layer_config import MoEConfig
 from transformer.layers.moe import MixtureOfExperts
 
 

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from transformer.attention.base import MixerInputs, MixerOutput, mixer_class
 from transformer.attention.masks import Mask
+from transformer.attention.mixer import MixerInputs, MixerOutput, mixer_class
 
 if TYPE_CHECKING:  # block.py imports this module
     from transformer.layers.block import Block

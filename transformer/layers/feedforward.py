@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 from flax import linen as nn
 
-from transformer.attention.base import NO_OUTPUTS, Outputs
+from transformer.attention.mixer import NO_OUTPUTS, Outputs
 from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
 from transformer.layers.basic import apply_linear, dropout
-from transformer.layers.config import FeedForwardConfig
+from transformer.layers.layer_config import FeedForwardConfig
 
 
 class FeedForwardOutput(NamedTuple):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
 from transformer.context import ModelContext
 from transformer.inspection import observe_block

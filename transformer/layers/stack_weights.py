@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.attention.base import MixerInputs, mixer_class
 from transformer.attention.masks import Mask
+from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.attention.position_bias import zero_shared_bias
 from transformer.config import BlockConfig
 from transformer.context import ModelContext

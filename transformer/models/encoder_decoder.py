@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import MixerInputs, Outputs
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.mixer import MixerInputs, Outputs
 from transformer.attention.position_bias import declare_shared_bias
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ModelContext
@@ -24,18 +24,18 @@ from transformer.layers.embedding import (
 )
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
-from transformer.models.base import (
+from transformer.models.input_checks import (
+    check_cache_inputs,
+    check_tokens,
+    resolve_dropout_rngs,
+)
+from transformer.models.model import (
     DEFAULT_OUTPUTS,
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
     apply_layers,
-)
-from transformer.models.input_checks import (
-    check_cache_inputs,
-    check_tokens,
-    resolve_dropout_rngs,
 )
 from transformer.shapes import check_shapes
 

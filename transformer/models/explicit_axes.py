@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer.models.base import ModelOutput
+from transformer.models.model import ModelOutput
 
 
 def call_with_auto_axes(

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import MixerInputs, Outputs
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.mixer import MixerInputs, Outputs
 from transformer.attention.position_config import NoPosition
 from transformer.config import Pooling
 from transformer.layers.basic import Norm, apply_linear, dropout, fold_in
 from transformer.layers.position_embedding import embed_positions
-from transformer.models.base import LOGITS, Model, ModelOutput, apply_layers
 from transformer.models.heads import check_pooling, pool_sequence
+from transformer.models.model import LOGITS, Model, ModelOutput, apply_layers
 from transformer.shapes import check_shapes
 
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.base import Outputs
+from transformer.attention.mixer import Outputs
 from transformer.config import Pooling, TransformerConfig
 from transformer.context import ModelContext
 from transformer.inspection import Edit
 from transformer.layers.basic import apply_linear, dropout, fold_in
-from transformer.models.base import LOGITS, Model, ModelOutput
 from transformer.models.input_checks import resolve_dropout_rngs
+from transformer.models.model import LOGITS, Model, ModelOutput
 
 
 def check_pooling(pooling: str) -> None:

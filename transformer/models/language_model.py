@@ -6,16 +6,16 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.attention.base import Outputs
+from transformer.attention.mixer import Outputs
 from transformer.inspection import Edit
 from transformer.layers.embedding import compute_logits, declare_output_matrix
 from transformer.layers.stack_weights import init_cache
-from transformer.models.base import LOGITS, Model, ModelOutput
 from transformer.models.input_checks import (
     check_cache_inputs,
     check_cache_length,
     resolve_dropout_rngs,
 )
+from transformer.models.model import LOGITS, Model, ModelOutput
 
 
 class LanguageModel(Model):

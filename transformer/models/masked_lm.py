@@ -5,19 +5,19 @@ from collections.abc import Mapping
 import jax
 from flax import linen as nn
 
-from transformer.attention.base import Outputs
+from transformer.attention.mixer import Outputs
 from transformer.inspection import Edit
 from transformer.layers.activations import ACTIVATIONS
 from transformer.layers.basic import Norm, apply_linear, declare_weight
-from transformer.layers.config import NormConfig
 from transformer.layers.embedding import compute_logits, declare_output_matrix
-from transformer.models.base import (
+from transformer.layers.layer_config import NormConfig
+from transformer.models.heads import pool_sequence
+from transformer.models.input_checks import resolve_dropout_rngs
+from transformer.models.model import (
     LOGITS,
     Model,
     ModelOutput,
 )
-from transformer.models.heads import pool_sequence
-from transformer.models.input_checks import resolve_dropout_rngs
 
 
 class MaskedLanguageModel(Model):

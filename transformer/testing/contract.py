@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from transformer.arguments import check_arguments
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.hardware import Hardware
 from transformer.testing.abilities import (

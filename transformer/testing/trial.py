@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from flax.core import meta
 
-from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, mixer_class
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, mixer_class
 from transformer.config import Initialization
 from transformer.context import ModelContext
 from transformer.hardware import Hardware

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
 from transformer.attention.position_config import NoPosition
 from transformer.config import BlockConfig, LayerLoop, TransformerConfig
-from transformer.layers.config import FeedForwardConfig
+from transformer.layers.layer_config import FeedForwardConfig
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.heads import Classifier
 from transformer.precision import Precision

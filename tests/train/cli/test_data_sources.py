@@ -7,7 +7,7 @@ import pytest
 
 from tests.train.support import command, write_config
 from train.cli.config_verbs import with_listed_sources
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.experiment import Experiment
 
 

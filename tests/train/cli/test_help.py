@@ -10,7 +10,7 @@ import pytest
 import configs
 from tests.train.support import command
 from train.cli.main import VERBS, usage
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 
 Capture = pytest.CaptureFixture[str]
 

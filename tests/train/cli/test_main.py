@@ -16,7 +16,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.cli.config_verbs import FitArguments
 from train.cli.main import main, print_error
 from train.cli.parsing import parse
-from train.config.registry import find_experiment, list_experiments
+from train.config.experiment_files import find_experiment, list_experiments
 from train.errors import UsageError, UserError
 from train.optim.schedules import ScheduleConfig
 from train.telemetry.reporter import Reporter

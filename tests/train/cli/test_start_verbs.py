@@ -16,8 +16,8 @@ from tests.train.tasks.support import (
     tiny_translator,
 )
 from train.cli.main import main
-from train.config.registry import describe_shipped, find_experiment, list_experiments
-from train.data.config import TokenizerConfig
+from train.config.experiment_files import describe_shipped, find_experiment, list_experiments
+from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.visualization.data_summary import (
     describe_example,

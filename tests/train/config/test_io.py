@@ -14,7 +14,7 @@ from train.config.io import (
     flatten_experiment,
     forbidden_changes,
 )
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.errors import UserError
 from train.experiment import Experiment
 from train.optim.muon import Muon

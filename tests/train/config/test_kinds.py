@@ -9,11 +9,11 @@ from train.cli.parsing import kind_options, kinds_help, parse, select_kinds
 from train.config.io import classes_by_kind, kind_name
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.optim.base import Optimizer
 from train.optim.elementwise import AdamW, Lion
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer import Optimizer
+from train.optim.optimizer_registry import OPTIMIZERS
 from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
-from transformer.attention.config import AttentionConfig, MixerConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.registry import MIXERS
 
 TWO = Experiment(

@@ -11,14 +11,14 @@ import pytest
 from tests.train.support import command, lines_of, write_config
 from tests.train.support import light_compiler as light_compiler
 from train.config import plugins
+from train.config.experiment_files import find_experiment
 from train.config.io import classes_by_kind, experiment_from_dict, experiment_to_dict
 from train.config.plugins import check_imports, import_installed_plugins, import_modules, imports_of
-from train.config.registry import find_experiment
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
-from train.tasks.registry import DATASETS, TASKS
+from train.tasks.task_registry import DATASETS, TASKS
 from transformer.registry import MIXERS
 
 Capture = pytest.CaptureFixture[str]

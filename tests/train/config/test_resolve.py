@@ -4,10 +4,10 @@ from typing import Any
 import pytest
 
 from train.config.resolve import pin_auto, resolve_auto, resolve_precision, unavailable_backends
-from train.data.config import TextDataConfig
+from train.data.data_config import TextDataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
-from transformer.attention.config import Backend
+from transformer.attention.attention_config import Backend
 
 FORM = "model.layer_pattern.0.mixer.backend"
 

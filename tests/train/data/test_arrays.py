@@ -12,7 +12,7 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
-from train.data.config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig
 from train.errors import UsageError, UserError
 
 

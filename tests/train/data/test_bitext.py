@@ -7,7 +7,7 @@ import pytest
 
 from train.data.bitext import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
 from train.data.buckets import bucket_by_tokens
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
 from train.errors import UserError

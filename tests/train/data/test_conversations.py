@@ -12,8 +12,8 @@ from tokenizers import models
 
 from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ChatTemplate, encode_chat, stop_token
-from train.data.config import TokenizerConfig
 from train.data.conversations import pack, prepare_conversations
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleTrainingBatches
 from train.data.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import pytest
 
 from train.data import corpus, text_files
 from train.data.compression import compressed_bits_per_byte
-from train.data.config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.text_splits import TextSource, TextSplits, choose_held_out_documents
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer

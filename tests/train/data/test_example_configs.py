@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
-from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
 from train.data.streams import HostBatch, TokenStream
 from train.data.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from train.data.batches import TextTrainingBatches
-from train.data.config import SourceConfig, TextDataConfig, TokenizerConfig
+from train.data.data_config import SourceConfig, TextDataConfig, TokenizerConfig
 from train.data.mixing import BLOCK_EXAMPLES, MixedTrainingBatches, MixtureSchedule, source_shares
 from train.data.mixture import MixedCorpus, combine_metrics, prepare_any_text
 from train.data.streams import TokenStream

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from train.data.bitext import prepare_bitext
-from train.data.config import TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,

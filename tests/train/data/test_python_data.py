@@ -10,8 +10,8 @@ import pytest
 
 from configs import multi30k
 from train.data.bitext import prepare_bitext
-from train.data.config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.corpus import TextCorpus, prepare_text
+from train.data.data_config import DataConfig, TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
@@ -23,7 +23,13 @@ from train.data.text_labels import prepare_classification
 from train.data.token_labels import prepare_token_labels
 from train.errors import UserError
 from train.experiment import Experiment
-from train.tasks.config import Classification, LanguageModeling, Tagging, TaskConfig, Translation
+from train.tasks.task_configs import (
+    Classification,
+    LanguageModeling,
+    Tagging,
+    TaskConfig,
+    Translation,
+)
 from transformer import TransformerConfig
 
 BYTES = TokenizerConfig("byte")

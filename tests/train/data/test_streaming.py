@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from train.data.batches import host_rows
-from train.data.config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.corpus import prepare_text
+from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.mixing import MixedBatches, data_position, seek
 from train.data.mixture import prepare_any_text
 from train.data.stream_batches import StreamedTrainingBatches

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from train.data.buckets import bucket_by_rows
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
 from train.data.text_labels import ClassificationSplit, encode_texts, prepare_classification

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from train.data.buckets import bucket_by_rows
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import TokenLabelDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
 from train.data.token_labels import (

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from train.data.config import TokenizerConfig, TokenizerKind
+from train.data.data_config import TokenizerConfig, TokenizerKind
 from train.data.tokenizer import StreamDecoder, Tokenizer, can_be_chunked, split_into_chunks
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError

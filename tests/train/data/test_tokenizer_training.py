@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from train.data.config import TokenizerConfig, TokenizerKind
+from train.data.data_config import TokenizerConfig, TokenizerKind
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
@@ -91,9 +91,9 @@ def test_training_reads_only_the_requested_characters(kind: TokenizerKind) -> No
 @pytest.mark.slow
 def test_training_is_deterministic_across_processes() -> None:
     script = (
-        "from train.data.config import TokenizerConfig as Config\n"
+        "from train.data.data_config import TokenizerConfig as Config\n"
         "from train.data.tokenizer_training import train_tokenizer, __doc__ as text\n"
-        "import train.data.config as config, train.data.tokenizer as tokenizer\n"
+        "import train.data.data_config as config, train.data.tokenizer as tokenizer\n"
         "texts = [text, config.DataConfig.__doc__, tokenizer.Tokenizer.__doc__] * 5\n"
         "for kind in ('character', 'word', 'bpe', 'wordpiece'):\n"
         "    print(train_tokenizer(Config(kind, vocab_size=400), texts).digest)\n"

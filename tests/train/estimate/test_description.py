@@ -15,7 +15,7 @@ from tests.train.estimate.tiny_models import (
     describe_tiny,
 )
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.errors import UserError
 from train.estimate.description import describe
 from train.experiment import Experiment

@@ -8,7 +8,7 @@ import pytest
 
 from bench.drills.plan import CASES, ratio
 from train.cli.parsing import parse, select_kinds
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.footprint import footprint_terms

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from train.data.config import TextDataConfig
+from train.data.data_config import TextDataConfig
 from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, Chip
 from train.estimate.footprint import estimate_footprint

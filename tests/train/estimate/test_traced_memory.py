@@ -13,7 +13,7 @@ from train.errors import UsageError
 from train.estimate.compiled_memory import bytes_per_device
 from train.estimate.traced_memory import StateShapes
 from train.experiment import EmaConfig
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 

@@ -5,7 +5,7 @@ import pytest
 
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
-from train.tasks.base import Metric
+from train.tasks.task import Metric
 
 LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_is_better=False)
 

@@ -18,7 +18,7 @@ from train.engine import Engine, make_engine
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.description import describe
 from train.jit_engine import JitEngine
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware, Precision
 

@@ -15,7 +15,7 @@ from train.engine import make_engine
 from train.estimate.description import describe
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 from transformer import Hardware
 from transformer.costs import count_token_flops, count_training_flops
 

@@ -16,9 +16,9 @@ from tests.train.support import (
 )
 from train.checkpoint.tree_paths import named_leaves
 from train.experiment import CheckpointConfig
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
-from train.recovery.config import RecoveryConfig
+from train.recovery.recovery_config import RecoveryConfig
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import EmaConfig, Experiment
-from train.lora.config import LoRAConfig
+from train.lora.lora_config import LoRAConfig
 from train.run import Run, load
 from transformer import Hardware
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from train.optim.base import Optimizer
-from train.optim.registry import make_optimizer
+from train.optim.optimizer import Optimizer
+from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 Tree = dict[str, Any]

@@ -16,7 +16,7 @@ from tests.train.optim.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from train.optim.adafactor import Adafactor
-from train.optim.registry import make_optimizer
+from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 

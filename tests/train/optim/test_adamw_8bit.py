@@ -10,7 +10,7 @@ from tests.train.optim.test_quantization import blocks
 from tests.train.support import light_compiler as light_compiler
 from train.optim.adamw_8bit import AdamW8bit
 from train.optim.elementwise import AdamW
-from train.optim.registry import make_optimizer
+from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 AXES = {

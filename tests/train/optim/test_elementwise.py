@@ -20,7 +20,7 @@ from tests.train.optim.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
-from train.optim.registry import make_optimizer
+from train.optim.optimizer_registry import make_optimizer
 
 
 def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:

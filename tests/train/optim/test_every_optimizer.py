@@ -14,8 +14,8 @@ from tests.train.support import assert_close, assert_same_bits, random_rows, tin
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
-from train.optim.base import matrix_mask
-from train.optim.registry import OPTIMIZERS, make_optimizer
+from train.optim.optimizer import matrix_mask
+from train.optim.optimizer_registry import OPTIMIZERS, make_optimizer
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.model_sharding import optimizer_state_shardings, parameter_shardings

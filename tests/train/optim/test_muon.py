@@ -9,7 +9,7 @@ from tests.train.optim.support import RATES, SHAPES, drawn, gradients, updated
 from tests.train.support import assert_close
 from tests.train.support import light_compiler as light_compiler
 from train.optim.muon import Muon
-from train.optim.registry import make_optimizer
+from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
 

@@ -15,7 +15,7 @@ from tests.train.support import assert_close, assert_same_bits, random_rows, tin
 from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine
 from train.optim.elementwise import AdamW
-from train.optim.registry import OPTIMIZERS, make_step_optimizer
+from train.optim.optimizer_registry import OPTIMIZERS, make_step_optimizer
 from train.parallel.mesh import MeshConfig
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes

@@ -17,7 +17,7 @@ from train.estimate.hlo import Collective, find_collectives
 from train.experiment import Experiment
 from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.tasks.config import Translation
+from train.tasks.task_configs import Translation
 from transformer import (
     ALiBi,
     AttentionConfig,
@@ -28,7 +28,7 @@ from transformer import (
     NoPosition,
     RoPE,
 )
-from transformer.layers.config import MoEConfig
+from transformer.layers.layer_config import MoEConfig
 
 VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
 

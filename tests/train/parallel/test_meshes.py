@@ -26,12 +26,12 @@ from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.hlo import Program, array_shapes, find_collectives
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
-from transformer.layers.config import MoEConfig
+from transformer.layers.layer_config import MoEConfig
 
 
 @pytest.fixture(scope="module")

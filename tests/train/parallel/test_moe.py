@@ -15,7 +15,7 @@ from train.experiment import Experiment
 from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.layers.config import MoEConfig
+from transformer.layers.layer_config import MoEConfig
 
 VOCAB = 30
 LOSSES = {"loss/load_balance", "loss/router_z"}

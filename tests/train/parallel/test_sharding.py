@@ -13,7 +13,7 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import random_rows, tiny
 from train.engine import Engine, make_engine
 from train.errors import UsageError
-from train.optim.registry import OPTIMIZERS
+from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.model_sharding import (
     checked_sharding,

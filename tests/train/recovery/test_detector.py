@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.train.support import light_compiler as light_compiler
-from train.recovery.config import RecoveryConfig
 from train.recovery.detector import (
     DETECTOR_METRICS,
     MIN_LOG_STD,
@@ -17,6 +16,7 @@ from train.recovery.detector import (
     detect_anomaly,
     robust_std,
 )
+from train.recovery.recovery_config import RecoveryConfig
 
 CONFIG = RecoveryConfig()
 QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from train.recovery.config import RecoveryConfig
+from train.recovery.recovery_config import RecoveryConfig
 from train.recovery.rollback import Anomaly, choose_checkpoint, plan_rollback
 from train.recovery.rollback_record import Rollback
 

@@ -17,7 +17,7 @@ from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
-from train.recovery.config import RecoveryConfig
+from train.recovery.recovery_config import RecoveryConfig
 from train.recovery.rollback_record import RollbackRecord
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState

@@ -17,7 +17,7 @@ from train.engine import make_engine
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.runtime.local_hardware import local_hardware
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 
 
 def test_written_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.errors import UsageError, UserError
 from train.scaling.design import (
     SizeRules,

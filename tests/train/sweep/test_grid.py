@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from train.config.experiment_files import find_experiment
 from train.config.io import flatten_experiment
-from train.config.registry import find_experiment
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.sweep.grid import expand_grid, find_field, flag, parse_grid, run_name, short_names

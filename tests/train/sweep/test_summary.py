@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.sweep.grid import SweepRun, run_name
 from train.sweep.summary import SweepSummary, main_field, plot_sweep, print_summary, summarize
 from train.sweep.sweep_folder import RunResult

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.train.support import LENGTH, tiny, write_text
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
 from train.experiment import EvaluationConfig, Experiment
-from train.tasks.config import Classification, MaskedLanguageModeling, Tagging, Translation
+from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
 from transformer import AttentionConfig, EncoderConfig
 
 ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}

@@ -11,12 +11,12 @@ import pytest
 import train
 from tests.train.support import assert_same_bits, losses
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig
 from train.data.python_data import hold_data
 from train.experiment import Experiment
 from train.tasks.array_task import ArrayTask
-from train.tasks.config import TaskConfig
-from train.tasks.registry import TASKS, register_task
+from train.tasks.task_configs import TaskConfig
+from train.tasks.task_registry import TASKS, register_task
 from transformer import Classifier, TransformerConfig
 from transformer.losses import label_loss
 

@@ -14,9 +14,9 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_classifier, tiny_tagger
 from train.data.token_labels import TokenLabelSplit
 from train.errors import UserError
-from train.tasks.base import Metric
 from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
-from train.tasks.config import Classification, Tagging
+from train.tasks.task import Metric
+from train.tasks.task_configs import Classification, Tagging
 from transformer.context import unconstrained
 from transformer.hardware import Hardware
 

@@ -26,7 +26,7 @@ from train.experiment import CheckpointConfig, EmaConfig, Experiment
 from train.parallel.mesh import MeshConfig
 from train.run import sample
 from train.runtime.signals import PreemptedError
-from train.tasks.registry import make_task
+from train.tasks.task_registry import make_task
 from train.telemetry.reporter import Reporter
 from train.visualization.attention_view import view_attention
 from transformer.generation.sampling import SamplingConfig

@@ -12,10 +12,10 @@ import train
 from configs.digits import EXPERIMENTS
 from tests.train.support import assert_same_bits, command
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import FeatureDataConfig
+from train.data.data_config import FeatureDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.tasks.config import FeatureClassification
-from train.tasks.registry import make_task
+from train.tasks.task_configs import FeatureClassification
+from train.tasks.task_registry import make_task
 
 Capture = pytest.CaptureFixture[str]
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from bench.mixer_costs import products
-from train.config.registry import find_experiment
-from train.tasks.registry import make_task
+from train.config.experiment_files import find_experiment
+from train.tasks.task_registry import make_task
 from transformer.context import unconstrained
 from transformer.costs import count_token_flops
 from transformer.hardware import Hardware

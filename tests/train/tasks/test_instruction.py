@@ -14,12 +14,12 @@ import pytest
 import train
 from tests.train.support import command, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
 from train.engine import make_engine
 from train.experiment import Experiment
-from train.tasks.config import InstructionTuning
-from train.tasks.registry import make_task
+from train.tasks.task_configs import InstructionTuning
+from train.tasks.task_registry import make_task
 from transformer import Hardware, NoPosition, RoPE
 
 pytestmark = pytest.mark.slow

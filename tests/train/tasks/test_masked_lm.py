@@ -10,19 +10,19 @@ import pytest
 import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_masked
-from train.config.registry import find_experiment
-from train.data.config import TokenizerConfig
+from train.config.experiment_files import find_experiment
+from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 from train.estimate.description import describe
 from train.experiment import SampleConfig
-from train.tasks.base import SampleOptions
 from train.tasks.masked_language_modeling import (
     MaskedLanguageModelTask,
     encode_masked_prompt,
     gather_targets,
 )
+from train.tasks.task import SampleOptions
 from transformer import Precision
 from transformer.context import unconstrained
 from transformer.hardware import Hardware

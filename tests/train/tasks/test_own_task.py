@@ -13,7 +13,7 @@ import pytest
 import train
 from tests.train.support import command, lines_of, tiny
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
-from train.data.config import DataConfig, TokenizerConfig
+from train.data.data_config import DataConfig, TokenizerConfig
 from train.data.streams import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
@@ -22,9 +22,9 @@ from train.evaluation.metrics import mean_losses
 from train.experiment import EvaluationConfig, Experiment
 from train.run import Run, sample
 from train.step import Batch, LossFn
-from train.tasks.base import Metric, Task
-from train.tasks.config import TaskConfig
-from train.tasks.registry import TASKS, register_task
+from train.tasks.task import Metric, Task
+from train.tasks.task_configs import TaskConfig
+from train.tasks.task_registry import TASKS, register_task
 from train.tasks.vocabulary import Labels
 from transformer.losses import Loss, label_loss
 from transformer.models.heads import Classifier

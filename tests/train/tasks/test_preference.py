@@ -13,17 +13,17 @@ import pytest
 import train
 from tests.train.support import assert_same_bits, tiny
 from tests.train.support import light_compiler as light_compiler
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.example_configs import PreferenceDataConfig
 from train.data.preferences import parse_pair
 from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
-from train.lora.config import LoRAConfig
-from train.tasks.config import LanguageModeling, PreferenceOptimization
+from train.lora.lora_config import LoRAConfig
 from train.tasks.preference import PreferenceTask
-from train.tasks.registry import make_task
+from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
+from train.tasks.task_registry import make_task
 from transformer import Hardware, LearnedPositions
 
 BETA = 0.3

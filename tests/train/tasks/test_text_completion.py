@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from train.data.config import TokenizerConfig
+from train.data.data_config import TokenizerConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 from train.tasks.text_completion import complete_texts
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.generation.generate import generate

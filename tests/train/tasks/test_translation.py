@@ -12,7 +12,7 @@ from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu, tokenized_bleu
 from train.parallel.mesh import MeshConfig
-from train.tasks.base import Metric
+from train.tasks.task import Metric
 from train.tasks.translation import TranslationTask
 from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.baselines.nonautoregressive import NonAutoregressive

@@ -30,7 +30,7 @@ from transformer import (
     TopKConfig,
     TransformerConfig,
 )
-from transformer.baselines.config import (
+from transformer.baselines.baseline_configs import (
     BahdanauConfig,
     ChengConfig,
     ConvolutionConfig,

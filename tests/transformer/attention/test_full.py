@@ -11,10 +11,10 @@ import pytest
 from tests.transformer import formulas, mixers
 from tests.transformer.formulas import Array, array, assert_close, normal
 from transformer import AttentionConfig, Mask, MaskPattern, MixerConfig, NormConfig, RoPE
-from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.attention_config import Backend
 from transformer.attention.cache import MemoryCache
-from transformer.attention.config import Backend
 from transformer.attention.full import Attention
+from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.attention.rope import apply_rope
 
 B, T, S, D = 2, 5, 7, 12

@@ -21,7 +21,7 @@ from transformer import (
     RoPE,
     ScaledDotScore,
 )
-from transformer.attention.config import AttentionScore
+from transformer.attention.attention_config import AttentionScore
 from transformer.attention.full import Attention
 
 B, T, S, D = 2, 5, 7, 12

@@ -7,7 +7,7 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import BlockConfig, LanguageModel, Mask, MaskPattern, TransformerConfig
-from transformer.baselines.config import ChengConfig
+from transformer.baselines.baseline_configs import ChengConfig
 from transformer.costs import count_token_flops
 
 B, T, D, A = 2, 7, 5, 3

@@ -12,7 +12,7 @@ from transformer import (
     LSTMConfig,
     TransformerConfig,
 )
-from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
 from transformer.costs import count_token_flops
 
 V, D, T = 17, 6, 23

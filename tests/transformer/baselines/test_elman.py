@@ -13,8 +13,8 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, MaskPattern
-from transformer.attention.base import MixerInputs
-from transformer.baselines.config import ElmanConfig
+from transformer.attention.mixer import MixerInputs
+from transformer.baselines.baseline_configs import ElmanConfig
 from transformer.testing.contract import check_mixer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"

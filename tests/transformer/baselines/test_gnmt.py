@@ -11,7 +11,7 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal, weights_of
 from tests.transformer.mixers import applied, made
 from transformer import EncoderDecoder, Mask, MaskPattern
-from transformer.baselines.config import GNMTDecoderConfig, GNMTEncoderConfig, gnmt_config
+from transformer.baselines.baseline_configs import GNMTDecoderConfig, GNMTEncoderConfig, gnmt_config
 from transformer.costs import count_token_flops
 from transformer.parameter_counts import count_parameters
 

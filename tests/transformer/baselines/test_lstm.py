@@ -13,10 +13,10 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.base import MixerInputs
 from transformer.attention.documents import document_boundaries
+from transformer.attention.mixer import MixerInputs
 from transformer.baselines import recurrent
-from transformer.baselines.config import LSTMConfig
+from transformer.baselines.baseline_configs import LSTMConfig
 from transformer.testing.abilities import check_cached
 from transformer.testing.contract import check_mixer
 from transformer.testing.trial import make_trial

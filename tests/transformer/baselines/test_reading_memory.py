@@ -9,8 +9,8 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
-from transformer.attention.config import AdditiveScore, BilinearScore, DotScore
-from transformer.baselines.config import BahdanauConfig, LuongConfig, Seq2SeqConfig
+from transformer.attention.attention_config import AdditiveScore, BilinearScore, DotScore
+from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
 from transformer.baselines.memory_attention import first_visible, last_visible, memory_mask
 from transformer.testing.abilities import check_cross, check_segments
 from transformer.testing.contract import check_mixer

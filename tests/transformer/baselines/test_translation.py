@@ -9,7 +9,12 @@ import pytest
 
 from tests.transformer.formulas import assert_close, weights_of
 from transformer import BlockConfig, EncoderConfig, EncoderDecoder, MixerConfig, TransformerConfig
-from transformer.baselines.config import BahdanauConfig, LSTMConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.baseline_configs import (
+    BahdanauConfig,
+    LSTMConfig,
+    LuongConfig,
+    Seq2SeqConfig,
+)
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
-from transformer.baselines.config import bag_of_embeddings_config
+from transformer.baselines.baseline_configs import bag_of_embeddings_config
 from transformer.baselines.word_vectors import (
     SkipGram,
     noise_distribution,

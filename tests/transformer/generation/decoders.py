@@ -6,16 +6,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
-from transformer.baselines.config import ConvolutionConfig, ElmanConfig, LSTMConfig
+from transformer.baselines.baseline_configs import ConvolutionConfig, ElmanConfig, LSTMConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.generation.generate import (
     decode_step,
     prefill,
 )
 from transformer.generation.sampling import SamplingConfig
-from transformer.layers.config import FeedForwardConfig, NormConfig
+from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 from transformer.models.language_model import LanguageModel
 
 GREEDY = SamplingConfig(temperature=0)

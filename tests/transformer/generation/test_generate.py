@@ -23,9 +23,9 @@ from tests.transformer.generation.decoders import (
     step,
 )
 from transformer import generate as exported
-from transformer.attention.base import Abilities
-from transformer.attention.config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.full import Attention
+from transformer.attention.mixer import Abilities
 from transformer.attention.position_config import LearnedPositions
 from transformer.generation import generate as generate_module
 from transformer.generation.decode_weights import (

@@ -20,10 +20,10 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.context import ModelContext
 from transformer.layers.block import Block
-from transformer.layers.config import MoEConfig
+from transformer.layers.layer_config import MoEConfig
 
 B, T, D = 2, 5, 12
 SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())

@@ -12,7 +12,7 @@ from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, weights_of
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.context import ModelContext
-from transformer.layers.config import DispatcherKind, MoEConfig
+from transformer.layers.layer_config import DispatcherKind, MoEConfig
 from transformer.layers.logical_axes import LogicalAxes, unbox_axes
 from transformer.layers.moe import MixtureOfExperts
 

@@ -29,7 +29,7 @@ from transformer import (
     NormConfig,
     Precision,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.config import LayerLoop, RematPolicy
 from transformer.context import ModelContext
 from transformer.generation.decode_weights import unstack_layers

@@ -17,7 +17,7 @@ from tests.transformer.bert import bert_config, bert_params, class_head, masked_
 from tests.transformer.formulas import array, assert_close
 from tests.transformer.layouts import Params
 from transformer import Classifier, Mask, MaskedLanguageModel, Model, Tagger
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.layers.block import Block
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "bert.npz")

@@ -29,7 +29,7 @@ from tests.transformer.formulas import array, assert_close
 from tests.transformer.huggingface import gpt2_config, gpt2_params, llama_config, llama_params
 from tests.transformer.layouts import Params
 from transformer import LanguageModel, Mask, MaskPattern, ModelOutput
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.layers.block import Block
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "huggingface.npz"

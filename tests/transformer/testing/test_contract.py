@@ -10,10 +10,10 @@ import pytest
 from flax import linen as nn
 
 from transformer import MIXERS, Abilities, AttentionConfig, Hardware, Mask, Mixer, MixerOutput
-from transformer.attention.base import MixerInputs
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
 from transformer.attention.full import Attention
 from transformer.attention.masks import dense_mask
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.layers.basic import apply_linear
 from transformer.testing.contract import (

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
-from transformer.attention.config import Backend
+from transformer.attention.attention_config import Backend
 from transformer.attention.masks import MaskPattern
 from transformer.hardware import Hardware
 from transformer.validation import check_choice

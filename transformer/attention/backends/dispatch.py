@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attention.attend import ScoreSpec, attend_reference
+from transformer.attention.attention_config import Backend
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.choose import MIN_QUERY_BLOCK
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.backends.tiling import repeat_kv_for_shards, widen
-from transformer.attention.config import Backend
 from transformer.attention.mask_checks import check_mask
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.attention.scores import add_sinks

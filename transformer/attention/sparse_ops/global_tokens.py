@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec
+from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention
-from transformer.attention.config import MultiHeadConfig
 from transformer.attention.masks import Mask
 from transformer.attention.projections import head_axes
 from transformer.context import ModelContext

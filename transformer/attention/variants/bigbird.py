@@ -14,7 +14,11 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec
-from transformer.attention.base import (
+from transformer.attention.cache import KVCache
+from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -24,10 +28,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.cache import KVCache
-from transformer.attention.documents import token_segments
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask
 from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import (

@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.attention.base import (
+from transformer.attention.attention_config import MultiHeadConfig
+from transformer.attention.documents import (
+    DocumentBoundaries,
+    document_boundaries,
+    token_segments,
+)
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
     Mixer,
     MixerInputs,
     Outputs,
@@ -20,13 +27,6 @@ from transformer.attention.base import (
     reject_mask_patterns,
     reject_weights,
 )
-from transformer.attention.config import MultiHeadConfig
-from transformer.attention.documents import (
-    DocumentBoundaries,
-    document_boundaries,
-    token_segments,
-)
-from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
     project_qkv,

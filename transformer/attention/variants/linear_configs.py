@@ -6,7 +6,7 @@ Importing this module loads no JAX.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
-from transformer.attention.config import MixerConfig, MultiHeadConfig
+from transformer.attention.attention_config import MixerConfig, MultiHeadConfig
 from transformer.attention.position_config import AttentionPosition, NoPosition, RoPE
 from transformer.validation import check_at_least, check_choice, check_fraction
 

@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.base import (
+from transformer.attention.documents import previous_segments, token_segments
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -23,9 +26,6 @@ from transformer.attention.base import (
     reject_mask_patterns,
     reject_weights,
 )
-from transformer.attention.documents import previous_segments, token_segments
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask
 from transformer.attention.projections import (
     project_keys,
     project_qkv,

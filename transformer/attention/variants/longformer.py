@@ -16,7 +16,11 @@ from flax import struct
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
-from transformer.attention.base import (
+from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -26,10 +30,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
-from transformer.attention.documents import token_segments
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,

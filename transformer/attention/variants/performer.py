@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.head_outputs import combine_heads
+from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.variants.feature_map_attention import (
     LinearAttentionMemory,
     attend_with_feature_map,

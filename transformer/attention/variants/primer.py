@@ -10,7 +10,9 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.base import (
+from transformer.attention.cache import KVCache
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -18,8 +20,6 @@ from transformer.attention.base import (
     ScoreFlops,
     reject_memory,
 )
-from transformer.attention.cache import KVCache
-from transformer.attention.masks import Mask
 from transformer.attention.position_bias import position_terms
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope

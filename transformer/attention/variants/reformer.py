@@ -13,7 +13,10 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.attention.backends.tiling import PartialAttention, merge_partials
-from transformer.attention.base import (
+from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -23,9 +26,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.documents import token_segments
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import QKV, project_queries, project_values
 from transformer.attention.rope import apply_rope

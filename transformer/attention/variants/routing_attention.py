@@ -14,7 +14,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.base import (
+from transformer.attention.cache import KVCache
+from transformer.attention.documents import token_segments
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -24,10 +28,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.cache import KVCache
-from transformer.attention.documents import token_segments
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask
 from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,

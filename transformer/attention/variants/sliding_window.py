@@ -7,7 +7,10 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.base import (
+from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -15,9 +18,6 @@ from transformer.attention.base import (
     ScoreFlops,
     reject_memory,
 )
-from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.scores import declare_sink_logits
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig

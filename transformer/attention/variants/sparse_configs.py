@@ -8,7 +8,7 @@ Importing this module loads no JAX.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
-from transformer.attention.config import Backend, MultiHeadConfig, ScaledDotScore
+from transformer.attention.attention_config import Backend, MultiHeadConfig, ScaledDotScore
 from transformer.attention.position_config import NoPosition, RoPE
 from transformer.validation import check_at_least, check_choice, check_field_types, check_fraction
 

@@ -25,7 +25,10 @@ from transformer.attention.backends.tiling import (
     tile_mask,
     widen,
 )
-from transformer.attention.base import (
+from transformer.attention.cache import KVCache
+from transformer.attention.head_outputs import combine_heads
+from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -35,9 +38,6 @@ from transformer.attention.base import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.cache import KVCache
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
 from transformer.attention.variants.sparse_configs import (

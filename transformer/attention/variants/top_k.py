@@ -7,10 +7,10 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec
-from transformer.attention.base import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import dense_mask
+from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
 from transformer.attention.projections import (
     QKV,
     project_keys,

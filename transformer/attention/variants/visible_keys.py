@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer.attention.base import ScoreFlops
-from transformer.attention.config import MultiHeadConfig
+from transformer.attention.attention_config import MultiHeadConfig
+from transformer.attention.mixer import ScoreFlops
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,
     LongformerConfig,

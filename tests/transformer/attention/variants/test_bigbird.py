@@ -16,8 +16,8 @@ from tests.transformer.formulas import Array, array, assert_close, assert_trees_
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import BigBirdConfig, Hardware, Mask, MaskPattern, RoPE
-from transformer.attention.base import MixerInputs
 from transformer.attention.masks import dense_mask
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.attention.variants.bigbird import BigBird, bigbird_visible_keys
 from transformer.testing.abilities import (

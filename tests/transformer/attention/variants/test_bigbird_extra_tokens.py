@@ -14,7 +14,7 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import made
 from transformer import BigBirdConfig, Mask
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.bigbird import BigBird
 from transformer.testing.trial import reference_softmax_attention
 

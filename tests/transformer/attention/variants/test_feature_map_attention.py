@@ -12,7 +12,7 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.kernels import FORMULAS, dense_attention
 from tests.transformer.mixers import applied, made
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
 from transformer.attention.documents import document_boundaries
 from transformer.attention.masks import dense_mask
 from transformer.attention.variants import prefix_sums as sums

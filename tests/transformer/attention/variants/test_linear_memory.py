@@ -31,7 +31,7 @@ from transformer import (
     SparseTransformerConfig,
     TopKConfig,
 )
-from transformer.attention.base import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerInputs, mixer_class
 
 T, D = 1021, 6
 """A prime, which no other size equals: what is padded to blocks is longer. All else is small, so

@@ -19,7 +19,7 @@ from transformer import (
     MaskPattern,
     TransformerConfig,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.costs import count_token_flops
 
 B, T, S, D, N, K, H, R = 2, 11, 9, 6, 4, 2, 3, 5

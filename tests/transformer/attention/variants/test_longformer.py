@@ -16,7 +16,7 @@ from tests.transformer.formulas import Array, array, assert_close, assert_trees_
 from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import applied, made
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.visible_keys import longformer_visible_keys
 from transformer.testing.abilities import (
     check_any_length,

@@ -23,7 +23,7 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.performer import Performer
 from transformer.context import ModelContext
 from transformer.costs import count_token_flops

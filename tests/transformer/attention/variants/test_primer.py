@@ -10,7 +10,7 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal, softmax
 from tests.transformer.mixers import applied, axes, made
 from transformer import LanguageModel, Mask, MaskPattern, RoPE, TransformerConfig
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.rope import apply_rope
 from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.config import BlockConfig

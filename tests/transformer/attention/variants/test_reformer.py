@@ -11,7 +11,7 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import applied, axes, made
 from transformer import Mask, MaskPattern, ReformerConfig
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.reformer import Reformer, hash_buckets
 from transformer.testing.contract import check_mixer
 from transformer.testing.trial import projections

@@ -28,7 +28,7 @@ from transformer import (
     RoutingAttentionConfig,
     TransformerConfig,
 )
-from transformer.attention.base import MixerInputs
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
 from transformer.attention.variants.routing_attention import (
     RoutingAttention,

@@ -9,8 +9,8 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, assert_trees_close, normal
 from transformer import Hardware, Mask, MaskPattern, NormConfig, RoPE, SlidingWindowConfig
-from transformer.attention.base import MixerInputs
 from transformer.attention.cache import ABSENT_POSITION, RollingCache
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.testing.abilities import pack_two_documents
 from transformer.testing.contract import check_mixer

@@ -1,6 +1,6 @@
 """Registry of tasks: one entry names the settings and the implementation of a task.
 
-The implementation (data, model, loss, evaluation and answers: see `train.tasks.base.Task`) is
+The implementation (data, model, loss, evaluation and answers: see `train.tasks.task.Task`) is
 imported when a task is first made, so that settings can be read and listed without JAX.
 """
 
@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
-from train.tasks.config import (
+from train.tasks.task_configs import (
     Classification,
     FeatureClassification,
     InstructionTuning,
@@ -24,9 +24,9 @@ from train.tasks.config import (
 from transformer.registry import check_kind_is_free, check_registration
 
 if TYPE_CHECKING:
-    from train.data.config import DataConfig
+    from train.data.data_config import DataConfig
     from train.experiment import Experiment
-    from train.tasks.base import Task
+    from train.tasks.task import Task
 
 
 class TaskEntry(NamedTuple):

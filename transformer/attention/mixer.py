@@ -14,7 +14,7 @@ import jax
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.config import MixerConfig
+from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.context import ModelContext
 from transformer.inspection import Taps

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from train.data.config import TextDataConfig, TokenizerConfig
+from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.errors import UsageError
 
 
@@ -40,7 +40,7 @@ def test_tokenizer_file_keeps_its_own_case() -> None:
 
 def test_settings_import_nothing_heavy() -> None:
     heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax'}"
-    script = f"import sys, train.data.config; print({heavy} & set(sys.modules))"
+    script = f"import sys, train.data.data_config; print({heavy} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from train.config.registry import find_experiment, list_experiments
+from train.config.experiment_files import find_experiment, list_experiments
 from train.errors import UsageError
 
 OWN = """

@@ -3,7 +3,7 @@
 import jax
 from flax import linen as nn
 
-from transformer.attention.base import (
+from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
@@ -11,8 +11,8 @@ from transformer.attention.base import (
     ScoreFlops,
     reject_weights,
 )
+from transformer.baselines.baseline_configs import Seq2SeqConfig
 from transformer.baselines.cells import LSTMLayer, LSTMState
-from transformer.baselines.config import Seq2SeqConfig
 from transformer.baselines.memory_attention import (
     check_has_memory,
     decoder_boundaries,

@@ -13,7 +13,7 @@ from transformer.attention.position_config import (
     RoPE,
 )
 from transformer.hardware import Hardware
-from transformer.layers.config import NormConfig
+from transformer.layers.layer_config import NormConfig
 from transformer.validation import check_at_least, check_choice, check_fraction
 
 if TYPE_CHECKING:  # choose.py imports JAX through masks.py

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from train.tasks.vocabulary import Labels
     from transformer.context import ActivationConstraint
     from transformer.hardware import Hardware
-    from transformer.models.base import Model
+    from transformer.models.model import Model
 
 TextCallback = Callable[[str], None]
 """Function that receives text piece by piece, as it is generated."""
@@ -116,7 +116,7 @@ class Task(abc.ABC):
     """A task: all that differs between runs that learn different things.
 
     Subclasses are constructed with the experiment alone and are registered, with their settings,
-    in `train.tasks.registry`. Those whose data are arrays derive from `ArrayTask`
+    in `train.tasks.task_registry`. Those whose data are arrays derive from `ArrayTask`
     (`train.tasks.array_task`), which needs four methods.
 
     Attributes:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from train.optim.adafactor import Adafactor
 from train.optim.adamw_8bit import AdamW8bit
-from train.optim.base import Optimizer
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
+from train.optim.optimizer import Optimizer
 from transformer.registry import check_kind_is_free, check_registration
 
 if TYPE_CHECKING:

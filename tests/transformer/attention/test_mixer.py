@@ -2,7 +2,7 @@ import pytest
 
 from tests.transformer.formulas import array
 from transformer import Mask, MaskPattern
-from transformer.attention.base import reject_mask_patterns
+from transformer.attention.mixer import reject_mask_patterns
 
 
 @pytest.mark.parametrize(

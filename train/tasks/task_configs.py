@@ -1,7 +1,7 @@
 """Settings of the tasks that a run can learn. Imports neither JAX nor any model.
 
 The command line reads this module for `--help`, so it stays cheap to import.
-`train.tasks.registry` maps each of these classes to the `Task` that implements it.
+`train.tasks.task_registry` maps each of these classes to the `Task` that implements it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from train.data.config import ArrayDataConfig, DataConfig, FeatureDataConfig, TextDataConfig
+from train.data.data_config import ArrayDataConfig, DataConfig, FeatureDataConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,

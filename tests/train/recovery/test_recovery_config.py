@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from train.recovery.config import RecoveryConfig
+from train.recovery.recovery_config import RecoveryConfig
 
 
 @pytest.mark.parametrize(

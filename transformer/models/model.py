@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
-from transformer.attention.base import MixerInputs, Outputs
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.mixer import MixerInputs, Outputs
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.context import ActivationConstraint, ModelContext, unconstrained
 from transformer.hardware import Hardware

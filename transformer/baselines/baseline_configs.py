@@ -6,9 +6,14 @@ Importing this module loads no JAX.
 import dataclasses
 from typing import Any, ClassVar
 
-from transformer.attention.config import AdditiveScore, BilinearScore, DotScore, MixerConfig
+from transformer.attention.attention_config import (
+    AdditiveScore,
+    BilinearScore,
+    DotScore,
+    MixerConfig,
+)
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
-from transformer.layers.config import FeedForwardConfig
+from transformer.layers.layer_config import FeedForwardConfig
 from transformer.validation import check_at_least, check_fraction
 
 

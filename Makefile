@@ -103,6 +103,7 @@ MERGED := awk -F '[=<>~!@ ;[]' '!/^ *(\#|$$)/ { name = tolower($$1); gsub(/[-_.]
 # The environment is ready when .ready in it names this Python, this folder and these requirements,
 # and the extras that are asked for. All extras serve for none. Python compiles what it imports when
 # it first does; pip would compile all of it, which takes as long as the rest of the installation.
+# Where Python must not write bytecode, pip does it: else every process would compile again.
 .venv:
 	@set -e; python=; \
 	for each in $(CANDIDATES); do \
@@ -126,5 +127,6 @@ MERGED := awk -F '[=<>~!@ ;[]' '!/^ *(\#|$$)/ { name = tolower($$1); gsub(/[-_.]
 	rm -f $(VENV)/.ready; \
 	$(RUN) -m pip --version >/dev/null 2>&1 || $(RUN) -m ensurepip >/dev/null; \
 	$(MERGED) $(CONSTRAINTS) >$(VENV)/constraints.txt; \
-	$(RUN) -m pip install --quiet --no-compile --constraint $(VENV)/constraints.txt --editable '.$(EXTRAS)'; \
+	$(RUN) -m pip install --quiet $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile) \
+		--constraint $(VENV)/constraints.txt --editable '.$(EXTRAS)'; \
 	echo "$$ready $(EXTRAS)" >$(VENV)/.ready

@@ -31,10 +31,10 @@ def imports(file: Path) -> Iterator[str]:
 def test_packages_import_nothing_above_them(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
-    found = {
+    actual = {
         (str(file.relative_to(ROOT)), name)
         for file in files
         for name in imports(file)
         if name in MAY_NOT[package]
     }
-    assert found <= ALLOWED
+    assert actual <= ALLOWED

@@ -27,18 +27,18 @@ def test_dir_shows_the_public_names(module: ModuleType) -> None:
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)
 def test_help_describes_each_public_name_and_field(module: ModuleType, name: str) -> None:
-    found = getattr(module, name)
-    if not isinstance(found, type):
-        assert inspect.getdoc(found)
+    result = getattr(module, name)
+    if not isinstance(result, type):
+        assert inspect.getdoc(result)
         return
-    assert "__doc__" in vars(found)
-    assert not str(found.__doc__).startswith(f"{name}("), "has the docstring that dataclass makes"
+    assert "__doc__" in vars(result)
+    assert not str(result.__doc__).startswith(f"{name}("), "has the docstring that dataclass makes"
     fields = (
-        [field.name for field in dataclasses.fields(found)]
-        if (dataclasses.is_dataclass(found))
-        else getattr(found, "_fields", ())
+        [field.name for field in dataclasses.fields(result)]
+        if (dataclasses.is_dataclass(result))
+        else getattr(result, "_fields", ())
     )
-    shown = pydoc.plain(pydoc.render_doc(found))
+    shown = pydoc.plain(pydoc.render_doc(result))
     for field in set(fields) - FLAX_FIELDS:
         assert f"|    {field}: " in shown, field
 
@@ -54,8 +54,8 @@ def test_documentation_is_that_of_the_source() -> None:
 
 
 def test_fields_of_a_class_without_source_are_left_out() -> None:
-    found = dataclasses.make_dataclass("Made", [("x", int)])
-    assert field_docs(found) == {}
+    actual = dataclasses.make_dataclass("Made", [("x", int)])
+    assert field_docs(actual) == {}
 
 
 def test_no_source_is_read_before_help() -> None:

@@ -333,16 +333,16 @@ def documented_names() -> set[tuple[str, str]]:
     files = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
     text = "\n".join(file.read_text() for file in files)
     pattern = r"^ *from ((?:transformer|train)[\w.]*) import (\([^)]*\)|.*)$"
-    found = re.findall(pattern, text, re.MULTILINE)
+    actual = re.findall(pattern, text, re.MULTILINE)
     public = {(module.__name__, name) for module in (transformer, train) for name in dir(module)}
-    return public | {(module, n) for module, names in found for n in re.findall(r"\w+", names)}
+    return public | {(module, n) for module, names in actual for n in re.findall(r"\w+", names)}
 
 
 def test_every_documented_function_is_called() -> None:
-    found = {
+    result = {
         name: getattr(importlib.import_module(module), name) for module, name in documented_names()
     }
-    functions = {name for name, each in found.items() if inspect.isfunction(each)}
+    functions = {name for name, each in result.items() if inspect.isfunction(each)}
     assert functions <= CALLS.keys() | NOT_CALLED.keys()
     assert not CALLS.keys() & NOT_CALLED.keys()
 

@@ -123,8 +123,8 @@ def meter(request: pytest.FixtureRequest) -> Meter:
 @pytest.fixture(scope="session")
 def hardware() -> Hardware:
     """Hardware of all devices of this machine."""
-    found: Hardware = SESSION["hardware"]
-    return found
+    actual: Hardware = SESSION["hardware"]
+    return actual
 
 
 @pytest.fixture(scope="session")

@@ -87,12 +87,12 @@ def expected(name: str, dtype: str, length: int) -> tuple[Array, ...]:
     arrays = (each.astype(np.float64).swapaxes(1, 2) for each in inputs(dtype, length))
     q, k, v, dy = arrays  # [B, heads, T, H]
     k, v = (np.repeat(each, N // K, axis=1) for each in (k, v))
-    seen = np.asarray(dense_mask(mask_of(name, length), length, length))[:, None]
-    scores = np.where(seen, SCALE * q @ k.swapaxes(2, 3), -np.inf)
+    visible = np.asarray(dense_mask(mask_of(name, length), length, length))[:, None]
+    scores = np.where(visible, SCALE * q @ k.swapaxes(2, 3), -np.inf)
     # A query that sees nothing (padding) has no largest score, and weights of zero.
-    top = np.where(seen.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0)
-    raised = np.exp(scores - top)
-    weights = raised / np.maximum(raised.sum(-1, keepdims=True), 1e-300)
+    top = np.where(visible.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0)
+    exp_scores = np.exp(scores - top)
+    weights = exp_scores / np.maximum(exp_scores.sum(-1, keepdims=True), 1e-300)
     dweights = dy @ v.swapaxes(2, 3)
     dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
     dq, dk = SCALE * dscores @ k, SCALE * dscores.swapaxes(2, 3) @ q
@@ -127,14 +127,14 @@ def test_attention(form: Any, dtype: str, one_device: Hardware, meter: Meter) ->
             def run(q: Any, k: Any, v: Any) -> Any:
                 return attend(q, k, v, mask, ScoreSpec(SCALE), backend=form, hardware=one_device).y
 
-            y, pull = jax.vjp(run, q, k, v)
-            return y, *pull(dy)
+            y, vjp_fn = jax.vjp(run, q, k, v)
+            return y, *vjp_fn(dy)
 
         with exact:
-            got = jax.device_get(values_and_gradients(*inputs(dtype, length), mask))
+            actual = jax.device_get(values_and_gradients(*inputs(dtype, length), mask))
         checked.append(name)
         for what, one, other in zip(
-            ("y", "dq", "dk", "dv"), got, expected(name, dtype, length), strict=True
+            ("y", "dq", "dk", "dv"), actual, expected(name, dtype, length), strict=True
         ):
             assert str(one.dtype) == dtype
             meter.check(f"{name} {what}", largest_difference(one, other), tolerance)

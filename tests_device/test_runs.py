@@ -26,7 +26,7 @@ def differing(one: train.Run, other: train.Run) -> list[str]:
     """Return every difference between two runs: losses by step, parameters by name."""
     curves = [losses(Path(str(run.folder.path))) for run in (one, other)]
     steps = sorted(curves[0].keys() | curves[1].keys())
-    found = [f"loss {n}" for n in steps if curves[0].get(n) != curves[1].get(n)]
+    result = [f"loss {n}" for n in steps if curves[0].get(n) != curves[1].get(n)]
     pairs = zip(
         jax.tree_util.tree_leaves_with_path(jax.device_get(one.params)),
         jax.tree.leaves(jax.device_get(other.params)),
@@ -34,8 +34,8 @@ def differing(one: train.Run, other: train.Run) -> list[str]:
     )
     for (path, a), b in pairs:
         if a.dtype != b.dtype or a.tobytes() != b.tobytes():
-            found.append(jax.tree_util.keystr(path))
-    return found
+            result.append(jax.tree_util.keystr(path))
+    return result
 
 
 def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
@@ -46,19 +46,19 @@ def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
         batch_size=rows_for(hardware.count),
         checkpoint=CheckpointConfig(every=3),
     )
-    whole = fit(experiment, tmp_path / "whole")
+    full = fit(experiment, tmp_path / "whole")
     fit(dataclasses.replace(experiment, steps=3), tmp_path / "resumed")
     resumed = fit(experiment, tmp_path / "resumed")
     assert sorted(losses(tmp_path / "whole")) == [1, 2, 3, 4, 5, 6]
-    found = differing(whole, resumed)
-    if found and differing(whole, fit(experiment, tmp_path / "again")):
+    actual = differing(full, resumed)
+    if actual and differing(full, fit(experiment, tmp_path / "again")):
         # Scatters of a GPU add in any order: then no two runs are equal, resumed or not.
         pytest.skip(
             "two runs that were not stopped differ as well; on a GPU repeat it with "
             "XLA_FLAGS=--xla_gpu_deterministic_ops=true"
         )
     meter.note = "6 losses and all parameters, bit for bit"
-    assert not found, f"differs after the resume: {', '.join(found)}"
+    assert not actual, f"differs after the resume: {', '.join(actual)}"
 
 
 def test_quickstart(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:

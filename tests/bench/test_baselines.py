@@ -90,8 +90,8 @@ def test_words_are_translated_by_what_they_share_sentences_with() -> None:
     """The example of Koehn's book: `das Haus`, `das Buch`, `ein Buch`."""
     pairs = [("das haus", "the house"), ("das buch", "the book"), ("ein buch", "a book")]
     model = WordByWord([(source.split(), target.split()) for source, target in pairs])
-    found = model.translate(["das", "buch", "ein", "haus", "hier"])
-    assert found == ["the", "book", "a", "house", "hier"]  # an unknown word is copied
+    actual = model.translate(["das", "buch", "ein", "haus", "hier"])
+    assert actual == ["the", "book", "a", "house", "hier"]  # an unknown word is copied
 
 
 def test_scores_of_files(tmp_path: Path) -> None:

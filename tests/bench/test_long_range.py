@@ -57,8 +57,8 @@ def test_guesses_by_hand(tmp_path: Path) -> None:
     corpus = prepare_listops(dataclasses.replace(DATA, **paths))
     assert guesses(corpus) == {"most frequent": 60.0, "by the first token": 60.0}
     test.write_text("\n".join(["Source\tTarget", *rows[:3]]))
-    found = guesses(prepare_listops(dataclasses.replace(DATA, **paths)))
-    assert found == pytest.approx({"most frequent": 100 / 3, "by the first token": 200 / 3})
+    actual = guesses(prepare_listops(dataclasses.replace(DATA, **paths)))
+    assert actual == pytest.approx({"most frequent": 100 / 3, "by the first token": 200 / 3})
 
 
 @pytest.mark.full

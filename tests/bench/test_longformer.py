@@ -24,10 +24,10 @@ def test_every_form_is_softmax_over_the_window(form: str) -> None:
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(width)
     index = np.arange(length)
     near = np.abs(index[:, None] - index[None]) <= window
-    raised = np.where(near, np.exp(scores), 0)
-    expected = np.einsum("BNTS,BSNH->BTNH", raised / raised.sum(-1, keepdims=True), v)
-    got = np.asarray(FORMS[form](*inputs(length, 2, width), window))
-    assert np.abs(got - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
+    exp_scores = np.where(near, np.exp(scores), 0)
+    expected = np.einsum("BNTS,BSNH->BTNH", exp_scores / exp_scores.sum(-1, keepdims=True), v)
+    actual = np.asarray(FORMS[form](*inputs(length, 2, width), window))
+    assert np.abs(actual - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
 
 
 def test_a_form_with_other_numbers_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,11 +38,11 @@ def test_a_larger_scale_loses_fewer_gradients_until_one_overflows(tmp_path: Path
     corpus = LanguageModelTask(base).prepare_corpus()
     engine = make_engine(LanguageModelTask(base).resolve_experiment(corpus), local_hardware())
     params = engine.init().params
-    found = underflow(base, params, corpus, (2.0**-20, 2.0**-10, 1.0, 2.0**40))
-    lost = [fraction for fraction, _ in found[:3]]
+    actual = underflow(base, params, corpus, (2.0**-20, 2.0**-10, 1.0, 2.0**40))
+    lost = [fraction for fraction, _ in actual[:3]]
     assert lost[0] > 0.5
     assert lost[0] > lost[1] > lost[2]
-    assert [overflows for _, overflows in found] == [False, False, False, True]
+    assert [overflows for _, overflows in actual] == [False, False, False, True]
 
 
 def test_each_policy_is_measured_by_its_name() -> None:
@@ -52,11 +52,11 @@ def test_each_policy_is_measured_by_its_name() -> None:
 
 
 def test_the_table_has_medians_and_ratios() -> None:
-    found = {
+    actual = {
         "float32": Measured(2**20, 2**21, 2**22, [0.1, 0.3, 0.2]),
         "bfloat16": Measured(2**20, 2**21, 2**21, [0.4, 0.1, 0.5]),
     }
-    cells = [list(column.cells) for column in precision.cost_table(found, "a step").columns]
+    cells = [list(column.cells) for column in precision.cost_table(actual, "a step").columns]
     assert cells[-2] == ["200 ms (100 to 300)", "400 ms (100 to 500)"]
     assert cells[-1] == ["1.00", "2.00"]
     assert cells[3] == ["4.0 MiB", "2.0 MiB"]

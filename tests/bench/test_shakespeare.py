@@ -78,9 +78,9 @@ def test_ratios_are_taken_round_by_round(
 ) -> None:
     fake_sides(monkeypatch)
     main(Options(options.data, options.nanogpt, options.torch_python, rounds=3, json=True))
-    found = json.loads(capsys.readouterr().out)
-    assert (found["ratio"], found["quartiles"]) == (2.0, [1.5, 2.5])
-    assert [run["seconds"] for run in found["runs"]["ours"]] == [10.0, 20.0, 30.0]
+    actual = json.loads(capsys.readouterr().out)
+    assert (actual["ratio"], actual["quartiles"]) == (2.0, [1.5, 2.5])
+    assert [run["seconds"] for run in actual["runs"]["ours"]] == [10.0, 20.0, 30.0]
 
 
 def test_the_table_is_for_people(

@@ -83,9 +83,9 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_other_load_is_reported_if_known() -> None:
-    told = record("told", (1.0, 1.0, 1.0), others=(0.5, 0.0, 0.25))
+    reported = record("told", (1.0, 1.0, 1.0), others=(0.5, 0.0, 0.25))
     untold = record("untold", (1.0, 1.0, 1.0), others=(None, None, None))
-    assert [row.others for row in compare([told, untold], "told", work=1.0)] == [0.25, None]
+    assert [row.others for row in compare([reported, untold], "told", work=1.0)] == [0.25, None]
 
 
 def test_quartiles_are_interpolated() -> None:
@@ -99,6 +99,6 @@ def test_the_table_shows_what_was_found() -> None:
     screen = StringIO()
     Console(width=90, file=screen).print(table("a step", rows, "peer", "tokens"))
     lines = screen.getvalue().splitlines()
-    found = next(line for line in lines if "ours" in line).replace("│", " ").split()
-    assert found == ["ours", "2,000", "2.00", "2.00-2.00", "25%", "3", "1.5", "s", "4.250"]
+    actual = next(line for line in lines if "ours" in line).replace("│", " ").split()
+    assert actual == ["ours", "2,000", "2.00", "2.00-2.00", "25%", "3", "1.5", "s", "4.250"]
     assert any("ours: jax 1.2, parameters 1,234" in line for line in lines)

@@ -27,9 +27,9 @@ def test_any_length_evaluates_the_same_targets(
 
 def test_a_number_of_windows_is_spread_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_runs, "TOKENS_AT_ONCE", 100)
-    found = targets(50, windows=4)
-    assert len(found) == 200
-    assert found.max() > 700
+    actual = targets(50, windows=4)
+    assert len(actual) == 200
+    assert actual.max() > 700
 
 
 def test_a_short_text_is_evaluated_whole() -> None:

@@ -14,8 +14,8 @@ def test_what_ran_within_is_not_counted_twice() -> None:
         Span("copy_fusion", 45, 50),
         Span("ThunkExecutor::Execute", 100, 110),
     ]
-    found = alone(spans)
-    assert found == Counter(
+    actual = alone(spans)
+    assert actual == Counter(
         {
             "ThunkExecutor::Execute": 100 - 30 - 15 + 10,
             "ynn_fusion.3": 20,
@@ -24,7 +24,7 @@ def test_what_ran_within_is_not_counted_twice() -> None:
             "copy_fusion": 5,
         }
     )
-    assert by_part(found) == Counter(
+    assert by_part(actual) == Counter(
         {
             "starting parts": 75,
             "matmuls": 20,

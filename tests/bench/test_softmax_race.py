@@ -32,6 +32,6 @@ def test_a_step_makes_the_gradients_of_softmax_attention() -> None:
     gradients = (d_scores @ k, d_scores.T @ q)
     expected = sum(np.abs(each).mean() / np.sqrt(width) for each in gradients)
     expected += np.abs(weights.T @ cotangent).mean()
-    found = build(settings).run(1)
-    assert found is not None
-    assert abs(found - expected) < 1e-5
+    actual = build(settings).run(1)
+    assert actual is not None
+    assert abs(actual - expected) < 1e-5

@@ -106,10 +106,10 @@ def test_one_json_object_holds_every_shape(
 ) -> None:
     asked = raced(monkeypatch)
     main(replace(HF, json=True, rounds=3))
-    found = json.loads(capsys.readouterr().out)
+    actual = json.loads(capsys.readouterr().out)
     assert asked == [5, 5]
-    assert found["machine"]["cores"] >= 1
-    small, gpt2 = found["measurements"]
+    assert actual["machine"]["cores"] >= 1
+    small, gpt2 = actual["measurements"]
     assert (small["shape"], gpt2["shape"]) == ("small", "gpt2")
     assert small["reference"] == "Hugging Face"
     ours, peer = small["rows"]

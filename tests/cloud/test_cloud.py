@@ -64,9 +64,9 @@ class Host:
         self.home.mkdir()
         self.programs.mkdir()
         for name in ("bash", "sh", "env", "git", "mkdir", "chmod", "cat", "head"):
-            found = shutil.which(name)
-            assert found
-            (self.programs / name).symlink_to(found)
+            actual = shutil.which(name)
+            assert actual
+            (self.programs / name).symlink_to(actual)
         self.log = root / "log"
         uv = f'#!/bin/sh\necho "$PWD: uv $*" >> {self.log}\n'
         (self.programs / "curl").write_text(
@@ -123,14 +123,14 @@ def test_the_shell_has_no_complaint(script: str) -> None:
     checker = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     assert checker
     command = [checker, "-x", f"cloud/{script}"]
-    found = subprocess.run(command, cwd=CLOUD.parent, capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (0, "")
+    result = subprocess.run(command, cwd=CLOUD.parent, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "")
 
 
 def test_a_tpu_is_requested_set_up_used_and_released() -> None:
-    found = ran("tpu_vm.sh", "train", **TPU, SPOT="1", PROJECT="mine")
-    assert (found.returncode, found.stderr) == (0, "")
-    steps = found.stdout.splitlines()
+    result = ran("tpu_vm.sh", "train", **TPU, SPOT="1", PROJECT="mine")
+    assert (result.returncode, result.stderr) == (0, "")
+    steps = result.stdout.splitlines()
     assert len(steps) == 4
     assert all(step.endswith("--zone us-east5-a --project mine") for step in steps)
     create, setup, fit, delete = steps
@@ -148,8 +148,8 @@ def test_setup_installs_uv_and_updates_the_code(tmp_path: Path, host: Host) -> N
         shown = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url})
         assert (shown.returncode, shown.stderr) == (0, "")
         [line] = shown.stdout.splitlines()
-        found = host.run(remote_script(line))
-        assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+        result = host.run(remote_script(line))
+        assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
         return host.logged()
 
     folder = host.home / "it"
@@ -170,8 +170,8 @@ def test_setup_installs_uv_and_updates_the_code(tmp_path: Path, host: Host) -> N
 
 def test_setup_ends_where_a_step_fails(tmp_path: Path, host: Host) -> None:
     line = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": f"file://{tmp_path}/none"}).stdout
-    found = host.run(remote_script(line))
-    assert found.returncode != 0
+    result = host.run(remote_script(line))
+    assert result.returncode != 0
     assert host.logged() == [INSTALLER]  # no install of code that was not fetched
     (host.home / ".local" / "bin" / "uv").unlink()
     (host.programs / "curl").write_text("#!/bin/sh\nexit 6\n")
@@ -195,9 +195,9 @@ def test_setup_ends_where_a_step_fails(tmp_path: Path, host: Host) -> None:
 def test_a_workdir_on_a_local_disk_is_refused(
     script: str, verb: str, variables: dict[str, Any], folder: str
 ) -> None:
-    found = ran(script, verb, **variables | {"WORKDIR": folder})
-    assert (found.returncode, found.stdout) == (2, "")
-    [line] = found.stderr.splitlines()
+    result = ran(script, verb, **variables | {"WORKDIR": folder})
+    assert (result.returncode, result.stdout) == (2, "")
+    [line] = result.stderr.splitlines()
     assert f"WORKDIR {folder}: is not in a bucket" in line
 
 
@@ -210,38 +210,38 @@ def test_a_workdir_on_a_local_disk_is_refused(
     ],
 )
 def test_each_kind_of_tpu_has_its_image(kind: str, image: str) -> None:
-    found = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": kind})
-    assert f"--runtime-version {image} " in found.stdout
-    assert "--spot" not in found.stdout
+    result = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": kind})
+    assert f"--runtime-version {image} " in result.stdout
+    assert "--spot" not in result.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_what_is_missing_is_named(script: str) -> None:
     verb = {"tpu_vm.sh": ["up"], "gke.sh": ["up"]}.get(script, [])
-    found = ran(script, *verb)
-    assert found.returncode == 2
-    assert re.search(r"(NAME|CONFIG) is not set; see the top of the script", found.stderr)
-    assert found.stdout == ""
+    result = ran(script, *verb)
+    assert result.returncode == 2
+    assert re.search(r"(NAME|CONFIG) is not set; see the top of the script", result.stderr)
+    assert result.stdout == ""
 
 
 def test_a_kind_that_there_is_not() -> None:
-    found = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": "v9-8"})
-    assert found.returncode == 2
-    assert "TYPE v9-8: is not known" in found.stderr
+    result = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": "v9-8"})
+    assert result.returncode == 2
+    assert "TYPE v9-8: is not known" in result.stderr
 
 
 def test_a_missing_command_prints_the_usage() -> None:
     for script in ("tpu_vm.sh", "gke.sh"):
-        found = ran(script, **TPU)
-        assert found.returncode == 2
-        assert found.stderr.startswith(f"usage: cloud/{script}")
+        result = ran(script, **TPU)
+        assert result.returncode == 2
+        assert result.stderr.startswith(f"usage: cloud/{script}")
 
 
 def test_a_missing_program(tmp_path: Path) -> None:
     for name in ("bash", "dirname"):
-        found = shutil.which(name)
-        assert found
-        (tmp_path / name).symlink_to(found)
+        actual = shutil.which(name)
+        assert actual
+        (tmp_path / name).symlink_to(actual)
     shown = ran("tpu_vm.sh", "status", dry=False, **TPU | {"PATH": str(tmp_path)})
     assert shown.returncode == 2
     assert "gcloud is not installed" in shown.stderr
@@ -249,9 +249,9 @@ def test_a_missing_program(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def jobset() -> dict[str, Any]:
-    found = ran("gke.sh", "show", **GKE, ARGUMENTS="--mesh.fsdp -1 --seed '3'", CHIPS="8")
-    assert (found.returncode, found.stderr) == (0, "")
-    loaded: dict[str, Any] = yaml.safe_load(found.stdout)
+    result = ran("gke.sh", "show", **GKE, ARGUMENTS="--mesh.fsdp -1 --seed '3'", CHIPS="8")
+    assert (result.returncode, result.stderr) == (0, "")
+    loaded: dict[str, Any] = yaml.safe_load(result.stdout)
     return loaded
 
 
@@ -279,16 +279,16 @@ def test_the_jobset_has_the_requested_settings(jobset: dict[str, Any]) -> None:
 
 def test_its_jobs_are_jobs_of_kubernetes(jobset: dict[str, Any]) -> None:
     [job] = jobset["spec"]["replicatedJobs"]
-    whole = {
+    full = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"name": "host"},
         "spec": job["template"]["spec"],
     }
-    kubernetes_validate.validate(whole, "1.31", strict=True)
-    whole["spec"]["completion"] = 1
+    kubernetes_validate.validate(full, "1.31", strict=True)
+    full["spec"]["completion"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(whole, "1.31", strict=True)
+        kubernetes_validate.validate(full, "1.31", strict=True)
 
 
 def test_gke_says_what_it_would_do() -> None:
@@ -301,8 +301,8 @@ def test_gke_says_what_it_would_do() -> None:
 
 
 def test_slurm_says_what_it_would_do() -> None:
-    found = ran("slurm.sbatch", CONFIG="gpt2", WORKDIR="/shared/a run", ARGUMENTS="--seed 1")
-    assert found.stdout == (
+    result = ran("slurm.sbatch", CONFIG="gpt2", WORKDIR="/shared/a run", ARGUMENTS="--seed 1")
+    assert result.stdout == (
         "+ srun --kill-on-bad-exit=1 .venv/bin/python -m train fit gpt2 "
         "--workdir /shared/a\\ run --seed 1\n"
     )
@@ -313,11 +313,11 @@ def test_a_job_that_was_preempted_is_put_back(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    found = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path, SLURM_JOB_ID="7")
-    assert (found.returncode, found.stdout) == (0, "requeue 7\n")
+    result = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path, SLURM_JOB_ID="7")
+    assert (result.returncode, result.stdout) == (0, "requeue 7\n")
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
-    found = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path)
-    assert (found.returncode, found.stdout) == (1, "")
+    result = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path)
+    assert (result.returncode, result.stdout) == (1, "")
 
 
 def test_slurm_gives_a_warning_and_puts_jobs_back() -> None:
@@ -342,8 +342,8 @@ def test_skypilots_setup_installs_uv(host: Host) -> None:
     task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
     installs = [f"{host.home}: {VENV}", f"{host.home}: {INSTALL} -e .[cuda13] s3fs gcsfs"]
     for expected in ([INSTALLER, *installs], installs):
-        found = host.run(task["setup"])
-        assert (found.returncode, found.stderr) == (0, "")
+        result = host.run(task["setup"])
+        assert (result.returncode, result.stderr) == (0, "")
         assert host.logged() == expected
 
 
@@ -361,10 +361,10 @@ def test_skypilots_run_refuses_a_workdir_on_a_local_disk(host: Host) -> None:
         "SKYPILOT_NODE_RANK": "0",
     }
     for folder in ("runs/sky", "/mnt/runs", "file:///mnt/runs", ""):
-        found = host.run(task["run"], **variables, WORKDIR=folder)
-        assert (found.returncode, found.stdout) == (2, "")
-        [line] = found.stderr.splitlines()
+        result = host.run(task["run"], **variables, WORKDIR=folder)
+        assert (result.returncode, result.stdout) == (2, "")
+        [line] = result.stderr.splitlines()
         assert f"WORKDIR {folder}: is not in a bucket" in line
-    found = host.run(task["run"], **variables, WORKDIR="s3://bucket/a run")
-    assert (found.returncode, found.stderr) == (0, "")
-    assert found.stdout == "-m train fit gpt2 --workdir s3://bucket/a run --seed 1\n"
+    result = host.run(task["run"], **variables, WORKDIR="s3://bucket/a run")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == "-m train fit gpt2 --workdir s3://bucket/a run --seed 1\n"

@@ -210,9 +210,9 @@ def update_constraints(path: pathlib.Path, differences: Sequence[Difference]) ->
     new_versions = {one.name: str(one.new) for one in differences}
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for index, line in enumerate(lines):
-        found = _PINNED.match(line)
-        if found and (new := new_versions.get(canonicalize_name(found[1]))):
-            lines[index] = line[: found.start("rest")] + new + line[found.end("rest") :]
+        result = _PINNED.match(line)
+        if result and (new := new_versions.get(canonicalize_name(result[1]))):
+            lines[index] = line[: result.start("rest")] + new + line[result.end("rest") :]
     path.write_text("".join(lines), encoding="utf-8")
 
 

@@ -18,8 +18,8 @@ OWN = re.compile(r"/home/|/Users/|/root/|/tmp/|\b[A-Z]:\\")
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def path(request: pytest.FixtureRequest) -> pathlib.Path:
-    found: pathlib.Path = request.param
-    return found
+    actual: pathlib.Path = request.param
+    return actual
 
 
 def test_every_notebook_is_what_its_source_says() -> None:

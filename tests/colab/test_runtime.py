@@ -165,10 +165,10 @@ def test_a_problem_is_reported_with_its_remedy(
 ) -> None:
     checkout.replace(old, new)
     assert checkout.main() == 1
-    found = [x for x in capsys.readouterr().out.splitlines() if x.startswith("PROBLEM: ")]
-    assert len(found) == 1
-    assert found[0].startswith(f"PROBLEM: {problem}")
-    assert "; " in found[0]
+    actual = [x for x in capsys.readouterr().out.splitlines() if x.startswith("PROBLEM: ")]
+    assert len(actual) == 1
+    assert actual[0].startswith(f"PROBLEM: {problem}")
+    assert "; " in actual[0]
 
 
 def test_libtpu_and_matching_plugins_are_shown(

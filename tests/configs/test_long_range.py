@@ -61,9 +61,9 @@ def test_listops_model_has_the_published_size() -> None:
     model = dataclasses.replace(experiment.model, vocab_size=17)
     task = make_task(dataclasses.replace(experiment, model=model))
     layer = 4 * (512 * 512 + 512) + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512
-    found = count_parameters(task.make_model(Hardware(), unconstrained))
-    assert found.total == 17 * 512 + 6 * layer + 2 * 512
-    assert found.task_heads == 512 * 10 + 10
+    result = count_parameters(task.make_model(Hardware(), unconstrained))
+    assert result.total == 17 * 512 + 6 * layer + 2 * 512
+    assert result.task_heads == 512 * 10 + 10
     data = experiment.data
     assert isinstance(data, ListOpsDataConfig)
     assert data == ListOpsDataConfig(max_buckets=1)
@@ -90,10 +90,10 @@ def test_number_of_batch_shapes() -> None:
         data = dataclasses.replace(experiment.data, max_buckets=shapes)
         task = make_task(dataclasses.replace(experiment, data=data))
         batches: Any = task.training_batches(task.prepare_corpus())
-        found = [
+        actual = [
             batches.host_batch(n, 0, 1)["tokens"].shape for n in range(batches.batches_per_epoch)
         ]
-        assert len(set(found)) == shapes
+        assert len(set(actual)) == shapes
 
 
 @pytest.mark.slow
@@ -114,8 +114,8 @@ def test_variant_learns_from_padded_batches(name: str) -> None:
     @jax.jit
     def learned(params: Any) -> Any:
         def mean(params: Any) -> jax.Array:
-            found = loss(params, rows, None)["loss"]
-            return found.total / found.weight
+            result = loss(params, rows, None)["loss"]
+            return result.total / result.weight
 
         value, slope = jax.value_and_grad(mean)(params)
         return value, jax.tree.map(lambda p, g: p - 0.05 * g, params, slope)
@@ -156,7 +156,7 @@ def test_variant_trains_from_the_command_line(
     assert command(capsys, *line.split(), "--quiet").status == 0
     curve = losses(tmp_path)
     assert sum(curve[step] for step in range(21, 26)) < sum(curve[step] for step in range(1, 6))
-    found = command(capsys, "evaluate", str(tmp_path), "--split", "test", "--json")
-    metrics = json.loads(found.output)
+    result = command(capsys, "evaluate", str(tmp_path), "--split", "test", "--json")
+    metrics = json.loads(result.output)
     assert 0 <= metrics["accuracy"] <= 1
     assert metrics["loss"] < curve[1]

@@ -61,9 +61,9 @@ def test_table_has_measured_cost_growth(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_table_has_the_file_of_each_mixer(kind: str) -> None:
-    found = re.search(r"\((.*)\)", KINDS[kind]["file"])
-    assert found is not None
-    path = (PAGE.parent / found[1]).resolve()
+    actual = re.search(r"\((.*)\)", KINDS[kind]["file"])
+    assert actual is not None
+    path = (PAGE.parent / actual[1]).resolve()
     assert path.exists()
     assert MIXERS[kind].__module__.replace(".", "/") + ".py" == str(
         path.relative_to(PAGE.parents[1])
@@ -119,9 +119,9 @@ def test_example_mixer_is_used_from_the_command_line(
 
     def run(*line: str) -> str:
         forget()  # as in a process of its own
-        found = command(capsys, *line, "--import", "sharp.py")
-        assert (found.status, found.error) == (0, "")
-        return found.output
+        result = command(capsys, *line, "--import", "sharp.py")
+        assert (result.status, result.error) == (0, "")
+        return result.output
 
     mixer = "--model.layer-pattern.0.mixer"
     fit = ("fit", config, "--quiet", f"{mixer}.kind", "sharp", f"{mixer}.num-heads", "4")

@@ -47,8 +47,8 @@ def test_settings_exist(page: str) -> None:
     fields = re.findall(rf"`((?:{PARTS})(?:\.\w+)+)`", text)
     fields = [name for name in fields if not name.endswith(".weight")]  # of Hugging Face models
     for name in [flag.replace("-", "_") for flag in flags] + fields:
-        wanted = re.sub(r"\.\d+\b", ".N", name).replace(".no_", ".")
-        assert wanted in settings() | NOT_SETTINGS, name
+        expected = re.sub(r"\.\d+\b", ".N", name).replace(".no_", ".")
+        assert expected in settings() | NOT_SETTINGS, name
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -72,8 +72,8 @@ def test_links_lead_somewhere(page: str) -> None:
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
-        found = (source.parent / name) if name else source
-        assert found.exists(), target
+        result = (source.parent / name) if name else source
+        assert result.exists(), target
         if anchor:
-            headings = re.findall(r"^#+ (.*)$", found.read_text(), re.MULTILINE)
+            headings = re.findall(r"^#+ (.*)$", result.read_text(), re.MULTILINE)
             assert anchor in map(_anchor, headings), target

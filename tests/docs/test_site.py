@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_links_out_of_docs_lead_to_pages_of_the_site() -> None:
     text = "[a](../README.md#x) [resume.md](resume.md) [b](https://e.org) [c](#d)\n```\n[e](f)\n```"
-    found, targets = rewrite(text, "docs/training.md")
-    assert found == (
+    actual, targets = rewrite(text, "docs/training.md")
+    assert actual == (
         "[a](index.md#x) [Checkpoints and resume](resume.md) [b](https://e.org) [c](#d)\n"
         "```\n[e](f)\n```"
     )

@@ -56,17 +56,17 @@ def test_it_trains_evaluates_predicts_and_resumes(
 ) -> None:
     def run(*line: str) -> str:
         forget()  # as in a process of its own
-        found = command(capsys, *line)
-        assert (found.status, found.error) == (0, "")
-        return found.output
+        result = command(capsys, *line)
+        assert (result.status, result.error) == (0, "")
+        return result.output
 
     fit = ("fit", "regression.py", *SMALL)
     run(*fit, "--workdir", "broken", "--steps", "12")
     run(*fit, "--workdir", "broken", "--steps", "30")
     run(*fit, "--workdir", "whole", "--steps", "30")
-    whole, broken = load("whole"), load("broken")
-    assert_same_bits(whole.params, broken.params)
-    assert whole.tokenizer is None
+    full, broken = load("whole"), load("broken")
+    assert_same_bits(full.params, broken.params)
+    assert full.tokenizer is None
     assert not (folder / "whole" / "tokenizer.json").exists()
     curve = losses(folder / "whole")
     assert sum(curve[step] for step in range(26, 31)) < sum(curve[step] for step in range(1, 6)) / 2
@@ -81,13 +81,13 @@ def test_it_trains_evaluates_predicts_and_resumes(
     assert (refused.status, refused.error.count("\n")) == (2, 1)
     assert f"add --import {folder / 'regression.py'} " in refused.error
     own = ("--import", "regression.py", "--json")
-    found = {
+    result = {
         split: json.loads(run("evaluate", "whole", "--split", split, *own))["loss"]
         for split in ("train", "validation", "test")
     }
     lines = lines_of(folder / "whole" / "metrics.jsonl")
-    assert found["validation"] == pytest.approx(lines[-1]["loss"])
-    assert len(set(found.values())) == 3
+    assert result["validation"] == pytest.approx(lines[-1]["loss"])
+    assert len(set(result.values())) == 3
     [answer] = json.loads(run("sample", "whole", "--prompt", "1 1 1 1 1 1 1", *own))["text"]
     assert 0 < float(answer) < 2
     refused = command(capsys, "sample", "whole", "--prompt", "one", "--import", "regression.py")

@@ -51,8 +51,8 @@ def test_own_task(capsys: pytest.CaptureFixture[str]) -> None:
     run = train.fit(experiment, "runs/frequent", quiet=True)
     assert run.final_metrics["accuracy"] > 0.8
     assert sample(run, ["4 1 1 1 0 1 1 2 1 1 3 1 1 0 1"]) == ["1"]
-    found = command(capsys, "evaluate", "runs/frequent", "--import", file, "--json")
-    assert json.loads(found.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
+    result = command(capsys, "evaluate", "runs/frequent", "--import", file, "--json")
+    assert json.loads(result.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
 
 
 @pytest.mark.slow
@@ -63,5 +63,5 @@ def test_own_mixer(capsys: pytest.CaptureFixture[str]) -> None:
     experiment = dataclasses.replace(find_experiment(file), steps=12)
     train.fit(experiment, "runs/average", quiet=True)
     line = ("sample", "runs/average", "--import", file, "--prompt", "def", "--max-new-tokens", "5")
-    found = command(capsys, *line, "--json")
-    assert len(json.loads(found.output)["text"][0]) == 5
+    result = command(capsys, *line, "--json")
+    assert len(json.loads(result.output)["text"][0]) == 5

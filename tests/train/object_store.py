@@ -1,4 +1,4 @@
-"""An object store in memory: what ``s3://`` paths mean while a test runs."""
+"""An in-memory object store behind ``s3://`` paths during a test."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ class _Bucket(MemoryFileSystem):
 
 @pytest.fixture
 def bucket() -> Iterator[str]:
-    """The address of an empty bucket."""
+    """Return the address of an empty bucket."""
     fsspec.register_implementation("s3", _Bucket, clobber=True)
     yield "s3://bucket"
     _Bucket.store.clear()

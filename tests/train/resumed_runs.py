@@ -1,4 +1,4 @@
-"""Runs that are stopped and resumed, for the tests of resuming."""
+"""Runs that are stopped and resumed, for the resume tests."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ class CrashError(Exception):
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    """Return an experiment whose rate changes at each step, which reveals a wrong step."""
+    """Return an experiment whose learning rate changes at each step, to reveal a wrong step."""
     settings = {
         "steps": STEPS,
         "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),

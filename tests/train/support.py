@@ -1,4 +1,4 @@
-"""Shared parts of the trainer's tests: a text, a tiny experiment, and fast compilation."""
+"""Shared parts of the trainer tests: a text, a tiny experiment, and fast compilation."""
 
 import dataclasses
 import json
@@ -33,14 +33,14 @@ LENGTH = 16
 
 @pytest.fixture(scope="module", autouse=True)
 def light_compiler() -> Iterator[None]:
-    """Compiler options that compile in a third of the time, for programs that run a few times."""
+    """Return compiler options that take a third of the time, for programs that run a few times."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
 def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:
-    """Sentences of nine words, some 35 characters to a line."""
+    """Write sentences of nine words, about 35 characters per line."""
     drawn = random.Random(seed)
     sentences = (" ".join(drawn.choice(WORDS) for _ in range(9)) for _ in range(lines))
     path.write_text("".join(f"{sentence}.\n" for sentence in sentences))
@@ -48,9 +48,10 @@ def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:
 
 
 def tiny(folder: Path, **changes: Any) -> Experiment:
-    """Two layers, 16 wide, with dropout, over the characters of a text in `folder`.
+    """Return an experiment of two layers, 16 wide, with dropout, on the characters of a text in
+    `folder`.
 
-    Every axis divides by 4 and the width by 8, so that all meshes of eight devices can cut it.
+    Every axis divides by 4 and the width by 8, so all meshes of eight devices can shard it.
     """
     text = folder / "text.txt"
     block = BlockConfig(
@@ -91,7 +92,7 @@ def random_rows(
     length: int = LENGTH,
     cursor: int = 0,
 ) -> dict[str, np.ndarray]:
-    """A batch of windows of random tokens whose weights are anything but even."""
+    """Return a batch of windows of random tokens with uneven weights."""
     drawn = np.random.RandomState(cursor)
     shape = (batch_size, length)
     return {
@@ -105,7 +106,7 @@ def random_rows(
 
 
 def state_of(params: Any, optimizer: Any, *, scale: LossScale | None = None) -> TrainState:
-    """The state before the first step."""
+    """Return the state before the first step."""
     return TrainState(
         step=jax.numpy.int32(0),
         cursor=jax.numpy.int32(0),
@@ -117,24 +118,24 @@ def state_of(params: Any, optimizer: Any, *, scale: LossScale | None = None) -> 
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines."""
+    """Return the objects of a JSON lines file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def losses(workdir: Path) -> dict[int, float]:
-    """The training losses of a run, by step."""
+    """Return the training losses of a run, by step."""
     lines = lines_of(workdir / "metrics.jsonl")
     return {line["step"]: line["loss"] for line in lines if line["split"] == "train"}
 
 
 def assert_same_bits(one: Any, other: Any) -> None:
-    """Every array of two trees is the same, to the last bit."""
+    """Assert that the arrays of two trees are bit-equal."""
     chex.assert_trees_all_equal_dtypes(one, other)
     chex.assert_trees_all_equal(one, other, strict=True)
 
 
 def assert_close(one: Any, other: Any, tolerance: float) -> None:
-    """The largest difference is within the tolerance, times the largest value if beyond 1."""
+    """Assert that differences are within tolerance * max(1, largest value)."""
 
     def differ(a: Any, b: Any) -> str:
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
@@ -154,7 +155,7 @@ class Outcome(NamedTuple):
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
-    """Runs `python -m train` with these arguments, in this process."""
+    """Run `python -m train` with these arguments, in this process."""
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     shown = capsys.readouterr()
@@ -163,7 +164,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Outcome:
 
 
 def write_config(folder: Path, **changes: str) -> str:
-    """A file that holds the tiny experiment; a change is the source of its value."""
+    """Write a config file with the tiny experiment; each change is the source text of its value."""
     source = "".join(f", {name}={value}" for name, value in changes.items())
     file = folder / "own.py"
     file.write_text(

@@ -1,4 +1,4 @@
-"""Errors of users and of machines: one line that names a remedy, and nothing is lost."""
+"""Errors of users and machines: one line that names a remedy, and nothing is lost."""
 
 import contextlib
 import errno
@@ -56,7 +56,7 @@ def copy(whole: Whole, tmp_path: Path) -> Path:
 
 
 def assert_refused(found: Outcome, status: int, *words: str) -> None:
-    """One line on standard error, and nothing else."""
+    """Assert one line on standard error, and nothing else."""
     assert (found.status, found.output) == (status, "")
     assert found.error.startswith("error: ")
     assert found.error.count("\n") == 1
@@ -93,48 +93,48 @@ def test_invalid_texts(
     if text is not None:
         file.write_bytes(text)
     workdir = tmp_path / "run"
-    found = fit(capsys, whole, workdir, "--data.path", str(file))
-    assert_refused(found, 1, *words)
+    actual = fit(capsys, whole, workdir, "--data.path", str(file))
+    assert_refused(actual, 1, *words)
     assert list(workdir.iterdir()) == []
 
 
 def test_empty_text(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
-    found = fit(capsys, whole, tmp_path / "run", "--data.path", "")
-    assert_refused(found, 2, "data.path: is empty; give a file")
+    actual = fit(capsys, whole, tmp_path / "run", "--data.path", "")
+    assert_refused(actual, 2, "data.path: is empty; give a file")
 
 
 def test_vanished_text(capsys: Capture, whole: Whole, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["experiment"]["data"]["path"] = "/no/such/text.txt"
     (copy / "config.json").write_text(json.dumps(config))
-    found = command(capsys, "evaluate", str(copy))
-    assert_refused(found, 1, "data.path /no/such/text.txt: does not exist; give")
+    actual = command(capsys, "evaluate", str(copy))
+    assert_refused(actual, 1, "data.path /no/such/text.txt: does not exist; give")
 
 
 # Tokenizers and vocabularies.
 
 
 def test_vocabulary_mismatch(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
-    found = fit(capsys, whole, tmp_path / "run", "--model.vocab-size", "99")
+    actual = fit(capsys, whole, tmp_path / "run", "--model.vocab-size", "99")
     words = ("data.tokenizer: has 2", "and the model 99; give", "or set model.vocab_size to 0")
-    assert_refused(found, 1, *words)
+    assert_refused(actual, 1, *words)
 
 
 def test_tokenizer_of_another_run(capsys: Capture, copy: Path) -> None:
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["é"] = len(tokenizer["model"]["vocab"])
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    found = command(capsys, "sample", str(copy), "--prompt", "the")
-    assert_refused(found, 1, "tokenizer.json: has 2", "give the tokenizer that the model was")
+    actual = command(capsys, "sample", str(copy), "--prompt", "the")
+    assert_refused(actual, 1, "tokenizer.json: has 2", "give the tokenizer that the model was")
 
 
 def test_prompt_with_unknown_characters(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     """A run checks its sample prompt before the first step."""
-    found = command(capsys, "sample", str(whole.workdir), "--prompt", "the cät", "--json")
-    assert_refused(found, 1, "has characters that the tokenizer lacks ('ä')")
+    actual = command(capsys, "sample", str(whole.workdir), "--prompt", "the cät", "--json")
+    assert_refused(actual, 1, "has characters that the tokenizer lacks ('ä')")
     sampled = ("--sample.every", "3", "--sample.prompt", "the cät")
-    found = fit(capsys, whole, tmp_path / "run", *sampled)
-    assert_refused(found, 1, "sample.prompt", "has characters that the tokenizer lacks ('ä')")
+    actual = fit(capsys, whole, tmp_path / "run", *sampled)
+    assert_refused(actual, 1, "sample.prompt", "has characters that the tokenizer lacks ('ä')")
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -172,14 +172,14 @@ def test_damaged_settings(capsys: Capture, whole: Whole, copy: Path, text: str, 
 
 def test_folders_that_are_not_runs(capsys: Capture, tmp_path: Path) -> None:
     for verb in ("evaluate", "sample"):
-        found = command(capsys, verb, str(tmp_path))
-        assert_refused(found, 1, "holds no run (no config.json); give the --workdir")
+        actual = command(capsys, verb, str(tmp_path))
+        assert_refused(actual, 1, "holds no run (no config.json); give the --workdir")
 
 
 def test_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
-    found = command(capsys, "evaluate", str(copy))
-    assert_refused(found, 1, "checkpoints: holds no checkpoint yet; train with fit first")
+    actual = command(capsys, "evaluate", str(copy))
+    assert_refused(actual, 1, "checkpoints: holds no checkpoint yet; train with fit first")
 
 
 @pytest.mark.slow
@@ -188,13 +188,13 @@ def test_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
         if file.is_file():
             file.write_bytes(b"")
-    found = command(capsys, "evaluate", str(copy), "--json")
-    assert (found.status, json.loads(found.output)["step"]) == (0, 4)
-    assert "checkpoint of step 6: state/" in found.error
-    found = command(capsys, "evaluate", str(copy), "--step", "6")
-    assert_refused(found, 1, "checkpoints/6: is damaged (state/", "ask for another step")
-    found = fit(capsys, whole, copy)
-    assert (found.status, found.error) == (0, "")
+    result = command(capsys, "evaluate", str(copy), "--json")
+    assert (result.status, json.loads(result.output)["step"]) == (0, 4)
+    assert "checkpoint of step 6: state/" in result.error
+    result = command(capsys, "evaluate", str(copy), "--step", "6")
+    assert_refused(result, 1, "checkpoints/6: is damaged (state/", "ask for another step")
+    result = fit(capsys, whole, copy)
+    assert (result.status, result.error) == (0, "")
     assert losses(copy) == losses(whole.workdir)
 
 
@@ -203,9 +203,9 @@ def test_unwritable_folders(capsys: Capture, whole: Whole, tmp_path: Path) -> No
     file.write_text("mine")
     assert_refused(fit(capsys, whole, file), 1, "is a file; give a folder")
     assert_refused(fit(capsys, whole, file / "below"), 1, "cannot be written (Not a directory)")
-    found = fit(capsys, whole, tmp_path)
+    actual = fit(capsys, whole, tmp_path)
     assert_refused(
-        found, 1, "contains other files (file) and no run; give a new or an empty folder"
+        actual, 1, "contains other files (file) and no run; give a new or an empty folder"
     )
     assert file.read_text() == "mine"
 
@@ -220,17 +220,17 @@ def test_folder_without_permission(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", refuse)
-        found = fit(capsys, whole, tmp_path / "run")
+        actual = fit(capsys, whole, tmp_path / "run")
     words = ("run: cannot be written (Permission denied)", "check its permissions, or give another")
-    assert_refused(found, 1, *words)
+    assert_refused(actual, 1, *words)
 
 
-# Full disks and memories.
+# Full disks and out of memory.
 
 
 @contextlib.contextmanager
 def no_file_beyond(size: int) -> Iterator[None]:
-    """A disk that is full, as nearly as a process can have one: files cannot grow."""
+    """Limit the file size of this process, which imitates a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -254,16 +254,16 @@ def test_full_disk_at_a_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(AsyncCheckpointer, "save", on_a_full_disk)
-        found = fit(capsys, whole, workdir)
+        result = fit(capsys, whole, workdir)
     problem = "could not be written (No space left on device); make room there"
     words = (f"checkpoint {workdir}/checkpoints/4: {problem}",)
-    assert_refused(found, 1, *words)
+    assert_refused(result, 1, *words)
     with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [2]
     assert sorted(losses(workdir)) == [1, 2, 3, 4]
     assert (workdir / "loss.png").exists()
-    found = fit(capsys, whole, workdir)
-    assert (found.status, found.error) == (0, "")
+    result = fit(capsys, whole, workdir)
+    assert (result.status, result.error) == (0, "")
     assert losses(workdir) == losses(whole.workdir)
     ends = [train.load(str(each)).params for each in (workdir, whole.workdir)]
     assert_same_bits(*ends)
@@ -275,17 +275,17 @@ def test_full_disk_at_a_log_line(capsys: Capture, whole: Whole, tmp_path: Path) 
     size = 2**22
     (workdir / "logbook.jsonl").write_text("\n" * size)
     with no_file_beyond(size):
-        found = fit(capsys, whole, workdir)
+        actual = fit(capsys, whole, workdir)
     words = ("logbook.jsonl: cannot be written (File too large); make room there",)
-    assert_refused(found, 1, *words)
+    assert_refused(actual, 1, *words)
 
 
 def test_full_disk_at_a_resume(capsys: Capture, whole: Whole, copy: Path) -> None:
-    """Its settings and its tokenizer are those that it had."""
+    """Its settings and its tokenizer are unchanged."""
     before = contents(copy)
     with no_file_beyond(100):
-        found = fit(capsys, whole, copy, "--steps", "8")
-    assert_refused(found, 1, "cannot be written (File too large); make room there")
+        actual = fit(capsys, whole, copy, "--steps", "8")
+    assert_refused(actual, 1, "cannot be written (File too large); make room there")
     assert contents(copy) == before
     assert Tokenizer.load(copy / "tokenizer.json").vocab_size > 10
 
@@ -293,9 +293,9 @@ def test_full_disk_at_a_resume(capsys: Capture, whole: Whole, copy: Path) -> Non
 def test_unwritable_cache(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     cache = str(tmp_path / "file" / "cache")
-    found = fit(capsys, whole, tmp_path / "run", "--data.cache-dir", cache)
+    actual = fit(capsys, whole, tmp_path / "run", "--data.cache-dir", cache)
     assert_refused(
-        found, 1, "the data cache ", "Not a directory; make room there, or set data.cache_dir"
+        actual, 1, "the data cache ", "Not a directory; make room there, or set data.cache_dir"
     )
 
 
@@ -314,13 +314,13 @@ def test_oom_during_training(
 
     with monkeypatch.context() as patch:
         patch.setattr(JitEngine, "step", exhausted)
-        found = fit(capsys, whole, workdir)
+        actual = fit(capsys, whole, workdir)
     words = (
         "memory: ran out asking for 123 bytes; raise grad_accum_steps",
         "lower batch_size (now 8)",
         "lower data.sequence_length (now 16)",
     )
-    assert_refused(found, 1, *words)
+    assert_refused(actual, 1, *words)
     with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [2, 4]
     assert fit(capsys, whole, workdir).status == 0
@@ -332,8 +332,8 @@ def test_oom_at_evaluation(capsys: Capture, whole: Whole, monkeypatch: pytest.Mo
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
 
     monkeypatch.setattr(JitEngine, "evaluate", exhausted)
-    found = command(capsys, "evaluate", str(whole.workdir))
-    assert_refused(found, 1, "memory: ran out asking for 5 bytes; use devices with more memory")
+    actual = command(capsys, "evaluate", str(whole.workdir))
+    assert_refused(actual, 1, "memory: ran out asking for 5 bytes; use devices with more memory")
 
 
 # Settings that contradict each other.
@@ -359,8 +359,8 @@ def test_invalid_settings(
     words: str,
 ) -> None:
     count_devices(8)
-    found = fit(capsys, whole, tmp_path / "run", *line.split())
-    assert_refused(found, 2, words)
+    actual = fit(capsys, whole, tmp_path / "run", *line.split())
+    assert_refused(actual, 2, words)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`debug_checks`: what is not finite, or out of range, is named."""
+"""`debug_checks` names values that are not finite or out of range."""
 
 import dataclasses
 import re
@@ -23,13 +23,13 @@ NAN = float("nan")
 
 
 def stages(**changed: float) -> dict[str, Any]:
-    """The arrays of a step; `changed` names the stages with one bad entry."""
+    """Return the arrays of a step; `changed` names the stages with one bad entry."""
     tree = lambda value: {"b": {"weight": jnp.array([1.0, value])}, "a": jnp.zeros(3)}  # noqa: E731
     names = ("params", "losses", "grads", "updated_params")
     return {name: tree(changed.get(name, 2.0)) for name in names}
 
 
-def test_flags_are_taken_out_of_the_metrics() -> None:
+def test_flags_are_removed_from_the_metrics() -> None:
     metrics = {"loss": jnp.float32(1), **finite_flags(**stages())}
     assert len(metrics) == 1 + 8
     assert check_finite(3, 2, metrics) == {"loss": 1}
@@ -44,7 +44,7 @@ def test_flags_are_taken_out_of_the_metrics() -> None:
         ({"losses": NAN, "params": NAN}, "params/b/weight"),
     ],
 )
-def test_the_first_array_is_named(changed: dict[str, float], name: str) -> None:
+def test_first_bad_array_is_named(changed: dict[str, float], name: str) -> None:
     message = (
         f"debug_checks: step 3, batch 2: {name} is not finite; check the batch, or lower "
         "schedule.learning_rate"
@@ -53,7 +53,7 @@ def test_the_first_array_is_named(changed: dict[str, float], name: str) -> None:
         check_finite(3, 2, finite_flags(**stages(**changed)))
 
 
-def test_a_stage_without_a_check() -> None:
+def test_stage_without_a_check() -> None:
     assert not finite_flags(grads=None)
 
 
@@ -84,7 +84,7 @@ def experiment_with_checks(folder: Path) -> Experiment:
     [(Fault(3, weight=NAN), "losses/loss"), (Fault(3, factor=NAN), "grads/embedding")],
     ids=["loss", "gradients"],
 )
-def test_a_run_with_a_planted_nan(tmp_path: Path, fault: Fault, name: str) -> None:
+def test_planted_nan_is_named(tmp_path: Path, fault: Fault, name: str) -> None:
     message = f"^debug_checks: step 4, batch 3: {name} is not finite"
     with planted(fault), pytest.raises(UserError, match=message):
         train.fit(experiment_with_checks(tmp_path), str(tmp_path / "run"), quiet=True)
@@ -92,7 +92,7 @@ def test_a_run_with_a_planted_nan(tmp_path: Path, fault: Fault, name: str) -> No
 
 
 @pytest.mark.slow
-def test_a_run_with_a_planted_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = RunSetup.__init__
 
     def plant(self: Any, *given: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_run_with_a_planted_token(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_run_without_a_fault_logs_the_usual_metrics(tmp_path: Path) -> None:
+def test_run_without_faults_logs_the_usual_metrics(tmp_path: Path) -> None:
     experiment = experiment_with_checks(tmp_path)
     train.fit(experiment, str(tmp_path / "checked"), quiet=True)
     usual = dataclasses.replace(experiment, debug_checks=False)

@@ -43,13 +43,13 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
 
 
 def trained(engine: Engine, state: TrainState) -> Curve:
-    """From a state that may lie elsewhere, and is not consumed."""
+    """Train from a state on any device, without consuming it."""
     layout = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_state())
     state = jax.device_put(jax.tree.map(jnp.copy, state), layout)
     metrics = []
     for cursor in range(STEPS):
-        state, found = engine.step(state, engine.put_batch(random_rows(8, VOCAB, cursor=cursor)))
-        metrics.append({name: float(value) for name, value in found.items()})
+        state, result = engine.step(state, engine.put_batch(random_rows(8, VOCAB, cursor=cursor)))
+        metrics.append({name: float(value) for name, value in result.items()})
     assert int(state.step) == int(state.cursor) == STEPS
     held_out = engine.evaluate(state.params, engine.put_batch(random_rows(8, VOCAB, cursor=99)))[
         "loss"
@@ -74,7 +74,7 @@ def start(folder: Path) -> TrainState:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path, start: TrainState) -> Curve:
-    """One device, the whole batch at once."""
+    """Return the curve of one device with the whole batch at once."""
     return trained(on_one_device(make_experiment(folder)), start)
 
 
@@ -137,12 +137,12 @@ def test_pmap_with_gradient_accumulation(folder: Path) -> None:
     """Each of eight devices takes two microbatches of one."""
     experiment = make_experiment(folder, batch_size=16)
     mapped = dataclasses.replace(experiment, compile="pmap", grad_accum_steps=2)
-    found = []
+    result = []
     for engine in (on_one_device(experiment), make_engine(mapped, Hardware(count=8))):
         state, metrics = engine.step(engine.init(), engine.put_batch(random_rows(16, VOCAB)))
-        found.append((float(metrics["loss"]), jax.tree.map(np.asarray, state.params)))
-    assert found[0][0] == pytest.approx(found[1][0], abs=1e-5)
-    assert_close(found[0][1], found[1][1], 1e-5)
+        result.append((float(metrics["loss"]), jax.tree.map(np.asarray, state.params)))
+    assert result[0][0] == pytest.approx(result[1][0], abs=1e-5)
+    assert_close(result[0][1], result[1][1], 1e-5)
 
 
 @pytest.mark.slow
@@ -179,8 +179,8 @@ def test_step_and_evaluation_compile_once(
         with jax.log_compiles():
             state, _ = engine.step(state, rows)
             engine.evaluate(state.params, rows)
-        found = [message for message in caplog.messages if "XLA compilation" in message]
-        return state, found
+        actual = [message for message in caplog.messages if "XLA compilation" in message]
+        return state, actual
 
     state, compiled = train_and_evaluate(engine.init())
     assert sum("train_step" in message for message in compiled) == 1
@@ -200,7 +200,7 @@ def test_step_and_evaluation_compile_once(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_step_makes_no_other_choice_than_the_recorded_ones(folder: Path, count: int) -> None:
+def test_step_makes_only_recorded_choices(folder: Path, count: int) -> None:
     engine = make_engine(make_experiment(folder), Hardware(count=count))
     choose_backend.cache_clear()
     assert "reference" in engine.auto_choices()["model.layer_pattern.0.mixer.backend"]

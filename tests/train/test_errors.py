@@ -9,7 +9,7 @@ from train.runtime.signals import PreemptedError
 
 @pytest.mark.parametrize("kind", [UserError, UsageError, PreemptedError])
 def test_notebook_shows_one_line(kind: type[Exception]) -> None:
-    """IPython asks the error for what it shows in place of a traceback."""
+    """IPython asks the error what to show instead of a traceback."""
     shell = pytest.importorskip("IPython.core.interactiveshell")
     error = kind("data.path x: does not exist; give another")
     shown: list[str] = []

@@ -1,4 +1,4 @@
-"""Settings that do not go together are refused before anything is read."""
+"""Contradictory settings raise before anything is read."""
 
 import dataclasses
 from pathlib import Path
@@ -48,12 +48,12 @@ def test_tasks_that_reject_causal_models(tmp_path: Path) -> None:
         tiny(tmp_path, task=MaskedLanguageModeling())
     classifier = tiny_classifier(tmp_path)
     causal = replaced_model(classifier, causal=True)
-    assert dataclasses.replace(classifier, **causal).model.causal  # the mean of all tokens may be
+    assert dataclasses.replace(classifier, **causal).model.causal  # pooling by the mean is allowed
     with pytest.raises(UsageError, match=r"task\.pooling first: .* sees no other"):
         dataclasses.replace(classifier, task=Classification(), **causal)
 
 
-def test_word_dropout_is_refused_where_the_first_token_is_pooled(tmp_path: Path) -> None:
+def test_word_dropout_with_first_token_pooling_raises(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"task\.word_dropout: would drop the first token"):
         dataclasses.replace(tiny_classifier(tmp_path), task=Classification(word_dropout=0.1))
 
@@ -79,7 +79,7 @@ def test_lengths_follow_the_data(tmp_path: Path) -> None:
 
 
 def in_tokens(translator: Experiment, most: int) -> BitextDataConfig:
-    """The data of a translator with another limit of tokens."""
+    """Return a translator's data with another token limit."""
     data = translator.data
     assert isinstance(data, BitextDataConfig)
     return dataclasses.replace(data, batch_tokens=most)
@@ -91,7 +91,7 @@ def test_batch_size_counts_examples(tmp_path: Path) -> None:
     assert max_batch_shape(translator) == (
         8,
         16,
-    )  # 80 tokens have no room for 8 pairs of 16: the least
+    )  # 80 tokens do not fit the minimum of 8 pairs of 16
     assert max_batch_shape(dataclasses.replace(translator, data=rows, batch_size=12)) == (12, 16)
     assert max_batch_shape(dataclasses.replace(translator, data=many)) == (96, 16)
     assert max_batch_shape(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
@@ -156,7 +156,7 @@ def test_invalid_seeds(tmp_path: Path, seed: int) -> None:
 
 
 def test_loading_turns_offloading_off(tmp_path: Path) -> None:
-    """Evaluation has no gradients, and a CPU no offload; other policies stay."""
+    """Evaluation has no gradients, and a CPU has no offload; other policies stay."""
     for remat, expected in (("offload", "none"), ("dots", "dots")):
         asked = tiny(tmp_path, **replaced_model(tiny(tmp_path), remat=remat))
         assert for_local_devices(asked).model.remat == expected

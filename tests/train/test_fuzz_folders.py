@@ -1,4 +1,4 @@
-"""A little of `bench.drills.fuzz`: the files of a run's folder, and arguments."""
+"""A small sample of `bench.drills.fuzz`: files of a run folder, and arguments."""
 
 from pathlib import Path
 
@@ -23,8 +23,8 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _fuzz_targets.Target]:
-    found = _fuzz_targets.targets(tmp_path_factory.mktemp("scratch") / "checkpoints")
-    return {target.name: target for target in found}
+    actual = _fuzz_targets.targets(tmp_path_factory.mktemp("scratch") / "checkpoints")
+    return {target.name: target for target in actual}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""`import` and `export`: a model folder becomes a run, and comes back as it was."""
+"""`import` and `export`: a model folder becomes a run and round-trips unchanged."""
 
 import json
 import shutil
@@ -35,8 +35,8 @@ def make_source(folder: Path, tokens: int = 51) -> Path:
     return folder
 
 
-def test_a_model_goes_through_a_run_and_comes_back(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "source", tokens=49)  # fewer than the model's rows
+def test_model_round_trips_through_a_run(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source", tokens=49)  # fewer words than embedding rows
     import_model(str(source), str(tmp_path / "run"))
     run = load(str(tmp_path / "run"))
     reference = np.load(FIXTURE / "reference.npz")
@@ -56,14 +56,14 @@ def test_a_model_goes_through_a_run_and_comes_back(tmp_path: Path) -> None:
     before = json.loads((source / "config.json").read_text())
     shared = written.keys() & before.keys()
     assert len(shared) > 15
-    decided = {"n_inner"}  # null there, the width it stands for here
+    decided = {"n_inner"}  # null in the source, the resulting width in our export
     assert {name: written[name] for name in shared - decided} == {
         name: before[name] for name in shared - decided
     }
     assert "49" not in (tmp_path / "out" / "README.md").read_text().splitlines()[0]
 
 
-def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
+def test_failed_import_leaves_no_folder(tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", tokens=60)
     with pytest.raises(UserError, match="tokenizer has 60 tokens and the model 51"):
         import_model(str(source), str(tmp_path / "run"))
@@ -83,9 +83,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
         ("notes.txt", "has no tokenizer"),
     ],
 )
-def test_tokenizers_that_cannot_be_read_are_refused(
-    name: str, expected: str, tmp_path: Path
-) -> None:
+def test_unreadable_tokenizers_raise(name: str, expected: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source")
     (source / "tokenizer.json").rename(source / name)
     with pytest.raises(UserError, match=expected) as caught:
@@ -95,7 +93,7 @@ def test_tokenizers_that_cannot_be_read_are_refused(
 
 
 @pytest.mark.parametrize("vocabulary", ["encoder.json", "vocab.json", "vocab.txt"])
-def test_tokenizers_in_older_files_survive(vocabulary: str, tmp_path: Path) -> None:
+def test_older_tokenizer_files_round_trip(vocabulary: str, tmp_path: Path) -> None:
     source = make_source(tmp_path / "source")
     (source / "tokenizer.json").unlink()
     if vocabulary == "vocab.txt":

@@ -73,7 +73,7 @@ def test_run_folder_contents(finished: Finished) -> None:
 
 
 def test_resolved_experiment_is_saved(finished: Finished) -> None:
-    """With the size of the vocabulary, and what auto chose."""
+    """With the vocabulary size, and the choices of `auto`."""
     resolved = finished.run.experiment
     tokenizer = Tokenizer.load(finished.workdir / "tokenizer.json")
     assert finished.run.tokenizer is not None
@@ -99,7 +99,7 @@ def test_metrics_log(finished: Finished) -> None:
     training = [line for line in lines if line["split"] == "train"]
     assert [line["step"] for line in training] == list(range(1, STEPS + 1))
     names = {"step", "split", "loss", "grad_norm", "param_norm", "learning_rate", "skipped"}
-    assert set(training[0]) == names  # its time is that of compiling
+    assert set(training[0]) == names  # its time includes compilation
     for line in training[1:]:
         assert set(line) == {*names, "tokens_per_second"}
         assert line["tokens_per_second"] > 0
@@ -135,9 +135,9 @@ def test_event_log(finished: Finished) -> None:
 
 
 def test_goodput_accounts_for_all_time(finished: Finished) -> None:
-    found = compute_goodput(read_time_records(finished.workdir / "time.jsonl"))
-    assert found.starts == 1
-    spent = {what for what, seconds in found.seconds.items() if seconds}
+    result = compute_goodput(read_time_records(finished.workdir / "time.jsonl"))
+    assert result.starts == 1
+    spent = {what for what, seconds in result.seconds.items() if seconds}
     assert spent == {"start", "restore", "compile", "step", "evaluate", "save"}
     assert "went into training steps; start" in finished.shown
 
@@ -154,7 +154,7 @@ def test_samples_are_logged(finished: Finished) -> None:
     assert "\n--- step 12\n" in text
 
 
-def test_a_sample_that_fails_does_not_end_training(
+def test_failing_sample_does_not_end_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> list[str]:
@@ -171,7 +171,7 @@ def test_a_sample_that_fails_does_not_end_training(
     assert failed == [(1, "no room"), (2, "no room")]
 
 
-def test_a_model_without_a_cache_is_trained_and_sampled(tmp_path: Path) -> None:
+def test_model_without_cache_is_trained_and_sampled(tmp_path: Path) -> None:
     block = BlockConfig(mixer=ReformerConfig(num_heads=2))
     base = tiny(tmp_path, steps=2, sample=SampleConfig(every=2, max_new_tokens=3))
     model = dataclasses.replace(base.model, layer_pattern=(block,))
@@ -210,8 +210,8 @@ def test_load_equals_returned_run(finished: Finished) -> None:
     assert run.model.config == finished.run.model.config
     assert_same_bits(run.params, finished.run.params)
     last = lines_of(finished.workdir / "metrics.jsonl")[-1]
-    found = evaluate_run(run, "validation")
-    assert found == pytest.approx({name: last[name] for name in found}, rel=1e-6)
+    actual = evaluate_run(run, "validation")
+    assert actual == pytest.approx({name: last[name] for name in actual}, rel=1e-6)
 
 
 def test_load_older_step(finished: Finished) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs over several sources: metrics of each, and resuming bit for bit."""
+"""Whole runs on several sources: metrics of each, and exact resume."""
 
 import dataclasses
 import json
@@ -87,7 +87,7 @@ def test_metrics_of_each_source_are_logged(unbroken: Unbroken) -> None:
 
 
 @pytest.mark.slow
-def test_resumed_mixture_equals_the_unbroken_run(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_resumed_mixture_equals_the_uninterrupted_run(unbroken: Unbroken, tmp_path: Path) -> None:
     experiment = make_experiment(unbroken.folder)
     stop_after(5, experiment, tmp_path / "run")
     fit(experiment, tmp_path / "run")
@@ -99,8 +99,8 @@ STREAMING = StreamingConfig(enabled=True, shuffle_window=5, readers=1, validatio
 
 
 @pytest.mark.slow
-def test_resumed_stream_equals_the_unbroken_run(tmp_path: Path) -> None:
-    """Stopped in the middle of a file and of a shuffle window; files moved before it resumes."""
+def test_resumed_stream_equals_the_uninterrupted_run(tmp_path: Path) -> None:
+    """Stopped within a file and a shuffle window; the files are moved before it resumes."""
     experiment = make_experiment(tmp_path, streaming=STREAMING)
     fit(experiment, tmp_path / "unbroken")
     stop_after(5, experiment, tmp_path / "run")

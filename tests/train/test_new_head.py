@@ -1,4 +1,4 @@
-"""A classifier on the body of an imported masked language model, from the command line."""
+"""A new classifier head on an imported masked language model, from the command line."""
 
 import json
 import random
@@ -33,9 +33,7 @@ def write_source(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_new_head_on_a_pretrained_body(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_new_head_on_a_pretrained_body(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = random.Random(0)
     rows = [
         f"{'ab'[i % 2]}\t" + " ".join(f"w{drawn.randrange(5) + 20 * (i % 2)}" for _ in range(6))
@@ -66,12 +64,12 @@ def test_a_new_head_on_a_pretrained_body(
     assert written["architectures"] == ["BertForSequenceClassification"]
     assert set(written["label2id"]) == {"a", "b"}
 
-    # LoRA: the body is adapted, the new head and pooler are trained in full.
+    # With LoRA, the body is adapted; the new head and pooler are trained in full.
     lora = command(capsys, *fit, "--workdir", str(tmp_path / "lora"), "--lora.rank", "2")
     assert lora.status == 0, lora.error
     experiment = load(str(tmp_path / "lora")).experiment
     assert experiment.lora.train_fully == ("head", "head_bias", "pooler", "pooler_bias")
-    # Another number of labels: the trained body is taken, and its head is not.
+    # With another number of labels, the trained body is reused and its head is not.
     more = [*rows, *(f"c\tw{i} w40" for i in range(40))]
     (tmp_path / "texts.tsv").write_text("\n".join(["label\ttext", *more]) + "\n")
     fit[fit.index(base)] = str(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Files that never end, FIFOs, links, damaged fields: refused in a line, and not waited for."""
+"""Endless files, FIFOs, links and damaged fields raise one-line errors without blocking."""
 
 import json
 import os
@@ -84,7 +84,7 @@ def test_special_files_are_rejected(tmp_path: Path, name: str, kind: str) -> Non
 def test_oversized_files_are_rejected_unread(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with path.open("wb") as file:
-        file.truncate(2**30)  # takes no room on the disk
+        file.truncate(2**30)  # a sparse file, which uses no disk space
     with pytest.raises(UserError) as refused:
         READERS[name](path)
     assert name in str(refused.value)
@@ -96,7 +96,7 @@ def test_growing_file_is_read_to_the_limit(tmp_path: Path) -> None:
     assert read_bytes(path, 5) == b"12345"
     with pytest.raises(UserError, match=r"a: has 5 bytes or more, and at most 4 bytes are read"):
         read_bytes(path, 4)
-    # Files of /proc say that they have no bytes.
+    # Files of /proc report a size of 0.
     with pytest.raises(UserError, match=r"and at most 1 bytes are read"):
         read_bytes(Path("/proc/self/status"), 1)
 
@@ -229,7 +229,7 @@ def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
         cache_folder("")
 
 
-# What a run's files say.
+# Records in a run's files.
 
 ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "attempts": 1}
 
@@ -313,6 +313,6 @@ def test_run_is_rejected_before_its_first_step(
     workdir = tmp_path / "run"
     workdir.mkdir()
     os.mkfifo(workdir / name)
-    found = command(capsys, "fit", write_config(tmp_path), "--workdir", str(workdir), "--quiet")
-    assert (found.status, found.output) == (1, "")
-    assert f"{name}: is a FIFO, not a regular file" in found.error
+    result = command(capsys, "fit", write_config(tmp_path), "--workdir", str(workdir), "--quiet")
+    assert (result.status, result.output) == (1, "")
+    assert f"{name}: is a FIFO, not a regular file" in result.error

@@ -1,4 +1,4 @@
-"""Numbers in settings that overflow or exceed any memory are refused at once."""
+"""Numbers in settings that overflow or exceed any memory raise immediately."""
 
 import dataclasses
 import itertools
@@ -44,7 +44,7 @@ CONFIGS = ("quickstart", "multi30k", "listops", "trec", "ud_ewt", "bert:base")
 
 
 def numbers(config: Any, kind: type, path: str = "") -> Iterator[str]:
-    """The dotted names of all settings of a type."""
+    """Return the dotted names of all settings of a type."""
     if isinstance(config, tuple):
         for index, each in enumerate(config):
             yield from numbers(each, kind, f"{path}{index}.")
@@ -56,13 +56,13 @@ def numbers(config: Any, kind: type, path: str = "") -> Iterator[str]:
 
 
 def settings(kind: type) -> list[tuple[str, str]]:
-    """(config, setting) of all numbers of a type; each name once."""
-    found: dict[str, str] = {}
+    """Return (config, setting) of all numbers of a type; each name once."""
+    result: dict[str, str] = {}
     for name in CONFIGS:
         for path in numbers(find_experiment(name), kind):
             if "precision" not in path:
-                found.setdefault(path, name)
-    return [(name, path) for path, name in found.items()]
+                result.setdefault(path, name)
+    return [(name, path) for path, name in result.items()]
 
 
 def changed(config: str, path: str, value: float) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def test_every_float_fits_float32(config: str, path: str) -> None:
 def test_errors_name_the_setting() -> None:
     experiment = find_experiment("quickstart")
     mixer = AttentionConfig()
-    object.__setattr__(mixer, "soft_cap", math.inf)  # as a class that checks nothing would have it
+    object.__setattr__(mixer, "soft_cap", math.inf)  # as in a class without checks
     block = dataclasses.replace(experiment.model.layer_pattern[0], mixer=mixer)
     with pytest.raises(
         ValueError, match=r"^model.layer_pattern.1.mixer.soft_cap inf: is not a finite"
@@ -185,10 +185,10 @@ def test_fit_checks_memory_before_building(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
     given = ("--workdir", str(tmp_path / "run"), "--quiet", "--batch-size", str(2**26))
-    found = command(capsys, "fit", write_config(tmp_path), *given)
-    assert (found.status, found.output) == (1, "")
-    assert found.error.startswith("error: memory: the inputs of the layers would take ")
-    assert found.error.count("\n") == 1
+    result = command(capsys, "fit", write_config(tmp_path), *given)
+    assert (result.status, result.output) == (1, "")
+    assert result.error.startswith("error: memory: the inputs of the layers would take ")
+    assert result.error.count("\n") == 1
 
 
 # Standard output.

@@ -106,7 +106,7 @@ def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
 def test_resumed_run_equals_uninterrupted_run(
     unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
-    """Stopped, crashed, stopped again, its text moved: equal bit for bit, with dropout on."""
+    """Stopped, crashed, stopped again, its text moved: bit-equal, with dropout."""
     text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
     moved = make_experiment(unbroken.folder)
     data = dataclasses.replace(moved.text_data, path=str(text), cache_dir=str(tmp_path / "cache"))
@@ -123,7 +123,7 @@ def test_resumed_run_equals_uninterrupted_run(
     assert losses(copy) == unbroken.losses
     lines = [line for line in lines_of(copy / "metrics.jsonl") if line["split"] == "train"]
     untimed = [line["step"] for line in lines if "tokens_per_second" not in line]
-    assert untimed == [1, 6, 10]  # the first of each life
+    assert untimed == [1, 6, 10]  # the first step after each start
     last = lines_of(copy / "metrics.jsonl")[-1]
     assert last == lines_of(unbroken.workdir / "metrics.jsonl")[-1]
     assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
@@ -173,8 +173,8 @@ def test_resume_with_other_batch_splits(
     on_step(lambda step: None)
     fit(experiment, tmp_path / "broken")
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
-    whole, broken = (state_at(tmp_path / name, STEPS) for name in ("whole", "broken"))
-    assert_same_bits(broken, whole)
+    full, broken = (state_at(tmp_path / name, STEPS) for name in ("whole", "broken"))
+    assert_same_bits(broken, full)
 
 
 @pytest.mark.slow
@@ -198,9 +198,9 @@ def test_resume_on_other_devices(
     """With more devices, another compilation or another microbatch count."""
     count_devices(devices)
     fit(make_experiment(unbroken.folder, **changes), copy)
-    found = losses(copy)
-    assert found.keys() == unbroken.losses.keys()
-    assert found == pytest.approx(unbroken.losses, abs=1e-5)
+    result = losses(copy)
+    assert result.keys() == unbroken.losses.keys()
+    assert result == pytest.approx(unbroken.losses, abs=1e-5)
     params = jax.tree.map(np.asarray, state_at(copy, STEPS).params)
     assert_close(params, jax.tree.map(np.asarray, state_at(unbroken.workdir, STEPS).params), 1e-4)
 
@@ -211,9 +211,9 @@ def test_resume_with_more_steps(unbroken: Unbroken, tmp_path: Path) -> None:
     workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
     run = fit(make_experiment(unbroken.folder, steps=STEPS + 2), workdir)
     assert run.step == STEPS + 2
-    found = losses(workdir)
-    assert sorted(found) == list(range(1, STEPS + 3))
-    assert {step: found[step] for step in unbroken.losses} == unbroken.losses
+    actual = losses(workdir)
+    assert sorted(actual) == list(range(1, STEPS + 3))
+    assert {step: actual[step] for step in unbroken.losses} == unbroken.losses
     resumed = lines_of(workdir / "logbook.jsonl")[-2]
     assert resumed["changed"] == {"steps": STEPS + 2}
     assert read_experiment(RunFolder.open_existing(workdir)).steps == STEPS + 2
@@ -250,7 +250,7 @@ def with_bytes(experiment: Experiment) -> Experiment:
     ],
     ids=["batch_size", "seed", "model", "several", "tokenizer", "optimizer"],
 )
-def test_other_settings_are_refused(
+def test_forbidden_changes_raise(
     unbroken: Unbroken,
     stopped: Path,
     change: Callable[[Experiment], Experiment],
@@ -264,7 +264,7 @@ def test_other_settings_are_refused(
     assert contents(stopped) == before
 
 
-def test_other_text_is_refused(unbroken: Unbroken, stopped: Path, tmp_path: Path) -> None:
+def test_changed_text_raises(unbroken: Unbroken, stopped: Path, tmp_path: Path) -> None:
     experiment = make_experiment(unbroken.folder)
     other = write_text(tmp_path / "other.txt", seed=1)
     data = dataclasses.replace(experiment.text_data, path=str(other))
@@ -286,7 +286,7 @@ def one_step(experiment: Experiment, state: TrainState) -> TrainState:
 
 @pytest.mark.full
 def test_new_optimizer_settings_take_effect(unbroken: Unbroken, copy: Path) -> None:
-    """Not those of the time at which the checkpoint was saved."""
+    """Not the settings saved with the checkpoint."""
     settings = {
         "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, max_grad_norm=0.2),
         "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),
@@ -306,7 +306,7 @@ def test_new_optimizer_settings_take_effect(unbroken: Unbroken, copy: Path) -> N
 
 
 def damage(checkpoint: Path) -> None:
-    """One bit of the weights."""
+    """Flip one bit of the weights."""
     largest = max((checkpoint / "state" / "d").iterdir(), key=lambda path: path.stat().st_size)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 8
@@ -372,7 +372,7 @@ def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) 
     fit(make_experiment(unbroken.folder), copy)
     resumed = lines_of(copy / "logbook.jsonl")[2]
     assert resumed["pinned"] == ({name: "blockwise"} if platform == "cpu" else {})
-    # Tile by tile, other attention weights are dropped.
+    # The blockwise backend drops other attention weights.
     assert (losses(copy) == unbroken.losses) == (platform == "tpu")
 
 
@@ -380,7 +380,7 @@ def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) 
 def test_run_without_checkpoint_starts_with_new_settings(
     unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that ran out of memory at its start is run again with less, in the same folder."""
+    """A run that ran out of memory at its start is rerun with less, in the same folder."""
 
     def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")

@@ -31,7 +31,7 @@ def run(folder: Path) -> Run:
 
 
 @pytest.mark.slow
-def test_a_run_resumes_with_the_same_data_alone(folder: Path, run: Run) -> None:
+def test_run_resumes_only_with_the_same_data(folder: Path, run: Run) -> None:
     del run
     experiment, workdir = tiny(folder, steps=6), str(folder / "texts")
     with pytest.raises(UserError, match=f"{workdir}: its run was trained on data given from Pyth"):
@@ -46,7 +46,7 @@ def test_a_run_resumes_with_the_same_data_alone(folder: Path, run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_another_process_does_not_have_the_data(
+def test_other_process_does_not_have_the_data(
     folder: Path, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(python_data, "_held", {})
@@ -65,9 +65,9 @@ def test_evaluate(folder: Path, run: Run) -> None:
     assert run.evaluate() == pytest.approx(run.final_metrics)
     loaded = train.load(str(folder / "texts"))
     assert loaded.data is None
-    found = loaded.evaluate(data=TEXTS)
-    assert found["loss"] != run.final_metrics["loss"]
-    assert found == loaded.evaluate("train", data={"train": TEXTS, "test": ["x"]})
+    actual = loaded.evaluate(data=TEXTS)
+    assert actual["loss"] != run.final_metrics["loss"]
+    assert actual == loaded.evaluate("train", data={"train": TEXTS, "test": ["x"]})
     with pytest.raises(UserError, match="split 'test': data has only train; choose one"):
         loaded.evaluate("test", data={"train": TEXTS})
     with pytest.raises(UserError, match="data, split train, example 0: is a tuple; give strings"):
@@ -109,7 +109,7 @@ def test_metrics_and_plot(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_run_says_what_it_is(folder: Path, run: Run) -> None:
+def test_repr_of_a_run(folder: Path, run: Run) -> None:
     loss = f"{run.final_metrics['loss']:.4g}"
     assert repr(run).startswith(f"<Run tiny: LanguageModeling, step 4, loss {loss}, perplexity ")
     assert repr(run).endswith(f"; {folder / 'texts'}>")

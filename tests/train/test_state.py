@@ -12,7 +12,7 @@ CONFIG = LossScaleConfig(init_scale=8.0, growth_interval=3, max_scale=32.0)
 
 
 def after(*finite: bool, start: LossScale | None = None) -> tuple[float, int]:
-    """The scale and the good steps after steps that went well, or not."""
+    """Return the scale and the number of good steps after steps with or without overflow."""
     scale = start or LossScale.create(CONFIG)
     for well in finite:
         scale = scale.update(jnp.bool_(well), CONFIG)

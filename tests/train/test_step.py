@@ -24,7 +24,7 @@ WIDTH, LENGTH, BATCH = 5, 3, 12
 
 
 def squares(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
-    """A linear model of `inputs` [B, T, D] with dropout; weighted squares of what is left."""
+    """Return weighted squared errors of a linear model of `inputs` [B, T, D] with dropout."""
     x = dropout(batch["inputs"], 0.3, keys)
     error = (x @ params["w"]) - batch["targets"]
     weights = batch["weights"]
@@ -37,7 +37,7 @@ def without_dropout(params: Any, batch: Batch, keys: jax.Array | None) -> dict[s
 
 
 def make_batch(seed: int = 0) -> Batch:
-    """Weights are uneven: of the examples some have nearly none, and some none at all."""
+    """Return a batch with uneven weights: some examples have nearly none, some none at all."""
     drawn = np.random.RandomState(seed)
     weights = drawn.rand(BATCH, LENGTH) * np.arange(BATCH)[:, None] % 5
     return {
@@ -83,7 +83,7 @@ def test_one_step_matches_hand_computation() -> None:
 
 
 def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
-    """The model's own loss: half the square of its weights."""
+    """Add the model's own loss: half the square of its weights."""
     sums = without_dropout(params, batch, keys)
     weight = sums["loss"].weight
     return {**sums, "loss/penalty": Loss(0.5 * jnp.sum(params["w"] ** 2) * weight, weight)}
@@ -91,14 +91,14 @@ def with_a_penalty(params: Any, batch: Batch, keys: jax.Array | None) -> dict[st
 
 @pytest.mark.parametrize("grad_accum_steps", [1, 3])
 def test_auxiliary_losses_are_added(grad_accum_steps: int) -> None:
-    """Whatever the weights of the targets: the gradient has the penalty's, which is w, on top."""
+    """Whatever the target weights, the gradient includes the penalty's gradient, w."""
     state, batch = make_state(), make_batch()
     plain = dataclasses.replace(STEP, loss_fn=without_dropout, grad_accum_steps=grad_accum_steps)
     penalised = dataclasses.replace(plain, loss_fn=with_a_penalty)
     without, expected = jax.jit(plain)(state, batch)
-    found, metrics = jax.jit(penalised)(state, batch)
+    result, metrics = jax.jit(penalised)(state, batch)
     w = np.asarray(state.params["w"])
-    np.testing.assert_allclose(found.params["w"], without.params["w"] - 0.1 * w, rtol=1e-5)
+    np.testing.assert_allclose(result.params["w"], without.params["w"] - 0.1 * w, rtol=1e-5)
     assert float(metrics["loss"]) == pytest.approx(float(expected["loss"]))
     assert float(metrics["loss/penalty"]) == pytest.approx(0.5 * np.sum(w**2))
 
@@ -115,15 +115,15 @@ def test_first_update_has_number_one() -> None:
 def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
     """With dropout, and with a different sum of weights in each microbatch."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
-    whole = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
-    cut = dataclasses.replace(whole, grad_accum_steps=grad_accum_steps)
-    expected = found = make_state(optimizer)
-    steps = jax.jit(whole), jax.jit(cut)
+    full = dataclasses.replace(STEP, optimizer=optimizer, max_grad_norm=0.5)
+    cut = dataclasses.replace(full, grad_accum_steps=grad_accum_steps)
+    expected = result = make_state(optimizer)
+    steps = jax.jit(full), jax.jit(cut)
     for n in range(4):
-        expected, wanted = steps[0](expected, make_batch(n))
-        found, metrics = steps[1](found, make_batch(n))
-        assert_close(metrics, wanted, 1e-6)
-        assert_close(found.params, expected.params, 1e-6)
+        expected, expected_metrics = steps[0](expected, make_batch(n))
+        result, metrics = steps[1](result, make_batch(n))
+        assert_close(metrics, expected_metrics, 1e-6)
+        assert_close(result.params, expected.params, 1e-6)
 
 
 def test_dropout_depends_on_run_step_and_example() -> None:
@@ -148,11 +148,11 @@ def test_gradient_clipping() -> None:
     moved = {}
     for clip in (norm / 4, norm * 2):
         after, metrics = jax.jit(dataclasses.replace(step, max_grad_norm=clip))(state, batch)
-        assert float(metrics["grad_norm"]) == pytest.approx(norm)  # as it was before
+        assert float(metrics["grad_norm"]) == pytest.approx(norm)  # before clipping
         moved[clip] = np.asarray(after.params["w"] - state.params["w"])
-    whole = np.asarray(free.params["w"] - state.params["w"])
-    np.testing.assert_allclose(moved[norm / 4], whole / 4, rtol=1e-5)
-    np.testing.assert_array_equal(moved[norm * 2], whole)
+    full = np.asarray(free.params["w"] - state.params["w"])
+    np.testing.assert_allclose(moved[norm / 4], full / 4, rtol=1e-5)
+    np.testing.assert_array_equal(moved[norm * 2], full)
 
 
 def test_batch_without_weight_changes_nothing() -> None:
@@ -169,13 +169,13 @@ def test_weighted_mean() -> None:
 
 
 def halved(params: Any, batch: Batch, keys: jax.Array | None) -> dict[str, Loss]:
-    """Its gradient passes through float16, which ends at 65,504."""
+    """Return a loss whose gradient passes through float16, which ends at 65,504."""
     y = (params["w"].astype(jnp.float16) * jnp.float16(1)).astype(jnp.float32)
     return {"loss": Loss(jnp.sum(200 * y[:1]), jnp.float32(1))}
 
 
 def test_ema_follows_the_weights() -> None:
-    """Its decay is 1/10, 2/11, 3/12, ... until that is more than the one asked for."""
+    """The decay is 1/10, 2/11, 3/12, ... until it exceeds the configured one."""
     step = jax.jit(dataclasses.replace(STEP, ema_decay=0.2))
     state = make_state()
     state = state.replace(ema=jax.tree.map(jnp.copy, state.params))
@@ -207,7 +207,7 @@ def test_overflow_skips_update_and_halves_scale() -> None:
         assert state.loss_scale is not None
         assert float(state.loss_scale.scale) == expected
     state, metrics = step(state, batch)
-    assert float(metrics["grad_norm"]) == 200  # as it is without a scale
+    assert float(metrics["grad_norm"]) == 200  # the same as without a loss scale
     assert float(state.params["w"][0]) < float(start[0]["w"][0])
     assert state.loss_scale is not None
     assert (float(state.loss_scale.scale), int(state.loss_scale.good_steps)) == (2.0**8, 1)
@@ -256,14 +256,14 @@ def test_rollback_factor_lowers_learning_rate() -> None:
     config = RecoveryConfig()
     start = make_state().replace(anomaly_detector=AnomalyDetector.create(config))
     step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
-    whole, metrics = step(start, make_batch())
+    full, metrics = step(start, make_batch())
     assert start.anomaly_detector is not None
     lowered = start.replace(
         anomaly_detector=start.anomaly_detector.replace(lr_factor=jnp.float32(0.5))
     )
     half, halved_metrics = step(lowered, make_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
-    moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, whole))
+    moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, full))
     np.testing.assert_allclose(next(moved), next(moved) / 2, rtol=1e-4)
 
 

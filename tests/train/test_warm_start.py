@@ -53,12 +53,12 @@ def source(folder: Path) -> Run:
 
 
 def as_any(value: Any) -> Any:
-    """A setting whose class is not known to the type checker."""
+    """Return a setting untyped, for a class that the type checker does not know."""
     return value
 
 
 def started_with(folder: Path, name: str, experiment: Experiment, **options: Any) -> Run:
-    """A run of one step with hardly a learning rate: its weights are those it started with."""
+    """Return a one-step run with a negligible learning rate: its weights are its initial ones."""
     schedule: Any = dataclasses.replace(as_any(experiment.schedule), learning_rate=1e-20)
     experiment = dataclasses.replace(experiment, steps=1, schedule=schedule)
     return train.fit(experiment, str(folder / name), quiet=True, **options)
@@ -66,12 +66,12 @@ def started_with(folder: Path, name: str, experiment: Experiment, **options: Any
 
 def event(folder: Path, run: str, name: str) -> dict[str, Any]:
     lines = lines_of(folder / run / "logbook.jsonl")
-    (found,) = [line for line in lines if line["event"] == name]
-    return found
+    (actual,) = [line for line in lines if line["event"] == name]
+    return actual
 
 
 @pytest.mark.slow
-def test_all_weights_of_a_run(folder: Path, source: Run) -> None:
+def test_init_from_all_weights_of_a_run(folder: Path, source: Run) -> None:
     run = started_with(folder, "all", tiny(folder), init_from=str(folder / "source"))
     assert_close(run.params, source.params, 1e-12)
     line = event(folder, "all", "warm start")
@@ -81,33 +81,33 @@ def test_all_weights_of_a_run(folder: Path, source: Run) -> None:
 
 
 @pytest.mark.slow
-def test_weights_of_a_pattern_from_python(folder: Path, source: Run) -> None:
+def test_init_only_a_pattern_from_python(folder: Path, source: Run) -> None:
     """The source is not donated: it can be used afterwards."""
     experiment = tiny(folder, ema=EmaConfig(0.9))
     run = started_with(folder, "some", experiment, params=source.params, init_only="*/mixer/*")
     mixer = {name for name in named_leaves(source.params) if "/mixer/" in name}
-    found: Any = named_leaves(run.params)
+    actual: Any = named_leaves(run.params)
     given: Any = named_leaves(source.params)
     for name, leaf in given.items():
         if name in mixer:
-            np.testing.assert_allclose(found[name], leaf, atol=1e-12)
-    assert not np.allclose(found[EMBEDDING], source.params[EMBEDDING], atol=1e-3)
+            np.testing.assert_allclose(actual[name], leaf, atol=1e-12)
+    assert not np.allclose(actual[EMBEDDING], source.params[EMBEDDING], atol=1e-3)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None:
+def test_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None:
     copy = shutil.copytree(folder / "source", folder / "copy")
     experiment = dataclasses.replace(tiny(folder), steps=8)
-    whole = train.fit(experiment, str(folder / "whole"), quiet=True, init_from=str(copy))
+    full = train.fit(experiment, str(folder / "whole"), quiet=True, init_from=str(copy))
     shorter = dataclasses.replace(experiment, steps=4)
     train.fit(shorter, str(folder / "parts"), quiet=True, init_from=str(copy))
     shutil.rmtree(copy)
     parts = train.fit(experiment, str(folder / "parts"), quiet=True, init_from=str(copy))
-    assert_same_bits(parts.params, whole.params)
+    assert_same_bits(parts.params, full.params)
 
 
 @pytest.mark.slow
-def test_the_tokenizer_is_that_of_the_source(folder: Path, source: Run) -> None:
+def test_tokenizer_comes_from_the_source(folder: Path, source: Run) -> None:
     other = folder / "other.txt"
     other.write_text("the cat sat on the mat.\n" * 60)
     data = dataclasses.replace(as_any(tiny(folder).data), path=str(other))
@@ -119,7 +119,7 @@ def test_the_tokenizer_is_that_of_the_source(folder: Path, source: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_named_tokenizer_takes_the_rows_of_shared_tokens(folder: Path, source: Run) -> None:
+def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) -> None:
     data = dataclasses.replace(as_any(tiny(folder).data), tokenizer=TokenizerConfig("byte"))
     run = started_with(folder, "bytes", tiny(folder, data=data), init_from=str(folder / "source"))
     assert run.tokenizer is not None
@@ -132,10 +132,10 @@ def test_a_named_tokenizer_takes_the_rows_of_shared_tokens(folder: Path, source:
     assert rows[0].shape != rows[1].shape
 
 
-def test_rows_beyond_those_of_the_source_are_initial() -> None:
+def test_rows_beyond_the_source_keep_their_initial_values() -> None:
     initial = {"embedding": jax.numpy.zeros((4, 3)), "output": jax.numpy.zeros((3, 4))}
-    given = {"embedding": np.ones((2, 3)), "output": np.ones((3, 2)), "extra": np.ones(2)}
-    params, report = merge_params(initial, WarmStart(given), None)
+    kwargs = {"embedding": np.ones((2, 3)), "output": np.ones((3, 2)), "extra": np.ones(2)}
+    params, report = merge_params(initial, WarmStart(kwargs), None)
     assert params["embedding"][:, 0].tolist() == [1, 1, 0, 0]
     assert params["output"][0].tolist() == [1, 1, 0, 0]
     assert report.left == ("extra",)
@@ -143,7 +143,7 @@ def test_rows_beyond_those_of_the_source_are_initial() -> None:
 
 
 def models_with_vocabularies() -> list[Model]:
-    """Models that together have every parameter with an entry for each token."""
+    """Return models that together have every parameter with an entry per token."""
     config = TransformerConfig(vocab_size=7, d_model=8, num_layers=1, tie_embeddings=False)
     blocks = (BlockConfig(cross_attention=AttentionConfig()),)
     encoder = EncoderConfig(num_layers=1, vocab_size=5)
@@ -157,8 +157,8 @@ def models_with_vocabularies() -> list[Model]:
 
 
 def test_every_vocabulary_table_is_known() -> None:
-    """By the logical axes of the parameters: a table is missed otherwise, and its shape refused."""
-    found = set()
+    """By the logical axes; a missed table would fail with a shape error."""
+    result = set()
     for model in models_with_vocabularies():
         leaves, _ = jax.tree.flatten_with_path(
             model.logical_axes(), is_leaf=lambda each: isinstance(each, LogicalAxes)
@@ -167,8 +167,8 @@ def test_every_vocabulary_table_is_known() -> None:
             if "vocab" in axes.names:
                 name = jax.tree_util.keystr(path, simple=True, separator="/")
                 assert axes.names[VOCABULARY_TABLES[name]] == "vocab"
-                found.add(name)
-    assert found == set(VOCABULARY_TABLES)
+                result.add(name)
+    assert result == set(VOCABULARY_TABLES)
 
 
 @pytest.mark.parametrize("name", VOCABULARY_TABLES)
@@ -176,20 +176,20 @@ def test_every_vocabulary_table_is_resized(name: str) -> None:
     axis = VOCABULARY_TABLES[name]
     shape = (5,) if "bias" in name else (5, 5)
     initial = {name: jax.numpy.zeros(shape)}
-    given = {name: np.ones(shape).take(range(3), axis)}
-    params, report = merge_params(initial, WarmStart(given), None)
+    kwargs = {name: np.ones(shape).take(range(3), axis)}
+    params, report = merge_params(initial, WarmStart(kwargs), None)
     taken = np.moveaxis(np.asarray(params[name]), axis, -1).reshape(-1, 5)[0]
     assert taken.tolist() == [1, 1, 1, 0, 0]
     assert report.resized == {name: 3}
 
 
-def test_other_shapes_are_refused_by_name() -> None:
+def test_other_shapes_raise_by_name() -> None:
     initial = {"layers": {"query": jax.numpy.zeros((4, 3))}, "bias": jax.numpy.zeros(2)}
-    given = {"layers": {"query": np.ones((2, 3))}, "bias": np.ones(2)}
+    kwargs = {"layers": {"query": np.ones((2, 3))}, "bias": np.ones(2)}
     message = r"params: layers/query is \(2, 3\) there and \(4, 3\) in this model; give the sizes"
     with pytest.raises(UserError, match=message):
-        merge_params(initial, WarmStart(given), None)
-    params, report = merge_params(initial, WarmStart(given, only="bias"), None)
+        merge_params(initial, WarmStart(kwargs), None)
+    params, report = merge_params(initial, WarmStart(kwargs, only="bias"), None)
     assert params["bias"].tolist() == [1, 1]
     assert (report.taken, report.left, report.new) == (
         ("bias",),
@@ -207,7 +207,7 @@ def test_other_shapes_are_refused_by_name() -> None:
         (dict(params={"x": "text"}), "params: .*; give nested dicts of arrays"),
     ],
 )
-def test_what_is_no_source_is_refused(options: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_sources_raise(options: Any, message: str, tmp_path: Path) -> None:
     def start() -> None:
         source = WarmStartSource(**options).read(RunFolder.create(tmp_path))
         assert source is not None
@@ -218,7 +218,7 @@ def test_what_is_no_source_is_refused(options: Any, message: str, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_command_line(
+def test_command_line(
     folder: Path, source: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     write_text(tmp_path / "text.txt")

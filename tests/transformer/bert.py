@@ -1,6 +1,6 @@
-"""BERT in this library: its configuration, and its weights by their names in Hugging Face.
+"""BERT in this library: its configuration, and its weights from Hugging Face.
 
-`read(name, shape)` gives a weight by the name that Hugging Face has for it.
+`read(name, shape)` returns a weight by its Hugging Face name.
 """
 
 import numpy as np
@@ -49,12 +49,12 @@ def bert_config(sizes: Sizes, vocab_multiple: int = 1, pooler: bool = False) -> 
 
 
 def bert_params(read: Read, sizes: Sizes, rows: int) -> Params:
-    """The parameters that all heads stand on; the embedding gets `rows` rows."""
+    """Return the parameters below the heads; the embedding gets `rows` rows."""
     at, d = "bert.embeddings", sizes.width
     layers = [bert_layer(read, f"bert.encoder.layer.{i}", sizes) for i in range(sizes.layers)]
     words = read(f"{at}.word_embeddings.weight", (sizes.vocab, d))
     return {
-        "embedding": lengthened(words, rows),
+        "embedding": pad_rows(words, rows),
         "positions": read(f"{at}.position_embeddings.weight", (sizes.length, d)),
         "types": read(f"{at}.token_type_embeddings.weight", (sizes.types, d)),
         "embedding_norm": layer_norm(read, f"{at}.LayerNorm", d),
@@ -86,7 +86,7 @@ def masked_head(read: Read, sizes: Sizes, rows: int) -> Params:
         "head": matrix,
         "head_bias": bias,
         "head_norm": layer_norm(read, f"{at}.transform.LayerNorm", d),
-        "head_output_bias": lengthened(read(f"{at}.bias", (sizes.vocab,)), rows),
+        "head_output_bias": pad_rows(read(f"{at}.bias", (sizes.vocab,)), rows),
     }
 
 
@@ -101,6 +101,6 @@ def class_head(read: Read, sizes: Sizes) -> Params:
     return {"head": matrix, "head_bias": bias}
 
 
-def lengthened(table: Array, rows: int) -> Array:
-    """With zeros after the vocabulary."""
+def pad_rows(table: Array, rows: int) -> Array:
+    """Pad a table with rows of zeros after the vocabulary."""
     return np.pad(table, [(0, rows - len(table))] + [(0, 0)] * (table.ndim - 1))

@@ -1,4 +1,4 @@
-"""The formulas in NumPy, one loop or line each, to hold the library against."""
+"""Formulas in NumPy, one loop or line each, as references for the library."""
 
 import functools
 import math
@@ -12,22 +12,25 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-NO_NUMBER = float(np.finfo(np.float32).min) / 2
-"""Smaller values stand for minus infinity, as the logits of vocabulary padding do."""
+MINUS_INFINITY = float(np.finfo(np.float32).min) / 2
+"""Smaller values stand for minus infinity, as in the logits of vocabulary padding."""
 
 
 def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """max |difference| <= tolerance * max(1, max |expected|), and equal shapes.
+    """Assert max |difference| <= tolerance * max(1, max |expected|), and equal shapes.
 
-    Values that stand for minus infinity must do so in both, and are left out: relative to them any
-    difference would be small.
+    Values that stand for minus infinity must do so in both arrays, and are excluded: relative to
+    them,
+    any difference would be small.
     """
     message = difference(got, expected, tolerance)
     assert not message, message
 
 
 def assert_trees_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    """`assert_close` for each array of two trees of one structure; the message has its path."""
+    """Apply `assert_close` to each array of two trees of the same structure; errors name the
+    path.
+    """
     compare = functools.partial(difference, tolerance=tolerance)
     chex.assert_trees_all_equal_comparator(lambda *each: not compare(*each), compare, got, expected)
 
@@ -37,25 +40,27 @@ def difference(got: Any, expected: Any, tolerance: float) -> str:
     got, expected = np.asarray(got), np.asarray(expected)
     if got.shape != expected.shape:
         return f"{got.shape} is not {expected.shape}"
-    told = ~(expected < NO_NUMBER)
-    if not np.array_equal(got[~told], expected[~told]):
-        return "differs in what stands for no number"
-    got, expected = got[told], expected[told]
+    is_number = ~(expected < MINUS_INFINITY)
+    if not np.array_equal(got[~is_number], expected[~is_number]):
+        return "different entries stand for minus infinity"
+    got, expected = got[is_number], expected[is_number]
     largest = np.max(np.abs(got - expected), initial=0)
     limit = tolerance * max(1.0, np.max(np.abs(expected), initial=0))
     # Not `>`, which is False for NaN.
     return "" if largest <= limit else f"differs by {largest:.3g}, more than {limit:.3g}"
 
 
-def weights_of(tree: Any, seed: int = 0) -> Any:
-    """Random weights like abstract parameters: biases are no zeros, and nothing is compiled."""
+def random_params_like(tree: Any, seed: int = 0) -> Any:
+    """Return random weights in the shape of abstract parameters: biases are not zero, nothing is
+    compiled.
+    """
     random = np.random.default_rng(seed)
     draw = lambda leaf: random.normal(0.1, 0.3, leaf.shape).astype(np.float32)  # noqa: E731
     return jax.tree.map(draw, tree)
 
 
 def array(values: Any) -> Any:
-    """A NumPy array, which the library takes where its hints say jax.Array."""
+    """Return a NumPy array, typed as Any because the library's hints say jax.Array."""
     return np.array(values)
 
 
@@ -90,26 +95,28 @@ def swish(x: Array, beta: Array | float) -> Array:
     return np.asarray(x / (1 + np.exp(-beta * x)))
 
 
-def turned(pair: Array, angle: float) -> Array:
-    """(a, b) turned by an angle: (a cos - b sin, a sin + b cos)."""
+def rotate_pair(pair: Array, angle: float) -> Array:
+    """Rotate (a, b) by an angle: (a cos - b sin, a sin + b cos)."""
     cos, sin = math.cos(angle), math.sin(angle)
     return np.array([[cos, -sin], [sin, cos]]) @ pair
 
 
 def softmax(scores: Array) -> Array:
-    raised = np.exp(scores - scores.max())
-    return raised / raised.sum()
+    exp_scores = np.exp(scores - scores.max())
+    return exp_scores / exp_scores.sum()
 
 
 def attention(
     x: Array,  # [B, T, D]
     source: Array,  # [B, S, D]
     w: dict[str, Array],  # the parameters of the mixer
-    seen: Array,  # [B, T, S] booleans
+    visible: Array,  # [B, T, S] booleans
     scores: Callable[..., Array] = lambda q, k, b, n, t: k @ q / math.sqrt(len(q)),  # [S]
-    added: Callable[..., Array | float] = lambda b, t: 0.0,  # [S, H of values] to the values
+    value_terms: Callable[..., Array | float] = lambda b, t: 0.0,  # [S, value width], added to v
 ) -> tuple[Array, Array]:  # [B, T, D], weights [B, N, T, S]
-    """Multi-head attention, head by head and query by query; head n reads keys of n div G."""
+    """Compute multi-head attention head by head and query by query; query head n reads key-value
+    head n div G.
+    """
     heads = w["query"].shape[1]
     group = heads // w["key"].shape[1]
     bias = lambda name, n: w[f"{name}_bias"][n] if f"{name}_bias" in w else 0  # noqa: E731
@@ -119,15 +126,15 @@ def attention(
         q = x[b, t] @ w["query"][:, n] + bias("query", n)
         k = source[b] @ w["key"][:, n // group] + bias("key", n // group)
         v = source[b] @ w["value"][:, n // group] + bias("value", n // group)
-        shown = np.flatnonzero(seen[b, t])
-        if len(shown):
-            weights[b, n, t, shown] = softmax(scores(q, k, b, n, t)[shown])
-        y[b, t] += weights[b, n, t] @ (v + added(b, t)) @ w["output"][n]
+        keys = np.flatnonzero(visible[b, t])
+        if len(keys):
+            weights[b, n, t, keys] = softmax(scores(q, k, b, n, t)[keys])
+        y[b, t] += weights[b, n, t] @ (v + value_terms(b, t)) @ w["output"][n]
     return y, weights
 
 
 def feed_forward(x: Array, w: dict[str, Array], activation: str, beta: float = 1.0) -> Array:
-    """activation(x up) down, or (activation(x gate) * x up) down where there is a gate."""
+    """Compute activation(x up) down, or (activation(x gate) * x up) down if there is a gate."""
     bias = lambda name: w.get(f"{name}_bias", np.zeros(()))  # noqa: E731
     act = ACTIVATIONS.get(activation, lambda x: swish(x, w.get("beta", beta)))
     hidden = x @ w["up"] + bias("up")

@@ -1,6 +1,6 @@
-"""GPT-2 and Llama in this library: their configurations, and their weights by name.
+"""GPT-2 and Llama in this library: configurations, and weights from Hugging Face.
 
-`read(name, shape)` gives a weight by the name that Hugging Face has for it.
+`read(name, shape)` returns a weight by its Hugging Face name.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def llama_config(sizes: Sizes, vocab_multiple: int = 1) -> TransformerConfig:
 
 
 def gpt2_params(read: Read, sizes: Sizes, rows: int) -> Params:
-    """The parameters; the embedding gets `rows` rows, zeros after the vocabulary."""
+    """Return the parameters; the embedding gets `rows` rows, with zeros after the vocabulary."""
     d = sizes.width
     embedding = read("transformer.wte.weight", (sizes.vocab, d))
     layers = [gpt2_layer(read, sizes, layer) for layer in range(sizes.layers)]
@@ -77,7 +77,7 @@ def gpt2_params(read: Read, sizes: Sizes, rows: int) -> Params:
 
 
 def gpt2_layer(read: Read, sizes: Sizes, layer: int) -> Params:
-    """Matrices lie as [inputs, outputs]; query, key and value are columns of one."""
+    """Return one layer. Matrices are [inputs, outputs]; query, key and value are columns of one."""
     d, f, heads = sizes.width, sizes.hidden, (sizes.heads, sizes.head_width)
     at = f"transformer.h.{layer}"
     joined = read(f"{at}.attn.c_attn.weight", (d, 3 * d)).reshape(d, 3, *heads)
@@ -105,7 +105,9 @@ def gpt2_layer(read: Read, sizes: Sizes, layer: int) -> Params:
 
 
 def llama_params(read: Read, sizes: Sizes, rows: int) -> Params:
-    """The parameters; embedding and output get `rows` words, zeros after the vocabulary."""
+    """Return the parameters; embedding and output get `rows` rows, with zeros after the
+    vocabulary.
+    """
     shape, padding = (sizes.vocab, sizes.width), [(0, rows - sizes.vocab), (0, 0)]
     layers = [llama_layer(read, sizes, layer) for layer in range(sizes.layers)]
     return {
@@ -117,17 +119,17 @@ def llama_params(read: Read, sizes: Sizes, rows: int) -> Params:
 
 
 def llama_layer(read: Read, sizes: Sizes, layer: int) -> Params:
-    """Matrices lie as [outputs, inputs]."""
+    """Return one layer. Matrices are [outputs, inputs]."""
     d, f, h = sizes.width, sizes.hidden, sizes.head_width
     at = f"model.layers.{layer}"
 
-    def turned(name: str, inputs: int, outputs: int) -> Array:  # [inputs, outputs]
+    def transposed(name: str, inputs: int, outputs: int) -> Array:  # [inputs, outputs]
         return read(f"{at}.{name}.weight", (outputs, inputs)).T
 
     def heads(name: str, count: int) -> Array:  # [D, count, H]
-        return turned(f"self_attn.{name}", d, count * h).reshape(d, count, h)
+        return transposed(f"self_attn.{name}", d, count * h).reshape(d, count, h)
 
-    output = turned("self_attn.o_proj", sizes.heads * h, d)
+    output = transposed("self_attn.o_proj", sizes.heads * h, d)
     return {
         "mixer_norm": {"gain": read(f"{at}.input_layernorm.weight", (d,))},
         "mixer": {
@@ -138,8 +140,8 @@ def llama_layer(read: Read, sizes: Sizes, layer: int) -> Params:
         },
         "feed_forward_norm": {"gain": read(f"{at}.post_attention_layernorm.weight", (d,))},
         "feed_forward": {
-            "gate": turned("mlp.gate_proj", d, f),
-            "up": turned("mlp.up_proj", d, f),
-            "down": turned("mlp.down_proj", f, d),
+            "gate": transposed("mlp.gate_proj", d, f),
+            "up": transposed("mlp.up_proj", d, f),
+            "down": transposed("mlp.down_proj", f, d),
         },
     }

@@ -1,6 +1,6 @@
-"""Weights as PyTorch's modules have them, laid out as this library has them.
+"""Convert weights in the layout of PyTorch's modules to the layout of this library.
 
-`read(name, shape)` gives a weight by the name that the other side has for it.
+`read(name, shape)` returns a weight by its PyTorch name.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ Linear = tuple[Array, Array]  # a matrix [inputs, outputs] and a bias [outputs]
 
 
 def linear(read: Read, at: str, inputs: int, outputs: int) -> Linear:
-    """`nn.Linear`, whose matrix lies as [outputs, inputs]."""
+    """Read an `nn.Linear`, whose matrix is [outputs, inputs]."""
     return read(f"{at}.weight", (outputs, inputs)).T, read(f"{at}.bias", (outputs,))
 
 
 def layer_norm(read: Read, at: str, width: int) -> Params:
-    """`nn.LayerNorm`."""
+    """Read an `nn.LayerNorm`."""
     return {"gain": read(f"{at}.weight", (width,)), "bias": read(f"{at}.bias", (width,))}
 
 
 def attention(inner: Sequence[Linear], output: Linear, heads: int) -> Params:
-    """Query, key, value and output, heads beside each other: [D, D] becomes [D, N, H]."""
+    """Return parameters of query, key, value and output, with [D, D] split into [D, N, H]."""
     params: Params = {}
     for name, (matrix, bias) in zip(("query", "key", "value"), inner, strict=True):
         params[name] = matrix.reshape(len(matrix), heads, -1)
@@ -37,10 +37,10 @@ def attention(inner: Sequence[Linear], output: Linear, heads: int) -> Params:
 
 
 def feed_forward(up: Linear, down: Linear) -> Params:
-    """Two maps: from D to F and back."""
+    """Return parameters of two linear maps: from D to F and back."""
     return {"up": up[0], "up_bias": up[1], "down": down[0], "down_bias": down[1]}
 
 
 def stacked(layers: list[Params]) -> Params:
-    """The weights of layers, each with a first axis over them."""
+    """Stack the weights of layers along a new first axis."""
     return jax.tree.map(lambda *each: np.stack(each), *layers)

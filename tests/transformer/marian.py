@@ -1,6 +1,6 @@
-"""Marian in this library: its configuration, and its weights by name.
+"""Marian in this library: its configuration, and its weights from Hugging Face.
 
-`read(name, shape)` gives a weight by the name that Hugging Face has for it.
+`read(name, shape)` returns a weight by its Hugging Face name.
 """
 
 import jax.numpy as jnp
@@ -29,7 +29,10 @@ from transformer.layers.position_embedding import sinusoidal_embedding
 
 
 def marian_config(sizes: Sizes, *, tied: bool) -> TransformerConfig:
-    """Its sinusoids are not interleaved, so they come as a table, as learned positions do."""
+    """Return the configuration.
+
+    Marian's sinusoids are not interleaved, so they are stored as learned positions.
+    """
     return TransformerConfig(
         vocab_size=sizes.vocab,
         d_model=sizes.width,
@@ -61,7 +64,7 @@ def block_config(sizes: Sizes, *, cross: bool) -> BlockConfig:
 
 
 def marian_params(read: Read, sizes: Sizes, *, tied: bool) -> Params:
-    """The parameters: one table of words for all their uses, or three."""
+    """Return the parameters: one embedding table for all uses, or three."""
     shape = (sizes.vocab, sizes.width)
     stacks = {
         "encoder": stack(read, "encoder", sizes, sizes.source_layers, cross=False),
@@ -83,7 +86,7 @@ def stack(read: Read, name: str, sizes: Sizes, layers: int, *, cross: bool) -> P
 
 
 def positions(sizes: Sizes) -> Array:  # [length, D]
-    """All sines, then all cosines."""
+    """Return all sines, then all cosines."""
     table = np.asarray(sinusoidal_embedding(jnp.arange(sizes.length)[None], sizes.width))[0]
     return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
 
@@ -100,12 +103,12 @@ def layer(read: Read, at: str, sizes: Sizes, cross: bool) -> Params:
     }
 
 
-def sublayer(read: Read, at: str, ours: str, theirs: str, sizes: Sizes) -> Params:
-    """Attention and its norm."""
+def sublayer(read: Read, at: str, name_here: str, hf_name: str, sizes: Sizes) -> Params:
+    """Return the parameters of attention and its norm."""
     d = sizes.width
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
-    *inner, output = (linear(read, f"{at}.{theirs}.{name}", d, d) for name in names)
+    *inner, output = (linear(read, f"{at}.{hf_name}.{name}", d, d) for name in names)
     return {
-        ours: attention(inner, output, sizes.heads),
-        f"{ours}_norm": layer_norm(read, f"{at}.{theirs}_layer_norm", d),
+        name_here: attention(inner, output, sizes.heads),
+        f"{name_here}_norm": layer_norm(read, f"{at}.{hf_name}_layer_norm", d),
     }

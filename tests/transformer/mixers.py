@@ -1,4 +1,4 @@
-"""A mixer on its own: random weights, and a compiled call."""
+"""Build one mixer with random weights, and call it compiled."""
 
 from typing import Any
 
@@ -6,27 +6,27 @@ import jax
 import numpy as np
 from flax.core import meta
 
-from tests.transformer.formulas import Array, weights_of
+from tests.transformer.formulas import Array, random_params_like
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
 from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
 from transformer.context import ModelContext
 
 
-def shared(width: int) -> ModelContext:
-    """Return the context of a model of D = width and three layers."""
+def make_context(width: int) -> ModelContext:
+    """Return the context of a three-layer model of width D."""
     return ModelContext(width, 3, Precision(), Initialization(), Hardware())
 
 
-def made(config: MixerConfig, width: int, **given: Any) -> tuple[Mixer, Any]:
-    """The mixer and random weights; `given` are inputs that it cannot do without."""
-    mixer = mixer_class(config)(config, shared(width), parent=None)
+def make_mixer(config: MixerConfig, width: int, **given: Any) -> tuple[Mixer, Any]:
+    """Return the mixer and random weights; `given` holds the inputs that it requires."""
+    mixer = mixer_class(config)(config, make_context(width), parent=None)
     shapes = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
-    return mixer, weights_of(meta.unbox(shapes)["params"])
+    return mixer, random_params_like(meta.unbox(shapes)["params"])
 
 
 def axes(config: MixerConfig, width: int, **given: Any) -> dict[str, tuple[str, ...]]:
-    """The names of the axes of each weight, by its path."""
-    mixer = mixer_class(config)(config, shared(width), parent=None)
+    """Return the names of the axes of each weight, by its path."""
+    mixer = mixer_class(config)(config, make_context(width), parent=None)
     boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
     leaves = jax.tree_util.tree_leaves_with_path(
         boxed["params"], is_leaf=lambda leaf: isinstance(leaf, meta.AxisMetadata)
@@ -35,22 +35,22 @@ def axes(config: MixerConfig, width: int, **given: Any) -> dict[str, tuple[str, 
     return {name(path): leaf.axes.names for path, leaf in leaves}
 
 
-def applied(
+def apply_mixer(
     mixer: Mixer,
     params: Any,
     x: Array,  # [B, T, D]
     outputs: Outputs = NO_OUTPUTS,
     **given: Any,
 ) -> Any:
-    """The mixer's output; positions are 0 to T - 1 and nothing is masked unless given."""
+    """Return the mixer's output; by default positions are 0 to T - 1 and nothing is masked."""
     run = jax.jit(lambda params, x, inputs: mixer.apply({"params": params}, x, inputs))
     return run(params, x, inputs(x.shape[1], outputs=outputs, **given))
 
 
-def inputs(length: int, **given: Any) -> MixerInputs:
-    """Positions are 0 to T - 1 and nothing is masked unless given."""
-    filled: dict[str, Any] = dict(positions=np.arange(length)[None], mask=Mask())
-    return MixerInputs(**(filled | given))
+def inputs(length: int, **fields: Any) -> MixerInputs:
+    """Return mixer inputs; by default positions are 0 to T - 1 and nothing is masked."""
+    defaults: dict[str, Any] = dict(positions=np.arange(length)[None], mask=Mask())
+    return MixerInputs(**(defaults | fields))
 
 
 def _first(width: int) -> tuple[Array]:

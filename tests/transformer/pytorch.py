@@ -1,4 +1,4 @@
-"""PyTorch's own transformer modules in this library's terms: configurations, and their weights."""
+"""PyTorch's own transformer modules in this library's terms: configurations and weights."""
 
 from typing import Any
 
@@ -24,7 +24,9 @@ from transformer.config import NormPlacement
 
 
 def block_config(sizes: Sizes, placement: NormPlacement, *, cross: bool = False) -> BlockConfig:
-    """`nn.TransformerEncoderLayer`, or with `cross` attention `nn.TransformerDecoderLayer`."""
+    """Return `nn.TransformerEncoderLayer`, or with `cross` attention
+    `nn.TransformerDecoderLayer`.
+    """
     mixer = AttentionConfig(num_heads=sizes.heads)
     return BlockConfig(
         mixer=mixer,
@@ -36,9 +38,10 @@ def block_config(sizes: Sizes, placement: NormPlacement, *, cross: bool = False)
 
 
 def causal_config(sizes: Sizes, placement: NormPlacement) -> TransformerConfig:
-    """`nn.TransformerEncoder` with a triangular mask, and a last norm where layers begin with one.
+    """Return `nn.TransformerEncoder` with a triangular mask, and a final norm if layers are
+    pre-norm.
 
-    PyTorch's modules begin with embedded tokens: there are no positions.
+    PyTorch's modules start from embedded tokens, so there are no positions.
     """
     last = NormConfig(epsilon=sizes.epsilon) if placement == "pre" else None
     return TransformerConfig(
@@ -52,7 +55,7 @@ def causal_config(sizes: Sizes, placement: NormPlacement) -> TransformerConfig:
 
 
 def transformer_config(sizes: Sizes, placement: NormPlacement) -> TransformerConfig:
-    """`nn.Transformer`, whose two stacks end with a norm wherever their layers have theirs."""
+    """Return `nn.Transformer`; each of its stacks ends with a norm."""
     last = NormConfig(epsilon=sizes.epsilon)
     return TransformerConfig(
         vocab_size=sizes.vocab,
@@ -66,13 +69,13 @@ def transformer_config(sizes: Sizes, placement: NormPlacement) -> TransformerCon
 
 
 def causal_params(read: Read, sizes: Sizes, placement: NormPlacement) -> Params:
-    """The parameters of `causal_config`."""
+    """Return the parameters of `causal_config`."""
     params = stack(read, "causal", sizes, sizes.layers, last=placement == "pre")
     return params | {"embedding": read("embedding", (sizes.vocab, sizes.width))}
 
 
 def transformer_params(read: Read, sizes: Sizes, placement: NormPlacement) -> Params:
-    """The parameters of `transformer_config`: the same for both placements."""
+    """Return the parameters of `transformer_config`, which are the same for both placements."""
     at = "transformer"
     return {
         "embedding": read("embedding", (sizes.vocab, sizes.width)),
@@ -84,14 +87,14 @@ def transformer_params(read: Read, sizes: Sizes, placement: NormPlacement) -> Pa
 def stack(
     read: Read, at: str, sizes: Sizes, layers: int, *, last: bool, cross: bool = False
 ) -> Params:
-    """Layers and the norm behind them."""
+    """Return the layers and the norm after them."""
     each = [layer(read, f"{at}.layers.{number}", sizes, cross) for number in range(layers)]
     params: Params = {"layers": {"place_0": stacked(each)}}
     return params | {"final_norm": layer_norm(read, f"{at}.norm", sizes.width)} if last else params
 
 
 def layer(read: Read, at: str, sizes: Sizes, cross: bool) -> Params:
-    """One layer; its norms are numbered in the order of its sublayers."""
+    """Return one layer; its norms are numbered in the order of its sublayers."""
     d, f = sizes.width, sizes.hidden
     sublayers: dict[str, Any] = {"mixer": joined_attention(read, f"{at}.self_attn", sizes)}
     if cross:
@@ -106,7 +109,7 @@ def layer(read: Read, at: str, sizes: Sizes, cross: bool) -> Params:
 
 
 def joined_attention(read: Read, at: str, sizes: Sizes) -> Params:
-    """`nn.MultiheadAttention`: query, key and value are rows of one matrix."""
+    """Read an `nn.MultiheadAttention`, whose query, key and value are rows of one matrix."""
     d = sizes.width
     matrix = read(f"{at}.in_proj_weight", (3 * d, d)).reshape(3, d, d)
     bias = read(f"{at}.in_proj_bias", (3 * d,)).reshape(3, d)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.mixers import inputs as mixer_inputs
-from tests.transformer.mixers import shared
+from tests.transformer.mixers import make_context
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -44,7 +44,9 @@ def block(mixer: MixerConfig, cross: MixerConfig | None = None) -> BlockConfig:
 
 
 def config_of(*mixers: MixerConfig, layers: int = 0, **changes: Any) -> TransformerConfig:
-    pattern = tuple(map(block, mixers))  # without norms, so that a mixer's input is the residual
+    pattern = tuple(
+        map(block, mixers)
+    )  # without norms, so that a mixer's input is the residual stream
     return TransformerConfig(
         VOCABULARY, WIDTH, layers or len(mixers), layer_pattern=pattern, **changes
     )
@@ -57,20 +59,20 @@ def language_model(*mixers: MixerConfig, **changes: Any) -> tuple[LanguageModel,
 
 
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
-def test_equal_the_weights_of_the_model(loop: str) -> None:
+def test_maps_equal_the_weights_of_the_model(loop: str) -> None:
     changes: Any = dict(layers=4, layer_loop=loop, remat="full")
     model, params, tokens = language_model(FULL, **changes)
-    found = attention_maps(model, params, tokens=tokens)
+    actual = attention_maps(model, params, tokens=tokens)
     expected = layer_values(model.apply({"params": params}, tokens, outputs={"weights"}), "weights")
-    assert [(each.stage, each.layer, each.mixer) for each in found] == [
+    assert [(each.stage, each.layer, each.mixer) for each in actual] == [
         ("decoder", layer, "full") for layer in range(4)
     ]
-    for each, weights in zip(found, expected, strict=True):
+    for each, weights in zip(actual, expected, strict=True):
         np.testing.assert_allclose(each.weights, weights, atol=1e-6)
         assert np.array_equal(each.visible[0, 0], np.tri(LENGTH, dtype=bool))
 
 
-def test_patterns_of_one_model_are_those_of_its_layers() -> None:
+def test_each_layer_has_its_own_pattern() -> None:
     window, performer = SlidingWindowConfig(num_heads=3, window=4), PerformerConfig(num_heads=3)
     model, params, tokens = language_model(window, performer, FULL)
     first, last = attention_maps(model, params, tokens=tokens)
@@ -91,7 +93,7 @@ SPARSE: list[MixerConfig] = [
 @pytest.mark.slow
 @pytest.mark.sampled("bigbird", "top_k")
 @pytest.mark.parametrize("mixer", SPARSE, ids=lambda mixer: mixer.kind)
-def test_weights_of_a_pattern_give_the_layers_result(mixer: MixerConfig) -> None:
+def test_weights_reproduce_the_layer_output(mixer: MixerConfig) -> None:
     model, params, tokens = language_model(mixer)
     [found] = attention_maps(model, params, tokens=tokens)
     weights, visible = np.asarray(found.weights), np.asarray(found.visible)
@@ -100,7 +102,7 @@ def test_weights_of_a_pattern_give_the_layers_result(mixer: MixerConfig) -> None
     seen = {name: layer_values(output, name)[0] for name in names}
     own = jax.tree.map(lambda leaf: leaf[0], params["layers"]["place_0"])
     x = seen["residual_pre"]
-    alone = mixer_class(mixer)(mixer, shared(WIDTH), parent=None)
+    alone = mixer_class(mixer)(mixer, make_context(WIDTH), parent=None)
     causal = mixer_inputs(LENGTH, mask=_causal(), constants=alone.constants(mixer, 0, WIDTH))
     heads = projections(alone, own["mixer"], x, causal)
     v = np.repeat(np.asarray(heads[2]), 3 // heads[2].shape[2], axis=2)
@@ -126,11 +128,11 @@ def test_stages_of_an_encoder_decoder() -> None:
     source, target = (np.arange(n, dtype=np.int32)[None] for n in (7, 5))
     segments = np.array([[1, 1, 1, 1, 1, 1, 0]])
     inputs: Any = dict(source=source, tokens=target, source_segments=segments)
-    found = attention_maps(model, params, **inputs)
-    places = [(each.stage, each.layer) for each in found]
+    actual = attention_maps(model, params, **inputs)
+    places = [(each.stage, each.layer) for each in actual]
     decoder: list[Any] = [("decoder", 0), ("cross", 0), ("decoder", 1), ("cross", 1)]
     assert places == [("encoder", layer) for layer in range(3)] + decoder
-    by_place: dict[Any, AttentionMap] = dict(zip(places, found, strict=True))
+    by_place: dict[Any, AttentionMap] = dict(zip(places, actual, strict=True))
     assert by_place["encoder", 2].weights.shape == (1, 3, 7, 7)
     cross = by_place["cross", 1]
     assert cross.weights.shape == (1, 2, 5, 7)
@@ -141,7 +143,7 @@ def test_stages_of_an_encoder_decoder() -> None:
     np.testing.assert_allclose(cross.weights, layer_values(output, "cross_weights")[1], atol=1e-6)
 
 
-def test_a_model_without_weights_is_refused_in_one_line() -> None:
+def test_model_without_attention_weights_raises() -> None:
     model, params, tokens = language_model(PerformerConfig(num_heads=3))
     with pytest.raises(ValueError, match="mixer performer: has no attention weights") as error:
         attention_maps(model, params, tokens=tokens)

@@ -1,4 +1,4 @@
-"""Cross entropy in chunks against the formula, a loop over tokens, and itself in one chunk."""
+"""Cross-entropy in chunks against the formula, a loop over tokens, and itself in one chunk."""
 
 import functools
 import math
@@ -22,22 +22,24 @@ WEIGHTS: Any = np.random.default_rng(3).uniform(0, 2, (B, T)).astype(np.float32)
 WEIGHTS[0, 2] = WEIGHTS[2, 6] = 0
 
 
-def looped(hidden: Array, matrix: Array) -> tuple[float, Array, Array]:
-    """Token by token in float64: the loss and its gradients, softmax minus the target."""
+def expected_by_loop(hidden: Array, matrix: Array) -> tuple[float, Array, Array]:
+    """Compute the loss and its gradients, softmax minus the target, token by token in float64."""
     total, d_hidden, d_matrix = 0.0, np.zeros(hidden.shape), np.zeros(matrix.shape)
     for b, t in np.ndindex(B, T):
         h = hidden[b, t].astype(np.float64)
-        shares = np.exp(h @ matrix[:, :V])
-        shares /= shares.sum()
-        total -= WEIGHTS[b, t] * math.log(shares[TARGETS[b, t]])
-        shares[TARGETS[b, t]] -= 1
-        d_hidden[b, t] = WEIGHTS[b, t] * (matrix[:, :V] @ shares)
-        d_matrix[:, :V] += WEIGHTS[b, t] * np.outer(h, shares)
+        probs = np.exp(h @ matrix[:, :V])
+        probs /= probs.sum()
+        total -= WEIGHTS[b, t] * math.log(probs[TARGETS[b, t]])
+        probs[TARGETS[b, t]] -= 1
+        d_hidden[b, t] = WEIGHTS[b, t] * (matrix[:, :V] @ probs)
+        d_matrix[:, :V] += WEIGHTS[b, t] * np.outer(h, probs)
     return total, d_hidden, d_matrix
 
 
-def computed(form: ChunkedCrossEntropy, hidden: Any = HIDDEN, factor: float = 1.0) -> Any:
-    """(loss, its gradients in hidden and matrix), of `factor` times the loss."""
+def value_and_gradients(
+    form: ChunkedCrossEntropy, hidden: Any = HIDDEN, factor: float = 1.0
+) -> Any:
+    """Return (loss, gradients in hidden and matrix) of `factor` times the loss."""
 
     def total(hidden: Any, matrix: Any) -> Any:
         loss = form(hidden, matrix, TARGETS, WEIGHTS)
@@ -49,22 +51,22 @@ def computed(form: ChunkedCrossEntropy, hidden: Any = HIDDEN, factor: float = 1.
 
 
 @pytest.mark.parametrize(("chunks", "unroll"), [(1, False), (2, False), (7, False), (4, True)])
-def test_chunked_equals_looped(chunks: int, unroll: bool) -> None:
-    loss, d_hidden, d_matrix = computed(ChunkedCrossEntropy(V, chunks, unroll))
-    total, expected_hidden, expected_matrix = looped(HIDDEN, MATRIX)
+def test_matches_loop_over_tokens(chunks: int, unroll: bool) -> None:
+    loss, d_hidden, d_matrix = value_and_gradients(ChunkedCrossEntropy(V, chunks, unroll))
+    total, expected_hidden, expected_matrix = expected_by_loop(HIDDEN, MATRIX)
     assert_close(loss, total)
     assert_close(d_hidden, expected_hidden)
     assert_close(d_matrix, expected_matrix)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_the_value_alone_is_the_same(chunks: int) -> None:
+def test_value_without_gradients(chunks: int) -> None:
     loss = jax.jit(ChunkedCrossEntropy(V, chunks))(HIDDEN, MATRIX, TARGETS, WEIGHTS)
-    assert_close(loss, looped(HIDDEN, MATRIX)[0])
+    assert_close(loss, expected_by_loop(HIDDEN, MATRIX)[0])
 
 
-def six(spread: bool, chunks: int) -> Any:
-    """The loss of six tokens a row and its gradients in hidden and matrix, as a function."""
+def run_on_six_tokens(spread: bool, chunks: int) -> Any:
+    """Return a function of hidden and matrix: the loss of six tokens a row, and its gradients."""
     form = ChunkedCrossEntropy(V, chunks, context_sharded=spread)
 
     def total(hidden: Any, matrix: Any) -> Any:
@@ -73,27 +75,27 @@ def six(spread: bool, chunks: int) -> Any:
     return jax.value_and_grad(total, argnums=(0, 1))
 
 
-@pytest.mark.parametrize("chunks", [1, 3])  # that divide what each device has
-def test_tokens_that_are_spread_over_devices_stay_there(chunks: int) -> None:
+@pytest.mark.parametrize("chunks", [1, 3])  # chunk counts that divide the tokens of each device
+def test_sharded_tokens_stay_on_their_devices(chunks: int) -> None:
     mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
     rows = NamedSharding(mesh, PartitionSpec(None, "context"))
-    whole = NamedSharding(mesh, PartitionSpec())
+    full = NamedSharding(mesh, PartitionSpec())
     run = jax.jit(
-        six(spread=True, chunks=chunks),
-        in_shardings=(rows, whole),
-        out_shardings=(whole, (rows, whole)),
+        run_on_six_tokens(spread=True, chunks=chunks),
+        in_shardings=(rows, full),
+        out_shardings=(full, (rows, full)),
     )
-    found = run(HIDDEN[:, :6], MATRIX)
-    whole_rows = jax.jit(six(spread=False, chunks=1))(HIDDEN[:, :6], MATRIX)
-    assert_trees_close(found, whole_rows)
+    actual = run(HIDDEN[:, :6], MATRIX)
+    whole_rows = jax.jit(run_on_six_tokens(spread=False, chunks=1))(HIDDEN[:, :6], MATRIX)
+    assert_trees_close(actual, whole_rows)
     program = run.lower(HIDDEN[:, :6], MATRIX).compile().as_text() or ""
     assert "all-gather" not in program
     assert "all-to-all" not in program
 
 
-def test_gradients_scale_with_what_comes_back() -> None:
-    _, d_hidden, d_matrix = computed(ChunkedCrossEntropy(V, 3), factor=-3.0)
-    _, expected_hidden, expected_matrix = looped(HIDDEN, MATRIX)
+def test_gradients_scale_with_the_cotangent() -> None:
+    _, d_hidden, d_matrix = value_and_gradients(ChunkedCrossEntropy(V, 3), factor=-3.0)
+    _, expected_hidden, expected_matrix = expected_by_loop(HIDDEN, MATRIX)
     assert_close(d_hidden, -3 * expected_hidden)
     assert_close(d_matrix, -3 * expected_matrix)
 
@@ -101,16 +103,18 @@ def test_gradients_scale_with_what_comes_back() -> None:
 BIAS: Any = np.random.default_rng(4).normal(size=ROWS).astype(np.float32)
 
 
-def smoothed(
-    hidden: Any, matrix: Any, bias: Any, *, share: float
+def expected_smoothed(
+    hidden: Any, matrix: Any, bias: Any, *, smoothing: float
 ) -> tuple[Any, tuple[Array, Array, Array]]:
-    """The plain formula over all logits at once, and its gradients in all three, in float64."""
-    goal = np.full((B, T, V), share / V)
-    np.put_along_axis(goal, TARGETS[..., None], 1 - share + share / V, axis=-1)
+    """Compute the formula over all logits at once, and its three gradients, in float64."""
+    target_distribution = np.full((B, T, V), smoothing / V)
+    np.put_along_axis(
+        target_distribution, TARGETS[..., None], 1 - smoothing + smoothing / V, axis=-1
+    )
     logits = hidden.astype(np.float64) @ matrix[:, :V] + bias[:V]
-    chances = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    total = -(WEIGHTS[..., None] * goal * np.log(chances)).sum()
-    d_logits = WEIGHTS[..., None] * (chances - goal)
+    probs = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    total = -(WEIGHTS[..., None] * target_distribution * np.log(probs)).sum()
+    d_logits = WEIGHTS[..., None] * (probs - target_distribution)
     d_matrix, d_bias = np.zeros(matrix.shape), np.zeros(ROWS)
     d_matrix[:, :V] = np.einsum("btd,btv->dv", hidden, d_logits)
     d_bias[:V] = d_logits.sum(axis=(0, 1))
@@ -118,35 +122,35 @@ def smoothed(
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.7])
-def test_smoothing_and_a_bias_are_those_of_the_formula(chunks: int, share: float) -> None:
-    form = ChunkedCrossEntropy(V, chunks, label_smoothing=share)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_label_smoothing_and_bias_match_formula(chunks: int, smoothing: float) -> None:
+    form = ChunkedCrossEntropy(V, chunks, label_smoothing=smoothing)
 
     def total(hidden: Any, matrix: Any, bias: Any) -> Any:
         return form(hidden, matrix, TARGETS, WEIGHTS, bias)
 
-    found, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(HIDDEN, MATRIX, BIAS)
-    expected, expected_gradients = smoothed(HIDDEN, MATRIX, BIAS, share=share)
-    assert_close(found, expected)
+    actual, gradients = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))(HIDDEN, MATRIX, BIAS)
+    expected, expected_gradients = expected_smoothed(HIDDEN, MATRIX, BIAS, smoothing=smoothing)
+    assert_close(actual, expected)
     assert_close(jax.jit(total)(HIDDEN, MATRIX, BIAS), expected)
     for one, other in zip(gradients, expected_gradients, strict=True):
         assert_close(one, other)
 
 
 @pytest.mark.parametrize("chunks", [1, 3])
-def test_accuracy_is_the_share_of_likeliest_words(chunks: int) -> None:
-    """The bias decides some argmaxes, and padding would win if it counted."""
+def test_accuracy_is_the_fraction_of_correct_argmaxes(chunks: int) -> None:
+    """The bias decides some argmaxes, and vocabulary padding would win if it counted."""
     bias = BIAS.copy()
     bias[V:] = 99
     best = np.argmax((HIDDEN @ MATRIX[:, :V]) + bias[:V], axis=-1)
     right = np.where(np.arange(B * T).reshape(B, T) % 3 == 0, best, (best + 1) % V)
     form = ChunkedCrossEntropy(V, chunks)
-    found = jax.jit(form.accuracy)(HIDDEN, MATRIX, right, WEIGHTS, bias)
-    assert_close(found, WEIGHTS[right == best].sum())
+    actual = jax.jit(form.accuracy)(HIDDEN, MATRIX, right, WEIGHTS, bias)
+    assert_close(actual, WEIGHTS[right == best].sum())
 
 
-def test_what_has_no_weight_counts_nothing() -> None:
-    _, d_hidden, _ = computed(ChunkedCrossEntropy(V, 2))
+def test_targets_of_weight_0_do_not_count() -> None:
+    _, d_hidden, _ = value_and_gradients(ChunkedCrossEntropy(V, 2))
     assert not np.any(np.asarray(d_hidden)[WEIGHTS == 0])
     loss = jax.jit(ChunkedCrossEntropy(V, 2))(HIDDEN, MATRIX, TARGETS, np.zeros_like(WEIGHTS))
     assert float(loss) == 0
@@ -154,7 +158,7 @@ def test_what_has_no_weight_counts_nothing() -> None:
 
 @pytest.mark.parametrize("number", [-100, -1, V, ROWS + 5, 2**31 - 1])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_target_without_weight_may_be_any_number(number: int, smoothing: float) -> None:
+def test_targets_of_weight_0_may_be_any_number(number: int, smoothing: float) -> None:
     """-100 is what PyTorch's cross entropy ignores."""
     form = ChunkedCrossEntropy(V, 2, label_smoothing=smoothing)
 
@@ -165,13 +169,13 @@ def test_a_target_without_weight_may_be_any_number(number: int, smoothing: float
         accuracy = form.accuracy(HIDDEN, MATRIX, targets, WEIGHTS)
         return *jax.jit(jax.value_and_grad(total))(HIDDEN), accuracy
 
-    found = both(np.where(WEIGHTS == 0, number, TARGETS))
-    for one, other in zip(found, both(TARGETS), strict=True):
+    actual = both(np.where(WEIGHTS == 0, number, TARGETS))
+    for one, other in zip(actual, both(TARGETS), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
-def test_words_of_the_padding_have_no_share_and_no_gradient() -> None:
-    loss, _, d_matrix = computed(ChunkedCrossEntropy(V, 2))
+def test_vocabulary_padding_has_no_probability_and_no_gradient() -> None:
+    loss, _, d_matrix = value_and_gradients(ChunkedCrossEntropy(V, 2))
     assert not np.any(np.asarray(d_matrix)[:, V:])
     without: Any = MATRIX[:, :V]
     bare = jax.jit(ChunkedCrossEntropy(V, 2))(HIDDEN, without, TARGETS, WEIGHTS)
@@ -179,7 +183,7 @@ def test_words_of_the_padding_have_no_share_and_no_gradient() -> None:
 
 
 def test_by_hand() -> None:
-    """Logits (ln 3, 0): the words have shares 3/4 and 1/4."""
+    """Logits (ln 3, 0): the probabilities are 3/4 and 1/4."""
     hidden, matrix = array([[[1.0], [1.0]]]), array([[math.log(3.0), 0.0]])
     loss = ChunkedCrossEntropy(2)(
         hidden.astype("float32"), matrix.astype("float32"), array([[0, 1]]), array([[1.0, 0.5]])
@@ -188,12 +192,14 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bits_are_summed_in_float32(dtype: str) -> None:
+def test_16_bit_inputs_accumulate_in_float32(dtype: str) -> None:
     hidden = jnp.asarray(HIDDEN, dtype)
-    loss, d_hidden, d_matrix = computed(ChunkedCrossEntropy(V, 3), hidden)
+    loss, d_hidden, d_matrix = value_and_gradients(ChunkedCrossEntropy(V, 3), hidden)
     assert (loss.dtype, d_hidden.dtype, d_matrix.dtype) == ("float32", dtype, "float32")
     rounded = np.asarray(jnp.asarray(MATRIX, dtype), np.float32)
-    total, expected_hidden, expected_matrix = looped(np.asarray(hidden, np.float32), rounded)
+    total, expected_hidden, expected_matrix = expected_by_loop(
+        np.asarray(hidden, np.float32), rounded
+    )
     assert_close(loss, total, 1e-6)
     assert_close(d_hidden.astype("float32"), expected_hidden, 2**-6)
     assert_close(d_matrix, expected_matrix, 2**-6)
@@ -201,7 +207,9 @@ def test_sixteen_bits_are_summed_in_float32(dtype: str) -> None:
 
 @functools.cache
 def largest_array(chunks: int, unroll: bool) -> int:
-    """Elements of the largest array in the compiled program of the loss and its gradients."""
+    """Return the size of the largest array in the compiled program of the loss and its
+    gradients.
+    """
     form = ChunkedCrossEntropy(V, chunks, unroll)
     abstract: Any = [jax.ShapeDtypeStruct(s, "float32") for s in ((4, 64, D), (D, 1009))]
     rest: Any = (np.zeros((4, 64), int), np.ones((4, 64), np.float32))
@@ -216,7 +224,7 @@ def largest_array(chunks: int, unroll: bool) -> int:
 
 
 @pytest.mark.parametrize(("chunks", "unroll"), [(4, False), (8, False), (4, True)])
-def test_logits_of_the_whole_batch_never_exist(chunks: int, unroll: bool) -> None:
+def test_full_logits_are_never_materialized(chunks: int, unroll: bool) -> None:
     assert largest_array(1, False) == 4 * 64 * 1009
     assert largest_array(chunks, unroll) == 4 * 64 // chunks * 1009
 
@@ -227,12 +235,12 @@ def test_logits_of_the_whole_batch_never_exist(chunks: int, unroll: bool) -> Non
         (12, 64, 128, Hardware("cpu"), 1),
         (2, 512, 50_304, Hardware("cpu"), 4),  # 196.5 MiB of logits, 64 a chunk
         (16, 1024, 50_304, Hardware("gpu"), 7),  # 3,144 MiB, 512 a chunk
-        (16, 1024, 50_304, Hardware("gpu", count=8), 1),  # 393 on each of eight
-        (9, 1024, 50_304, Hardware("tpu", count=8), 1),  # two examples on the fullest
+        (16, 1024, 50_304, Hardware("gpu", count=8), 1),  # 393 on each of eight devices
+        (9, 1024, 50_304, Hardware("tpu", count=8), 1),  # two examples on the fullest device
         (4096, 3, 50_304, Hardware("cpu"), 3),  # not more chunks than tokens
     ],
 )
-def test_a_chunk_fits_a_budget(
+def test_chunk_size_fits_the_memory_budget(
     batch: int, length: int, rows: int, hardware: Hardware, chunks: int
 ) -> None:
     assert choose_num_chunks(batch, length, rows, hardware) == chunks

@@ -75,8 +75,10 @@ def test_mixer_without_formula_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ("full",))
 
 
-def reference(config: TransformerConfig) -> TransformerConfig:
-    """Every score computed, no padding, layers unrolled: what the formulas count."""
+def for_counting(config: TransformerConfig) -> TransformerConfig:
+    """Return the config as the formulas count: every score computed, no padding, layers
+    unrolled.
+    """
     block = config.layer_pattern[0]
     mixer: Any = dataclasses.replace(block.mixer, backend="reference")  # type: ignore[call-arg]
     pattern = (dataclasses.replace(block, mixer=mixer),)
@@ -94,8 +96,8 @@ BILINEAR = scored(score=BilinearScore())
 RELATIVE = scored(position=RelativePositions(max_distance=2))
 
 
-def test_score_flops_of_other_mixers() -> None:
-    """W is a projection, as are those of the MLP; its hidden layer of 29 has one output."""
+def test_score_flops_of_other_scores() -> None:
+    """W is a projection, as are those of the MLP, whose hidden layer of 29 has one output."""
     plain = count_token_flops(LanguageModel(TINY), 23)
     bilinear = count_token_flops(LanguageModel(BILINEAR), 23)
     assert bilinear.projections == plain.projections + 3 * 2 * 3 * 5 * 5
@@ -112,19 +114,19 @@ def test_score_flops_of_other_mixers() -> None:
     ids=["tied", "untied", "bilinear", "relative"],
 )
 def test_flops_match_matmuls_of_the_program(config: TransformerConfig) -> None:
-    model = LanguageModel(reference(config))
+    model = LanguageModel(for_counting(config))
     tokens = jnp.zeros((2, 13), jnp.int32)
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)
     program = jax.make_jaxpr(functools.partial(logits, model))(params, tokens)
-    assert products(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
+    assert matmul_flops(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
 
 
 @pytest.mark.slow
 def test_decode_step_flops_match_matmuls_of_the_program() -> None:
-    """An encoder-decoder with 13 tokens in its cache and a source of 13 tokens."""
-    block = reference(BILINEAR).layer_pattern[0]
+    """An encoder-decoder with 13 cached tokens and a source of 13 tokens."""
+    block = for_counting(BILINEAR).layer_pattern[0]
     config = dataclasses.replace(
-        reference(BILINEAR),
+        for_counting(BILINEAR),
         layer_pattern=(dataclasses.replace(block, cross_attention=block.mixer),),
         encoder=EncoderConfig(2, TINY.layer_pattern, vocab_size=9),
     )
@@ -136,7 +138,7 @@ def test_decode_step_flops_match_matmuls_of_the_program() -> None:
         return model.apply(params, None, token, positions=positions, cache=cache).logits
 
     program = jax.make_jaxpr(step)(params, token, token)
-    assert products(program.jaxpr) == count_decode_step_flops(model, 13).total(causal=False)
+    assert matmul_flops(program.jaxpr) == count_decode_step_flops(model, 13).total(causal=False)
 
 
 def test_decode_step_of_a_language_model_uses_all_weights() -> None:
@@ -145,12 +147,14 @@ def test_decode_step_of_a_language_model_uses_all_weights() -> None:
 
 
 def test_encoder_decoder_decode_step_reads_decoder_weights() -> None:
-    """A decoder is a language model with other layers, and cross attention without keys, values."""
+    """A decoder is a language model with other layers, plus cross attention without keys and
+    values.
+    """
     block = dataclasses.replace(TINY.layer_pattern[0], cross_attention=MIXER)
     config = dataclasses.replace(
         TINY, layer_pattern=(block,), encoder=EncoderConfig(2, TINY.layer_pattern, vocab_size=9)
     )
-    cross = 7 * 15 + 15 + 33 * 7 + 7 + 2 * 7  # queries, what joins the heads, a norm
+    cross = 7 * 15 + 15 + 33 * 7 + 7 + 2 * 7  # query and output projections, and a norm
     alone = decode_step_weight_bytes(LanguageModel(TINY))
     assert decode_step_weight_bytes(EncoderDecoder(config)) == alone + 4 * 3 * cross
 
@@ -160,20 +164,20 @@ def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
     return output.logits
 
 
-def products(jaxpr: Any) -> int:
-    """Return the operations of all matrix products of a program without loops."""
+def matmul_flops(jaxpr: Any) -> int:
+    """Return the FLOPs of all matrix products of a program without loops."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             summed = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2 * summed * math.prod(eqn.outvars[0].aval.shape)
-        total += sum(products(inner) for inner in jaxprs_in_params(eqn.params))
+        total += sum(matmul_flops(inner) for inner in jaxprs_in_params(eqn.params))
     return total
 
 
 def test_flops_match_the_compiler() -> None:
-    """It counts norms, softmax and GELU as well: 1% more at this size."""
+    """It also counts norms, softmax and GELU: 1% more at this size."""
     block = BlockConfig(mixer=AttentionConfig(num_heads=2, backend="reference"))
     config = TransformerConfig(
         vocab_size=97,

@@ -63,7 +63,7 @@ def params() -> Any:
     "fields",
     [{"layer_loop": "unroll"}, {"layer_loop": "scan"}, {"layer_loop": "scan", "remat": "dots"}],
 )
-def test_every_value_of_every_layer(params: Any, fields: dict[str, Any]) -> None:
+def test_values_of_every_layer(params: Any, fields: dict[str, Any]) -> None:
     model = model_with(**fields)
 
     @jax.jit
@@ -89,7 +89,7 @@ def test_every_value_of_every_layer(params: Any, fields: dict[str, Any]) -> None
     chex.assert_trees_all_close(layer_values(output, "head_outputs"), heads, atol=1e-6)
 
 
-def test_the_lens_of_the_last_layer_is_the_model(params: Any) -> None:
+def test_logit_lens_of_the_last_layer_is_the_model(params: Any) -> None:
     model = model_with(tie_embeddings=True)
     output = model.apply({"params": params}, TOKENS, outputs={"logits", "residual_post"})
     lens = logit_lens(model, params, layer_values(output, "residual_post"))
@@ -99,7 +99,7 @@ def test_the_lens_of_the_last_layer_is_the_model(params: Any) -> None:
 
 
 @pytest.mark.parametrize("loop", ["unroll", "scan"])
-def test_heads_are_removed(params: Any, loop: str) -> None:
+def test_ablated_heads_equal_zero_output_rows(params: Any, loop: str) -> None:
     """Removed heads equal zero rows in the output projection."""
     model = model_with(layer_loop=loop)
     layer, heads = 2, [0, 3]
@@ -113,7 +113,7 @@ def test_heads_are_removed(params: Any, loop: str) -> None:
     assert not np.allclose(expected, model.apply({"params": params}, TOKENS).logits, atol=1e-3)
 
 
-def test_a_patched_residual_stream_decides_the_rest(params: Any) -> None:
+def test_patched_residual_stream_determines_later_layers(params: Any) -> None:
     model = model_with()
     source = model.apply({"params": params}, TOKENS, outputs={"logits", "residual_post"})
     last = layer_values(source, "residual_post")[NUM_LAYERS - 1]
@@ -128,7 +128,7 @@ def test_a_patched_residual_stream_decides_the_rest(params: Any) -> None:
     chex.assert_trees_all_close(patched.logits[:, 3:], plain.logits[:, 3:], atol=1e-6)
 
 
-def test_a_steering_vector_is_added_in_one_layer(params: Any) -> None:
+def test_steering_vector_is_added_in_one_layer(params: Any) -> None:
     model, vector = model_with(), jax.random.normal(jax.random.key(1), (32,))
     requested = {"residual_pre", "residual_post"}
     plain = model.apply({"params": params}, TOKENS, outputs=requested)
@@ -140,8 +140,8 @@ def test_a_steering_vector_is_added_in_one_layer(params: Any) -> None:
 
 
 @pytest.mark.parametrize("position", [RoPE(), RelativePositions(3)])
-def test_weights_are_replaced(position: Any) -> None:
-    """Weights are replaced by the identity: every token then sees its own value alone."""
+def test_attention_weights_are_replaced(position: Any) -> None:
+    """By the identity: every token then attends only to itself."""
     mixer = AttentionConfig(num_heads=NUM_HEADS, position=position)
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),))
     params = model.init_params(jax.random.key(0))
@@ -152,7 +152,7 @@ def test_weights_are_replaced(position: Any) -> None:
     edits = {"weights": lambda weights, _: only_itself(weights)}
     output = model.apply({"params": params}, TOKENS, outputs={"logits", "weights"}, edits=edits)
     chex.assert_trees_all_equal(layer_values(output, "weights")[3, 0, 0], jnp.eye(6))
-    # No token depends on another: a change of the first token reaches only itself.
+    # Tokens are independent: changing the first one affects only its own output.
     changed = model.apply({"params": params}, TOKENS.at[:, 0].add(1), edits=edits)
     chex.assert_trees_all_equal(changed.logits[:, 1:], output.logits[:, 1:])
     assert not np.allclose(changed.logits[:, 0], output.logits[:, 0])
@@ -207,7 +207,7 @@ def translator() -> tuple[EncoderDecoder, Any]:
     return model, model.init_params(jax.random.key(2))
 
 
-def test_an_encoder_decoder_has_values_on_both_sides(translator: Any) -> None:
+def test_values_of_encoder_and_decoder(translator: Any) -> None:
     model, params = translator
     names = {"residual_mid", "head_outputs", "weights", "cross_output"}
     output = model.apply({"params": params}, TOKENS[:, :4], TOKENS, outputs=names)
@@ -255,16 +255,16 @@ def test_sliding_windows_show_values_without_a_cache() -> None:
     )
     np.testing.assert_allclose(y, layer_values(output, "head_outputs")[0], atol=1e-6)
     cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
-    found = model.apply(params, TOKENS, outputs={"logits", "residual_post", "weights"}, **cached)
-    assert layer_values(found, "residual_post").shape == (1, 2, 6, 32)
-    np.testing.assert_allclose(found.logits, output.logits, atol=1e-5)
+    result = model.apply(params, TOKENS, outputs={"logits", "residual_post", "weights"}, **cached)
+    assert layer_values(result, "residual_post").shape == (1, 2, 6, 32)
+    np.testing.assert_allclose(result.logits, output.logits, atol=1e-5)
     with pytest.raises(ValueError, match=r"^mixer sliding_window: shows no keys with a cache; lea"):
         model.apply(params, TOKENS, outputs={"keys"}, **cached)
     edits = {"head_outputs": at_layers(0, lambda value: 2 * value)}  # each of them once
     without = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits)
-    found = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits, **cached)
+    result = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits, **cached)
     twice = 2 * layer_values(output, "head_outputs")
-    for each in (without, found):
+    for each in (without, result):
         np.testing.assert_allclose(layer_values(each, "head_outputs"), twice, atol=1e-5)
 
 
@@ -313,19 +313,19 @@ def test_heads_with_a_cache_are_those_of_the_full_pass(mixer: Any) -> None:
     edits = {"head_outputs": zero_heads(0, 1)}
     full = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits)
     cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
-    found = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits, **cached)
-    heads = layer_values(found, "head_outputs")
+    result = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits, **cached)
+    heads = layer_values(result, "head_outputs")
     np.testing.assert_allclose(heads, layer_values(full, "head_outputs"), atol=1e-5)
-    np.testing.assert_allclose(found.logits, full.logits, atol=1e-4)
+    np.testing.assert_allclose(result.logits, full.logits, atol=1e-4)
     assert not heads[:, :, :, 1].any()
 
 
 @pytest.mark.parametrize("kind", BUILTIN_MIXERS)
-def test_every_mixer_shows_its_values_or_refuses(kind: str) -> None:
+def test_every_mixer_returns_its_values_or_raises(kind: str) -> None:
     """In a model of one layer, without compiling it."""
     mixer = default_config(kind)
     values = mixer_class(mixer).values
-    if mixer.reads_memory:  # only in the decoder of a model with an encoder
+    if mixer.reads_memory:  # only supported in the decoder of a model with an encoder
         assert not values
         return
     config = dataclasses.replace(
@@ -368,20 +368,18 @@ def test_every_mixer_shows_its_values_or_refuses(kind: str) -> None:
         ),
     ],
 )
-def test_wrong_names_and_shapes_are_refused(
-    params: Any, arguments: dict[str, Any], message: str
-) -> None:
+def test_wrong_names_and_shapes_raise(params: Any, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         model_with().apply({"params": params}, TOKENS, **arguments)
 
 
-def test_a_value_that_was_not_requested(params: Any) -> None:
+def test_value_that_was_not_requested_raises(params: Any) -> None:
     output = model_with().apply({"params": params}, TOKENS, outputs={"keys"})
     with pytest.raises(ValueError, match=r"^name 'queries': is not among the outputs \(keys\);"):
         layer_values(output, "queries")
 
 
-def test_nothing_is_computed_for_values_that_are_not_requested(params: Any) -> None:
+def test_unrequested_values_are_not_computed(params: Any) -> None:
     model = model_with(layer_loop="scan")
 
     def program(**arguments: Any) -> str:

@@ -1,4 +1,4 @@
-"""Models in the tools of JAX, Flax and Optax: exported, bridged, mapped, sharded, serialized."""
+"""Models with the tools of JAX, Flax and Optax: export, NNX, vmap, sharding, serialization."""
 
 from pathlib import Path
 from typing import Any
@@ -68,21 +68,21 @@ def assert_trees_close(one: Any, other: Any) -> None:
 
 
 def export(model: LanguageModel, scope: str, constraints: tuple[str, ...] = ()) -> Any:
-    """The logits of a model as a program for tokens of this symbolic shape."""
+    """Export a model's logits as a program for tokens of this symbolic shape."""
     shape = jax.export.symbolic_shape(scope, constraints=constraints)
     params = jax.eval_shape(model.init_params, jax.random.key(0))
     run = jax.jit(lambda params, tokens: model.apply({"params": params}, tokens).logits)
     return jax.export.export(run)(params, jax.ShapeDtypeStruct(shape, jnp.int32))
 
 
-def test_one_export_serves_all_batches_and_lengths(params: Params) -> None:
+def test_one_export_works_for_all_batch_sizes_and_lengths(params: Params) -> None:
     stored = export(MODEL, "batch, length").serialize()
     run = jax.export.deserialize(stored).call
     for tokens in (TOKENS, TOKENS.reshape(1, 12), TOKENS.reshape(12, 1)):
         assert_trees_close(run(params, tokens)[..., :V], logits_of(params, tokens))
 
 
-def test_an_export_with_learned_positions_needs_their_number_as_a_limit() -> None:
+def test_export_with_learned_positions_needs_a_length_limit() -> None:
     position = LearnedPositions(16)
     model = LanguageModel(TransformerConfig(V, D, 1, (BLOCK,), position_embedding=position))
     with pytest.raises(ValueError, match=r"16 rows; give .* the constraint \"length <= 16\""):
@@ -91,7 +91,7 @@ def test_an_export_with_learned_positions_needs_their_number_as_a_limit() -> Non
     assert len(shape) == 2
 
 
-def test_layers_of_blocks_are_exported_with_a_concrete_length() -> None:
+def test_block_sparse_layers_need_a_concrete_length() -> None:
     block = BlockConfig(mixer=BigBirdConfig(num_heads=2, block_size=2))
     model = LanguageModel(TransformerConfig(V, D, 1, (block,)))
     with pytest.raises(InconclusiveDimensionOperation, match="length"):
@@ -103,7 +103,7 @@ def test_layers_of_blocks_are_exported_with_a_concrete_length() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_in_nnx_has_the_same_outputs_and_gradients(params: Params) -> None:
+def test_nnx_bridge_gives_the_same_outputs_and_gradients(params: Params) -> None:
     bridged = nnx.bridge.ToNNX(MODEL, rngs=nnx.Rngs(0)).lazy_init(TOKENS)
     nnx.update(bridged, nnx.State(jax.tree.map(nnx.Param, params)))
     assert_trees_close(bridged(TOKENS).logits[..., :V], logits_of(params, TOKENS))
@@ -118,13 +118,13 @@ def test_a_model_in_nnx_has_the_same_outputs_and_gradients(params: Params) -> No
     assert_trees_close(nnx.to_pure_dict(gradient(bridged)), expected)
 
 
-def test_parameters_as_bytes(params: Params) -> None:
+def test_parameters_serialize_to_bytes(params: Params) -> None:
     zeros = jax.tree.map(jnp.zeros_like, params)
     back = serialization.from_bytes(zeros, serialization.to_bytes(params))
     assert jax.tree.all(jax.tree.map(np.array_equal, back, params))
 
 
-def test_parameters_in_orbax(params: Params, tmp_path: Path) -> None:
+def test_parameters_round_trip_through_orbax(params: Params, tmp_path: Path) -> None:
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as checkpointer:
@@ -134,7 +134,7 @@ def test_parameters_in_orbax(params: Params, tmp_path: Path) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, back, params))
 
 
-def test_a_table_of_the_model() -> None:
+def test_tabulate_lists_all_parameters() -> None:
     text = MODEL.tabulate(jax.random.key(0), TOKENS, console_kwargs={"width": 200})
     shapes = jax.eval_shape(MODEL.init_params, jax.random.key(0))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -145,7 +145,7 @@ def test_a_table_of_the_model() -> None:
 # Optax
 
 
-def test_weights_frozen_by_a_pattern(params: Params) -> None:
+def test_weights_are_frozen_by_pattern(params: Params) -> None:
     frozen = jax.tree_util.tree_map_with_path(
         lambda path, _: "mixer" not in jax.tree_util.keystr(path), params
     )
@@ -161,7 +161,7 @@ def test_weights_frozen_by_a_pattern(params: Params) -> None:
 
 
 @pytest.mark.slow
-def test_an_ensemble_under_vmap() -> None:
+def test_vmap_over_an_ensemble() -> None:
     init, keys = jax.jit(MODEL.init_params), jax.random.split(jax.random.key(1), 3)
     members, stacked = map(init, keys), jax.jit(jax.vmap(MODEL.init_params))(keys)
     logits = jax.jit(jax.vmap(logits_of, in_axes=(0, None)))(stacked, TOKENS)
@@ -169,14 +169,14 @@ def test_an_ensemble_under_vmap() -> None:
         assert_trees_close(found, logits_of(member, TOKENS))
 
 
-def test_gradients_of_each_example(params: Params) -> None:
+def test_per_example_gradients(params: Params) -> None:
     each = jax.jit(jax.vmap(gradient_of, in_axes=(None, 0)))(params, TOKENS[:, None])
     assert_trees_close(jax.tree.map(lambda g: g.mean(0), each), gradient_of(params, TOKENS))
     assert_trees_close(jax.tree.map(lambda g: g[1], each), gradient_of(params, TOKENS[1:2]))
 
 
 @pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
-def test_gradients_under_checkpoint(params: Params, policy: Any) -> None:
+def test_gradients_with_jax_checkpoint(params: Params, policy: Any) -> None:
     gradient = jax.jit(jax.grad(jax.checkpoint(loss_of, policy=policy)))
     assert_trees_close(gradient(params, TOKENS), gradient_of(params, TOKENS))
 
@@ -210,12 +210,14 @@ def place(mesh: Mesh, tree: Any, *axes: str | None) -> Any:
 
 
 def check_mesh(mesh: Mesh, params: Params) -> None:
-    """The batch is split over devices, and so are the logits; gradients are whole."""
-    whole, split = place(mesh, params), place(mesh, TOKENS, "data")
-    logits = logits_of(whole, split)
+    """Check that the batch and the logits are sharded over devices, and gradients are
+    replicated.
+    """
+    full, split = place(mesh, params), place(mesh, TOKENS, "data")
+    logits = logits_of(full, split)
     assert logits.sharding.is_equivalent_to(NamedSharding(mesh, PartitionSpec("data")), 3)
     assert_trees_close(logits, logits_of(params, TOKENS))
-    assert_trees_close(gradient_of(whole, split), gradient_of(params, TOKENS))
+    assert_trees_close(gradient_of(full, split), gradient_of(params, TOKENS))
 
 
 @pytest.mark.slow
@@ -226,7 +228,7 @@ def test_explicit_axes(mesh: Mesh, params: Params) -> None:
 
 
 def test_explicit_axes_of_weights(mesh: Mesh, params: Params) -> None:
-    """Gradients are split as the weights are."""
+    """Gradients are sharded as the weights are."""
     weights = {**place(mesh, params), "embedding": place(mesh, params["embedding"], None, "data")}
     gradient = gradient_of(weights, place(mesh, TOKENS, "data"))
     assert gradient["embedding"].sharding.spec == PartitionSpec(None, "data")
@@ -235,10 +237,10 @@ def test_explicit_axes_of_weights(mesh: Mesh, params: Params) -> None:
 
 @pytest.mark.slow
 def test_explicit_axes_outside_of_jit(mesh: Mesh, params: Params) -> None:
-    whole, split = place(mesh, params), place(mesh, TOKENS, "data")
+    full, split = place(mesh, params), place(mesh, TOKENS, "data")
     positions, cache = place(mesh, jnp.arange(3)[None]), MODEL.init_cache(4, 5)
     cache = place(mesh, cache, "data")
-    out = MODEL.apply({"params": whole}, split, positions=positions, cache=cache)
+    out = MODEL.apply({"params": full}, split, positions=positions, cache=cache)
     assert out.logits is not None
     assert_trees_close(out.logits[..., :V], logits_of(params, TOKENS))
     specs = {leaf.sharding.spec[0] for leaf in jax.tree.leaves(out.cache)}
@@ -256,8 +258,8 @@ def test_explicit_axes_with_dropout_and_intermediates(mesh: Mesh, params: Params
         return output[0].hidden
 
     split = place(mesh, TOKENS, "data"), place(mesh, rngs, "data")
-    found = run(place(mesh, params), *split)
-    assert_trees_close(found, run(params, TOKENS, rngs))
+    actual = run(place(mesh, params), *split)
+    assert_trees_close(actual, run(params, TOKENS, rngs))
 
 
 @pytest.mark.slow
@@ -269,5 +271,5 @@ def test_explicit_axes_of_initial_values(mesh: Mesh, params: Params) -> None:
 @pytest.mark.slow
 def test_generation_from_weights_with_explicit_axes(mesh: Mesh, params: Params) -> None:
     prompts = [[1, 2], [3]]
-    found = generate(MODEL, place(mesh, params), prompts, max_new_tokens=2)
-    assert found.tokens == generate(MODEL, params, prompts, max_new_tokens=2).tokens
+    result = generate(MODEL, place(mesh, params), prompts, max_new_tokens=2)
+    assert result.tokens == generate(MODEL, params, prompts, max_new_tokens=2).tokens

@@ -1,4 +1,4 @@
-"""Facts about attention and positions from the literature, as small experiments."""
+"""Known facts about attention and positions, as small experiments."""
 
 import dataclasses
 import math
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, normal, weights_of
-from tests.transformer.mixers import applied, made
+from tests.transformer.formulas import Array, array, assert_close, normal, random_params_like
+from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import (
     ALiBi,
     AttentionConfig,
@@ -31,7 +31,7 @@ WEIGHTS = frozenset({"weights"})
 
 
 def test_products_of_unit_entries_have_variance_d_k() -> None:
-    """So they are divided by sqrt(d_k) (Vaswani et al. 2017, footnote 4)."""
+    """So scores are divided by sqrt(d_k) (Vaswani et al. 2017, footnote 4)."""
     for d_k in (4, 64):
         q, k = normal(0, 20_000, d_k), normal(1, 20_000, d_k)
         scores = (q * k).sum(-1)
@@ -40,20 +40,22 @@ def test_products_of_unit_entries_have_variance_d_k() -> None:
 
 
 def test_without_the_scale_softmax_saturates() -> None:
-    """One key takes nearly all, and the gradient of the scores, weights (1 - weights), is gone."""
+    """One key takes nearly all the weight, so the gradient of the scores, weights (1 - weights),
+    vanishes.
+    """
     q, k = normal(0, 4, 32, 2, 256), normal(1, 4, 32, 2, 256)
 
     def weights(scale: float) -> Array:
-        given: Any = dict(hardware=Hardware(), outputs=WEIGHTS)
-        scoring = ScoreSpec(scale)
-        run = jax.jit(lambda q, k: attend(q, k, k, Mask(), scoring, **given).aux["weights"])
+        kwargs: Any = dict(hardware=Hardware(), outputs=WEIGHTS)
+        score_spec = ScoreSpec(scale)
+        run = jax.jit(lambda q, k: attend(q, k, k, Mask(), score_spec, **kwargs).aux["weights"])
         return np.asarray(run(q, k))
 
     plain, scaled = weights(1.0), weights(256**-0.5)
     assert np.median(plain.max(-1)) > 0.95
     assert np.median(scaled.max(-1)) < 0.35
-    slope = lambda w: np.median((w * (1 - w)).sum(-1))  # noqa: E731
-    assert slope(plain) < 0.1 * slope(scaled)
+    median_slope = lambda w: np.median((w * (1 - w)).sum(-1))  # noqa: E731
+    assert median_slope(plain) < 0.1 * median_slope(scaled)
 
 
 def sinusoids(count: int, width: int) -> Array:  # [count, D]
@@ -63,8 +65,8 @@ def sinusoids(count: int, width: int) -> Array:  # [count, D]
 
 
 @pytest.mark.parametrize("k", [1, 7])
-def test_the_sinusoid_at_t_plus_k_is_a_fixed_linear_map_of_that_at_t(k: int) -> None:
-    """A rotation of each pair (sin, cos), the same for every t."""
+def test_sinusoid_at_t_plus_k_is_a_linear_map_of_sinusoid_at_t(k: int) -> None:
+    """The map rotates each pair (sin, cos), and is the same for every t."""
     p, width = sinusoids(60, 10), 10
     turn = np.zeros((width, width))
     for i in range(0, width, 2):
@@ -74,7 +76,7 @@ def test_the_sinusoid_at_t_plus_k_is_a_fixed_linear_map_of_that_at_t(k: int) -> 
     assert_close(p[:-k] @ turn.T, p[k:])
 
 
-def test_products_of_sinusoids_tell_distances_but_not_directions() -> None:
+def test_products_of_sinusoids_encode_distance_not_direction() -> None:
     """p_t . p_{t+k} = p_t . p_{t-k}, the same for every t; its envelope falls with k."""
     p = sinusoids(1200, 128)
     products = p @ p.T
@@ -92,12 +94,14 @@ def test_products_of_sinusoids_tell_distances_but_not_directions() -> None:
     [RoPE(theta=100.0), RelativePositions(3), T5RelativeBias(8, 20, bidirectional=True), ALiBi()],
     ids=lambda position: type(position).__name__,
 )
-def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
-    """Weights are unchanged by a shift of all tokens by 37 places, but not by other distances."""
-    mixer, params = made(AttentionConfig(num_heads=2, position=position), 8)
+def test_scores_depend_only_on_m_minus_n(position: Any) -> None:
+    """Shifting all tokens by 37 positions leaves the weights unchanged; changing distances does
+    not.
+    """
+    mixer, params = make_mixer(AttentionConfig(num_heads=2, position=position), 8)
     x, places = normal(1, 2, 5, 8), np.arange(5)[None]
     weights = [
-        applied(mixer, params, x, WEIGHTS, positions=at).aux["weights"]
+        apply_mixer(mixer, params, x, WEIGHTS, positions=at).aux["weights"]
         for at in (places, places + 37, 3 * places)
     ]
     assert_close(weights[1], weights[0])
@@ -107,41 +111,43 @@ def test_scores_depend_on_m_minus_n_alone(position: Any) -> None:
 def hidden(config: TransformerConfig, tokens: Any) -> Array:  # [B, T, D]
     """Return the hidden states of an encoder: every token sees all."""
     model = LanguageModel(dataclasses.replace(config, causal=False))
-    params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
+    params = random_params_like(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens).hidden)
 
 
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(d_ff=13))
-BLIND = TransformerConfig(
+WITHOUT_POSITIONS = TransformerConfig(
     vocab_size=11, d_model=8, num_layers=2, layer_pattern=(BLOCK,), pad_vocab_to_multiple=1
 )
-SIGHTED = dataclasses.replace(BLIND, position_embedding=SinusoidalPositions())
+WITH_POSITIONS = dataclasses.replace(WITHOUT_POSITIONS, position_embedding=SinusoidalPositions())
 
 
-def test_identical_words_are_one_vector_without_positions() -> None:
+def test_identical_tokens_have_identical_vectors_without_positions() -> None:
     tokens = array([[3, 5, 3, 7, 3]])
-    blind, sighted = hidden(BLIND, tokens)[0], hidden(SIGHTED, tokens)[0]
+    blind, sighted = hidden(WITHOUT_POSITIONS, tokens)[0], hidden(WITH_POSITIONS, tokens)[0]
     assert_close(blind[[2, 4]], blind[[0, 0]])
     assert np.abs(sighted[2] - sighted[0]).max() > 1e-2
     assert np.abs(blind[1] - blind[0]).max() > 1e-2
 
 
-def test_without_positions_the_order_of_words_is_not_seen() -> None:
-    """Attention is equivariant to permutations: the vectors change places with the words."""
+def test_attention_without_positions_is_permutation_equivariant() -> None:
+    """Permuting the tokens permutes the vectors."""
     tokens, order = array([[3, 5, 2, 7, 9]]), [4, 2, 0, 1, 3]
-    assert_close(hidden(BLIND, tokens[:, order]), hidden(BLIND, tokens)[:, order])
-    moved = hidden(SIGHTED, tokens[:, order]) - hidden(SIGHTED, tokens)[:, order]
+    assert_close(
+        hidden(WITHOUT_POSITIONS, tokens[:, order]), hidden(WITHOUT_POSITIONS, tokens)[:, order]
+    )
+    moved = hidden(WITH_POSITIONS, tokens[:, order]) - hidden(WITH_POSITIONS, tokens)[:, order]
     assert np.abs(moved).max() > 1e-2
 
 
-def test_heads_are_layers_of_one_head_side_by_side() -> None:
-    """MultiHead = Concat(head_i) W^O is a sum over heads, each through its own rows of W^O."""
-    mixer, params = made(AttentionConfig(num_heads=3, bias=False), 12)
+def test_multi_head_is_a_sum_of_single_heads() -> None:
+    """MultiHead = Concat(head_i) W^O is a sum over heads, each with its own rows of W^O."""
+    mixer, params = make_mixer(AttentionConfig(num_heads=3, bias=False), 12)
     x = normal(1, 2, 5, 12)
-    one, _ = made(AttentionConfig(num_heads=1, head_dim=4, bias=False), 12)
+    one, _ = make_mixer(AttentionConfig(num_heads=1, head_dim=4, bias=False), 12)
     total = np.zeros(x.shape)
     for head in range(3):
         own = {name: params[name][:, head : head + 1] for name in ("query", "key", "value")}
         own["output"] = params["output"][head : head + 1]
-        total += applied(one, own, x).y
-    assert_close(applied(mixer, params, x).y, total)
+        total += apply_mixer(one, own, x).y
+    assert_close(apply_mixer(mixer, params, x).y, total)

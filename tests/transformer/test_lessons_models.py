@@ -1,4 +1,4 @@
-"""Facts about whole models from the literature, as small experiments."""
+"""Known facts about whole models, as small experiments."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ import pytest
 
 from bench.norm_placement import gradient_norms
 from bench.rank_collapse import STACKS, shares
-from tests.transformer.formulas import Array, assert_close, weights_of
+from tests.transformer.formulas import Array, assert_close, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -27,7 +27,7 @@ from transformer.layers.embedding import get_output_matrix
 
 V, T, D = 13, 16, 32
 STEPS, ROWS = 250, 32
-JUMPS = (1, 3)
+TRANSITIONS = (1, 3)
 """A language of V words on a ring: each is 1 or 3 further on than the word before the last."""
 
 
@@ -35,11 +35,11 @@ def text(seed: int, rows: int) -> Array:  # [B, T + 1]
     random = np.random.RandomState(seed)
     words = [random.randint(0, V, rows), random.randint(0, V, rows)]
     while len(words) <= T:
-        words.append((words[-2] + random.choice(JUMPS, rows)) % V)
+        words.append((words[-2] + random.choice(TRANSITIONS, rows)) % V)
     return np.stack(words, axis=1)
 
 
-ENTROPY = (math.log(V) + (T - 1) * math.log(len(JUMPS))) / T
+ENTROPY = (math.log(V) + (T - 1) * math.log(len(TRANSITIONS))) / T
 """Mean entropy of a token of `text` given those before it: the least loss of a causal model."""
 
 
@@ -48,8 +48,8 @@ class Trained(NamedTuple):
     params: Any
     loss: float  # at the end of training
 
-    def told(self, prompts: Array) -> Array:  # [B, t] -> [B, V]
-        """Logits of the word that follows, of which the model has seen nothing."""
+    def next_token_logits(self, prompts: Array) -> Array:  # [B, t] -> [B, V]
+        """Return logits of the next token, which the model has not seen."""
         length = prompts.shape[1]
         padded = np.pad(prompts, [(0, 0), (0, T - length)])
         segments = np.broadcast_to(np.arange(T) < length, padded.shape).astype(int)
@@ -58,8 +58,8 @@ class Trained(NamedTuple):
 
 
 @functools.cache
-def trained(causal: bool) -> Trained:
-    """A model of one layer, after a few hundred steps on new text each."""
+def train_model(causal: bool) -> Trained:
+    """Train a one-layer model for a few hundred steps, each on new text."""
     block = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(2 * D))
     config = TransformerConfig(
         vocab_size=V,
@@ -95,45 +95,46 @@ def trained(causal: bool) -> Trained:
 
 
 @pytest.mark.full
-def test_without_the_causal_mask_a_language_model_has_less_loss_than_there_is_to_lose() -> None:
-    """An unmasked model copies each token from its input, except the last, which is not in it."""
-    assert ENTROPY - 0.02 < trained(causal=True).loss < ENTROPY + 0.1
-    assert trained(causal=False).loss < 0.15 * ENTROPY
+def test_loss_without_causal_mask_is_below_the_entropy() -> None:
+    """An unmasked model copies each token from its input; only the last target is not in it."""
+    assert ENTROPY - 0.02 < train_model(causal=True).loss < ENTROPY + 0.1
+    assert train_model(causal=False).loss < 0.15 * ENTROPY
 
 
 @pytest.mark.full
-def test_and_generates_nonsense() -> None:
-    """Half a row is given and the rest generated, greedily; what counts is whether a jump is one.
+def test_model_without_causal_mask_generates_nonsense() -> None:
+    """Half a row is given and the rest generated greedily; count how many transitions are in the
+    language.
 
-    By chance 2 jumps of 13 would be.
+    By chance, 2 of 13 are.
     """
     right = {}
     for causal in (True, False):
-        model, words = trained(causal), text(STEPS, 64)[:, : T // 2]
+        model, words = train_model(causal), text(STEPS, 64)[:, : T // 2]
         while words.shape[1] < T:
-            words = np.append(words, model.told(words).argmax(-1)[:, None], axis=1)
+            words = np.append(words, model.next_token_logits(words).argmax(-1)[:, None], axis=1)
         jumps = (words[:, 2:] - words[:, :-2]) % V
-        right[causal] = np.isin(jumps[:, T // 2 - 2 :], JUMPS).mean()
+        right[causal] = np.isin(jumps[:, T // 2 - 2 :], TRANSITIONS).mean()
     assert right[True] > 0.97
     assert right[False] < 0.35
 
 
 @pytest.mark.slow
-def test_and_knows_less_of_the_next_word_than_one_who_guesses() -> None:
-    held = text(STEPS, 64)
-    prompts, following = held[:, : T // 2], held[:, T // 2]
+def test_model_without_causal_mask_predicts_worse_than_chance() -> None:
+    held_out = text(STEPS, 64)
+    prompts, next_tokens = held_out[:, : T // 2], held_out[:, T // 2]
 
     def loss(model: Trained) -> float:
-        chances = jax.nn.log_softmax(model.told(prompts))
-        return -float(np.take_along_axis(np.asarray(chances), following[:, None], 1).mean())
+        log_probs = jax.nn.log_softmax(model.next_token_logits(prompts))
+        return -float(np.take_along_axis(np.asarray(log_probs), next_tokens[:, None], 1).mean())
 
-    assert loss(trained(causal=True)) < math.log(2) + 0.2
-    assert loss(trained(causal=False)) > math.log(V)
+    assert loss(train_model(causal=True)) < math.log(2) + 0.2
+    assert loss(train_model(causal=False)) > math.log(V)
 
 
 @pytest.mark.slow
-def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
-    """Looped over prefixes, collapsed to [B T, V], or in chunks: one loss, of one pass."""
+def test_one_causal_pass_equals_a_loop_over_prefixes() -> None:
+    """Looped over prefixes, collapsed to [B T, V], or in chunks: the same loss as one pass."""
     vocab, batch, length = 11, 2, 5
     block = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(7))
     config = TransformerConfig(
@@ -146,16 +147,16 @@ def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
     )
     model = LanguageModel(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    params, run = weights_of(shapes), jax.jit(model.apply)
+    params, run = random_params_like(shapes), jax.jit(model.apply)
     tokens = np.random.default_rng(0).integers(0, vocab, (batch, length + 1))
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     looped = 0.0
     for t in range(length):
-        seen = np.broadcast_to(np.arange(length) <= t, inputs.shape).astype(int)
-        logits = run({"params": params}, inputs * seen, segments=seen).logits[:, t]
-        chances = np.asarray(jax.nn.softmax(logits))
-        looped -= np.log(chances[np.arange(batch), targets[:, t]]).sum()
+        visible = np.broadcast_to(np.arange(length) <= t, inputs.shape).astype(int)
+        logits = run({"params": params}, inputs * visible, segments=visible).logits[:, t]
+        probs = np.asarray(jax.nn.softmax(logits))
+        looped -= np.log(probs[np.arange(batch), targets[:, t]]).sum()
 
     out = run({"params": params}, inputs)
     flat = np.asarray(jax.nn.log_softmax(out.logits.reshape(batch * length, -1)))
@@ -169,16 +170,16 @@ def test_all_positions_at_once_are_each_prefix_on_its_own() -> None:
 
 
 @pytest.mark.full
-def test_gradients_of_a_pre_norm_decoder_are_level_where_those_of_post_norm_are_not() -> None:
-    """The norm of each layer's gradient at initialisation, twelve layers deep."""
+def test_pre_norm_gradients_are_level_over_depth_and_post_norm_are_not() -> None:
+    """The norm of each layer's gradient at initialization, twelve layers deep."""
     post, pre = (gradient_norms(placement, 12)["decoder"] for placement in ("post", "pre"))
     assert post[-1] > 25 * post[0]
     assert pre.max() < 4 * pre.min()
 
 
 @pytest.mark.parametrize("name", ["attention alone", "attention and feed-forward"])
-def test_without_residuals_all_tokens_become_one_vector(name: str) -> None:
-    """The share that differs from token to token falls faster with each layer than before."""
+def test_rank_collapse_without_residuals(name: str) -> None:
+    """The part that differs between tokens shrinks faster with each layer."""
     differing = np.median(shares(STACKS[name], 5), axis=1)
     assert differing[0] > 0.9
     assert differing[2] < differing[1] ** 2 < 0.7
@@ -186,6 +187,6 @@ def test_without_residuals_all_tokens_become_one_vector(name: str) -> None:
     assert differing[5] < 1e-6
 
 
-def test_with_residuals_they_do_not() -> None:
+def test_no_rank_collapse_with_residuals() -> None:
     assert np.median(shares(STACKS["attention and residuals"], 5), axis=1).min() > 0.5
     assert np.median(shares(STACKS["whole layers, pre-norm"], 12), axis=1).min() > 0.4

@@ -1,4 +1,4 @@
-"""Low-rank updates: NumPy's formulas, equality with merged weights, and the parts of a model."""
+"""LoRA: NumPy's formulas, equality with merged weights, and the trainable parts of a model."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ def make_model(*blocks: BlockConfig, **changes: Any) -> LanguageModel:
 
 
 def make_parts(model: LanguageModel, **options: Any) -> tuple[LoRALayout, Any, Any, Any]:
-    """Layout, parameters, and trainable and frozen parts, with a B that is not 0."""
+    """Return the layout, parameters, and trainable and frozen parts, with a B that is not 0."""
     params = model.init_params(jax.random.key(0))
     settings: dict[str, Any] = {"rank": 3, "alpha": 5.0, "targets": ("all",)} | options
     layout = LoRALayout.create(model.logical_axes(), **settings)
@@ -50,7 +50,7 @@ def make_parts(model: LanguageModel, **options: Any) -> tuple[LoRALayout, Any, A
 
 
 @pytest.mark.parametrize("flatten", [True, False])
-def test_the_formula_and_its_gradients(flatten: bool) -> None:
+def test_matches_formula_and_gradients(flatten: bool) -> None:
     """y = x W + s (x A) B; dA = s x^T (dy B^T), dB = s (x A)^T dy, dx = dy W^T + s dy B^T A^T."""
     x, w, a, b = normal(0, 2, 5, 7), normal(1, 7, 3, 11), normal(2, 7, 2), normal(3, 2, 3, 11)
     dy, scale = normal(4, 2, 5, 3, 11), 2.5
@@ -68,7 +68,7 @@ def test_the_formula_and_its_gradients(flatten: bool) -> None:
     assert_close(dx, (drows @ (w.reshape(7, 33) + scale * a @ flat_b).T).reshape(x.shape))
 
 
-def test_merged_stacks_are_the_sum_of_both() -> None:
+def test_merged_stack_is_base_plus_update() -> None:
     w, a, b = normal(0, 3, 5, 7, 2), normal(1, 3, 5, 7, 4), normal(2, 3, 4, 2)
     weight = LowRankWeight(w, a, b, 0.5)
     assert_close(weight.merge(), w + 0.5 * np.einsum("LNHr,LrD->LNHD", a, b))
@@ -95,7 +95,7 @@ def test_merged_stacks_are_the_sum_of_both() -> None:
         ),
     ],
 )
-def test_logits_and_gradients_are_those_of_merged_weights(model: LanguageModel) -> None:
+def test_logits_and_gradients_match_merged_weights(model: LanguageModel) -> None:
     layout, _, trainable, frozen = make_parts(model)
 
     def logits(trainable: Any, merged: bool) -> Any:
@@ -123,14 +123,14 @@ def test_global_tokens_with_absorbed_projections() -> None:
     )
     layout, _, trainable, frozen = make_parts(model)
     params = layout.combine(trainable, frozen)
-    found, expected = (
+    actual, expected = (
         model.apply({"params": each}, TOKENS).logits for each in (params, merge_weights(params))
     )
-    assert_close(found, expected)
+    assert_close(actual, expected)
 
 
 @pytest.mark.full
-def test_before_the_first_step_nothing_has_changed() -> None:
+def test_initial_adapter_changes_nothing() -> None:
     model = make_model()
     layout, params, _, frozen = make_parts(model)
     trainable = layout.init(jax.random.key(1), params)
@@ -141,7 +141,7 @@ def test_before_the_first_step_nothing_has_changed() -> None:
     assert jnp.std(trainable["layers"]["place_0"]["mixer"]["query"]["lora_a"]) > 0
 
 
-def test_names_and_axes_of_the_trainable_tree() -> None:
+def test_trainable_tree_has_names_and_axes() -> None:
     model = make_model(tie_embeddings=False)
     layout, params, trainable, frozen = make_parts(
         model, targets=("query", "output"), trained=("final_norm", "output")
@@ -169,6 +169,6 @@ def test_names_and_axes_of_the_trainable_tree() -> None:
         ({"trained": ("heda",)}, "trained heda: .* embedding"),
     ],
 )
-def test_unknown_names_are_refused(options: dict[str, Any], message: str) -> None:
+def test_unknown_target_names_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoRALayout.create(make_model().logical_axes(), rank=2, **options)

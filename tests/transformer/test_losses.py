@@ -27,19 +27,19 @@ def test_label_loss_matches_formula(shape: tuple[int, ...]) -> None:
     weights = drawn.uniform(0, 2, shape).astype(np.float32)
     weights.flat[1] = 0
     batch: Any = {"targets": targets, "weights": weights}
-    found = jax.jit(lambda logits: label_loss(MODEL, logits, batch))(logits)
-    chances = np.exp(logits.astype(np.float64))
-    chances /= chances.sum(axis=-1, keepdims=True)
-    of_target = np.take_along_axis(chances, targets[..., None], axis=-1)[..., 0]
+    result = jax.jit(lambda logits: label_loss(MODEL, logits, batch))(logits)
+    exp_logits = np.exp(logits.astype(np.float64))
+    exp_logits /= exp_logits.sum(axis=-1, keepdims=True)
+    of_target = np.take_along_axis(exp_logits, targets[..., None], axis=-1)[..., 0]
     right = logits.argmax(axis=-1) == targets
-    assert float(found["loss"].total) == pytest.approx(-(weights * np.log(of_target)).sum())
-    assert float(found["accuracy"].total) == pytest.approx((weights * right).sum())
-    for loss in found.values():
+    assert float(result["loss"].total) == pytest.approx(-(weights * np.log(of_target)).sum())
+    assert float(result["accuracy"].total) == pytest.approx((weights * right).sum())
+    for loss in result.values():
         assert float(loss.weight) == pytest.approx(weights.sum())
 
 
 @pytest.mark.parametrize("with_accuracy", [False, True])
-def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
+def test_token_loss_matches_logits(with_accuracy: bool) -> None:
     """The loss sums over tokens with weight; targets of weight 0 may be any number."""
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
     drawn = np.random.default_rng(1)
@@ -53,13 +53,13 @@ def test_token_loss_is_the_one_of_the_logits(with_accuracy: bool) -> None:
     of_target = np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
     targets[1, 3], weights[1, 3] = -100, 0
     batch: Any = {"targets": targets, "weights": weights}
-    found = token_loss(model, params, output.hidden, batch, with_accuracy=with_accuracy)
-    assert set(found) == {"loss", "accuracy"} if with_accuracy else {"loss"}
-    assert float(found["loss"].total) == pytest.approx(-(weights * of_target).sum(), rel=1e-5)
-    for loss in found.values():
+    result = token_loss(model, params, output.hidden, batch, with_accuracy=with_accuracy)
+    assert set(result) == {"loss", "accuracy"} if with_accuracy else {"loss"}
+    assert float(result["loss"].total) == pytest.approx(-(weights * of_target).sum(), rel=1e-5)
+    for loss in result.values():
         assert float(loss.weight) == pytest.approx(weights.sum())
     if with_accuracy:
-        assert float(found["accuracy"].total) == pytest.approx(weights[1].sum())
+        assert float(result["accuracy"].total) == pytest.approx(weights[1].sum())
 
 
 def test_auxiliary_losses_are_summed_over_layers() -> None:
@@ -68,8 +68,8 @@ def test_auxiliary_losses_are_summed_over_layers() -> None:
         {"loss/balance": jnp.array([1.0, 2.0]), "weights": jnp.ones((2, 3))},
         {"loss/balance": jnp.array([4.0]), "loss/z": jnp.array([0.5])},
     )
-    found = auxiliary_losses(places, jnp.float32(3))
-    assert {name: (float(x.total), float(x.weight)) for name, x in found.items()} == {
+    result = auxiliary_losses(places, jnp.float32(3))
+    assert {name: (float(x.total), float(x.weight)) for name, x in result.items()} == {
         "loss/balance": (21.0, 3.0),
         "loss/z": (1.5, 3.0),
     }
@@ -82,7 +82,7 @@ def test_auxiliary_losses_are_requested_in_training_only() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logit_scale_is_a_factor_of_logits_and_of_those_in_the_loss(tied: bool) -> None:
+def test_logit_scale_applies_to_logits_and_loss(tied: bool) -> None:
     config = TransformerConfig(
         vocab_size=13,
         d_model=6,

@@ -29,7 +29,7 @@ TINY = TransformerConfig(
 UNTIED = dataclasses.replace(TINY, tie_embeddings=False)
 
 
-def test_parameters_by_part() -> None:
+def test_parameter_counts_by_part() -> None:
     counted = count_parameters(LanguageModel(TINY))
     attention = (7 * 15 + 15) + (7 * 5 + 5) + (7 * 11 + 11) + (33 * 7 + 7)
     feed_forward = (7 * 13 + 13) + (13 * 7 + 7)
@@ -50,9 +50,9 @@ def test_untied_output_matrix_is_counted() -> None:
 
 
 def test_layer_pattern_with_different_places() -> None:
-    wide = BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(d_ff=29, bias=False))
+    wide_block = BlockConfig(mixer=MIXER, feed_forward=FeedForwardConfig(d_ff=29, bias=False))
     mixed = dataclasses.replace(
-        TINY, layer_pattern=(*TINY.layer_pattern, wide)
+        TINY, layer_pattern=(*TINY.layer_pattern, wide_block)
     )  # layers 0 and 2, and layer 1
     parts = count_parameters(LanguageModel(mixed)).by_part
     assert parts["feed_forward"] == 2 * (2 * 7 * 13 + 13 + 7) + 2 * 7 * 29
@@ -83,7 +83,9 @@ def test_estimate() -> None:
         (48, 1600, 25, 1_557_611_200),
     ],
 )
-def test_gpt2_has_the_published_size(layers: int, width: int, heads: int, total: int) -> None:
+def test_gpt2_has_the_published_parameter_count(
+    layers: int, width: int, heads: int, total: int
+) -> None:
     config = TransformerConfig(
         vocab_size=50257,
         d_model=width,
@@ -99,7 +101,9 @@ def test_gpt2_has_the_published_size(layers: int, width: int, heads: int, total:
     [(32000, 32, 11008, 6_738_415_616), (128256, 8, 14336, 8_030_261_248)],
     ids=["llama-2-7b", "llama-3-8b"],
 )
-def test_llama_has_the_published_size(words: int, kv_heads: int, hidden: int, total: int) -> None:
+def test_llama_has_the_published_parameter_count(
+    words: int, kv_heads: int, hidden: int, total: int
+) -> None:
     rms = NormConfig(kind="rms")
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=32, num_kv_heads=kv_heads, bias=False, position=RoPE()),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import weights_of
+from tests.transformer.formulas import random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -111,7 +111,7 @@ TOKENS = np.arange(14).reshape(2, 7) % 13
 @pytest.fixture(scope="module")
 def params() -> Any:
     model = LanguageModel(CONFIG)
-    return weights_of(jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"])
+    return random_params_like(jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"])
 
 
 def hidden(params: Any, name: str) -> Any:
@@ -144,9 +144,9 @@ def test_sixteen_bit_results_are_close_to_float32(params: Any, exact: Any, name:
     ],
 )
 def test_auto_depends_on_hardware(hardware: Hardware, dtype: str) -> None:
-    found = Precision.parse("auto").resolve(hardware)
-    assert found == Precision.parse(dtype)
-    assert found.needs_loss_scale == (dtype == "float16")
+    result = Precision.parse("auto").resolve(hardware)
+    assert result == Precision.parse(dtype)
+    assert result.needs_loss_scale == (dtype == "float16")
     assert Precision.parse("pure_bfloat16").resolve(hardware) == Precision.parse("pure_bfloat16")
 
 

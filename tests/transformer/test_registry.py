@@ -1,4 +1,4 @@
-"""The mixers of the package by name, and the modules of their settings."""
+"""The built-in mixers by name, and the modules of their settings."""
 
 import importlib
 import subprocess
@@ -18,11 +18,11 @@ def test_table_matches_registered_mixers(kind: str) -> None:
     config = MIXERS.config_class(kind)
     assert get_type_hints(mixer)["config"] is config
     assert config.kind == kind
-    # A table that knows the settings only, as before anything was imported, gives the same class.
+    # A table with only the settings loaded, as before any import, gives the same class.
     assert MixerRegistry().config_class(kind) is config
 
 
-def test_every_public_name_is_found() -> None:
+def test_every_public_name_resolves() -> None:
     for name in transformer.__all__:
         assert getattr(transformer, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
@@ -66,5 +66,5 @@ def test_settings_follow_a_replaced_mixer(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_table_names_the_module_of_settings() -> None:
     for home in BUILTIN_MIXERS.values():
-        found = getattr(importlib.import_module(home.config_module), home.config_name)
-        assert found.__module__ == home.config_module
+        result = getattr(importlib.import_module(home.config_module), home.config_name)
+        assert result.__module__ == home.config_module

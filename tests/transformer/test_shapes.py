@@ -46,10 +46,10 @@ def floats(*shape: int, dtype: Any = np.float32) -> Any:
     return np.zeros(shape, dtype)
 
 
-def test_sizes_are_bound_by_the_first_array_or_a_number() -> None:
+def test_axis_sizes_are_bound_by_the_first_array_or_a_number() -> None:
     check_shapes(tokens=(ints(B, T), "B T", int), positions=(ints(1, T), "B? T", int))
     check_shapes({"T": T}, positions=(ints(1, T), "B? T"), none=(None, "A B C | None", float))
-    # A size of 1 that broadcasts binds nothing.
+    # A broadcast size of 1 does not bind an axis.
     check_shapes(one=(ints(1, T), "B? T"), all=(ints(B, T), "B? T"))
     check_shapes(half=(jax.ShapeDtypeStruct((B,), jax.numpy.bfloat16), "B", float))
 
@@ -94,7 +94,7 @@ def test_messages(arrays: Any, message: str) -> None:
         check_shapes({"T": T}, **arrays)
 
 
-def test_narrow_indices_are_refused() -> None:
+def test_narrow_index_dtypes_raise() -> None:
     """The table of 11 tokens has 128 rows."""
     check_tokens(ints(B, T, dtype=np.int16), CONFIG)
     check_tokens(ints(B, T, dtype=np.uint8), CONFIG)
@@ -104,11 +104,11 @@ def test_narrow_indices_are_refused() -> None:
         check_tokens(ints(B, T, dtype=np.int16), CONFIG, vocab_size=50_257)
 
 
-def test_narrow_targets() -> None:
+def test_narrow_target_dtypes_raise() -> None:
     assert float(LOSS(**LOSS_INPUTS | {"targets": ints(B, T, dtype=np.int8)})) == 0
 
 
-def test_nothing_is_left_in_the_program() -> None:
+def test_checks_add_nothing_to_the_program() -> None:
     def checked(x: jax.Array) -> jax.Array:
         check_shapes(x=(x, "B T", float))
         return x
@@ -133,64 +133,64 @@ LOSS_INPUTS: Any = dict(
 BEAM: Any = dict(logits=floats(B, V), positions=ints(B), max_lengths=ints(B) + 1)
 
 
-def applied(model: Any, *inputs: Any, **given: Any) -> Any:
+def call_model(model: Any, *inputs: Any, **given: Any) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0), *inputs, **given)
 
 
-def attended(**changed: Any) -> Any:
+def call_attend(**changed: Any) -> Any:
     arrays: Any = dict(q=floats(B, T, N, H), k=floats(B, S, K, H), v=floats(B, S, K, 9))
-    given = arrays | dict(mask=Mask(), score_spec=ScoreSpec(scale=1.0)) | changed
-    return attend(**given, hardware=Hardware("cpu", "", 1))
+    kwargs = arrays | dict(mask=Mask(), score_spec=ScoreSpec(scale=1.0)) | changed
+    return attend(**kwargs, hardware=Hardware("cpu", "", 1))
 
 
-def searched(**changed: Any) -> Any:
-    given: Any = BEAM | dict(decode_step_fn=lambda *_: None, cache=(), max_new_tokens=3) | changed
-    return beam_search(**given, stop_token=1, config=BeamSearchConfig())
+def call_search(**changed: Any) -> Any:
+    kwargs: Any = BEAM | dict(decode_step_fn=lambda *_: None, cache=(), max_new_tokens=3) | changed
+    return beam_search(**kwargs, stop_token=1, config=BeamSearchConfig())
 
 
-def translated(sources: Any, start: int = 1, **given: Any) -> Any:
+def call_translate(sources: Any, start: int = 1, **given: Any) -> Any:
     return translate(EncoderDecoder(CROSS), {}, sources, start_token=start, stop_token=0, **given)
 
 
 BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
     (
-        lambda: applied(LanguageModel(CONFIG), ints(B, T, dtype=np.int8)),
+        lambda: call_model(LanguageModel(CONFIG), ints(B, T, dtype=np.int8)),
         "tokens of dtype int8: cannot index 128 rows; give int32",
     ),
     (
-        lambda: applied(LanguageModel(CONFIG), floats(B, T)),
+        lambda: call_model(LanguageModel(CONFIG), floats(B, T)),
         "tokens of dtype float32: give integers, such as int32",
     ),
     (
-        lambda: applied(LanguageModel(CONFIG), TOKENS, positions=floats(1, T)),
+        lambda: call_model(LanguageModel(CONFIG), TOKENS, positions=floats(1, T)),
         "positions of dtype float32: give integers",
     ),
     (
-        lambda: applied(Classifier(CONFIG), TOKENS, token_types=ints(B, S)),
+        lambda: call_model(Classifier(CONFIG), TOKENS, token_types=ints(B, S)),
         "token_types of shape (2, 7): axis T is 7, but tokens has 5",
     ),
     (
-        lambda: applied(Tagger(CONFIG), TOKENS, token_types=floats(B, T)),
+        lambda: call_model(Tagger(CONFIG), TOKENS, token_types=floats(B, T)),
         "token_types of dtype float32: give integers",
     ),
     (
-        lambda: applied(EncoderDecoder(CROSS), ints(B, S, dtype=np.int8), TOKENS),
+        lambda: call_model(EncoderDecoder(CROSS), ints(B, S, dtype=np.int8), TOKENS),
         "tokens of dtype int8: cannot index 128 rows; give int32",
     ),
     (
-        lambda: applied(EncoderDecoder(CROSS), ints(B, S), floats(B, T)),
+        lambda: call_model(EncoderDecoder(CROSS), ints(B, S), floats(B, T)),
         "tokens of dtype float32: give integers",
     ),
     (
-        lambda: applied(EncoderDecoder(CROSS), None, TOKENS, memory=ints(B, S, D)),
+        lambda: call_model(EncoderDecoder(CROSS), None, TOKENS, memory=ints(B, S, D)),
         "memory of dtype int32: give floats",
     ),
     (
-        lambda: applied(NonAutoregressive(PARALLEL), ints(B, S), ints(3, T)),
+        lambda: call_model(NonAutoregressive(PARALLEL), ints(B, S), ints(3, T)),
         "tokens of shape (3, 5): axis B is 3, but source has 2",
     ),
     (
-        lambda: applied(NonAutoregressive(PARALLEL), ints(B, S, dtype=np.int8), None),
+        lambda: call_model(NonAutoregressive(PARALLEL), ints(B, S, dtype=np.int8), None),
         "tokens of dtype int8: cannot index 128 rows; give int32",
     ),
     (
@@ -198,21 +198,21 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         "target_segments of shape (3, 5): axis B is 3, but logits has 2",
     ),
     (
-        lambda: applied(SkipGram(V, D), ints(B), ints(B), ints(3, 4)),
+        lambda: call_model(SkipGram(V, D), ints(B), ints(B), ints(3, 4)),
         "negatives of shape (3, 4): axis B is 3, but centres has 2",
     ),
     (
-        lambda: attended(k=floats(B, S, K, 5)),
+        lambda: call_attend(k=floats(B, S, K, 5)),
         "k of shape (2, 7, 3, 5): axis H is 5, but q has 4; give [B, S, K, H]",
     ),
     (
-        lambda: attended(v=floats(B, T, K, H)),
+        lambda: call_attend(v=floats(B, T, K, H)),
         "v of shape (2, 5, 3, 4): axis S is 5, but k has 7; give [B, S, K, Hv]",
     ),
-    (lambda: attended(q=ints(B, T, N, H)), "q of dtype int32: give floats"),
-    (lambda: attended(sink_logits=floats(K)), "sink_logits of shape (3,): axis N is 3, but q"),
+    (lambda: call_attend(q=ints(B, T, N, H)), "q of dtype int32: give floats"),
+    (lambda: call_attend(sink_logits=floats(K)), "sink_logits of shape (3,): axis N is 3, but q"),
     (
-        lambda: attended(mask=Mask(positions=ints(B, T), key_lengths=ints(3))),
+        lambda: call_attend(mask=Mask(positions=ints(B, T), key_lengths=ints(3))),
         "key_lengths of shape (3,): axis B is 3, but positions has 2; give [B?]",
     ),
     (
@@ -247,13 +247,13 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         lambda: LOSS.accuracy(**LOSS_INPUTS | {"bias": floats(V)}),
         "bias of shape (11,): axis V is 11, but matrix has 16",
     ),
-    (lambda: searched(positions=ints(B, 1)), "positions of shape (2, 1): has 2 axes; give [B]"),
-    (lambda: searched(logits=ints(B, V)), "logits of dtype int32: give floats"),
+    (lambda: call_search(positions=ints(B, 1)), "positions of shape (2, 1): has 2 axes; give [B]"),
+    (lambda: call_search(logits=ints(B, V)), "logits of dtype int32: give floats"),
     (
-        lambda: searched(cache=({"sums": ints(3)},)),
+        lambda: call_search(cache=({"sums": ints(3)},)),
         "cache[0]['sums'] of shape (3,): logits have 2 examples; give a cache with the batch",
     ),
-    (lambda: searched(max_new_tokens=0), "max_new_tokens 0: give 1 or more"),
+    (lambda: call_search(max_new_tokens=0), "max_new_tokens 0: give 1 or more"),
     (
         lambda: prefill(LanguageModel(CONFIG), {}, TOKENS, ints(3), S),
         "lengths of shape (3,): axis B is 3, but tokens has 2; give [B]",
@@ -270,14 +270,14 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         lambda: generate(LanguageModel(CONFIG), {}, ints(1, B, T), max_new_tokens=1),
         "prompt 0 of shape (2, 5): has 2 axes; give [T]",
     ),
-    (lambda: translated([[1], []]), "source 1: is empty; give it at least one token"),
+    (lambda: call_translate([[1], []]), "source 1: is empty; give it at least one token"),
     (
-        lambda: translated([[1, V]]),
+        lambda: call_translate([[1, V]]),
         "source 0: token 11 is not one of the model's 11; use the tokenizer",
     ),
-    (lambda: translated([[True]]), "source 0 of dtype bool: give integers, such as int32"),
-    (lambda: translated([[1]], start=-1), "start_token: token -1 is not one of the model's 11"),
-    (lambda: translated([[1]], batch_size=0), "batch_size 0: give 1 or more"),
+    (lambda: call_translate([[True]]), "source 0 of dtype bool: give integers, such as int32"),
+    (lambda: call_translate([[1]], start=-1), "start_token: token -1 is not one of the model's 11"),
+    (lambda: call_translate([[1]], batch_size=0), "batch_size 0: give 1 or more"),
     (
         lambda: translate_nonautoregressive(NonAutoregressive(PARALLEL), {}, [[V]], stop=0),
         "source 0: token 11 is not one of the model's 11; use the tokenizer",

@@ -77,13 +77,13 @@ def test_check_choice() -> None:
         ),
     ],
 )
-def test_a_value_of_another_type_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_wrong_value_types_raise(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="model") as caught:
         TransformerConfig(**fields)
     assert str(caught.value) == message
 
 
-def test_a_part_checks_its_own_numbers() -> None:
+def test_nested_configs_check_their_own_values() -> None:
     with pytest.raises(ValueError, match=r"^attention.num_heads '8': is not a number; give 1 or"):
         AttentionConfig(num_heads="8")  # type: ignore[arg-type]
     with pytest.raises(

@@ -65,8 +65,8 @@ def test_learning_rates_of_larger_widths_follow_from_the_second() -> None:
         )
         for run in runs
     }
-    found = tuned_rates(runs, results, (64, 96, 384))
-    assert found[OLD] == found[NEW] == pytest.approx({64: 4e-3, 96: 1e-3, 384: 5e-4})
+    actual = tuned_rates(runs, results, (64, 96, 384))
+    assert actual[OLD] == actual[NEW] == pytest.approx({64: 4e-3, 96: 1e-3, 384: 5e-4})
 
 
 def test_compute_factor_of_known_laws() -> None:

@@ -1,4 +1,4 @@
-"""States that the tests of checkpoints save, and their comparison."""
+"""States that the checkpoint tests save, and their comparison."""
 
 import pathlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Arrays that Orbax wrote are read back before a checkpoint counts."""
+"""The arrays that Orbax wrote are read back before a checkpoint counts."""
 
 import shutil
 from pathlib import Path
@@ -16,7 +16,9 @@ from train.errors import UserError
 
 STATE = {
     "params": {"a.b": jnp.arange(6.0).reshape(2, 3), "zero": jnp.zeros((300,), jnp.bfloat16)},
-    "large": jax.random.normal(jax.random.key(0), (40, 50)),  # the index holds small ones itself
+    "large": jax.random.normal(
+        jax.random.key(0), (40, 50)
+    ),  # small arrays are stored in the index itself
     "key": jax.random.key(0),
     "step": jnp.int32(0),
     "empty": jnp.ones((0, 3)),
@@ -40,7 +42,7 @@ def check(folder: Path, state: Any = STATE) -> None:
     check_arrays_readable(epath.Path(folder), tree_paths.named_leaves(state))
 
 
-def test_what_is_whole_passes(arrays: Path) -> None:
+def test_complete_arrays_pass(arrays: Path) -> None:
     check(arrays)
     for host in range(3):
         check_arrays_readable(
@@ -48,32 +50,32 @@ def test_what_is_whole_passes(arrays: Path) -> None:
         )
 
 
-def test_an_index_that_is_missing_is_noticed(arrays: Path) -> None:
-    """The state that Orbax leaves if it finds no array to merge."""
+def test_missing_index_is_detected(arrays: Path) -> None:
+    """Orbax leaves this state if it finds no array to merge."""
     (arrays / "manifest.ocdbt").unlink()
     with pytest.raises(OSError, match=r"array .* is not in the index"):
         check(arrays)
 
 
-def test_data_that_are_missing_are_noticed(arrays: Path) -> None:
+def test_missing_data_files_are_detected(arrays: Path) -> None:
     for file in (arrays / "ocdbt.process_0" / "d").iterdir():
         file.unlink()
     with pytest.raises(OSError, match="read"):
         check(arrays)
 
 
-def test_an_array_that_was_not_written_is_noticed(arrays: Path) -> None:
+def test_missing_array_is_detected(arrays: Path) -> None:
     with pytest.raises(OSError, match=r"array params\.other is not in the index"):
         check(arrays, {"params": {**STATE["params"], "other": jnp.ones(3)}})
 
 
-def test_an_array_of_another_size_is_noticed(arrays: Path) -> None:
+def test_wrong_array_size_is_detected(arrays: Path) -> None:
     with pytest.raises(OSError, match=r"shape \(4, 3\) was written as \[2, 3\]"):
         check(arrays, {"params": {"a.b": jnp.ones((4, 3))}})
 
 
-def test_a_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Missing arrays are noticed for any reason: here Orbax's glob finds no file of a process."""
+def test_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays missing for any reason are detected; here Orbax's glob finds no file of a process."""
     path = type(epath.Path(tmp_path))
     glob, none = path.glob, path("/nowhere")
     monkeypatch.setattr(

@@ -38,7 +38,7 @@ with CheckpointManager(folder, keep_last=2) as checkpoints:
 
 
 @pytest.mark.slow
-def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path) -> None:
+def test_two_processes_write_one_manifest_and_skip_the_same_steps(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -52,7 +52,7 @@ def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path)
         for index in (0, 1)
     ]
     outcomes = [process.communicate() for process in processes]
-    last = [output.splitlines()[-1:] for output, _ in outcomes]  # gloo has a line of its own
+    last = [output.splitlines()[-1:] for output, _ in outcomes]  # gloo also prints a line
     assert last == [["1 [2] [1] True"]] * 2, outcomes
     folder = epath.Path(tmp_path / "1")
     assert {path.name for path in tmp_path.iterdir()} == {"1", "damaged-2"}
@@ -63,8 +63,8 @@ def test_two_processes_write_one_manifest_and_pass_over_the_same(tmp_path: Path)
     assert manifest.find_manifest_problem(folder, "full") is None
 
 
-def test_one_process_writes_it_alone(tmp_path: Path) -> None:
+def test_one_process_writes_its_manifest(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"three")
     commit_checkpoint(epath.Path(tmp_path), {})
-    found = json.loads((tmp_path / "manifest.json").read_text())["files"]
-    assert {name: each["bytes"] for name, each in found.items()} == {"a": 5}
+    result = json.loads((tmp_path / "manifest.json").read_text())["files"]
+    assert {name: each["bytes"] for name, each in result.items()} == {"a": 5}

@@ -1,4 +1,4 @@
-"""A small part of `bench.drills.damage`: every file of a checkpoint, damaged in every way."""
+"""A small sample of `bench.drills.damage`: files of a checkpoint, damaged in every way."""
 
 import random
 import shutil
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_damage_is_noticed_and_the_step_before_restored(folder: Path, tmp_path: Path) -> None:
+def test_damage_is_detected_and_the_previous_step_restored(folder: Path, tmp_path: Path) -> None:
     like = {"w": jax.ShapeDtypeStruct((3, 5), jnp.int32), "key": jax.eval_shape(jax.random.key, 0)}
     drawn, copy, tried = random.Random(0), tmp_path / "copy", set()
     for kind, file in cases(folder / "2", 1):  # one round

@@ -15,19 +15,21 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 
-def sealed_again(folder: pathlib.Path) -> None:
-    """A manifest of the files as they are now: what is wrong with them was there when saved."""
+def rewrite_manifest(folder: pathlib.Path) -> None:
+    """Write a manifest of the files as they are now, as if the damage was there when they were
+    saved.
+    """
     (folder / "manifest.json").unlink()
     commit_checkpoint(epath.Path(folder), {})
 
 
 @pytest.mark.parametrize("item", ["leaves", "extra"])
-def test_a_checkpoint_that_cannot_be_read_is_one_line(item: str, tmp_path: pathlib.Path) -> None:
+def test_unreadable_checkpoint_is_a_one_line_error(item: str, tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.ones(3)}
     save(tmp_path, state)
     file = tmp_path / "1" / item / "metadata"
     file.write_bytes(file.read_bytes()[:-1])
-    sealed_again(tmp_path / "1")
+    rewrite_manifest(tmp_path / "1")
     with (
         CheckpointManager(tmp_path, read_only=True) as checkpoints,
         pytest.raises(
@@ -38,11 +40,11 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(item: str, tmp_path: pathl
     assert "\n" not in str(caught.value)
 
 
-def test_random_keys_that_lost_their_type_are_noticed(tmp_path: pathlib.Path) -> None:
+def test_untyped_random_keys_are_detected(tmp_path: pathlib.Path) -> None:
     state = {"key": jax.random.key(0)}
     save(tmp_path, state)
     (tmp_path / "1" / "state" / "array_metadatas" / "process_0").unlink()
-    sealed_again(tmp_path / "1")
+    rewrite_manifest(tmp_path / "1")
     with (
         CheckpointManager(tmp_path, read_only=True) as checkpoints,
         pytest.raises(UserError, match=r"cannot be read \(types were lost\)"),
@@ -50,7 +52,7 @@ def test_random_keys_that_lost_their_type_are_noticed(tmp_path: pathlib.Path) ->
         checkpoints.restore(1, abstract(state))
 
 
-def test_an_older_one_goes_once_a_newer_one_counts(
+def test_old_checkpoint_is_removed_after_the_new_one_counts(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, write = {"w": jnp.ones(3)}, manifest.write_manifest
@@ -76,7 +78,7 @@ def damage(folder: pathlib.Path) -> None:
     largest.write_bytes(data)
 
 
-def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> None:
+def test_modified_checkpoint_is_not_restored(tmp_path: pathlib.Path) -> None:
     state = make_state()
     with CheckpointManager(tmp_path, keep_last=3) as checkpoints:
         for step in (1, 2, 3):
@@ -84,11 +86,11 @@ def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> 
         checkpoints.wait()
         damage(tmp_path / "3")
         (tmp_path / "2" / "extra" / "metadata").unlink()
-        found = checkpoints.find_newest_valid()
-        assert found.step == 1
-        assert [step for step, _ in found.skipped] == [3, 2]
-        assert found.skipped[0].problem.endswith("differs from what was saved")
-        assert found.skipped[1].problem == "extra/metadata is missing"
+        result = checkpoints.find_newest_valid()
+        assert result.step == 1
+        assert [step for step, _ in result.skipped] == [3, 2]
+        assert result.skipped[0].problem.endswith("differs from what was saved")
+        assert result.skipped[1].problem == "extra/metadata is missing"
         assert checkpoints.find_newest_valid(below=1) == SearchResult(None, [])
         assert checkpoints.valid_steps([1, 2, 3, 4]) == [1]
         with pytest.raises(
@@ -98,7 +100,7 @@ def test_what_is_not_as_it_was_saved_is_not_restored(tmp_path: pathlib.Path) -> 
         assert_same(checkpoints.restore(1, abstract(state)).state, state)
 
 
-def test_what_is_set_aside_can_be_saved_again(tmp_path: pathlib.Path) -> None:
+def test_step_that_was_set_aside_can_be_saved_again(tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.ones(3)}
     with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
         for _ in range(2):
@@ -110,7 +112,7 @@ def test_what_is_set_aside_can_be_saved_again(tmp_path: pathlib.Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2", "damaged-2", "damaged-2-2"]
 
 
-def test_digests_are_left_alone_where_sizes_are_to_do(tmp_path: pathlib.Path) -> None:
+def test_check_by_size_reads_no_digests(tmp_path: pathlib.Path) -> None:
     save(tmp_path, {"w": jnp.ones(3)})
     damage(tmp_path / "1")
     with CheckpointManager(tmp_path, verify="sizes") as checkpoints:

@@ -14,7 +14,7 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: pathlib.Path) -> None:
+def test_uncreatable_folder_is_a_one_line_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     with (
         CheckpointManager(tmp_path / "file" / "checkpoints") as checkpoints,
@@ -106,7 +106,7 @@ def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.Comple
 @pytest.mark.slow
 @pytest.mark.sampled("before its manifest is written", "while it writes")
 @pytest.mark.parametrize("moment", KILLED)
-def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
+def test_killed_save_is_not_a_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
     killed = run_program(KILLED[moment], tmp_path, "")
     assert killed.returncode == -signal.SIGKILL
     left = "2" if "manifest" in moment else "2.orbax-checkpoint-tmp"
@@ -126,9 +126,7 @@ def test_a_save_that_was_killed_is_no_checkpoint(moment: str, tmp_path: pathlib.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["full disk", "full disk, synchronous"])
-def test_a_disk_that_is_full_is_one_line_and_loses_nothing(
-    mode: str, tmp_path: pathlib.Path
-) -> None:
+def test_full_disk_is_a_one_line_error_and_loses_nothing(mode: str, tmp_path: pathlib.Path) -> None:
     done = run_program(FULL, tmp_path, mode)
     assert (done.returncode, done.stderr) == (0, "")
     message = (
@@ -142,7 +140,7 @@ def test_a_disk_that_is_full_is_one_line_and_loses_nothing(
     assert steps == "[2]"
 
 
-def test_nobody_waits_for_a_process_that_has_gone(
+def test_close_does_not_wait_for_a_process_that_ended(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoints, closed = CheckpointManager(tmp_path), []

@@ -11,8 +11,8 @@ import pytest
 from train.checkpoint.writer import install_log_filters
 
 
-def through(file: str) -> Exception:
-    """An error that has come through a function of this file."""
+def raise_and_catch(file: str) -> Exception:
+    """Return an error whose traceback passes through a function of this file."""
     space: dict[str, Any] = {}
     exec(compile("def write():\n    raise OSError(28, 'No space left')", file, "exec"), space)
     with pytest.raises(OSError, match="No space left") as caught:
@@ -24,13 +24,13 @@ def through(file: str) -> Exception:
     ("error", "told"),
     [
         (ValueError('Error writing "w/0" in /run/checkpoints/8.orbax-checkpoint-tmp/state'), False),
-        (through("/packages/orbax/checkpoint/path.py"), False),
-        (through("/packages/other/path.py"), True),
+        (raise_and_catch("/packages/orbax/checkpoint/path.py"), False),
+        (raise_and_catch("/packages/other/path.py"), True),
         (ValueError("another's"), True),
     ],
     ids=["TensorStore", "Orbax", "another package", "another error"],
 )
-def test_asyncio_tells_of_what_is_not_of_a_save(
+def test_asyncio_reports_other_errors(
     error: Exception, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     install_log_filters()
@@ -41,7 +41,7 @@ def test_asyncio_tells_of_what_is_not_of_a_save(
     assert ["never retrieved" in each.getMessage() for each in caplog.records] == [True] * told
 
 
-def test_python_tells_of_what_is_not_of_a_save(
+def test_python_reports_other_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown: list[Any] = []

@@ -12,7 +12,7 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 
-def test_every_type_comes_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
+def test_every_dtype_round_trips_bit_for_bit(tmp_path: pathlib.Path) -> None:
     state = make_state()
     others = {
         "int8": jnp.arange(-3, 4, dtype=jnp.int8),
@@ -32,7 +32,7 @@ def test_every_type_comes_back_bit_for_bit(tmp_path: pathlib.Path) -> None:
     assert restored.metadata == extra
 
 
-def test_a_save_is_of_that_moment(tmp_path: pathlib.Path) -> None:
+def test_save_is_a_snapshot(tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.full((1000, 1001), 3.0), "b": jnp.zeros(3)}
     like = abstract(state)
     update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
@@ -48,7 +48,7 @@ def test_a_save_is_of_that_moment(tmp_path: pathlib.Path) -> None:
     assert restored.metadata == {"seen": [1]}
 
 
-def test_another_mesh_gets_the_same_bits_in_its_own_places(tmp_path: pathlib.Path) -> None:
+def test_restore_on_another_mesh(tmp_path: pathlib.Path) -> None:
     def placed(names: tuple[str, ...], shape: tuple[int, ...], **specs: PartitionSpec) -> Any:
         mesh = jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(names))
         return {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
@@ -62,21 +62,21 @@ def test_another_mesh_gets_the_same_bits_in_its_own_places(tmp_path: pathlib.Pat
         keys=PartitionSpec(("fsdp", "tensor")),
         step=none,
     )
-    whole = {
+    full = {
         "w": jax.random.normal(jax.random.key(1), (16, 24)),
         "keys": jax.random.split(jax.random.key(2), 8),
         "step": jnp.int32(3),
     }
-    state = jax.tree.map(jax.device_put, whole, one)
+    state = jax.tree.map(jax.device_put, full, one)
     like = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), whole, other
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), full, other
     )
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.save(1, state, {})
         checkpoints.wait()
         restored = checkpoints.restore(1, like).state
     assert jax.tree.map(lambda x: x.sharding, restored) == other
-    assert_same(restored, whole)
+    assert_same(restored, full)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_another_mesh_gets_the_same_bits_in_its_own_places(tmp_path: pathlib.Pat
     ],
     ids=["shape", "dtype", "random key", "missing", "extra", "many"],
 )
-def test_a_checkpoint_of_another_model_is_refused_by_name(
+def test_checkpoint_of_another_model_raises_by_name(
     changed: dict[str, Any], message: str, tmp_path: pathlib.Path
 ) -> None:
     state = {"w": jnp.ones((3, 5)), "b": jnp.ones(4), "key": jax.random.key(0)}
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(
         checkpoints.restore(1, like)
 
 
-def test_parameters_can_be_had_without_the_rest(tmp_path: pathlib.Path) -> None:
+def test_parameters_can_be_restored_alone(tmp_path: pathlib.Path) -> None:
     state = make_state()
     save(tmp_path, state)
     with CheckpointManager(tmp_path, read_only=True) as checkpoints:
@@ -125,7 +125,7 @@ def test_parameters_can_be_had_without_the_rest(tmp_path: pathlib.Path) -> None:
             checkpoints.restore_subtree(1, "params", wider)
 
 
-def test_the_newest_and_every_nth_are_kept(tmp_path: pathlib.Path) -> None:
+def test_newest_and_permanent_checkpoints_are_kept(tmp_path: pathlib.Path) -> None:
     state = {"w": jnp.ones(3)}
     with CheckpointManager(tmp_path, save_every=3, keep_last=2, keep_every=6) as checkpoints:
         assert [step for step in range(1, 11) if checkpoints.is_due(step)] == [3, 6, 9]
@@ -140,7 +140,7 @@ def test_the_newest_and_every_nth_are_kept(tmp_path: pathlib.Path) -> None:
         CheckpointManager(tmp_path, keep_last=0)
 
 
-def test_a_checkpoint_counts_once_it_is_whole(tmp_path: pathlib.Path) -> None:
+def test_checkpoint_counts_once_it_is_complete(tmp_path: pathlib.Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints:
         assert checkpoints.latest_step() is None
         checkpoints.save(1, make_state(), {})
@@ -149,14 +149,14 @@ def test_a_checkpoint_counts_once_it_is_whole(tmp_path: pathlib.Path) -> None:
         assert checkpoints.steps() == [1]
 
 
-def test_a_save_that_is_not_asynchronous_is_whole_at_once(tmp_path: pathlib.Path) -> None:
+def test_synchronous_save_is_complete_on_return(tmp_path: pathlib.Path) -> None:
     with CheckpointManager(tmp_path, asynchronous=False) as checkpoints:
         checkpoints.save(1, make_state(), {})
         assert checkpoints.steps() == [1]
         assert (tmp_path / "1").exists()
 
 
-def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
+def test_saving_a_step_twice_is_ignored(tmp_path: pathlib.Path) -> None:
     first, second = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
     with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as another:
         another.save(1, first, {})
@@ -169,7 +169,7 @@ def test_a_step_is_not_saved_twice(tmp_path: pathlib.Path) -> None:
         assert_same(checkpoints.restore(2, abstract(first)).state, second)
 
 
-def test_to_read_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
+def test_reading_does_not_change_the_folder(tmp_path: pathlib.Path) -> None:
     save(tmp_path, make_state())
     unfinished = tmp_path / "2.orbax-checkpoint-tmp"
     unfinished.mkdir()
@@ -184,7 +184,7 @@ def test_to_read_leaves_the_folder_as_it_is(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_step_that_is_not_there_is_named_with_those_that_are(tmp_path: pathlib.Path) -> None:
+def test_missing_step_error_lists_existing_steps(tmp_path: pathlib.Path) -> None:
     with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
         for step in (3, 5):
             checkpoints.save(step, {"w": jnp.ones(3)}, {})
@@ -193,7 +193,7 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(tmp_path: pathlib
             checkpoints.restore(4, {})
 
 
-def test_what_no_checkpoint_can_hold_is_refused_before_anything_is_written(
+def test_unsupported_leaves_raise_before_writing(
     tmp_path: pathlib.Path,
 ) -> None:
     folder = tmp_path / "checkpoints"

@@ -25,9 +25,9 @@ def folder(tmp_path: Path) -> epath.Path:
     return folder
 
 
-def test_it_has_the_size_and_the_digest_of_every_file(folder: epath.Path) -> None:
-    found = manifest.parse_manifest((folder / "manifest.json").read_text())
-    assert found == {
+def test_manifest_has_size_and_digest_of_every_file(folder: epath.Path) -> None:
+    actual = manifest.parse_manifest((folder / "manifest.json").read_text())
+    assert actual == {
         name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
     }
     assert manifest.find_manifest_problem(folder, "full") is None
@@ -46,7 +46,7 @@ def test_it_has_the_size_and_the_digest_of_every_file(folder: epath.Path) -> Non
         ("manifest.json", b"[" * 100_000, "manifest.json is damaged"),
     ],
 )
-def test_other_sizes_are_noticed_without_reading(
+def test_wrong_sizes_are_detected_without_reading(
     folder: epath.Path, name: str, data: bytes | None, why: str
 ) -> None:
     file = folder / name
@@ -56,7 +56,7 @@ def test_other_sizes_are_noticed_without_reading(
     assert manifest.find_manifest_problem(folder, "sizes") == why
 
 
-def test_other_bytes_are_noticed_by_their_digest(
+def test_changed_bytes_are_detected_by_digest(
     folder: epath.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "a/b").write_bytes(b"thsee")
@@ -68,35 +68,35 @@ def test_other_bytes_are_noticed_by_their_digest(
     assert manifest.find_manifest_problem(folder, "auto") is None
 
 
-def test_every_bit_of_it_counts(folder: epath.Path) -> None:
+def test_every_flipped_bit_of_the_manifest_is_detected(folder: epath.Path) -> None:
     path = folder / "manifest.json"
-    whole = path.read_bytes()
-    for place in range(len(whole)):
-        torn = bytearray(whole)
+    full = path.read_bytes()
+    for place in range(len(full)):
+        torn = bytearray(full)
         torn[place] ^= 1 << place % 8
         path.write_bytes(torn)
         assert manifest.find_manifest_problem(folder, "full") is not None
 
 
 @pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
-def test_it_names_no_file_outside(name: str) -> None:
+def test_paths_outside_the_checkpoint_raise(name: str) -> None:
     text = manifest.serialize_manifest({name: FileEntry(0, DIGEST)})
     with pytest.raises(ValueError, match="is not a manifest"):
         manifest.parse_manifest(text)
 
 
-def test_it_is_written_whole_or_not_at_all(folder: epath.Path) -> None:
+def test_manifest_is_written_atomically(folder: epath.Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
 
 
-def test_a_checkpoint_under_another_name_is_refused(folder: epath.Path) -> None:
+def test_renamed_checkpoint_raises(folder: epath.Path) -> None:
     moved = folder.rename(folder.parent / "50")
     assert manifest.find_manifest_problem(moved, "sizes") == (
         f"is the checkpoint of step {folder.name}, under another name"
     )
 
 
-def test_it_is_the_same_in_an_object_store(folder: epath.Path, bucket: str) -> None:
+def test_manifest_in_an_object_store(folder: epath.Path, bucket: str) -> None:
     remote = epath.Path(f"{bucket}/checkpoints/1")
     for name, data in FILES.items():
         (remote / name).parent.mkdir(parents=True, exist_ok=True)

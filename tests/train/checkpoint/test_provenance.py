@@ -39,12 +39,12 @@ def run(trained: tuple[Experiment, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained[1], tmp_path / "run"))
 
 
-def test_what_belongs_together_is_loaded(run: Path) -> None:
+def test_consistent_run_loads(run: Path) -> None:
     assert train.load(str(run)).step == 4
     assert train.load(str(run), step=2).step == 2
 
 
-def test_a_setting_that_was_changed_by_hand_is_noticed(run: Path) -> None:
+def test_edited_setting_is_detected(run: Path) -> None:
     """The setting changes no shape: the weights would be restored and give other results."""
     config = run / "config.json"
     plain = json.loads(config.read_text())
@@ -55,7 +55,7 @@ def test_a_setting_that_was_changed_by_hand_is_noticed(run: Path) -> None:
         train.load(str(run))
 
 
-def test_another_tokenizer_is_noticed(run: Path, trained: tuple[Experiment, Path]) -> None:
+def test_other_tokenizer_is_detected(run: Path, trained: tuple[Experiment, Path]) -> None:
     file = run / "tokenizer.json"
     plain = json.loads(file.read_text())
     vocabulary = plain["model"]["vocab"]
@@ -67,22 +67,22 @@ def test_another_tokenizer_is_noticed(run: Path, trained: tuple[Experiment, Path
         train.fit(trained[0], str(run), quiet=True)
 
 
-def test_labels_that_were_added_are_noticed(run: Path) -> None:
+def test_added_labels_are_detected(run: Path) -> None:
     (run / "labels.json").write_text('["good", "bad"]')
     with pytest.raises(UserError, match=r"labels\.json: is not the one that checkpoint 4 was"):
         train.load(str(run))
 
 
-def test_a_renamed_checkpoint_is_passed_over(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_renamed_checkpoint_is_skipped(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (run / "checkpoints" / "2").rename(run / "checkpoints" / "50")
     assert train.load(str(run)).step == 4
     assert "checkpoint of step 50: is the checkpoint of step 2" in capfd.readouterr().err
 
 
-def test_rollbacks_of_an_earlier_run_are_not_those_of_a_new_one(
+def test_stale_rollback_record_is_ignored_by_a_new_run(
     run: Path, trained: tuple[Experiment, Path]
 ) -> None:
-    """They would send the new one back, and on with another learning rate, when it is resumed."""
+    """Otherwise, a resume would roll the new run back and change its learning rate."""
     shutil.rmtree(run / "checkpoints")
     stale = RollbackRecord(
         (Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, attempts=1),)
@@ -94,8 +94,8 @@ def test_rollbacks_of_an_earlier_run_are_not_those_of_a_new_one(
     assert not [line for line in lines_of(run / "logbook.jsonl") if line["event"] == "rolled back"]
 
 
-def test_the_end_of_an_earlier_run_is_not_that_of_a_new_one(tmp_path: Path) -> None:
-    """Killed between its last save and its last evaluation, a run has no metrics of its own yet."""
+def test_stale_finished_event_is_ignored_by_a_new_run(tmp_path: Path) -> None:
+    """A run killed between its last save and its last evaluation has no metrics of its own yet."""
     folder = RunFolder.create(tmp_path)
     logbook = EventLog(folder.event_log)
     logbook.write("started", step=0)
@@ -107,7 +107,7 @@ def test_the_end_of_an_earlier_run_is_not_that_of_a_new_one(tmp_path: Path) -> N
     assert read_final_metrics(folder, 4) == {"loss": 2.5}
 
 
-def test_another_python_is_named_as_the_reason() -> None:
+def test_python_version_is_named_as_the_reason() -> None:
     extra = {"run": {"python": "3.9.1"}}
     here = platform.python_version()
     assert explain_library_mismatch(extra, "python:library") == (

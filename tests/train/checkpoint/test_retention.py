@@ -5,13 +5,13 @@ from train.checkpoint.retention import RetentionPolicy
 STEPS = [3, 6, 9, 12, 15, 18, 20]
 
 
-def test_the_newest_are_kept() -> None:
+def test_newest_are_kept() -> None:
     assert RetentionPolicy(keep_last=2).steps_to_keep(STEPS) == {18, 20}
     assert RetentionPolicy(keep_last=9).steps_to_keep(STEPS) == set(STEPS)
     assert RetentionPolicy().steps_to_keep([]) == set()
 
 
-def test_every_reason_keeps_one() -> None:
+def test_each_rule_keeps_a_checkpoint() -> None:
     assert RetentionPolicy(keep_every=6).steps_to_keep(STEPS) == {6, 12, 18, 20}
     assert RetentionPolicy(save_every=3, keep_last_due=2).steps_to_keep(STEPS) == {15, 18, 20}
     assert RetentionPolicy(save_every=3, keep_last_due=1).steps_to_keep(STEPS) == {20}
@@ -21,7 +21,7 @@ def test_every_reason_keeps_one() -> None:
 
 
 @pytest.mark.parametrize(("every", "apart"), [(1, 5), (3, 5), (5, 5), (8, 5), (7, 50)])
-def test_one_is_old_enough(every: int, apart: int) -> None:
+def test_one_is_old_enough_for_a_rollback(every: int, apart: int) -> None:
     """At any step there is a checkpoint far enough back for a rollback, and not much further."""
     retention = RetentionPolicy(save_every=every, keep_min_age=apart)
     kept: set[int] = set()

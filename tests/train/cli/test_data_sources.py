@@ -1,4 +1,4 @@
-"""Sources of data as flags: as many as the flags number."""
+"""Data sources as flags: as many sources as the flags number."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from train.config.experiment_files import find_experiment
 from train.experiment import Experiment
 
 
-def test_flags_make_sources_in_place_of_the_path() -> None:
+def test_flags_define_sources_instead_of_a_path() -> None:
     experiment = find_experiment("quickstart")
     changed = with_listed_sources(experiment, ["--data.sources.2.weight", "3"])
     assert len(changed.text_data.sources) == 3
@@ -21,7 +21,7 @@ def test_flags_make_sources_in_place_of_the_path() -> None:
 
 
 @pytest.mark.slow
-def test_data_shows_the_splits_and_windows_of_every_source(
+def test_data_verb_shows_splits_and_windows_of_every_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one", "two"):

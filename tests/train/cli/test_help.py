@@ -20,7 +20,7 @@ CONFIGS = sorted(module.name for module in pkgutil.iter_modules(configs.__path__
 
 
 def imported(program: str) -> subprocess.CompletedProcess[str]:
-    """Run lines of Python in a process of its own, and fail there if they import what is heavy."""
+    """Run lines of Python in a new process, which fails if they import a heavy package."""
     ending = f"heavy = set({HEAVY}) & set(sys.modules)\nassert not heavy, heavy\n"
     return subprocess.run(
         [sys.executable, "-c", f"import sys\n{program}{ending}"], capture_output=True, text=True
@@ -90,23 +90,23 @@ def test_help_does_not_restart_python(
 
 def test_help_names_every_verb(capsys: Capture) -> None:
     for flag in ("-h", "--help"):
-        found = command(capsys, flag)
-        assert (found.status, found.error) == (0, "")
-        assert all(f"python -m train {verb}" in found.output for verb in VERBS)
+        result = command(capsys, flag)
+        assert (result.status, result.error) == (0, "")
+        assert all(f"python -m train {verb}" in result.output for verb in VERBS)
     assert command(capsys).status == 2
 
 
 @pytest.mark.parametrize("verb", list(VERBS))
 def test_every_verb_has_help(capsys: Capture, verb: str) -> None:
-    found = command(capsys, verb, "--help")
-    assert (found.status, found.error) == (0, "")
-    assert found.output.startswith(f"usage: python -m train {verb}")
+    result = command(capsys, verb, "--help")
+    assert (result.status, result.error) == (0, "")
+    assert result.output.startswith(f"usage: python -m train {verb}")
 
 
 def test_config_settings_have_help(capsys: Capture) -> None:
-    found = command(capsys, "fit", "quickstart", "--help")
-    assert (found.status, found.error) == (0, "")
-    assert "--steps INT" in found.output
+    result = command(capsys, "fit", "quickstart", "--help")
+    assert (result.status, result.error) == (0, "")
+    assert "--steps INT" in result.output
     steps = find_experiment("quickstart").steps
-    assert f"Number of weight updates. (default: {steps})" in found.output
-    assert "--model.d-model" in found.output
+    assert f"Number of weight updates. (default: {steps})" in result.output
+    assert "--model.d-model" in result.output

@@ -41,12 +41,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 def one_object(output: str) -> dict[str, object]:
-    """Standard output is one line, and that is one JSON object."""
+    """Parse standard output, which must be one line with one JSON object."""
     assert output.endswith("\n")
     assert output.count("\n") == 1
-    found = json.loads(output)
-    assert isinstance(found, dict)
-    return found
+    actual = json.loads(output)
+    assert isinstance(actual, dict)
+    return actual
 
 
 @pytest.mark.slow
@@ -137,11 +137,11 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
     ],
 )
 def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
-    found = command(capsys, *line.split())
-    assert (found.status, found.output) == (2, "")
-    assert found.error.startswith("error: ")
-    assert found.error.count("\n") == 1
-    assert message in found.error
+    result = command(capsys, *line.split())
+    assert (result.status, result.output) == (2, "")
+    assert result.error.startswith("error: ")
+    assert result.error.count("\n") == 1
+    assert message in result.error
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_usage_error_has_no_frame(
 ) -> None:
     """No box is drawn around an error, in Unicode or in ASCII."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
-    found = command(capsys, *line.split())
-    assert found.status == 2
-    assert found.error.startswith(f"error: {error}")
-    assert found.error.endswith(f"; see python -m train {line.split()[0]} W --help\n")
-    assert "---" not in found.error
-    assert "─" not in found.error
+    result = command(capsys, *line.split())
+    assert result.status == 2
+    assert result.error.startswith(f"error: {error}")
+    assert result.error.endswith(f"; see python -m train {line.split()[0]} W --help\n")
+    assert "---" not in result.error
+    assert "─" not in result.error
 
 
 def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,11 +214,11 @@ def test_errors(
 ) -> None:
     count_devices(8)
     places = {"RUN": trained.workdir, "OWN": trained.config}
-    found = command(capsys, *(places.get(word, word) for word in line.split()))
-    assert (found.status, found.output) == (status, "")
-    assert found.error.startswith("error: ")
-    assert found.error.count("\n") == 1
-    assert message in found.error
+    result = command(capsys, *(places.get(word, word) for word in line.split()))
+    assert (result.status, result.output) == (status, "")
+    assert result.error.startswith("error: ")
+    assert result.error.count("\n") == 1
+    assert message in result.error
 
 
 def test_debug_shows_a_traceback() -> None:
@@ -227,13 +227,13 @@ def test_debug_shows_a_traceback() -> None:
 
 
 def test_errors_are_one_line(capsys: Capture) -> None:
-    found = [
+    actual = [
         print_error(UserError("thing: has\n  two lines; mend it")),
         print_error(UsageError("verb: is not known")),
         print_error(FileNotFoundError(2, "No such file or directory", "a.txt")),
         print_error(KeyboardInterrupt()),
     ]
-    assert found == [1, 2, 1, 130]
+    assert actual == [1, 2, 1, 130]
     remedy = "check the path, its permissions and the free disk space"
     assert capsys.readouterr().err.splitlines() == [
         "error: thing: has two lines; mend it",
@@ -244,20 +244,20 @@ def test_errors_are_one_line(capsys: Capture) -> None:
 
 
 def test_fit_as_json(capsys: Capture, trained: Trained) -> None:
-    """Also of a run that is finished: the metrics are those of its end."""
+    """Also for a finished run: the metrics are those of its end."""
     line = ("fit", trained.config, "--workdir", trained.workdir, "--steps", "3", "--json")
-    found = command(capsys, *line)
-    assert (found.status, found.error) == (0, "")
+    result = command(capsys, *line)
+    assert (result.status, result.error) == (0, "")
     last = lines_of(Path(trained.workdir) / "metrics.jsonl")[-1]
     assert last.pop("split") == "validation"
-    assert one_object(found.output) == {"workdir": trained.workdir, **last}
+    assert one_object(result.output) == {"workdir": trained.workdir, **last}
 
 
 @pytest.mark.slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
-    found = command(capsys, "evaluate", trained.workdir, "--json")
-    assert (found.status, found.error) == (0, "")
-    metrics = one_object(found.output)
+    result = command(capsys, "evaluate", trained.workdir, "--json")
+    assert (result.status, result.error) == (0, "")
+    metrics = one_object(result.output)
     assert (metrics.pop("step"), metrics.pop("split")) == (3, "validation")
     last = lines_of(Path(trained.workdir) / "metrics.jsonl")[-1]
     assert metrics == pytest.approx({name: last[name] for name in metrics}, rel=1e-6)
@@ -271,9 +271,9 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
 def test_sample(capsys: Capture, trained: Trained) -> None:
     options = ("--max-new-tokens", "5", "--seed", "3")
     prompts = ("--prompt", "the cat", "sat")
-    found = command(capsys, "sample", trained.workdir, *prompts, *options, "--json")
-    assert (found.status, found.error) == (0, "")
-    texts = one_object(found.output)["text"]
+    result = command(capsys, "sample", trained.workdir, *prompts, *options, "--json")
+    assert (result.status, result.error) == (0, "")
+    texts = one_object(result.output)["text"]
     assert isinstance(texts, list)
     assert [len(text) <= 5 for text in texts] == [True, True]
     shown = command(capsys, "sample", trained.workdir, *prompts, *options)
@@ -284,9 +284,9 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
 
 @pytest.mark.slow
 def test_describe_as_json(capsys: Capture) -> None:
-    found = command(capsys, "describe", "gpt2:medium", "--json")
-    assert (found.status, found.error) == (0, "")
-    parameters = one_object(found.output)["parameters"]
+    result = command(capsys, "describe", "gpt2:medium", "--json")
+    assert (result.status, result.error) == (0, "")
+    parameters = one_object(result.output)["parameters"]
     assert isinstance(parameters, dict)
     assert parameters["total"] == 354_823_168
 
@@ -297,9 +297,9 @@ def test_preemption(
 ) -> None:
     monkeypatch.setattr(Reporter, "log_training", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     line = ("fit", trained.config, "--workdir", str(tmp_path / "run"), "--json")
-    found = command(capsys, *line)
-    assert (found.status, found.output) == (75, "")
-    assert found.error == (
+    result = command(capsys, *line)
+    assert (result.status, result.output) == (75, "")
+    assert result.error == (
         f"{tmp_path / 'run'}: stopped by SIGTERM at step 1, checkpoint saved; "
         "run the same command to resume\n"
     )
@@ -309,7 +309,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def process(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """The exit status, output and errors of a process of its own, on one device."""
+    """Return the exit status, output and errors of a new process, on one device."""
     ran = subprocess.run(
         [sys.executable, "-m", "train", *arguments],
         cwd=ROOT,
@@ -340,10 +340,8 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
     with Path(config).open("a") as file:
         file.write(STOP)
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
-    broken, whole = tmp_path / "broken", tmp_path / "whole"
-    commands = {
-        each: ("fit", config, "--workdir", str(each), "--quiet") for each in (broken, whole)
-    }
+    broken, full = tmp_path / "broken", tmp_path / "whole"
+    commands = {each: ("fit", config, "--workdir", str(each), "--quiet") for each in (broken, full)}
     assert process(*commands[broken], STOP_AT="23", **cache) == (
         75,
         "",
@@ -355,8 +353,8 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
     assert max(losses(broken)) == 23
     for again in commands.values():
         assert process(*again, **cache) == (0, "", "")
-    assert losses(broken) == losses(whole)
-    ends = [lines_of(workdir / "metrics.jsonl")[-1] for workdir in (broken, whole)]
+    assert losses(broken) == losses(full)
+    ends = [lines_of(workdir / "metrics.jsonl")[-1] for workdir in (broken, full)]
     assert ends[0] == ends[1]
     assert [line["event"] for line in lines_of(broken / "logbook.jsonl")] == [
         "started",

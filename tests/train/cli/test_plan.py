@@ -24,9 +24,9 @@ CONTRACT = {
 @pytest.mark.full
 def test_plan_without_compiler(capsys: Capture) -> None:
     line = ("plan", "gpt2:small", "--target", "v5e:2x2", "--compile-best", "0", "--no-precisions")
-    found = command(capsys, *line, "--json")
-    assert (found.status, found.error) == (0, "")
-    plain = json.loads(found.output)
+    result = command(capsys, *line, "--json")
+    assert (result.status, result.error) == (0, "")
+    plain = json.loads(result.output)
     assert plain.keys() >= CONTRACT
     assert plain["fits"]
     assert plain["chips"] == 4
@@ -57,20 +57,20 @@ def test_given_mesh_is_not_searched(capsys: Capture) -> None:
     ],
 )
 def test_plan_errors(capsys: Capture, arguments: str, message: str) -> None:
-    found = command(capsys, "plan", *arguments.split())
-    assert found.status in (1, 2)
-    assert found.output == ""
-    assert found.error.count("\n") == 1
-    assert message in found.error
+    result = command(capsys, "plan", *arguments.split())
+    assert result.status in (1, 2)
+    assert result.output == ""
+    assert result.error.count("\n") == 1
+    assert message in result.error
 
 
 @pytest.mark.slow
 def test_fit_uses_the_planned_mesh(capsys: Capture, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = ("fit", write_config(tmp_path), "--workdir", str(run), "--steps", "1", "--mesh", "auto")
-    found = command(capsys, *line)
-    assert found.status == 0, found.error
-    assert "mesh auto: " in found.error
+    result = command(capsys, *line)
+    assert result.status == 0, result.error
+    assert "mesh auto: " in result.error
     logged = json.loads((run / "logbook.jsonl").read_text().splitlines()[0])
     sizes = logged["mesh"]
     assert sizes["data"] * sizes["fsdp"] * sizes["tensor"] * sizes["context"] == 8

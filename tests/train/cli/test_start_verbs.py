@@ -1,4 +1,4 @@
-"""`configs`, `init` and `data`: what ships, a config of one's own, and what a model reads."""
+"""`configs`, `init` and `data`: shipped configs, a new config, and what a model reads."""
 
 import dataclasses
 import json
@@ -74,7 +74,7 @@ def test_init_writes_a_config_that_loads(
 
 
 @pytest.mark.slow
-def test_a_new_config_trains_on_text_of_ones_own(
+def test_new_config_trains_on_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,7 +87,7 @@ def test_a_new_config_trains_on_text_of_ones_own(
     assert json.loads(capsys.readouterr().out)["step"] == 1
 
 
-def test_a_text_is_summed_up_by_split(tmp_path: Path, capsys: Capture) -> None:
+def test_data_verb_summarizes_text_by_split(tmp_path: Path, capsys: Capture) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the cat\n" * 400)
     experiment = tiny(tmp_path)
@@ -100,7 +100,7 @@ def test_a_text_is_summed_up_by_split(tmp_path: Path, capsys: Capture) -> None:
     summary = summarize_data(dataclasses.replace(experiment, data=data), 2)
     validation = summary["splits"]["validation"]
     assert (validation["documents"], validation["bytes"]) == (1, 160)
-    assert validation["tokens"] == 160 + 2  # a separator on each side
+    assert validation["tokens"] == 160 + 2  # one separator on each side
     assert validation["lengths"]["median"] == 160
     assert summary["splits"]["train"]["tokens"] == 3202
     assert summary["batch"]["tokens"] == [8, 16]
@@ -111,9 +111,9 @@ def test_a_text_is_summed_up_by_split(tmp_path: Path, capsys: Capture) -> None:
     assert "3,202" in capsys.readouterr().out
 
 
-def test_lengths_are_summed_up() -> None:
-    found = describe_lengths(np.array([1, 2, 3, 4, 100]))
-    assert found == {"mean": 22.0, "shortest": 1, "median": 3, "95%": 80.8, "longest": 100}
+def test_length_summary() -> None:
+    actual = describe_lengths(np.array([1, 2, 3, 4, 100]))
+    assert actual == {"mean": 22.0, "shortest": 1, "median": 3, "95%": 80.8, "longest": 100}
     assert describe_lengths(np.array([])) == {}
 
 

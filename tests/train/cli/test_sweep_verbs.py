@@ -19,7 +19,7 @@ LAW = ParametricLaw(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
 
 @pytest.fixture
 def csv(tmp_path: Path) -> str:
-    """A file of twelve runs, without noise."""
+    """Return a file of twelve runs, without noise."""
     parameters, tokens = np.repeat([1e6, 8e6, 6.4e7], 4), np.tile([1e8, 8e8, 6.4e9, 5e10], 3)
     file = tmp_path / "runs.csv"
     file.write_text(format_csv(Runs(parameters, tokens, LAW(parameters, tokens))))
@@ -27,9 +27,9 @@ def csv(tmp_path: Path) -> str:
 
 
 def test_fits_of_a_csv_as_json(capsys: Capture, csv: str) -> None:
-    found = command(capsys, "scaling", "--from-csv", csv, "--budget", "1e19", "--json")
-    assert (found.status, found.error) == (0, "")
-    answer = json.loads(found.output)
+    result = command(capsys, "scaling", "--from-csv", csv, "--budget", "1e19", "--json")
+    assert (result.status, result.error) == (0, "")
+    answer = json.loads(result.output)
     constants = {name: answer["chinchilla"][name] for name in ("E", "A", "B", "alpha", "beta")}
     assert constants == pytest.approx(vars(LAW), rel=1e-3)
     assert set(answer["chinchilla"]["intervals"]) == set(constants)
@@ -40,9 +40,9 @@ def test_fits_of_a_csv_as_json(capsys: Capture, csv: str) -> None:
 
 
 def test_fits_of_a_csv_as_tables_and_files(capsys: Capture, csv: str, tmp_path: Path) -> None:
-    found = command(capsys, "scaling", f"--from-csv={csv}", "--workdir", str(tmp_path / "fits"))
-    assert (found.status, found.error) == (0, "")
-    assert "L(N, D) = E + A / N^alpha + B / D^beta" in found.output
+    result = command(capsys, "scaling", f"--from-csv={csv}", "--workdir", str(tmp_path / "fits"))
+    assert (result.status, result.error) == (0, "")
+    assert "L(N, D) = E + A / N^alpha + B / D^beta" in result.output
     files = sorted(each.name for each in (tmp_path / "fits").iterdir())
     assert files == ["runs.csv", "scaling.json", "scaling.png"]
 
@@ -68,19 +68,19 @@ def test_fits_of_a_csv_load_no_jax(csv: str) -> None:
     ],
 )
 def test_errors(capsys: Capture, csv: str, line: str, status: int, message: str) -> None:
-    found = command(capsys, *(csv if word == "CSV" else word for word in line.split()))
-    assert (found.status, found.output) == (status, "")
-    assert found.error.startswith("error: ")
-    assert found.error.count("\n") == 1
-    assert message in found.error
+    result = command(capsys, *(csv if word == "CSV" else word for word in line.split()))
+    assert (result.status, result.output) == (status, "")
+    assert result.error.startswith("error: ")
+    assert result.error.count("\n") == 1
+    assert message in result.error
 
 
 def test_runs_of_one_size_cannot_be_fitted(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "runs.csv"
     file.write_text(format_csv(Runs(np.full(6, 1e6), np.arange(1, 7) * 1e6, np.full(6, 3.0))))
-    found = command(capsys, "scaling", "--from-csv", str(file))
+    result = command(capsys, "scaling", "--from-csv", str(file))
     remedy = "all runs have 1,000,000; vary it to fit its exponent"
-    assert (found.status, found.error) == (1, f"error: {file}: parameters: {remedy}\n")
+    assert (result.status, result.error) == (1, f"error: {file}: parameters: {remedy}\n")
 
 
 @pytest.mark.parametrize(
@@ -97,11 +97,11 @@ def test_runs_of_one_size_cannot_be_fitted(capsys: Capture, tmp_path: Path) -> N
     ],
 )
 def test_errors_of_sweep(capsys: Capture, line: str, message: str) -> None:
-    found = command(capsys, *line.split())
-    assert (found.status, found.output) == (2, "")
-    assert found.error.startswith("error: ")
-    assert found.error.count("\n") == 1
-    assert message in found.error
+    result = command(capsys, *line.split())
+    assert (result.status, result.output) == (2, "")
+    assert result.error.startswith("error: ")
+    assert result.error.count("\n") == 1
+    assert message in result.error
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_scaling_trains_and_fits(capsys: Capture, tmp_path: Path) -> None:
     words = ["scaling", config, "--widths", "8,16", "--tokens", "64,128,192", "--min-steps", "1"]
     words += ["--batch-size", "2", "--workdir", str(workdir), "--bootstrap-samples", "2", "--json"]
     words += ["--model.layer-pattern.0.mixer.num-heads", "2"]
-    found = command(capsys, *words)
-    assert (found.status, found.error) == (0, "")
-    answer = json.loads(found.output)
+    result = command(capsys, *words)
+    assert (result.status, result.error) == (0, "")
+    answer = json.loads(result.output)
     assert set(answer["chinchilla"]) == {"E", "A", "B", "alpha", "beta", "intervals"}
     assert len(answer["runs"]) == 6
     assert answer["held_out"]["runs"]
@@ -122,7 +122,7 @@ def test_scaling_trains_and_fits(capsys: Capture, tmp_path: Path) -> None:
         assert len(losses(workdir / row["name"])) == row["steps"] == row["tokens"] // 32
     names = {each.name for each in workdir.iterdir()}
     assert {"runs.csv", "scaling.json", "scaling.png"} < names
-    # The runs as a CSV give the same fit.
+    # The runs exported as CSV give the same fit.
     again = command(capsys, "scaling", "--from-csv", str(workdir / "runs.csv"), "--json")
     constants = {name: answer["chinchilla"][name] for name in ("E", "A", "B", "alpha", "beta")}
     refitted = json.loads(again.output)["chinchilla"]
@@ -144,15 +144,15 @@ def test_scaling_trains_and_fits(capsys: Capture, tmp_path: Path) -> None:
     ],
 )
 def test_errors_of_scaling(capsys: Capture, line: str, message: str) -> None:
-    found = command(capsys, *line.split())
-    assert (found.status, found.output) == (2, "")
-    assert found.error.startswith("error: ")
-    assert found.error.count("\n") == 1
-    assert message in found.error
+    result = command(capsys, *line.split())
+    assert (result.status, result.output) == (2, "")
+    assert result.error.startswith("error: ")
+    assert result.error.count("\n") == 1
+    assert message in result.error
 
 
 def test_dry_run_trains_nothing(capsys: Capture, tmp_path: Path) -> None:
     words = "scaling quickstart --widths 64,128 --tokens 1M,2M,3M --dry-run --json --workdir"
-    found = command(capsys, *words.split(), str(tmp_path / "none"))
-    assert [row["d_model"] for row in json.loads(found.output)["sweep"]].count(64) == 3
+    result = command(capsys, *words.split(), str(tmp_path / "none"))
+    assert [row["d_model"] for row in json.loads(result.output)["sweep"]].count(64) == 3
     assert not (tmp_path / "none").exists()

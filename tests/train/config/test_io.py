@@ -67,7 +67,7 @@ UNUSUAL = Experiment(
 
 
 def test_experiment_json_round_trip() -> None:
-    """Unions, mixers, tuples, policies of one's own, and what is None."""
+    """Unions, mixers, tuples, custom policies, and None."""
     text = json.dumps(experiment_to_dict(UNUSUAL))
     back = experiment_from_dict(json.loads(text), "here")
     assert back == UNUSUAL
@@ -132,13 +132,13 @@ def test_diff_by_field_name() -> None:
             UNUSUAL.model, layer_pattern=UNUSUAL.model.layer_pattern[:1], d_model=48
         ),
     )
-    found = diff_experiments(UNUSUAL, other)
-    assert found["steps"] == (1000, 7)
-    assert found["model.d_model"] == (24, 48)
-    assert found["model.layer_pattern.1.mixer.num_heads"] == (3, None)
+    actual = diff_experiments(UNUSUAL, other)
+    assert actual["steps"] == (1000, 7)
+    assert actual["model.d_model"] == (24, 48)
+    assert actual["model.layer_pattern.1.mixer.num_heads"] == (3, None)
     assert diff_experiments(UNUSUAL, UNUSUAL) == {}
-    assert "steps" not in forbidden_changes(found)
-    assert "model.d_model" in forbidden_changes(found)
+    assert "steps" not in forbidden_changes(actual)
+    assert "model.d_model" in forbidden_changes(actual)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_dependent_kinds_change_together() -> None:
 
 
 def test_validation_of_a_new_kind_waits_for_its_other_flags() -> None:
-    """The default length of the new data, 128, is longer than the model's table of positions."""
+    """The new data's default length, 128, exceeds the model's position table."""
     model = TransformerConfig(position_embedding=LearnedPositions(64), num_layers=1)
     text = train.TextDataConfig(sequence_length=64)
     start = Experiment(model=model, data=text)

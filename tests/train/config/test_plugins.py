@@ -58,7 +58,7 @@ def forget() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package in a folder of its own, which is not on `sys.path`; the folder is the current."""
+    """Return a package in the current folder, which is not on `sys.path`."""
     folder = tmp_path / "project"
     (folder / "mypackage").mkdir(parents=True)
     (folder / "mypackage" / "__init__.py").touch()
@@ -73,22 +73,22 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def marker(package: Path) -> Path:
-    """A file that exists once the module has been imported."""
+    """Return a file that exists once the module has been imported."""
     return package / "mypackage" / "imported"
 
 
 @pytest.mark.slow
-def test_a_run_with_parts_of_its_own(
+def test_run_with_user_defined_parts(
     package: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     workdir = str(package / "run")
     model = "TransformerConfig(d_model=16, num_layers=1)"  # any length: no table of positions
     config = write_config(package, steps="5", model=model)
     fit = ("fit", config, "--workdir", workdir, "--quiet", *FLAGS, *RATES, *DATA)
-    found = command(capsys, *fit)
-    assert (found.status, found.error[:16]) == (2, "error: data.kind")
-    found = command(capsys, *fit, "--import", "mypackage.parts")
-    assert (found.status, found.error) == (0, "")
+    result = command(capsys, *fit)
+    assert (result.status, result.error[:16]) == (2, "error: data.kind")
+    result = command(capsys, *fit, "--import", "mypackage.parts")
+    assert (result.status, result.error) == (0, "")
 
     # The run's folder records the module and the settings.
     saved = json.loads((package / "run" / "config.json").read_text())
@@ -106,12 +106,12 @@ def test_a_run_with_parts_of_its_own(
     rates = [line["learning_rate"] for line in lines_of(package / "run" / "metrics.jsonl")[:4]]
     assert rates == pytest.approx([0.005, 0.01, 0.005, 0.01])
 
-    # By itself the folder makes no code run.
+    # The folder by itself runs no code.
     def evaluate(*more: str) -> tuple[int, str]:
         forget()
         marker.unlink(missing_ok=True)
-        found = command(capsys, "evaluate", workdir, *more)
-        return found.status, found.error
+        result = command(capsys, "evaluate", workdir, *more)
+        return result.status, result.error
 
     status, error = evaluate()
     assert status == 2
@@ -122,7 +122,7 @@ def test_a_run_with_parts_of_its_own(
     resumed = command(capsys, "fit", config, "--workdir", workdir)
     assert (resumed.status, resumed.error) == (2, error)
 
-    # Three things name it: the command line, the environment and an installed package.
+    # The module can be named by the command line, the environment or an installed package.
     assert evaluate("--import=mypackage.parts") == (0, "")
     with monkeypatch.context() as patch:
         patch.setenv(plugins.IMPORT_VARIABLE, "mypackage, mypackage.parts")
@@ -181,8 +181,8 @@ def test_a_schedule_is_chosen_by_flags(package: Path, capsys: Capture) -> None:
         assert command(capsys, *describe, *flags).error == ""
     refused = command(capsys, *describe, "--schedule.warmup-steps", "3", *RATES)
     assert (refused.status, "--schedule.warmup-steps" in refused.error) == (2, True)
-    found = command(capsys, *describe, "--schedule.kind", "square")
-    assert found.error.startswith("error: schedule.kind square: is unknown; give one of cosine, ")
+    result = command(capsys, *describe, "--schedule.kind", "square")
+    assert result.error.startswith("error: schedule.kind square: is unknown; give one of cosine, ")
 
 
 def test_a_config_file_imports_its_neighbors(
@@ -229,7 +229,7 @@ def test_parts_of_a_config_file_are_recorded_by_its_path(package: Path) -> None:
         PARTS + "\nfrom train.experiment import Experiment\n"
         "EXPERIMENTS = {'own': Experiment(optimizer=SignDescent())}\n"
     )
-    for _ in range(2):  # executed again, the same classes are registered again
+    for _ in range(2):  # executing it again registers the same classes again
         assert imports_of(find_experiment(str(config))) == [str(config)]
     import_modules([str(config)], "--import")
     with pytest.raises(UsageError, match="sign_descent: is the kind of experiment_own"):
@@ -263,9 +263,9 @@ def test_what_cannot_be_imported(package: Path, name: str, message: str) -> None
 
 @pytest.mark.parametrize("flags", [("--import",), ("--import", "--steps", "3"), ("--import=",)])
 def test_a_flag_without_a_module(capsys: Capture, flags: tuple[str, ...]) -> None:
-    found = command(capsys, "describe", "quickstart", *flags)
-    assert (found.status, found.error.count("\n")) == (2, 1)
-    assert found.error.startswith("error: --import: names no module")
+    result = command(capsys, "describe", "quickstart", *flags)
+    assert (result.status, result.error.count("\n")) == (2, 1)
+    assert result.error.startswith("error: --import: names no module")
 
 
 @pytest.mark.parametrize("recorded", ["mypackage", [3], ["a b"], ["x\x1b[31m.py"], [""], {"a": 1}])

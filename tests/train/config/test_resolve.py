@@ -9,7 +9,7 @@ from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
 from transformer.attention.attention_config import Backend
 
-FORM = "model.layer_pattern.0.mixer.backend"
+BACKEND = "model.layer_pattern.0.mixer.backend"
 
 
 def make_experiment(
@@ -30,42 +30,44 @@ def make_experiment(
 
 def test_choices_on_cpu() -> None:
     assert resolve_auto(make_experiment(length=512), Hardware("cpu")) == {
-        FORM: "query_blocks (the fastest on cpu)",
+        BACKEND: "query_blocks (the fastest on cpu)",
         "model.layer_loop": "unroll",
         "flattened tokens": "yes",
     }
 
 
 def test_long_sequences_on_cpu_use_blockwise() -> None:
-    found = resolve_auto(make_experiment(length=1024), Hardware("cpu"))
-    assert found[FORM] == "blockwise (the fastest on cpu)"
+    actual = resolve_auto(make_experiment(length=1024), Hardware("cpu"))
+    assert actual[BACKEND] == "blockwise (the fastest on cpu)"
 
 
 def test_choices_on_gpu() -> None:
     assert resolve_auto(make_experiment(), Hardware("gpu")) == {
-        FORM: "cudnn (the fastest on gpu)",
+        BACKEND: "cudnn (the fastest on gpu)",
         "model.layer_loop": "unroll",
         "flattened tokens": "no",
     }
 
 
 def test_choice_names_the_obstacle() -> None:
-    def form(platform: Any, **settings: Any) -> str:
-        return resolve_auto(make_experiment(**settings), Hardware(platform))[FORM]
+    def backend_on(platform: Any, **settings: Any) -> str:
+        return resolve_auto(make_experiment(**settings), Hardware(platform))[BACKEND]
 
-    assert form("cpu", length=16).startswith("reference (query_blocks cannot serve: 16 queries")
-    assert form("gpu", segments=True).startswith("reference (cudnn cannot serve: the mask")
-    assert "it computes in 16 bits" in form("gpu", precision=Precision())
+    assert backend_on("cpu", length=16).startswith(
+        "reference (query_blocks cannot serve: 16 queries"
+    )
+    assert backend_on("gpu", segments=True).startswith("reference (cudnn cannot serve: the mask")
+    assert "it computes in 16 bits" in backend_on("gpu", precision=Precision())
     dropped = AttentionConfig(num_heads=8, dropout=0.1)
-    assert "drops" in form("gpu", attention=dropped)
-    assert "head width 512" in form("gpu", attention=AttentionConfig(num_heads=1))
+    assert "drops" in backend_on("gpu", attention=dropped)
+    assert "head width 512" in backend_on("gpu", attention=AttentionConfig(num_heads=1))
 
 
 def test_requested_backend_is_used() -> None:
     asked = AttentionConfig(num_heads=8, backend="reference")
-    found = resolve_auto(make_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
-    assert found[FORM] == "reference (asked for)"
-    assert found["model.layer_loop"] == "scan"
+    actual = resolve_auto(make_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
+    assert actual[BACKEND] == "reference (asked for)"
+    assert actual["model.layer_loop"] == "scan"
 
 
 def test_layer_loop_depends_on_depth() -> None:
@@ -83,9 +85,9 @@ def test_each_pattern_place_has_its_own_backend() -> None:
     )
     experiment = make_experiment()
     model = dataclasses.replace(experiment.model, layer_pattern=blocks)
-    found = resolve_auto(dataclasses.replace(experiment, model=model), Hardware("gpu"))
-    assert found["model.layer_pattern.0.mixer.backend"].startswith("cudnn")
-    assert found["model.layer_pattern.1.mixer.backend"].startswith("reference")
+    actual = resolve_auto(dataclasses.replace(experiment, model=model), Hardware("gpu"))
+    assert actual["model.layer_pattern.0.mixer.backend"].startswith("cudnn")
+    assert actual["model.layer_pattern.1.mixer.backend"].startswith("reference")
 
 
 def test_pin_auto() -> None:
@@ -93,32 +95,32 @@ def test_pin_auto() -> None:
     same = resolve_auto(experiment, hardware)
     assert pin_auto(experiment, same, hardware) == experiment
     assert pin_auto(experiment, {}, hardware) == experiment
-    found = pin_auto(
-        experiment, {FORM: "blockwise (as it was)", "model.layer_loop": "scan"}, hardware
+    result = pin_auto(
+        experiment, {BACKEND: "blockwise (as it was)", "model.layer_loop": "scan"}, hardware
     )
-    assert found.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
-    assert found.model.layer_loop == "scan"
+    assert result.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
+    assert result.model.layer_loop == "scan"
     asked = make_experiment(
         attention=AttentionConfig(num_heads=8, backend="reference"), layer_loop="unroll"
     )
-    assert pin_auto(asked, {FORM: "blockwise", "model.layer_loop": "scan"}, hardware) == asked
+    assert pin_auto(asked, {BACKEND: "blockwise", "model.layer_loop": "scan"}, hardware) == asked
     with pytest.raises(ValueError, match=r"attention.backend swift: .*"):
-        pin_auto(experiment, {FORM: "swift (as it was)"}, hardware)
+        pin_auto(experiment, {BACKEND: "swift (as it was)"}, hardware)
 
 
 def test_unavailable_backends() -> None:
     cases: tuple[tuple[Backend, set[str]], ...]
-    cases = (("splash", {FORM}), ("reference", set()), ("auto", set()))
+    cases = (("splash", {BACKEND}), ("reference", set()), ("auto", set()))
     for form, expected in cases:
         asked = AttentionConfig(num_heads=8, backend=form)
         experiment = make_experiment(length=16, attention=asked)
-        found = unavailable_backends(resolve_auto(experiment, Hardware("cpu")), experiment)
-        assert set(found) == expected
-        assert all("splash cannot serve: it runs on TPUs" in why for why in found.values())
+        result = unavailable_backends(resolve_auto(experiment, Hardware("cpu")), experiment)
+        assert set(result) == expected
+        assert all("splash cannot serve: it runs on TPUs" in why for why in result.values())
 
 
 def test_precision_is_resolved_once() -> None:
-    """The hardware of the first start decides; a run that is resumed elsewhere keeps the choice."""
+    """The hardware of the first start decides; a run resumed elsewhere keeps the choice."""
     experiment = make_experiment(precision=Precision.parse("float32"))
     model = dataclasses.replace(experiment.model, precision=Precision.parse("auto"))
     auto = dataclasses.replace(experiment, model=model)

@@ -1,4 +1,4 @@
-"""An HTTP server on this machine, for tests: with or without ranges, with broken connections."""
+"""A local HTTP server for tests: with or without ranges, with broken connections."""
 
 import http.server
 import threading
@@ -54,8 +54,8 @@ class Server:
 
     @property
     def requests(self) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = self._handler.requests  # type: ignore[attr-defined]
-        return found
+        actual: list[tuple[str, str]] = self._handler.requests  # type: ignore[attr-defined]
+        return actual
 
     def set(self, **settings: object) -> None:
         for name, value in settings.items():
@@ -68,7 +68,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server of the files of tmp_path."""
+    """Serve the files of tmp_path."""
     running = Server(tmp_path)
     yield running
     running.stop()

@@ -17,7 +17,7 @@ from train.errors import UsageError, UserError
 
 
 def numbers(count: int, start: int = 0) -> Arrays:
-    """Examples that are recognized by their value."""
+    """Return examples that are identified by their value."""
     return {"numbers": np.arange(start, start + count, dtype=np.float64)}
 
 
@@ -27,28 +27,28 @@ def corpus(**splits: Arrays) -> ArrayCorpus:
 
 def test_splits_in_32_bits() -> None:
     test = {"x": np.ones((1, 2)), "y": np.ones(1), "more": np.ones(1)}
-    found = corpus(train={"x": np.ones((3, 2)), "y": np.array([1, 2, 3])}, test=test)
-    assert list(found.splits) == ["train", "validation", "test"]
-    train = found.split("train")
+    result = corpus(train={"x": np.ones((3, 2)), "y": np.array([1, 2, 3])}, test=test)
+    assert list(result.splits) == ["train", "validation", "test"]
+    train = result.split("train")
     assert {name: (x.dtype.name, len(x)) for name, x in train.items()} == {
         "x": ("float32", 2),
         "y": ("int32", 2),
     }
-    assert found.tokenizer is None
+    assert result.tokenizer is None
     with pytest.raises(UserError, match="split 'dev': the data have only train, validation, test"):
-        found.split("dev")
+        result.split("dev")
 
 
 def test_a_tenth_of_the_training_examples_is_held_out() -> None:
-    found = corpus(train=numbers(40))
-    train, held_out = (found.split(name)["numbers"] for name in ("train", "validation"))
+    result = corpus(train=numbers(40))
+    train, held_out = (result.split(name)["numbers"] for name in ("train", "validation"))
     assert (len(train), len(held_out)) == (36, 4)
     assert sorted([*train, *held_out]) == list(range(40))
     given = corpus(train=numbers(40), validation=numbers(5))
     assert len(given.split("train")["numbers"]) == 40
 
 
-def test_the_digest_depends_on_everything() -> None:
+def test_digest_depends_on_all_data() -> None:
     splits = {"train": numbers(4), "validation": numbers(2)}
     digest = corpus(**splits).digest
     assert corpus(**splits).digest == digest
@@ -76,7 +76,7 @@ def test_the_digest_depends_on_everything() -> None:
         ({"x": np.ones(1)}, "a single example leaves none to hold out"),
     ],
 )
-def test_what_is_refused(train: Any, message: str) -> None:
+def test_invalid_arrays_raise(train: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         prepare_arrays({"train": train}.get)
 

@@ -14,7 +14,7 @@ MakeStream = Callable[..., TokenStream]
 
 
 def rows(batches: TextTrainingBatches, count: int) -> list[list[int]]:
-    """The first ``count`` windows, each as the tokens it spans."""
+    """Return the first ``count`` windows, each as the tokens it spans."""
     spans = []
     for cursor in range(-(-count // batches.batch_size)):
         batch = batches[cursor]
@@ -39,7 +39,7 @@ def test_window_matches_hand_computed_values(
     segments: list[int],
     positions: list[int],
 ) -> None:
-    # 0 1 2 3 0 4 5 0 6 (0): nine targets, so a window of nine is the circle, begun by the seed.
+    # 0 1 2 3 0 4 5 0 6 (0): nine targets; a window of nine is a full circle from a seeded start.
     stream = make_stream([1, 2, 3], [4, 5], [6])
     batch = TextTrainingBatches(
         stream, batch_size=1, sequence_length=9, seed=seed, document_masking=True
@@ -81,7 +81,7 @@ def test_without_segments_a_window_is_one_segment(make_stream: MakeStream) -> No
 
 @pytest.mark.parametrize("length", [1, 5, 7, 53])
 def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) -> None:
-    # 53 targets, each of another value, but for the separators at both ends of the circle.
+    # 53 targets with distinct values, except the separators at both ends of the circle.
     stream = make_stream(list(range(1, 53)))
     batches = TextTrainingBatches(
         stream, batch_size=3, sequence_length=length, seed=3, document_masking=True
@@ -92,9 +92,9 @@ def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) 
     cuts = set()
     for epoch in range(4):
         spans = windows[epoch * per_epoch :][:per_epoch]
-        seen = collections.Counter(token for span in spans for token in span[1:])
-        assert set(seen.values()) == {1}
-        assert len(seen) == per_epoch * length
+        visible = collections.Counter(token for span in spans for token in span[1:])
+        assert set(visible.values()) == {1}
+        assert len(visible) == per_epoch * length
         for span in spans:
             assert np.diff(span).tolist() == [1 if token < 52 else -52 for token in span[:-1]]
         cuts.add(frozenset(span[0] % 53 for span in spans))
@@ -140,7 +140,7 @@ def test_order_is_independent_of_the_number_of_hosts(make_stream: MakeStream, ho
         TextTrainingBatches(stream, batch_size=8, sequence_length=11, seed=5, document_masking=True)
         for _ in range(hosts)
     ]
-    whole = TextTrainingBatches(
+    full = TextTrainingBatches(
         stream, batch_size=8, sequence_length=11, seed=5, document_masking=True
     )
     share = 8 // hosts
@@ -149,14 +149,14 @@ def test_order_is_independent_of_the_number_of_hosts(make_stream: MakeStream, ho
             batches.rows(cursor, host * share, (host + 1) * share)
             for host, batches in enumerate(of_hosts)
         ]
-        shares = [whole.host_batch(cursor, host, hosts) for host in range(hosts)]
-        for name, array in whole[cursor].items():
+        shares = [full.host_batch(cursor, host, hosts) for host in range(hosts)]
+        for name, array in full[cursor].items():
             np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
             np.testing.assert_array_equal(np.concatenate([part[name] for part in shares]), array)
 
 
 def test_order_matches_the_recorded_one(make_stream: MakeStream) -> None:
-    """A run that is resumed with a newer version must keep the order it started with."""
+    """A run resumed with a newer version must keep the order it started with."""
     batches = TextTrainingBatches(
         make_stream(list(range(1, 100))),
         batch_size=6,

@@ -75,7 +75,7 @@ def test_sentences_round_trip(files: Path, kind: Any) -> None:
     tokenizer = prepared(
         files, max_length=99, tokenizer=TokenizerConfig(kind, vocab_size=300)
     ).tokenizer
-    texts = GERMAN[1:]  # wordpiece says nothing of the space before a full stop
+    texts = GERMAN[1:]  # wordpiece does not encode the space before a full stop
     for tokens, text in zip(encode_sentences(tokenizer, texts), texts, strict=True):
         assert tokens[-1] == tokenizer.eos_token_id
         babble = tokenizer.encode("man")

@@ -1,4 +1,4 @@
-"""Instruction data: rendered text, the tokens that the loss counts, packing, and refusals."""
+"""Instruction data: rendered text, tokens that count in the loss, packing, and errors."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ TURNS = (
 
 
 def make_tokenizer(template: str = "") -> Tokenizer:
-    """A token for each character, and special tokens."""
+    """Return a tokenizer with a token per character, and special tokens."""
     alphabet = "".join(map(chr, range(32, 127))) + "\n"
     vocabulary = {each: i for i, each in enumerate(alphabet)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
@@ -45,7 +45,7 @@ def make_tokenizer(template: str = "") -> Tokenizer:
 
 
 def counted(tokenizer: Tokenizer, messages: Any, first: int = 0) -> list[str]:
-    """The parts that the loss counts, as text with special tokens."""
+    """Return the parts that count in the loss, as text with special tokens."""
     template = ChatTemplate.of_tokenizer(tokenizer)
     tokens, inside = encode_chat(tokenizer, template.render_with_spans(messages, first))
     names = {number: name for name, number in tokenizer.vocabulary.items()}
@@ -62,7 +62,7 @@ def write(folder: Path, *records: Any) -> ConversationDataConfig:
     )
 
 
-def test_answers_and_their_ends_count() -> None:
+def test_loss_counts_answers_and_their_ends() -> None:
     assert counted(make_tokenizer(CHATML), TURNS) == ["b<|im_end|>\n", "dd<|im_end|>\n"]
     assert counted(make_tokenizer(CHATML), TURNS, first=3) == ["dd<|im_end|>\n"]
     assert counted(make_tokenizer(MARKED), TURNS) == ["b.", "dd."]
@@ -70,7 +70,7 @@ def test_answers_and_their_ends_count() -> None:
     assert counted(make_tokenizer(), TURNS) == [" b<|endoftext|>", " dd<|endoftext|>"]
 
 
-def test_an_answer_ends_at_the_token_after_it() -> None:
+def test_answer_includes_its_end_token() -> None:
     tokenizer = make_tokenizer(CHATML)
     end = stop_token(tokenizer, ChatTemplate.of_tokenizer(tokenizer))
     assert end == tokenizer.vocabulary["<|im_end|>"]
@@ -88,14 +88,14 @@ def test_an_answer_ends_at_the_token_after_it() -> None:
         ("{{ messages | length }}{{ messages[-1].content }}", "{% generation %}"),
     ],
 )
-def test_templates_that_are_refused(template: str, message: str) -> None:
+def test_unsupported_templates_raise(template: str, message: str) -> None:
     tokenizer = make_tokenizer(template)
     with pytest.raises(UserError, match=message) as caught:
         ChatTemplate.of_tokenizer(tokenizer).render_with_spans(TURNS)
     assert "\n" not in str(caught.value)
 
 
-def test_rows_hold_whole_conversations_apart(tmp_path: Path) -> None:
+def test_rows_hold_separate_whole_conversations(tmp_path: Path) -> None:
     """Targets are next tokens of the same conversation; only answers have weight."""
     records = [{"prompt": "q" * (3 + i), "completion": "a" * (2 + i % 4)} for i in range(9)] + [
         {"messages": list(TURNS)}
@@ -106,7 +106,7 @@ def test_rows_hold_whole_conversations_apart(tmp_path: Path) -> None:
     batch = ExampleTrainingBatches(split, buckets, seed=0).host_batch(0, 0, 1)
     tokenizer = corpus.tokenizer
     names = {number: name for name, number in tokenizer.vocabulary.items()}
-    found = []
+    result = []
     for row in range(len(batch["tokens"])):
         for number in range(1, batch["segments"][row].max() + 1):
             own = batch["segments"][row] == number
@@ -114,9 +114,9 @@ def test_rows_hold_whole_conversations_apart(tmp_path: Path) -> None:
             np.testing.assert_array_equal(tokens[1:], targets[:-1])
             np.testing.assert_array_equal(batch["positions"][row][own], np.arange(own.sum()))
             weight = batch["weights"][row][own]
-            found.append("".join(names[int(t)] for t in targets[weight > 0]))
+            result.append("".join(names[int(t)] for t in targets[weight > 0]))
     expected = ["a" * (2 + i % 4) + "<|endoftext|>" for i in range(9)]
-    assert sorted(found) == sorted([*expected, "b<|im_end|>\ndd<|im_end|>\n"])
+    assert sorted(result) == sorted([*expected, "b<|im_end|>\ndd<|im_end|>\n"])
     assert not batch["weights"][batch["segments"] == 0].any()
     assert split.num_conversations == 10
     assert len(split.lengths) < 10
@@ -135,7 +135,7 @@ def test_packing_fills_rows() -> None:
     assert pack([100, 1, 99], 100) == [[0], [2, 1]]
 
 
-def test_what_is_cut_and_left_out_is_said(tmp_path: Path) -> None:
+def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> None:
     records = [
         {"prompt": "q", "completion": "a" * 100},
         {"prompt": "q" * 100, "completion": "a"},
@@ -163,13 +163,13 @@ def test_what_is_cut_and_left_out_is_said(tmp_path: Path) -> None:
         ('{"prompt": "\\ud800", "completion": "x"}', "half a surrogate pair"),
     ],
 )
-def test_lines_that_are_refused(tmp_path: Path, record: Any, message: str) -> None:
+def test_invalid_lines_raise(tmp_path: Path, record: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         prepare_conversations(write(tmp_path, record), make_tokenizer())
     assert "\n" not in str(caught.value)
 
 
-def test_the_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
+def test_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:
     make_tokenizer().save(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text(
         '{"chat_template": [{"name": "default", "template": "x"}], "eos_token": {"content": "e"}}'

@@ -144,9 +144,9 @@ def test_held_out_documents_depend_on_names_only() -> None:
 def test_each_split_has_at_least_one_document(
     sizes: list[tuple[str, int]], fraction: float, drawn: set[int] | None
 ) -> None:
-    found = choose_held_out_documents(sizes, fraction)
-    assert 0 < len(found) < len(sizes)
-    assert drawn is None or found == drawn
+    actual = choose_held_out_documents(sizes, fraction)
+    assert 0 < len(actual) < len(sizes)
+    assert drawn is None or actual == drawn
 
 
 def test_validation_path_leaves_training_text_whole(tmp_path: pathlib.Path) -> None:
@@ -194,14 +194,14 @@ def config(path: object, kind: TokenizerKind = "byte", **settings: Any) -> TextD
 def test_whole_documents_are_held_out_and_encoded(
     folder: pathlib.Path, cache: pathlib.Path
 ) -> None:
-    found = prepare_text(config(folder, validation_fraction=0.3), cache_dir=cache)
-    train, validation = found.split("train"), found.split("validation")
+    result = prepare_text(config(folder, validation_fraction=0.3), cache_dir=cache)
+    train, validation = result.split("train"), result.split("validation")
     texts = {file.read_text() for file in folder.iterdir()}
     assert train.num_bytes + validation.num_bytes == sum(map(len, texts))
     assert 0 < validation.num_bytes <= 0.3 * (train.num_bytes + validation.num_bytes)
     for stream in (train, validation):
         decoded = [
-            found.tokenizer.decode(stream.tokens[start:end])
+            result.tokenizer.decode(stream.tokens[start:end])
             for start, end in zip(
                 stream.document_starts,
                 [*stream.document_starts[1:], len(stream.tokens) - 1],
@@ -238,11 +238,11 @@ def test_second_preparation_uses_the_cache(
 def test_damaged_cache_is_rewritten(folder: pathlib.Path, cache: pathlib.Path) -> None:
     first = prepare_text(config(folder), cache_dir=cache)
     (entry,) = (path for path in cache.glob("tokens-*") if path.is_dir())
-    whole = (entry / "train.tokens").read_bytes()
-    for name, content in (("train.tokens", whole[:-2]), ("corpus.json", b'{"train": {')):
+    full = (entry / "train.tokens").read_bytes()
+    for name, content in (("train.tokens", full[:-2]), ("corpus.json", b'{"train": {')):
         (entry / name).write_bytes(content)
         assert prepare_text(config(folder), cache_dir=cache).digest == first.digest
-        assert (entry / "train.tokens").read_bytes() == whole
+        assert (entry / "train.tokens").read_bytes() == full
 
 
 def test_tokenizer_is_trained_on_the_training_split(
@@ -251,25 +251,25 @@ def test_tokenizer_is_trained_on_the_training_split(
     (tmp_path / "train").write_text("aa bb")
     (tmp_path / "validation").write_text("aa cc")
     settings = {"validation_path": str(tmp_path / "validation")}
-    found = prepare_text(config(tmp_path / "train", "word", **settings), cache_dir=cache)
-    assert found.split("train").tokens.tolist() == [1, 2, 3, 1]
-    assert found.split("validation").tokens.tolist() == [1, 2, 0, 1]
+    result = prepare_text(config(tmp_path / "train", "word", **settings), cache_dir=cache)
+    assert result.split("train").tokens.tolist() == [1, 2, 3, 1]
+    assert result.split("validation").tokens.tolist() == [1, 2, 0, 1]
 
 
 def test_alphabet_covers_all_splits(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     (tmp_path / "train").write_text("abc")
     (tmp_path / "validation").write_text("é")
     settings = {"validation_path": str(tmp_path / "validation")}
-    found = prepare_text(config(tmp_path / "train", "character", **settings), cache_dir=cache)
-    assert found.tokenizer.vocab_size == 5
-    assert found.split("validation").tokens.tolist() == [4, 3, 4]
+    result = prepare_text(config(tmp_path / "train", "character", **settings), cache_dir=cache)
+    assert result.tokenizer.vocab_size == 5
+    assert result.split("validation").tokens.tolist() == [4, 3, 4]
 
 
 def test_tail_is_contiguous(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("abcdefghij" * 3)
     settings: dict[str, Any] = {"split_method": "tail", "validation_fraction": 0.2}
-    found = prepare_text(config(tmp_path / "a.txt", "character", **settings), cache_dir=cache)
-    train, validation = found.split("train"), found.split("validation")
+    result = prepare_text(config(tmp_path / "a.txt", "character", **settings), cache_dir=cache)
+    train, validation = result.split("train"), result.split("validation")
     assert train.tokens.tolist() == [10, *(n % 10 for n in range(24)), 10]
     assert validation.tokens.tolist() == [10, *range(4, 10), 10]
     assert train.document_starts.tolist() == validation.document_starts.tolist() == [0]
@@ -279,21 +279,21 @@ def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> Non
     byte = train_tokenizer(TokenizerConfig("byte"), [])
     byte.save(folder.parent / "tokenizer.json")
     tokenizer = TokenizerConfig("file", path=str(folder.parent / "tokenizer.json"))
-    found = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
-    assert found.digest == prepare_text(config(folder), cache_dir=cache).digest
+    result = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
+    assert result.digest == prepare_text(config(folder), cache_dir=cache).digest
 
 
 def test_max_bytes_limits_the_text(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    found = prepare_text(config(folder, max_bytes=100), cache_dir=cache)
-    assert found.split("train").num_bytes + found.split("validation").num_bytes == 100
+    result = prepare_text(config(folder, max_bytes=100), cache_dir=cache)
+    assert result.split("train").num_bytes + result.split("validation").num_bytes == 100
 
 
 def test_missing_splits_are_errors(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    found = prepare_text(config(folder), cache_dir=cache)
+    result = prepare_text(config(folder), cache_dir=cache)
     with pytest.raises(UserError, match=r"split 'test': .* train, validation; set data\.test_path"):
-        found.split("test")
+        result.split("test")
     with pytest.raises(UserError, match=r"split 'dev': .* only train, validation; choose"):
-        found.split("dev")
+        result.split("dev")
 
 
 def test_text_without_words_is_an_error(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
@@ -317,11 +317,11 @@ def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path)
 
 
 def test_compression_uses_the_text_of_the_split(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    found = prepare_text(config(folder), cache_dir=cache)
-    stream = found.split("validation")
-    text = found.tokenizer.decode(stream.tokens).encode()
+    result = prepare_text(config(folder), cache_dir=cache)
+    stream = result.split("validation")
+    text = result.tokenizer.decode(stream.tokens).encode()
     expected = 8 * len(gzip.compress(text, 9)) / stream.num_bytes
-    assert found.compressed_bits_per_byte("validation")["gzip -9"] == expected
+    assert result.compressed_bits_per_byte("validation")["gzip -9"] == expected
 
 
 def test_prepared_corpus_has_a_tokenizer(folder: pathlib.Path, cache: pathlib.Path) -> None:
@@ -330,11 +330,11 @@ def test_prepared_corpus_has_a_tokenizer(folder: pathlib.Path, cache: pathlib.Pa
 
 def test_bits_per_byte_match_gzip_and_xz() -> None:
     texts = [f"{n} é {n * n}\n" for n in range(997)]
-    whole = "".join(texts).encode()
+    full = "".join(texts).encode()
     assert compressed_bits_per_byte(texts) == pytest.approx(
         {
-            "gzip -9": 8 * len(gzip.compress(whole, 9)) / len(whole),
-            "xz -9": 8 * len(lzma.compress(whole, preset=9)) / len(whole),
+            "gzip -9": 8 * len(gzip.compress(full, 9)) / len(full),
+            "xz -9": 8 * len(lzma.compress(full, preset=9)) / len(full),
         },
         abs=0,
     )

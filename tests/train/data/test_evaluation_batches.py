@@ -10,7 +10,7 @@ MakeStream = Callable[..., TokenStream]
 
 
 def test_windows_match_hand_computed_values(make_stream: MakeStream) -> None:
-    # 0 1 2 3 0 4 5 0 6 0: nine targets in windows of four, and a row to fill the second batch.
+    # 0 1 2 3 0 4 5 0 6 0: nine targets in windows of four, plus an empty row in the second batch.
     batches = make_text_evaluation_batches(
         make_stream([1, 2, 3], [4, 5], [6]), batch_size=2, sequence_length=4, document_masking=True
     )

@@ -24,7 +24,7 @@ from train.errors import UserError
 
 
 def numbered(setting: str, path: str) -> list[str]:
-    """Twenty examples that contain their split and number."""
+    """Return twenty examples that contain their split and number."""
     return [f"{setting}:{path}:{number}" for number in range(20)]
 
 
@@ -185,8 +185,8 @@ def test_hosts_share_a_batch(hosts: int) -> None:
         for cursor in (0, 3, 7):
             parts = [batches.host_batch(cursor, host, hosts)["numbers"] for host in range(hosts)]
             assert len({len(part) for part in parts}) == 1
-            whole = batches.host_batch(cursor, 0, 1)["numbers"]
-            np.testing.assert_array_equal(np.concatenate(parts), whole)
+            full = batches.host_batch(cursor, 0, 1)["numbers"]
+            np.testing.assert_array_equal(np.concatenate(parts), full)
 
 
 def test_evaluation_has_every_example_once_in_order() -> None:
@@ -220,7 +220,7 @@ def test_limited_evaluation_covers_all_buckets() -> None:
 
 
 def test_order_matches_the_recorded_one() -> None:
-    """A run that is resumed with a newer version must keep the order it started with."""
+    """A run resumed with a newer version must keep the order it started with."""
     examples = Numbers(np.array([3, 3, 9, 3, 9, 9, 9])[:, None])
     batches = ExampleTrainingBatches(
         examples, bucket_by_rows(examples.lengths, batch_size=2), seed=7

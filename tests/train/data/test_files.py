@@ -72,10 +72,10 @@ def test_missing_files_are_errors(folder: pathlib.Path) -> None:
 
 def test_remote_paths_use_epath(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "expand_path", epath.Path)
-    found = find_files(str(folder), "data.path")
-    assert [file.name for file in found] == ["a/c.txt", "a/d.md", "b.txt"]
-    assert isinstance(found[0].path, epath.Path)
-    assert found[0].fingerprint()[:2] == (str(folder / "a" / "c.txt"), len("a/c.txt"))
+    actual = find_files(str(folder), "data.path")
+    assert [file.name for file in actual] == ["a/c.txt", "a/d.md", "b.txt"]
+    assert isinstance(actual[0].path, epath.Path)
+    assert actual[0].fingerprint()[:2] == (str(folder / "a" / "c.txt"), len("a/c.txt"))
     assert names(folder / "a" / "*.txt") == ["c.txt"]
     with pytest.raises(UserError, match=r"cannot have \*\*; give the folder itself"):
         names(folder / "**" / "*.txt")

@@ -1,4 +1,4 @@
-"""Files behind http addresses: ranges, connections that break, and errors of the server."""
+"""Files at http addresses: ranges, broken connections, and server errors."""
 
 import gzip
 import json
@@ -83,7 +83,7 @@ def test_errors_name_the_address_in_one_line(
 ) -> None:
     with pytest.raises(UserError, match=r"/none\.jsonl: the server answers 404 \(Not Found\)"):
         list(read_documents(find_files(f"{server.url}/none.jsonl", "data.path")))
-    assert len(server.requests) == 1  # not asked again
+    assert len(server.requests) == 1  # not requested again
     with pytest.raises(UserError, match=r"data\.path http.*\*\.jsonl: an http server has no list"):
         find_files(f"{server.url}/*.jsonl", "data.path")
     monkeypatch.setattr(http_files, "ATTEMPTS", 2)
@@ -99,7 +99,7 @@ def test_errors_name_the_address_in_one_line(
 def test_numbers_in_braces_count_local_files(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"p{number}.txt").write_text("text")
-    found = find_files(f"{tmp_path}/p{{1..3}}.txt", "data.path")
-    assert [file.name for file in found] == ["p1.txt", "p2.txt", "p3.txt"]
+    actual = find_files(f"{tmp_path}/p{{1..3}}.txt", "data.path")
+    assert [file.name for file in actual] == ["p1.txt", "p2.txt", "p3.txt"]
     with pytest.raises(UserError, match="counts from 3 down to 1; swap them"):
         find_files(f"{tmp_path}/p{{3..1}}.txt", "data.path")

@@ -32,7 +32,7 @@ def small(**changes: Any) -> ListOpsDataConfig:
 
 
 def value_by_python(text: str) -> int:
-    """The text as Python's own: [MIN 3 4 ] is MIN((3,4,))."""
+    """Evaluate the text in Python: [MIN 3 4 ] is MIN((3,4,))."""
     words = [
         f"{word[1:]}((" if word.startswith("[") else "))," if word == "]" else f"{word},"
         for word in text.split()
@@ -41,7 +41,7 @@ def value_by_python(text: str) -> int:
 
 
 def tree(tokens: Sequence[str]) -> "int | Node":
-    """Nested operators with their arguments; fails for what is no expression."""
+    """Return nested operators with their arguments; raise if the tokens are not an expression."""
     stack: list[Node] = [("", [])]
     for token in tokens:
         if token.startswith("["):
@@ -56,7 +56,7 @@ def tree(tokens: Sequence[str]) -> "int | Node":
 
 
 def nodes(node: "int | Node", depth: int = 1) -> "list[tuple[int | Node, int]]":
-    """Every node with its depth, the root's being 1."""
+    """Return every node with its depth; the root has depth 1."""
     inner = [] if isinstance(node, int) else [nodes(each, depth + 1) for each in node[1]]
     return [(node, depth), *itertools.chain.from_iterable(inner)]
 
@@ -83,9 +83,9 @@ def test_reference_evaluator(text: str, value: int) -> None:
 
 
 def test_values_match_python() -> None:
-    found = list(itertools.islice(generate_examples(small(max_length=200)), 300))
-    assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
-    assert {each.label for each in found} == set("0123456789")
+    actual = list(itertools.islice(generate_examples(small(max_length=200)), 300))
+    assert [int(each.label) for each in actual] == [value_by_python(each.text) for each in actual]
+    assert {each.label for each in actual} == set("0123456789")
 
 
 def test_grammar_and_lengths() -> None:
@@ -129,10 +129,10 @@ def test_distribution_of_operators_arguments_and_digits() -> None:
 
 
 def test_default_lengths_are_those_of_long_range_arena() -> None:
-    found = list(itertools.islice(generate_examples(ListOpsDataConfig()), 20))
-    lengths = [len(each.text.split()) for each in found]
+    actual = list(itertools.islice(generate_examples(ListOpsDataConfig()), 20))
+    lengths = [len(each.text.split()) for each in actual]
     assert 500 < min(lengths) < max(lengths) < 2000
-    assert [int(each.label) for each in found] == [value_by_python(each.text) for each in found]
+    assert [int(each.label) for each in actual] == [value_by_python(each.text) for each in actual]
 
 
 def test_examples_depend_on_the_seed_only() -> None:
@@ -180,15 +180,15 @@ def test_published_files_are_read(tmp_path: Path) -> None:
     train, test = tmp_path / "basic_train.tsv", tmp_path / "basic_test.tsv"
     train.write_text(head + "".join(f"{text}\t{value}\n" for text, value in rows))
     test.write_text(f"{head}( ( ( [MIN 4 ) 8 ) ] )\t4\n")
-    given: Any = dict(path=str(train), validation_path=str(test), test_path=str(test))
-    corpus = prepare_listops(small(**given))
+    kwargs: Any = dict(path=str(train), validation_path=str(test), test_path=str(test))
+    corpus = prepare_listops(small(**kwargs))
     assert corpus.split("train").texts == ["[MAX 4 8 ]", "[SM 7 8 9 ]", "3"]
     assert corpus.split("train").targets.tolist() == [8, 4, 3]
     assert corpus.split("test").texts == ["[MIN 4 8 ]"]
     assert len(prepare_listops(small(path=str(train))).split("validation").texts) == 1
     train.write_text(f"{head}3\t12\n4\t4\n")
     with pytest.raises(UserError, match=r"basic_train\.tsv:2: label '12' is not among those"):
-        prepare_listops(small(**given))
+        prepare_listops(small(**kwargs))
 
 
 def test_too_few_expressions_of_a_length_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

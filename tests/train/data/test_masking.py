@@ -19,7 +19,7 @@ MASK, END = 257, 256
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """Bytes are 0 to 255, then the end of text and the mask."""
+    """Return a tokenizer with bytes 0 to 255, then end of text and mask."""
     return train_tokenizer(TokenizerConfig("byte"), []).with_mask_token()
 
 
@@ -45,7 +45,7 @@ def test_four_fifths_are_masked_and_a_tenth_replaced(tokenizer: Tokenizer) -> No
     assert np.mean((shown != MASK) & (shown != true)) == pytest.approx(0.1, abs=0.015)
     assert np.mean(shown == true) == pytest.approx(0.1, abs=0.015)
     assert END not in shown
-    places = chosen.mean(axis=0)  # no place is chosen more often than others
+    places = chosen.mean(axis=0)  # all positions are selected equally often
     assert places.min() > 0.15 - 0.08
     assert places.max() < 0.15 + 0.08
     assert {name: array.dtype.name for name, array in hidden.items()} == {
@@ -92,20 +92,20 @@ def test_special_tokens_and_padding_are_never_hidden(tokenizer: Tokenizer) -> No
 
 def test_masks_depend_on_seed_and_example_only(tokenizer: Tokenizer) -> None:
     batch = some(8, 40)
-    whole = Masking(tokenizer, seed=3).mask_batch(batch)
+    full = Masking(tokenizer, seed=3).mask_batch(batch)
     part = Masking(tokenizer, seed=3).mask_batch(
         {name: array[5:7] for name, array in batch.items()}
     )
-    for name in whole:
-        np.testing.assert_array_equal(part[name], whole[name][5:7])
+    for name in full:
+        np.testing.assert_array_equal(part[name], full[name][5:7])
     other_seed = Masking(tokenizer, seed=4).mask_batch(batch)
     other_epoch = Masking(tokenizer, seed=3).mask_batch(batch | {"examples": batch["examples"] + 8})
     for other in (other_seed, other_epoch):
-        assert (other["weights"] != whole["weights"]).any(axis=1).all()
+        assert (other["weights"] != full["weights"]).any(axis=1).all()
 
 
 def test_masks_match_the_recorded_ones(tokenizer: Tokenizer) -> None:
-    """A run that is resumed with a newer version must keep the choices it started with."""
+    """A run resumed with a newer version must keep the masks it started with."""
     hidden = Masking(tokenizer, seed=7).mask_batch(some(2, 20))
     assert np.argwhere(hidden["weights"]).tolist() == [
         [0, 3],
@@ -135,7 +135,7 @@ def test_windows_of_a_stream(make_stream: MakeStream, tokenizer: Tokenizer) -> N
     evaluation = MaskedEvaluationBatches(held_out, Masking(tokenizer))
     assert len(evaluation) == len(held_out) == 3
     last = evaluation.host_batch(2, 0, 1)
-    assert last["weights"].sum(axis=1).tolist() == [2, 1, 0, 0]  # of 13 and of 3 words
+    assert last["weights"].sum(axis=1).tolist() == [2, 1, 0, 0]  # with 13 and with 3 words
     np.testing.assert_array_equal(last["tokens"], evaluation.host_batch(2, 0, 1)["tokens"])
 
 

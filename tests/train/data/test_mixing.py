@@ -24,7 +24,7 @@ MakeStream = Callable[..., TokenStream]
 
 
 def expected_counts(weights: list[float], block: int) -> list[int]:
-    """The counts of the formula in the docstring, in exact fractions."""
+    """Return the counts of the docstring's formula, in exact fractions."""
     exact = [Fraction(str(weight)) for weight in weights]
     bounds = [sum(exact[:k]) / sum(exact) * block * BLOCK_EXAMPLES for k in range(len(exact) + 1)]
     ends = [floor(each + Fraction(1, 2)) for each in bounds]
@@ -32,7 +32,7 @@ def expected_counts(weights: list[float], block: int) -> list[int]:
 
 
 @pytest.mark.parametrize("weights", [[0.7, 0.2, 0.1], [3, 1], [1], [1, 1e-4, 2.5, 7]])
-def test_shares_are_those_of_the_formula(weights: list[float]) -> None:
+def test_shares_match_formula(weights: list[float]) -> None:
     schedule = MixtureSchedule(weights, 5)
     for block in (1, 2, 7):
         sources, _ = schedule.draw(np.arange(block * BLOCK_EXAMPLES))
@@ -40,7 +40,7 @@ def test_shares_are_those_of_the_formula(weights: list[float]) -> None:
         assert counts == expected_counts(weights, block)
         shares = np.array(weights) / sum(weights)
         assert np.abs(np.array(counts) - shares * block * BLOCK_EXAMPLES).max() < 1
-    far = 10**9  # no drawing is needed to know the counts so far on
+    far = 10**9  # counts at a far block need no random draws
     assert schedule.examples_before_block(far).tolist() == expected_counts(weights, far)
 
 
@@ -50,7 +50,7 @@ def test_each_source_is_numbered_without_gaps() -> None:
     for source in range(3):
         drawn = indices[sources == source]
         assert drawn.tolist() == list(range(len(drawn)))
-    # Any later part is drawn by itself, and so is the count before it.
+    # Any later part can be drawn on its own, and so can the count before it.
     start = BLOCK_EXAMPLES + 17
     later = schedule.draw(np.arange(start, start + 9))
     assert np.array_equal(later, [sources[start : start + 9], indices[start : start + 9]])
@@ -68,7 +68,7 @@ def test_order_within_a_block_depends_on_the_seed_and_the_block() -> None:
     assert drawn(0, 1) == orders[2]
 
 
-def mixed(make_stream: MakeStream, **changes: Any) -> MixedTrainingBatches:
+def make_mixture(make_stream: MakeStream, **changes: Any) -> MixedTrainingBatches:
     sources = {
         name: TextTrainingBatches(
             make_stream(list(range(first, first + 40))),
@@ -84,7 +84,7 @@ def mixed(make_stream: MakeStream, **changes: Any) -> MixedTrainingBatches:
 
 
 def test_rows_are_the_windows_of_their_sources(make_stream: MakeStream) -> None:
-    batches = mixed(make_stream)
+    batches = make_mixture(make_stream)
     schedule = MixtureSchedule([2, 1], 3)
     for cursor in (0, 1, 40):
         batch = batches.host_batch(cursor, 0, 1)
@@ -98,30 +98,30 @@ def test_rows_are_the_windows_of_their_sources(make_stream: MakeStream) -> None:
                 assert batch[name].dtype == own[name].dtype
 
 
-def test_hosts_have_the_rows_of_the_whole_batch(make_stream: MakeStream) -> None:
-    batches = mixed(make_stream)
-    whole = batches.host_batch(7, 0, 1)
+def test_hosts_share_the_rows_of_a_batch(make_stream: MakeStream) -> None:
+    batches = make_mixture(make_stream)
+    full = batches.host_batch(7, 0, 1)
     parts = [batches.host_batch(7, host, 3) for host in range(3)]
-    for name, array in whole.items():
+    for name, array in full.items():
         assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
 
 
 def test_realized_shares_are_counted(make_stream: MakeStream) -> None:
-    batches = mixed(make_stream)
+    batches = make_mixture(make_stream)
     tokens = np.concatenate([batches.host_batch(c, 0, 1)["tokens"] for c in range(11)])
     high = float(np.mean(tokens.max(axis=1) > 100))
     assert source_shares(batches, 11) == pytest.approx({"share/low": 1 - high, "share/high": high})
     assert source_shares(object(), 11) == {}  # one plain source
 
 
-def test_a_source_that_runs_dry_is_refused_before_training(make_stream: MakeStream) -> None:
-    # The circle of 41 targets has ten windows of four.
+def test_exhausted_source_raises_before_training(make_stream: MakeStream) -> None:
+    # 41 targets give ten windows of four.
     needed = MixtureSchedule([2, 1], 3).examples_before(600)[1]
     passes = -(-int(needed) // 10)
-    mixed(make_stream, max_epochs=[0, passes])
+    make_mixture(make_stream, max_epochs=[0, passes])
     problem = rf"sources\.1 high: is too small, .* reads {needed} .* {passes - 1} epochs"
     with pytest.raises(UserError, match=problem):
-        mixed(make_stream, max_epochs=[0, passes - 1])
+        make_mixture(make_stream, max_epochs=[0, passes - 1])
 
 
 def write_lines(path: Path, texts: list[str], field: str = "text") -> str:
@@ -175,9 +175,7 @@ def test_tokenizer_is_trained_on_all_sources(tmp_path: Path) -> None:
         ({"sources": (SourceConfig(path="/no/such"),)}, "data.sources.0.path /no/such: does not"),
     ],
 )
-def test_bad_sources_are_refused_in_one_line(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_invalid_sources_raise(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)) as refused:
         prepare_any_text(two_sources(tmp_path, **changes))
     assert "\n" not in str(refused.value)
@@ -195,7 +193,7 @@ def test_bad_sources_are_refused_in_one_line(
         ({"max_epochs": -1}, "data.sources.max_epochs: -1 is negative"),
     ],
 )
-def test_bad_settings_of_a_source(settings: dict[str, Any], message: str) -> None:
+def test_invalid_source_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         SourceConfig(path="a.txt", **settings)
 
@@ -213,12 +211,12 @@ def test_metrics_of_a_mixture_are_means_over_its_tokens() -> None:
         "wiki": {"loss": 2.0, "perplexity": 7.4, "bits_per_byte": 2 / (4 * log(2))},
         "code": {"loss": 1.0, "perplexity": 2.7, "bits_per_byte": 1 / (2 * log(2))},
     }
-    found = combine_metrics(metrics, {"wiki": 0.75, "code": 0.25})
+    actual = combine_metrics(metrics, {"wiki": 0.75, "code": 0.25})
     loss = 0.75 * 2 + 0.25 * 1
     bytes_per_token = 0.75 * 4 + 0.25 * 2
-    assert found["loss"] == pytest.approx(loss)
-    assert found["perplexity"] == pytest.approx(np.exp(loss))
-    assert found["bits_per_byte"] == pytest.approx(loss / (bytes_per_token * log(2)))
-    assert found["loss/wiki"] == 2.0
-    assert found["bits_per_byte/code"] == metrics["code"]["bits_per_byte"]
-    assert "perplexity/wiki" not in found
+    assert actual["loss"] == pytest.approx(loss)
+    assert actual["perplexity"] == pytest.approx(np.exp(loss))
+    assert actual["bits_per_byte"] == pytest.approx(loss / (bytes_per_token * log(2)))
+    assert actual["loss/wiki"] == 2.0
+    assert actual["bits_per_byte/code"] == metrics["code"]["bits_per_byte"]
+    assert "perplexity/wiki" not in actual

@@ -1,4 +1,4 @@
-"""Datasets of the user: they yield examples where shipped ones read files."""
+"""User datasets, which yield examples instead of reading files."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ BYTES = TokenizerConfig("byte")
 
 
 class Own:
-    """The splits of a dataset are what this dict holds."""
+    """Dataset whose splits are the entries of a dict."""
 
     splits: dict[str, Any] = {}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""Data given from Python: what is accepted, how it is split and named, and what is refused."""
+"""Data given from Python: what is accepted, how it is split and named, and errors."""
 
 import dataclasses
 import gc
@@ -37,8 +37,8 @@ TEXTS = [f"text {index}" for index in range(10)]
 ARRAYS = np.arange(40).reshape(8, 5) % 7
 
 
-def of_data(data: DataConfig) -> Experiment:
-    """An experiment of the task that learns from such data."""
+def experiment_for(data: DataConfig) -> Experiment:
+    """Return an experiment of the task that learns from such data."""
     tasks: dict[type[DataConfig], TaskConfig] = {
         ClassificationDataConfig: Classification(),
         ListOpsDataConfig: Classification(),
@@ -53,41 +53,41 @@ def of_data(data: DataConfig) -> Experiment:
     return Experiment("tiny", task, model, data)
 
 
-def held(data: Any, config: DataConfig, validation_data: Any = None) -> tuple[Any, PythonData]:
-    experiment, found = hold_data(of_data(config), data, validation_data)
-    return experiment.data, found
+def hold(data: Any, config: DataConfig, validation_data: Any = None) -> tuple[Any, PythonData]:
+    experiment, actual = hold_data(experiment_for(config), data, validation_data)
+    return experiment.data, actual
 
 
 def text_corpus(data: Any, folder: Path, **settings: Any) -> TextCorpus:
     config = TextDataConfig(cache_dir=str(folder), sequence_length=8, **settings)
-    named, kept = held(data, config)
+    named, kept = hold(data, config)
     corpus = prepare_text(named)
-    assert kept is not None  # alive until here
+    assert kept is not None  # keep a reference until here
     return corpus
 
 
 def test_texts(tmp_path: Path) -> None:
     corpus = text_corpus(TEXTS, tmp_path, tokenizer=BYTES)
     assert [len(corpus.split(name).document_starts) for name in ("train", "validation")] == [9, 1]
-    given = {"train": TEXTS, "validation": ["one"], "test": ["two"]}
-    corpus = text_corpus(given, tmp_path, tokenizer=BYTES)
+    kwargs = {"train": TEXTS, "validation": ["one"], "test": ["two"]}
+    corpus = text_corpus(kwargs, tmp_path, tokenizer=BYTES)
     assert corpus.tokenizer.decode(corpus.split("test").tokens[1:-1]) == "two"
     assert len(corpus.split("train").document_starts) == 10
 
 
-def test_the_path_is_a_digest_of_the_data() -> None:
+def test_path_is_a_digest_of_the_data() -> None:
     config = TextDataConfig(path="x", validation_path="y")
-    named, _ = held(TEXTS, config)
+    named, _ = hold(TEXTS, config)
     assert (named.path[:12], named.validation_path) == ("python:data/", "")
-    assert held(tuple(TEXTS), config)[0] == named
-    assert held((text for text in TEXTS), config)[0] == named
-    paths = {held(data, config)[0].path for data in (TEXTS[1:], ["".join(TEXTS)], ARRAYS)}
+    assert hold(tuple(TEXTS), config)[0] == named
+    assert hold((text for text in TEXTS), config)[0] == named
+    paths = {hold(data, config)[0].path for data in (TEXTS[1:], ["".join(TEXTS)], ARRAYS)}
     assert len({named.path, *paths}) == 4
-    assert held(TEXTS, config, TEXTS[:1])[0].path not in {named.path, *paths}
+    assert hold(TEXTS, config, TEXTS[:1])[0].path not in {named.path, *paths}
 
 
-def test_data_live_as_long_as_somebody_holds_them(tmp_path: Path) -> None:
-    named, kept = held(["gone"], TextDataConfig(cache_dir=str(tmp_path), tokenizer=BYTES))
+def test_data_live_as_long_as_they_are_referenced(tmp_path: Path) -> None:
+    named, kept = hold(["gone"], TextDataConfig(cache_dir=str(tmp_path), tokenizer=BYTES))
     assert named.read_split("train") == ["gone"]
     assert named.read_split("test") is None
     del kept
@@ -98,8 +98,8 @@ def test_data_live_as_long_as_somebody_holds_them(tmp_path: Path) -> None:
 
 def test_token_arrays(tmp_path: Path) -> None:
     """Each row is a document; one more token than they have separates documents."""
-    given = {"train": ARRAYS, "validation": [[1, 2]]}
-    corpus = text_corpus(given, tmp_path)
+    kwargs = {"train": ARRAYS, "validation": [[1, 2]]}
+    corpus = text_corpus(kwargs, tmp_path)
     assert corpus.tokenizer.vocab_size == 8
     assert corpus.tokenizer.eos_token_id == 7
     tokens = corpus.split("train").tokens
@@ -126,7 +126,7 @@ def test_token_arrays_are_held_out(tmp_path: Path) -> None:
         text_corpus([[3]], tmp_path)
 
 
-def test_token_arrays_of_a_tokenizer(tmp_path: Path) -> None:
+def test_token_arrays_with_a_tokenizer(tmp_path: Path) -> None:
     ids = list(b"the cat")
     corpus = text_corpus([ids, [*ids, 256]], tmp_path, tokenizer=BYTES, validation_fraction=0.4)
     train, validation = corpus.split("train"), corpus.split("validation")
@@ -137,16 +137,16 @@ def test_token_arrays_of_a_tokenizer(tmp_path: Path) -> None:
         text_corpus([ids, [300]], tmp_path, tokenizer=BYTES)
 
 
-def test_token_arrays_for_the_tokenizer_of_an_earlier_run(tmp_path: Path) -> None:
+def test_token_arrays_with_the_tokenizer_of_an_earlier_run(tmp_path: Path) -> None:
     first = text_corpus(ARRAYS, tmp_path).tokenizer
-    config, kept = held([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
+    config, kept = hold([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
     assert kept.has_token_arrays
     with pytest.raises(UserError, match="has the token id 7, which separates documents; the ids"):
         prepare_text(config, tokenizer=first)
 
 
 def test_labels() -> None:
-    config, kept = held([("a b", 1), ("c", np.int64(0)), ["d", 1]], ClassificationDataConfig())
+    config, kept = hold([("a b", 1), ("c", np.int64(0)), ["d", 1]], ClassificationDataConfig())
     corpus = prepare_classification(dataclasses.replace(config, tokenizer=BYTES))
     assert corpus.labels == ("0", "1")
     assert kept.splits["train"][1] == ("c", "0")
@@ -154,7 +154,7 @@ def test_labels() -> None:
 
 def test_tags() -> None:
     data = [(["the", "fish"], ["D", "N"]), (("a",), ("D",)), (["x"], [3])]
-    config, kept = held(data, TokenLabelDataConfig(tokenizer=BYTES), data[:1])
+    config, kept = hold(data, TokenLabelDataConfig(tokenizer=BYTES), data[:1])
     corpus = prepare_token_labels(config)
     assert corpus.labels == ("3", "D", "N")
     assert corpus.split("validation").tags() == [["D", "N"]]
@@ -162,7 +162,7 @@ def test_tags() -> None:
 
 
 def test_pairs() -> None:
-    config, kept = held([("a b", "c"), ("d", "e f")], BitextDataConfig(), [("a", "c")])
+    config, kept = hold([("a b", "c"), ("d", "e f")], BitextDataConfig(), [("a", "c")])
     corpus = prepare_bitext(dataclasses.replace(config, tokenizer=BYTES))
     assert corpus.split("train").pairs == kept.splits["train"]
 
@@ -200,17 +200,17 @@ TEXT, LABEL = TextDataConfig(), ClassificationDataConfig()
         ),
     ],
 )
-def test_what_is_no_data_of_the_task(data: Any, config: DataConfig, message: str) -> None:
+def test_unsupported_data_raise(data: Any, config: DataConfig, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        held(data, config)
+        hold(data, config)
 
 
 def test_two_validation_splits() -> None:
     with pytest.raises(UserError, match="validation_data: data has a validation split too"):
-        held({"train": ["a"], "validation": ["b"]}, TEXT, ["c"])
+        hold({"train": ["a"], "validation": ["b"]}, TEXT, ["c"])
 
 
-def test_a_resumed_run_needs_its_data() -> None:
+def test_resumed_run_needs_its_data() -> None:
     check_same_data("runs/x", "python:data/1", "python:data/1")
     check_same_data("runs/x", "a.txt", "b.txt")
     with pytest.raises(UserError, match=r"runs/x: its run was trained .* python:data/1, and"):

@@ -88,13 +88,13 @@ def make_reader(path: str, **changes: Any) -> StreamReader:
 
 
 def documents_in(reader: StreamReader, windows: int) -> list[int]:
-    """The numbers of the documents of the next windows, in order."""
+    """Return the numbers of the documents in the next windows, in order."""
     tokens = reader.windows(windows)["tokens"].ravel()
     return [int(n) for n in re.findall(r"<(\d+)>", TOKENIZER.decode(tokens))]
 
 
 @pytest.mark.parametrize("document_masking", [True, False])
-def test_windows_are_those_of_one_long_stream(tmp_path: Path, document_masking: bool) -> None:
+def test_windows_match_one_long_stream(tmp_path: Path, document_masking: bool) -> None:
     path = write_files(tmp_path / "parts")
     reader = make_reader(path, shuffle_window=1, document_masking=document_masking)
     # The oracle: the same files, tokenized whole, cut from the start on.
@@ -106,33 +106,33 @@ def test_windows_are_those_of_one_long_stream(tmp_path: Path, document_masking: 
     )
     stream = prepare_text(config).streams["train"]
     count = stream.num_targets // LENGTH
-    whole = Windows(stream, LENGTH, document_masking=document_masking)
-    expected = whole.cut(np.arange(count) * LENGTH)
+    full = Windows(stream, LENGTH, document_masking=document_masking)
+    expected = full.cut(np.arange(count) * LENGTH)
     for first, last in ((0, 1), (1, 5), (5, count)):
-        found = reader.windows(last - first)
-        for name, array in found.items():
+        result = reader.windows(last - first)
+        for name, array in result.items():
             assert np.array_equal(array, expected[name][first:last]), name
             assert array.dtype == np.int32
 
 
-def test_every_epoch_has_each_document_once_in_another_order(tmp_path: Path) -> None:
+def test_every_epoch_has_each_document_once_in_a_new_order(tmp_path: Path) -> None:
     reader = make_reader(write_files(tmp_path / "parts"))
-    found = documents_in(reader, 250)
-    assert len(found) > 130
-    epochs = [found[start : start + 60] for start in (0, 60)]
+    actual = documents_in(reader, 250)
+    assert len(actual) > 130
+    epochs = [actual[start : start + 60] for start in (0, 60)]
     for epoch in epochs:
         assert sorted(epoch) == list(range(60))
-        # A shuffle window of six: no document is further from its place than that.
+        # With a shuffle window of six, no document moves further than that.
         for file in range(3):
             own = [n for n in epoch if n // 20 == file]
             assert max(abs(n % 20 - place) for place, n in enumerate(own)) <= 6
     assert epochs[0] != epochs[1]
     assert epochs[0] != sorted(epochs[0])
-    assert documents_in(make_reader(write_files(tmp_path / "parts")), 250) == found
+    assert documents_in(make_reader(write_files(tmp_path / "parts")), 250) == actual
 
 
 @pytest.mark.parametrize("ending", WRITERS)
-def test_any_position_continues_exactly(tmp_path: Path, ending: str) -> None:
+def test_resume_from_any_position_is_exact(tmp_path: Path, ending: str) -> None:
     path = write_files(tmp_path / "parts", ending=ending)
     reader = make_reader(path)
     positions, windows = [], []
@@ -148,15 +148,15 @@ def test_any_position_continues_exactly(tmp_path: Path, ending: str) -> None:
         later = resumed.windows(10)
         for name, array in later.items():
             expected = np.concatenate([window[name] for window in windows[at : at + 10]])
-            # Windows cut one by one number their documents alike.
+            # Windows cut one at a time number their documents the same way.
             assert np.array_equal(array, expected), (at, name)
 
 
 @pytest.mark.parametrize("ending", WRITERS)
-def test_all_formats_hold_the_same(tmp_path: Path, ending: str) -> None:
-    found = make_reader(write_files(tmp_path / "a", ending=ending)).windows(30)
+def test_all_formats_give_the_same_windows(tmp_path: Path, ending: str) -> None:
+    result = make_reader(write_files(tmp_path / "a", ending=ending)).windows(30)
     expected = make_reader(write_files(tmp_path / "b")).windows(30)
-    for name, array in found.items():
+    for name, array in result.items():
         assert np.array_equal(array, expected[name])
 
 
@@ -241,8 +241,8 @@ def test_position_of_several_processes_resumes_with_another_number(
 ) -> None:
     """Four hosts read ten batches; one host continues, and two."""
     config = config_of(tmp_path, readers=4)
-    whole = make_batches(config)
-    expected = [whole.host_batch(cursor, 0, 1) for cursor in range(14)]
+    full = make_batches(config)
+    expected = [full.host_batch(cursor, 0, 1) for cursor in range(14)]
     hosts = [make_batches(config) for _ in range(4)]
     for cursor in range(10):
         for number, each in enumerate(hosts):
@@ -266,11 +266,11 @@ def test_position_of_several_processes_resumes_with_another_number(
         for number, each in enumerate(resumed):
             each.seek(saved)
             start, stop = host_rows(12, number, num_hosts)
-            found = each.host_batch(12, number, num_hosts)
-            assert_same(found, {name: a[start:stop] for name, a in expected[12].items()})
+            actual = each.host_batch(12, number, num_hosts)
+            assert_same(actual, {name: a[start:stop] for name, a in expected[12].items()})
 
 
-def test_a_stream_is_never_in_memory_or_on_disk_whole(tmp_path: Path) -> None:
+def test_stream_is_never_fully_in_memory_or_on_disk(tmp_path: Path) -> None:
     line = json.dumps({"text": "word " * 400}) + "\n"  # 2 kB
     with (tmp_path / "large.jsonl").open("w") as file:
         for _ in range(10):
@@ -298,8 +298,8 @@ def test_a_stream_is_never_in_memory_or_on_disk_whole(tmp_path: Path) -> None:
 
 def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
     reader = make_reader(write_files(tmp_path / "parts"), validation_path="")
-    found = documents_in(reader, 60)
-    assert not set(found) & {0, 1, 2, 3, 4}
+    actual = documents_in(reader, 60)
+    assert not set(actual) & {0, 1, 2, 3, 4}
     config = config_of(tmp_path)
     corpus: Any = prepare_any_text(config)
     held_out = corpus.streams["validation/one"]
@@ -315,9 +315,7 @@ def test_held_out_documents_are_not_trained_on(tmp_path: Path) -> None:
         (['{"text": ""}', "", '{"text": ""}'], r"data a: has no text to train on"),
     ],
 )
-def test_broken_lines_are_errors_of_one_line(
-    tmp_path: Path, lines: list[str], message: str
-) -> None:
+def test_broken_lines_are_one_line_errors(tmp_path: Path, lines: list[str], message: str) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     source = SourceConfig(path=str(tmp_path / "a.jsonl"), validation_path="other")
     text = StreamedText.find("data", "a", source, StreamingConfig(enabled=True))
@@ -328,7 +326,7 @@ def test_broken_lines_are_errors_of_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_source_runs_dry_after_its_epochs(tmp_path: Path) -> None:
+def test_source_is_exhausted_after_its_epochs(tmp_path: Path) -> None:
     reader = make_reader(write_files(tmp_path / "parts"), max_epochs=2)
     with pytest.raises(UserError, match="data text: is used up after 2 epochs; lower its weight"):
         reader.windows(1000)
@@ -348,9 +346,7 @@ def test_a_source_runs_dry_after_its_epochs(tmp_path: Path) -> None:
         ({"path": "/no/such.jsonl"}, "data.sources.0.path /no/such.jsonl: does not exist"),
     ],
 )
-def test_settings_that_cannot_stream_are_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_unsupported_settings_raise(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     config = config_of(tmp_path, **changes.pop("streaming", {}))
     batch_size = changes.pop("batch_size", 12)
     tokenizer = changes.pop("tokenizer", config.tokenizer)
@@ -362,7 +358,7 @@ def test_settings_that_cannot_stream_are_refused(
 
 
 @pytest.mark.parametrize("name", ["readers", "shuffle_window", "validation_documents"])
-def test_bad_numbers_are_refused(name: str) -> None:
+def test_invalid_numbers_raise(name: str) -> None:
     settings: dict[str, Any] = {name: 0}
     with pytest.raises(UserError, match=rf"data\.streaming\.{name}: 0 is too small"):
         StreamingConfig(**settings)

@@ -72,8 +72,8 @@ def test_batch_matches_hand_computed_values(files: Path) -> None:
 
 
 def test_columns_by_number(files: Path) -> None:
-    whole = [row.split("\t") for row in TRAIN.splitlines()[1:] if row]
-    (files / "train.tsv").write_text("".join(f"{label}\t{text}\n" for text, _, label in whole))
+    full = [row.split("\t") for row in TRAIN.splitlines()[1:] if row]
+    (files / "train.tsv").write_text("".join(f"{label}\t{text}\n" for text, _, label in full))
     (files / "dev.tsv").write_text("neg\ta bad film\n")
     corpus = prepared(files, header=False, label_column="0", text_column="1")
     assert corpus.split("train").texts == ["good good film", "bad", "so good"]
@@ -139,8 +139,8 @@ def test_evaluation_has_every_text_once(files: Path) -> None:
     rows_ = [
         batches.host_batch(cursor, host, 2) for cursor in range(len(batches)) for host in range(2)
     ]
-    seen = np.concatenate([batch["examples"][batch["weights"] > 0] for batch in rows_])
-    assert sorted(seen.tolist()) == list(range(29))
+    visible = np.concatenate([batch["examples"][batch["weights"] > 0] for batch in rows_])
+    assert sorted(visible.tolist()) == list(range(29))
 
 
 def test_digest_depends_on_texts_and_labels(files: Path) -> None:

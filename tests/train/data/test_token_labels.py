@@ -198,14 +198,14 @@ def test_predictions_are_joined_by_sentence(files: Path) -> None:
 def test_training_sees_every_row(files: Path) -> None:
     split = prepared(files, max_length=4).split("train")
     batches = ExampleTrainingBatches(split, bucket_by_rows(split.lengths, batch_size=2), seed=0)
-    seen = np.concatenate(
+    visible = np.concatenate(
         [
             batch["examples"][batch["weights"].any(axis=1)]
             for cursor in range(batches.batches_per_epoch)
             for batch in [batches.host_batch(cursor, 0, 1)]
         ]
     )
-    assert sorted(seen.tolist()) == list(range(6))
+    assert sorted(visible.tolist()) == list(range(6))
 
 
 def test_subwords_include_the_space_before_a_word() -> None:
@@ -213,8 +213,8 @@ def test_subwords_include_the_space_before_a_word() -> None:
     known = encode_words(tokenizer, ["cat", "mat", "cat"])
     assert list(known) == ["cat", "mat"]
     assert known["cat"].tolist() == tokenizer.encode(" cat").tolist()
-    whole = tokenizer.encode(" cat mat").tolist()
-    assert [*known["cat"], *known["mat"]] == whole
+    full = tokenizer.encode(" cat mat").tolist()
+    assert [*known["cat"], *known["mat"]] == full
 
 
 def test_dropped_word_still_has_a_token() -> None:

@@ -65,8 +65,8 @@ def test_batch_encoding_equals_single_encoding(tokenizers: dict[str, Tokenizer],
     texts = [TEXTS[0] * 4001, "", *TEXTS, TEXTS[1] * 3001]  # some are longer than a piece
     tokenizer = tokenizers[kind]
     for text, tokens in zip(texts, tokenizer.encode_documents(iter(texts)), strict=True):
-        whole = tokenizer._backend.encode(text, add_special_tokens=False).ids
-        assert tokens.tolist() == whole
+        full = tokenizer._backend.encode(text, add_special_tokens=False).ids
+        assert tokens.tolist() == full
 
 
 @pytest.mark.parametrize("kind", KINDS)

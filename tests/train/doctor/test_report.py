@@ -59,11 +59,11 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # the tests have their own
     report = run_checks()
     assert [each for each in report.findings if each.level == "problem"] == []
-    found = {each.name: each.detail for each in report.findings}
-    assert found["devices"] == f"{len(jax.devices())} × CPU"
-    assert found["jax"].startswith(jax.__version__)
-    assert {"python", "jaxlib", "flax", "accelerator", "bfloat16", "speed", "disk"} <= found.keys()
-    assert found["compilation cache"] == jax.config.values["jax_compilation_cache_dir"]
+    result = {each.name: each.detail for each in report.findings}
+    assert result["devices"] == f"{len(jax.devices())} × CPU"
+    assert result["jax"].startswith(jax.__version__)
+    assert {"python", "jaxlib", "flax", "accelerator", "bfloat16", "speed", "disk"} <= result.keys()
+    assert result["compilation cache"] == jax.config.values["jax_compilation_cache_dir"]
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_versions_without_installed_project(
 
 
 def test_plugin_version_mismatch() -> None:
-    wanted = Requirement("jax-cuda13-plugin<=0.12.0,>=0.12.0")
-    assert check_plugin("jax-cuda13-plugin", "0.12.0", wanted, "0.12.0").level == "ok"
-    stale = check_plugin("jax-cuda13-plugin", "0.11.2", wanted, "0.12.0")
+    expected = Requirement("jax-cuda13-plugin<=0.12.0,>=0.12.0")
+    assert check_plugin("jax-cuda13-plugin", "0.12.0", expected, "0.12.0").level == "ok"
+    stale = check_plugin("jax-cuda13-plugin", "0.11.2", expected, "0.12.0")
     assert (stale.level, stale.remedy) == (
         "warning",
         'pip install --upgrade "jax[cuda13]==0.12.0"',
@@ -121,14 +121,14 @@ def test_plugin_version_mismatch() -> None:
 
 
 def test_preinstalled_mismatches_are_left_alone() -> None:
-    """pip would install another libtpu than the running runtime was built for."""
-    wanted = Requirement("libtpu==0.0.23")
+    """pip would install another libtpu than the one the running runtime was built for."""
+    expected = Requirement("libtpu==0.0.23")
     for version, runtime in (("0.0.21.1", "Colab"), ("0.0.17", "Kaggle")):
-        found = check_plugin("libtpu", version, wanted, "0.7.2")
-        assert found.level == "warning"
-        assert f"which jax 0.7.2 requires, but {runtime} ships them together" in found.detail
-        assert found.remedy.startswith("leave it: training runs")
-    assert "pip install" in check_plugin("libtpu", "0.0.20", wanted, "0.7.2").remedy
+        result = check_plugin("libtpu", version, expected, "0.7.2")
+        assert result.level == "warning"
+        assert f"which jax 0.7.2 requires, but {runtime} ships them together" in result.detail
+        assert result.remedy.startswith("leave it: training runs")
+    assert "pip install" in check_plugin("libtpu", "0.0.20", expected, "0.7.2").remedy
 
 
 def test_accelerator_warnings(
@@ -216,8 +216,8 @@ def test_environment() -> None:
         notebook="Kaggle",
         environment={"JAX_DISABLE_JIT": "1", "JAX_ENABLE_X64": "false"},
     )
-    found = {each.name: (each.level, each.detail) for each in check_environment(poor)}
-    assert found == {
+    actual = {each.name: (each.level, each.detail) for each in check_environment(poor)}
+    assert actual == {
         "cores": ("ok", "3"),
         "memory": ("warning", "1.0 GiB"),
         "disk": ("warning", "1.5 GiB free in /here"),

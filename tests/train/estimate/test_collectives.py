@@ -60,7 +60,7 @@ def test_replica_groups(mesh: Mesh, groups: str, axes: tuple[str, ...], parts: i
 )
 @pytest.mark.parametrize("start", ["", "-start"])
 def test_bytes_sent(mesh: Mesh, kind: str, size: int, sent: int, start: str) -> None:
-    """Groups of four devices, and an array [4, 6] of four bytes each on every device."""
+    """Groups of four devices, and an array [4, 6] of four-byte elements on every device."""
     one = only(
         mesh, f"%b = (f32[9]{{0}}) {kind}{start}(%a), channel_id=1, replica_groups=[2,4]<=[8]"
     )
@@ -103,20 +103,22 @@ FUSED = """%all-reduce-scatter.1 (p: f32[4,6]) -> f32[2,6] {
 
 
 def test_tpu_fusions(mesh: Mesh) -> None:
-    """An all-reduce of which a slice is kept; a gather whose start and end lie in two fusions."""
+    """An all-reduce with a kept slice; a gather whose start and end are in two fusions."""
     calls = [
         f"%x.{number} = f32[8,6]{{1,0}} fusion(%a), kind=kCustom, calls=%{name}"
         for number, name in enumerate(("all-reduce-scatter.1", "first", "second"))
     ]
-    found = find_collectives(FUSED + program(*calls), mesh)
-    assert total_collectives(found) == {
+    actual = find_collectives(FUSED + program(*calls), mesh)
+    assert total_collectives(actual) == {
         ("reduce-scatter", ("tensor",)): (1, 96),
         ("all-gather", ("tensor",)): (1, 192),
     }
 
 
 def test_locally_compiled_program(mesh: Mesh) -> None:
-    """Layers in a loop, weights cut over fsdp, hidden units over tensor, rows over data x fsdp."""
+    """Layers in a loop; weights sharded over fsdp, hidden units over tensor, rows over data
+    x fsdp.
+    """
     layers, width, hidden = 3, 8, 16
     lay = lambda *spec: NamedSharding(mesh, P(*spec))  # noqa: E731
     rows = lay(("data", "fsdp"), None)
@@ -133,12 +135,12 @@ def test_locally_compiled_program(mesh: Mesh) -> None:
     )
     x = jax.ShapeDtypeStruct((8, width), jnp.float32, sharding=rows)
     run = jax.jit(lambda x, w: jax.lax.scan(layer, x, w)[0]).lower(x, (up, down)).compile()
-    found = find_collectives(run.as_text() or "", mesh)
-    assert total_collectives(found) == {
+    actual = find_collectives(run.as_text() or "", mesh)
+    assert total_collectives(actual) == {
         ("all-gather", ("fsdp",)): (2 * layers, 2 * layers * width * hidden // 2 * 4),
         ("all-reduce", ("tensor",)): (layers, layers * 8 // 4 * width * 4),
     }
-    assert all("while/body" in one.op_name for one in found)
+    assert all("while/body" in one.op_name for one in actual)
 
 
 def test_compiled_permutation(mesh: Mesh) -> None:

@@ -25,13 +25,13 @@ ALL = (
     ],
 )
 def test_rejected_step_does_not_fit(message: str, peak: int, why: str) -> None:
-    told = parse_rejection(message, 4 * GIB, MEMORY)
-    assert told["peak"] == peak
-    assert told["arguments"] + told["temporaries"] == peak
-    assert why in told["rejection"]
-    assert "HLO module" not in told["rejection"]
+    reported = parse_rejection(message, 4 * GIB, MEMORY)
+    assert reported["peak"] == peak
+    assert reported["arguments"] + reported["temporaries"] == peak
+    assert why in reported["rejection"]
+    assert "HLO module" not in reported["rejection"]
     step = CompiledStep(
-        weights=GIB, optimizer=2 * GIB, other_state=0, batch=GIB, compile_seconds=1.0, **told
+        weights=GIB, optimizer=2 * GIB, other_state=0, batch=GIB, compile_seconds=1.0, **reported
     )
     assert not step.fits(MEMORY)
-    assert not step.fits(100 * MEMORY)  # whatever the sizes seem to be
+    assert not step.fits(100 * MEMORY)  # even if the sizes seem to fit

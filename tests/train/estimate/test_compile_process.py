@@ -116,17 +116,17 @@ def test_compiler_crash_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_subprocess_may_load_libtpu_concurrently(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: dict[str, str] = {}
+    kwargs: dict[str, str] = {}
 
     def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
-        given.update(env)
+        kwargs.update(env)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(KeyboardInterrupt):
         compile_in_subprocess(tiny(tmp_path), TARGET)
-    assert given["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
-    assert given.items() >= os.environ.items() - {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
+    assert kwargs["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+    assert kwargs.items() >= os.environ.items() - {("PYTHONPATH", os.environ.get("PYTHONPATH"))}
 
 
 @pytest.mark.parametrize(

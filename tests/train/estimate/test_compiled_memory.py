@@ -20,7 +20,7 @@ from transformer import Hardware
 
 @pytest.mark.slow
 def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
-    """On eight devices: it is given what is described, to the byte; the differences add up."""
+    """On eight devices, arguments equal the description to the byte; the differences add up."""
     asked = tiny(tmp_path, mesh=MeshConfig(data=2, fsdp=2, tensor=2), grad_accum_steps=2)
     asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, vocab_size=30))
     described = describe(asked, Hardware(count=8), with_compiler=True)
@@ -29,15 +29,15 @@ def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
     assert compiled.devices == 8
     text = 2 * LENGTH * 4  # a quarter of 8 windows
     assert compiled.batch == 7 * text + 2 * 4
-    assert compiled.arguments == compiled.state + compiled.batch - 2 * text  # there is no source
-    counters = 3 * 4 + 8  # the step, the cursor and that of the optimizer; a key
-    whole = described.memory.weights + described.memory.optimizer - 4 + counters
-    assert whole / 8 < compiled.state < whole
+    assert compiled.arguments == compiled.state + compiled.batch - 2 * text  # no source text
+    counters = 3 * 4 + 8  # step, cursor, optimizer step and a key
+    full = described.memory.weights + described.memory.optimizer - 4 + counters
+    assert full / 8 < compiled.state < full
     assert compiled.donated == compiled.state
     assert 0 < compiled.results < 1024
     assert compiled.gradients == 2 * 4 * described.parameters.allocated // 8
-    found = sum(temporaries_differences(compiled).values())
-    assert found == compiled.temporaries - compiled.estimated_temporaries
+    actual = sum(temporaries_differences(compiled).values())
+    assert actual == compiled.temporaries - compiled.estimated_temporaries
     assert json.loads(json.dumps(described.as_dict()))["compiler_bytes"]["devices"] == 8
     text_out = io.StringIO()
     described.print(Console(file=text_out, width=80))

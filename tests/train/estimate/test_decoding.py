@@ -50,10 +50,12 @@ def test_decoding_of_an_encoder_decoder_reads_decoder_weights_and_both_caches() 
 
     queries, output = 4 * 6, 10 * 4  # matrices
     keys_and_values = 4 * 3 + 4 * 5
-    layer = 2 * (queries + output) + keys_and_values + 2 * 4 * 6  # cross attention's are in a cache
+    layer = (
+        2 * (queries + output) + keys_and_values + 2 * 4 * 6
+    )  # those of cross attention are cached
     biases = 2 * (6 + 4) + (3 + 5) + (6 + 4)
     norms = 3 * 2 * 4
-    tables = 4 * 16 + 4 + 4  # the output's; a row of the embedding and one of the positions
+    tables = 4 * 16 + 4 + 4  # the output matrix, one row of the embedding and one of the positions
     assert own.weight_bytes == 4 * (2 * (layer + biases + norms) + 2 * 4 + tables)
     scores = 2 * 11 * 2 * (3 + 5)
     assert own.flops == 2 * (2 * layer + 2 * scores) + 2 * 4 * 10
@@ -64,7 +66,7 @@ def test_tied_output_table_is_read_whole() -> None:
         describe_translator(dataclasses.replace(TRANSLATOR, tie_embeddings=tied)).decoding_costs[0]
         for tied in (False, True)
     )
-    assert tied.weight_bytes == own.weight_bytes - 4 * 4  # without a row of the other
+    assert tied.weight_bytes == own.weight_bytes - 4 * 4  # without a separate embedding row
     assert tied.flops == own.flops
 
 
@@ -82,7 +84,7 @@ def test_recurrent_decoder_caches_memory_and_state() -> None:
     assert own.cache_bytes_per_token == 0
     assert own.cache_bytes_per_source_token == 4 * (4 + 4)
     assert own.cache_bytes == 4 * (11 * (4 + 4) + 3 * 4)
-    matrices = 4 * 4 * (4 + 4 + 4) + (4 + 4) * 4  # input, state, what is fed; of the result
+    matrices = 4 * 4 * (4 + 4 + 4) + (4 + 4) * 4  # input, state and fed-back context; output
     assert own.weight_bytes == 4 * (matrices + 4 * 4 + 4 * 16 + 4)
     assert own.flops == 2 * (matrices + 11 * (4 + 4) + 4 * 10)
 

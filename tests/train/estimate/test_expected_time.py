@@ -1,4 +1,4 @@
-"""The published runs, and what is expected from them."""
+"""Published runs, and the step times expected from them."""
 
 import dataclasses
 
@@ -48,36 +48,36 @@ def test_published_runs_are_below_the_bound(name: str) -> None:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_run_is_expected_as_published(name: str) -> None:
     run = PUBLISHED[name]
-    found = expect_step(CHIPS[name], 10.0, run.mfu_bound)
-    assert found.mfu == pytest.approx(run.mfu_causal_scores)
-    assert found.seconds == pytest.approx(10.0 / run.efficiency)
-    assert found.published is run
+    result = expect_step(CHIPS[name], 10.0, run.mfu_bound)
+    assert result.mfu == pytest.approx(run.mfu_causal_scores)
+    assert result.seconds == pytest.approx(10.0 / run.efficiency)
+    assert result.published is run
 
 
 def test_memory_bound_step_is_expected_below_the_published_mfu() -> None:
     run = PUBLISHED["h100"]
-    found = expect_step(CHIPS["h100"], 1.0, 0.1)
-    assert found.mfu == pytest.approx(0.1 * run.efficiency)
-    assert found.seconds == pytest.approx(1 / run.efficiency)
+    result = expect_step(CHIPS["h100"], 1.0, 0.1)
+    assert result.mfu == pytest.approx(0.1 * run.efficiency)
+    assert result.seconds == pytest.approx(1 / run.efficiency)
 
 
 def test_expectation_never_exceeds_the_published_mfu() -> None:
     run = PUBLISHED["v5p"]
-    found = expect_step(CHIPS["v5p"], 1.0, 0.89)
+    result = expect_step(CHIPS["v5p"], 1.0, 0.89)
     assert 0.89 * run.efficiency > run.mfu_causal_scores
-    assert found.mfu == run.mfu_causal_scores
-    assert found.seconds == pytest.approx(0.89 / run.mfu_causal_scores)
-    assert "no more than" in found.reason
+    assert result.mfu == run.mfu_causal_scores
+    assert result.seconds == pytest.approx(0.89 / run.mfu_causal_scores)
+    assert "no more than" in result.reason
 
 
 @pytest.mark.parametrize("name", sorted(CHIPS.keys() - PUBLISHED.keys()))
 def test_chip_without_published_run_uses_the_fallback(name: str) -> None:
     run = PUBLISHED[FALLBACK_CHIP]
-    found = expect_step(CHIPS[name], 1.0, 0.4)
-    assert found.mfu == pytest.approx(0.4 * run.efficiency)
-    assert found.published is None
-    assert found.fallback is run
-    assert CHIPS[name].device_kind in found.reason
+    result = expect_step(CHIPS[name], 1.0, 0.4)
+    assert result.mfu == pytest.approx(0.4 * run.efficiency)
+    assert result.published is None
+    assert result.fallback is run
+    assert CHIPS[name].device_kind in result.reason
 
 
 def test_fallback_is_the_least_efficient_gpu() -> None:
@@ -86,12 +86,12 @@ def test_fallback_is_the_least_efficient_gpu() -> None:
 
 
 def test_measured_step_replaces_the_forecast() -> None:
-    found = expect_step(CHIPS["v5p"], 1.0, 0.6, measured_seconds=2.0)
-    assert found.seconds == 2.0
-    assert found.mfu == pytest.approx(0.3)
+    result = expect_step(CHIPS["v5p"], 1.0, 0.6, measured_seconds=2.0)
+    assert result.seconds == 2.0
+    assert result.mfu == pytest.approx(0.3)
 
 
 def test_cpu_expectation_uses_measured_efficiency() -> None:
-    found = expect_step(dataclasses.replace(CHIPS["t4"], name="here", platform="cpu"), 1.0, 0.5)
-    assert found.mfu == 0.5 * CPU_EFFICIENCY
-    assert found.seconds == 1 / CPU_EFFICIENCY
+    result = expect_step(dataclasses.replace(CHIPS["t4"], name="here", platform="cpu"), 1.0, 0.5)
+    assert result.mfu == 0.5 * CPU_EFFICIENCY
+    assert result.seconds == 1 / CPU_EFFICIENCY

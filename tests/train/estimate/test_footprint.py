@@ -1,4 +1,4 @@
-"""The estimates of memory against what compilers reserved (`bench/drills/plan.py`)."""
+"""Memory estimates against what compilers reserved (`bench/drills/plan.py`)."""
 
 import json
 from pathlib import Path
@@ -47,5 +47,5 @@ def test_stored_terms_match_the_code(case: dict[str, Any]) -> None:
     experiment, _ = resolve_sizes(parse(Experiment, left, verb="plan", default=default))
     target = parse_target(name)
     quantities = Quantities.from_experiment(experiment, target)
-    found = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
-    assert found == pytest.approx(case["terms"], rel=0.01)
+    actual = footprint_terms(quantities, Candidate.from_experiment(experiment, target.num_chips))
+    assert actual == pytest.approx(case["terms"], rel=0.01)

@@ -80,8 +80,8 @@ def test_peak_rates_by_dtype() -> None:
     ],
 )
 def test_alternative_precisions_are_never_wider(own: str, names: list[str]) -> None:
-    found = narrower_precisions(Precision.parse(own), CHIP)
-    assert [each.name for each in found] == names
+    actual = narrower_precisions(Precision.parse(own), CHIP)
+    assert [each.name for each in actual] == names
 
 
 def test_float16_is_tried_only_if_faster() -> None:
@@ -112,20 +112,20 @@ def test_pure_bfloat16_step(narrow: Quantities) -> None:
         replace_precision(EXPERIMENT, Precision.parse("pure_bfloat16")), TARGET
     )
     own = narrow.state_bytes(MeshConfig(data=8))
-    found = pure.state_bytes(MeshConfig(data=8))
-    assert own.weights == 4 * (LAYERS + OTHERS) == 2 * found.weights
-    assert own.optimizer == found.optimizer  # moments stay in float32
-    assert own.gradients == found.gradients
+    result = pure.state_bytes(MeshConfig(data=8))
+    assert own.weights == 4 * (LAYERS + OTHERS) == 2 * result.weights
+    assert own.optimizer == result.optimizer  # moments stay in float32
+    assert own.gradients == result.gradients
 
 
 @pytest.mark.slow
 def test_best_candidate_in_each_precision(narrow: Quantities) -> None:
     half = replace_precision(EXPERIMENT, Precision.parse("float16"))
-    found = list(
+    actual = list(
         best_by_precision(half, TARGET, lambda quantities: search_candidates(quantities)[:1])
     )
-    assert [each.precision.name for each in found] == ["bfloat16", "pure_bfloat16"]
-    assert found[0].best == search_candidates(narrow)[0]
+    assert [each.precision.name for each in actual] == ["bfloat16", "pure_bfloat16"]
+    assert actual[0].best == search_candidates(narrow)[0]
 
 
 def test_flags_reproduce_the_option(narrow: Quantities) -> None:

@@ -95,7 +95,7 @@ def test_offloaded_optimizer_state_visits_the_chip_by_layer(
     )
     assert near.optimizer >= 2 * 4 * (LAYERS + OTHERS)
     assert far.optimizer == 0
-    # They come and they go; there are gradients then, and nothing else that was kept.
+    # They are moved in and out while gradients are in memory and activations are not.
     share = max(MATRICES + NORMS, OTHERS) / (LAYERS + OTHERS)
     assert far.temporaries == max(
         near.temporaries, near.gradients + int(2 * share * near.optimizer)
@@ -109,8 +109,8 @@ def test_full_remat_saves_layer_inputs(
 ) -> None:
     full, none = quantities.residuals("full"), quantities.residuals("none")
     inputs = L * T * D * 2
-    assert inputs <= full.replicated_per_row < 4 * inputs  # and what is there once
-    # Scores of every head at least, whatever else.
+    assert inputs <= full.replicated_per_row < 4 * inputs  # and what is stored once
+    # At least the scores of every head.
     assert none.sharded_per_row > L * 4 * T * T * 2 > full.sharded_per_row
 
 
@@ -123,17 +123,17 @@ def test_data_parallelism_all_reduces_gradients(quantities: Quantities) -> None:
 
 def test_fsdp_gathers_weights_and_scatters_gradients(quantities: Quantities) -> None:
     weights = 2 * (LAYERS + OTHERS)
-    found = bytes_sent(quantities, candidate(fsdp=8, accumulate=2))
-    assert found == {"fsdp": pytest.approx(2 * weights * (GATHERS_PER_MICROBATCH + 1) * 7 / 8)}
+    actual = bytes_sent(quantities, candidate(fsdp=8, accumulate=2))
+    assert actual == {"fsdp": pytest.approx(2 * weights * (GATHERS_PER_MICROBATCH + 1) * 7 / 8)}
 
 
 def test_tensor_parallelism_all_reduces_activations(quantities: Quantities) -> None:
     activations = B * T // 2 * D * 2
-    found = bytes_sent(quantities, candidate(data=2, tensor=4))
-    assert found["tensor"] == pytest.approx(5 * L * 2 * activations * 3 / 4)
+    actual = bytes_sent(quantities, candidate(data=2, tensor=4))
+    assert actual["tensor"] == pytest.approx(5 * L * 2 * activations * 3 / 4)
     # Each chip has a quarter of the gradients to sum over its copy.
     weights = 2 * (LAYERS + OTHERS) / 4
-    assert found["data"] == pytest.approx(2 * weights * 1 / 2)
+    assert actual["data"] == pytest.approx(2 * weights * 1 / 2)
 
 
 def test_context_parallelism_passes_keys_and_values(quantities: Quantities) -> None:
@@ -157,7 +157,7 @@ def test_time_on_one_chip(quantities: Quantities) -> None:
         == time.overlapped_seconds
     )
     assert time.sequential_seconds == time.compute_seconds + time.memory_seconds
-    # Of 32 chips together, whatever part of them a candidate takes.
+    # The price is for all 32 chips, however many of them a candidate uses.
     assert time.mfu == pytest.approx(time.model_flops / time.step_seconds / 32e9)
 
 
@@ -175,17 +175,17 @@ def test_cpu_overlaps_nothing(quantities: Quantities) -> None:
 def test_muon_has_matmuls_of_its_own(quantities: Quantities) -> None:
     muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
     slow = dataclasses.replace(CHIP, fp32_flops_per_second=1e8)
-    found = Quantities.from_experiment(muon, Target("toy", slow, (2, 4, 4)))
+    result = Quantities.from_experiment(muon, Target("toy", slow, (2, 4, 4)))
     # Five times X X' and B X, of 8 x 8 or 8 x 16, and A A, of 8 x 8.
     square, wide = 5 * (2 * 2 * D**3 + 2 * D**3), 5 * (2 * 2 * D * D * F + 2 * D**3)
-    assert found.optimizer_flops == L * (4 * square + 2 * wide)
+    assert result.optimizer_flops == L * (4 * square + 2 * wide)
     assert quantities.optimizer_flops == 0
     own, other = (
         estimate_step_time(quantities, candidate(fsdp=8)),
-        estimate_step_time(found, candidate(fsdp=8)),
+        estimate_step_time(result, candidate(fsdp=8)),
     )
     assert other.compute_seconds - own.compute_seconds == pytest.approx(
-        found.optimizer_flops / 8 / (1e8 * ATTAINABLE_FRACTION)
+        result.optimizer_flops / 8 / (1e8 * ATTAINABLE_FRACTION)
     )
     assert other.model_flops == own.model_flops
 
@@ -245,9 +245,9 @@ def test_axis_uses_links_of_the_dimensions_it_fills(
     mesh: dict[str, int], axis: str, dimensions: int, hops: int
 ) -> None:
     torus = Target("toy", dataclasses.replace(CHIP, hop_latency=1.0), (2, 4, 4))
-    found = axis_ring(torus, candidate(**mesh), axis)
-    assert found.bandwidth == dimensions * 2e6
-    assert found.round_latency == hops
+    result = axis_ring(torus, candidate(**mesh), axis)
+    assert result.bandwidth == dimensions * 2e6
+    assert result.round_latency == hops
 
 
 @pytest.mark.parametrize(

@@ -112,16 +112,16 @@ def test_best_mesh_keeps_other_settings() -> None:
 
 @pytest.mark.slow
 def test_remedies_fit(found: Quantities) -> None:
-    whole = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
-    whole = dataclasses.replace(whole, model=dataclasses.replace(whole.model, remat="none"))
-    quantities = Quantities.from_experiment(whole, target())
-    now = rank_candidate(quantities, Candidate.from_experiment(whole, 8))
+    full = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
+    full = dataclasses.replace(full, model=dataclasses.replace(full.model, remat="none"))
+    quantities = Quantities.from_experiment(full, target())
+    now = rank_candidate(quantities, Candidate.from_experiment(full, 8))
     small = target(int(now.footprint.total * 0.8))
-    said = suggest_remedies(whole, small)
+    said = suggest_remedies(full, small)
     assert said[0].startswith(f"largest are {largest_parts(now.footprint)}; give --")
     assert 1 <= len(said) <= 3
     assert all("time by estimate" in each for each in said)
-    assert suggest_remedies(whole, target()) == []
+    assert suggest_remedies(full, target()) == []
 
 
 def test_remedies_with_fewest_changes_come_first(found: Quantities) -> None:

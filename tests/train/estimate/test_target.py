@@ -89,8 +89,8 @@ def test_environment_for_absent_hardware(
         monkeypatch.setenv(variable, "")  # so that what was there before comes back
         monkeypatch.delenv(variable)
     parse_target(name)
-    found = {each: os.environ[each] for each in (*variables, *own) if each in os.environ}
-    assert found == {**told, **own}
+    actual = {each: os.environ[each] for each in (*variables, *own) if each in os.environ}
+    assert actual == {**told, **own}
 
 
 def test_local_target_is_measured() -> None:

@@ -29,12 +29,12 @@ def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfi
     experiment = dataclasses.replace(
         experiment, model=dataclasses.replace(experiment.model, vocab_size=24)
     )
-    found = StateShapes.from_experiment(experiment).bytes_per_chip(mesh)
+    result = StateShapes.from_experiment(experiment).bytes_per_chip(mesh)
     state = make_engine(experiment, HARDWARE).abstract_state()
-    assert found.weights == bytes_per_device(state.params)
-    assert found.optimizer == bytes_per_device(state.optimizer)
-    assert found.other == bytes_per_device(state.ema)
-    assert found.gradients == found.weights  # parameters are float32
+    assert result.weights == bytes_per_device(state.params)
+    assert result.optimizer == bytes_per_device(state.optimizer)
+    assert result.other == bytes_per_device(state.ema)
+    assert result.gradients == result.weights  # parameters are float32
 
 
 def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:

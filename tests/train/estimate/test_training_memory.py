@@ -28,7 +28,7 @@ def test_memory_items() -> None:
     assert memory.weights == 4 * 2463
     assert memory.compute_copy == 0
     assert memory.gradients == 4 * 2463
-    assert memory.optimizer == 8 * 2463 + 4  # two moments, and the number of the step
+    assert memory.optimizer == 8 * 2463 + 4  # two moments and the step count
     assert memory.activations.textbook_elements == 3 * LAYER_ELEMENTS
     assert memory.activations.bytes == memory.activations.textbook_bytes == 4 * 3 * LAYER_ELEMENTS
     assert memory.activations.sixteen_bit_bytes == 3 * TOKENS * (34 * 7 + 5 * 11 * 3)
@@ -51,8 +51,10 @@ def test_memory_by_precision(precision: str, weights: int, copy: int, item: int)
 
 
 def test_memory_variants_cover_every_precision_and_optimizer() -> None:
-    found = {(each.precision, each.optimizer): each for each in describe_tiny(TINY).memory_variants}
-    sums = {key: sum(each.textbook_bytes_per_parameter) for key, each in found.items()}
+    result = {
+        (each.precision, each.optimizer): each for each in describe_tiny(TINY).memory_variants
+    }
+    sums = {key: sum(each.textbook_bytes_per_parameter) for key, each in result.items()}
     assert sums == {
         ("float32", "adamw"): 16,
         ("float32", "adamw8bit"): 10,
@@ -61,12 +63,12 @@ def test_memory_variants_cover_every_precision_and_optimizer() -> None:
         ("bfloat16", "adamw8bit"): 12,
         ("bfloat16", "sgd"): 14,
     }
-    assert found["float32", "sgd"].state_bytes == (4 * 2463, 4 * 2463, 4 * 2463)
-    assert found["bfloat16", "adamw"].state_bytes == (6 * 2463, 4 * 2463, 8 * 2463 + 4)
-    # No layer of this model has 4,096 numbers of a parameter.
-    assert found["float32", "adamw8bit"].state_bytes == found["float32", "adamw"].state_bytes
-    halved = found["bfloat16", "sgd"].memory.activations.bytes
-    assert found["float32", "sgd"].memory.activations.bytes == 2 * halved
+    assert result["float32", "sgd"].state_bytes == (4 * 2463, 4 * 2463, 4 * 2463)
+    assert result["bfloat16", "adamw"].state_bytes == (6 * 2463, 4 * 2463, 8 * 2463 + 4)
+    # No parameter of this model has 4,096 numbers per layer.
+    assert result["float32", "adamw8bit"].state_bytes == result["float32", "adamw"].state_bytes
+    halved = result["bfloat16", "sgd"].memory.activations.bytes
+    assert result["float32", "sgd"].memory.activations.bytes == 2 * halved
 
 
 @pytest.mark.slow
@@ -82,12 +84,12 @@ def test_eight_bit_state_has_codes_scales_and_unquantized_moments() -> None:
         2 * 4 * large // 256,
         8 * small,
     )
-    (found,) = (
+    (result,) = (
         each
         for each in described.memory_variants
         if (each.precision, each.optimizer) == ("float32", "adamw8bit")
     )
-    assert found.memory.optimizer == eight.codes + eight.scales + eight.unquantized + 4
+    assert result.memory.optimizer == eight.codes + eight.scales + eight.unquantized + 4
 
 
 def test_ema_adds_one_float32_copy_of_the_weights() -> None:
@@ -100,15 +102,15 @@ def test_activations_of_cross_attention() -> None:
     block = dataclasses.replace(BLOCK, cross_attention=BLOCK.mixer)
     config = dataclasses.replace(TINY, layer_pattern=(block,), encoder=EncoderConfig(3, (BLOCK,)))
     model = EncoderDecoder(config)
-    found = describe_model(model, batch_size=5, sequence_length=11).memory.activations
-    assert found.textbook_elements == 6 * LAYER_ELEMENTS + 3 * TOKENS * (6 * 7 + 11 * 3)
+    result = describe_model(model, batch_size=5, sequence_length=11).memory.activations
+    assert result.textbook_elements == 6 * LAYER_ELEMENTS + 3 * TOKENS * (6 * 7 + 11 * 3)
 
 
 def test_muon_has_one_moment_for_matrices() -> None:
     matrices = 3 * (7 * 15 + 7 * 5 + 7 * 11 + 33 * 7 + 2 * 7 * 13)
     moments = 4 * (matrices + 2 * (2463 - matrices))
     memory = describe_tiny(TINY, optimizer=Muon()).memory
-    assert moments < memory.optimizer < moments + 64  # and some numbers of steps
+    assert moments < memory.optimizer < moments + 64  # and step counts
 
 
 def test_gradient_accumulation_has_fewer_activations_and_two_gradients() -> None:

@@ -11,12 +11,14 @@ LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_
 
 
 def best_of(values: list[float], metric: Metric) -> list[tuple[int, int]]:
-    """After each of the evaluations at steps 10, 20, ...: the best step, and how many waited."""
-    best, found = BestEvaluation(), []
+    """Return the best step after evaluations at steps 10, 20, ..., and the number of evaluations
+    since.
+    """
+    best, result = BestEvaluation(), []
     for number, value in enumerate(values, start=1):
         best = best.after_evaluation(10 * number, value, metric)
-        found.append((best.step, best.waited))
-    return found
+        result.append((best.step, best.waited))
+    return result
 
 
 def test_best_value_and_evaluations_since() -> None:
@@ -32,12 +34,12 @@ def test_nan_is_never_the_best() -> None:
 
 @pytest.mark.parametrize(("patience", "ends"), [(0, []), (1, [2, 3]), (2, [3]), (3, [])])
 def test_patience(patience: int, ends: list[int]) -> None:
-    best, found = BestEvaluation(), []
+    best, result = BestEvaluation(), []
     for number, value in enumerate([1.0, 2.0, 2.0], start=1):
         best = best.after_evaluation(number, value, LOSS)
         if best.patience_exhausted(patience):
-            found.append(number)
-    assert found == ends
+            result.append(number)
+    assert result == ends
 
 
 @pytest.mark.parametrize(

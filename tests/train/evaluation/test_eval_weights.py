@@ -106,7 +106,9 @@ def test_checkpoint_removed_while_read_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The run that trains in the folder may remove the oldest of three checkpoints meanwhile."""
+    """A run training in the folder may remove the oldest of three checkpoints while they
+    are read.
+    """
     shutil.copytree(averaged[1], tmp_path / "run")
     directory, read = tmp_path / "run" / "checkpoints", CheckpointManager.restore_subtree
     asked = []
@@ -161,11 +163,11 @@ def test_load_can_average_on_request(
     states = [state_at(workdir, step).ema for step in (4, 6)]
     assert_close(two.params, jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *states), 1e-6)
     assert two.step == 6
-    found = command(capsys, "evaluate", str(workdir), "--average-checkpoints", "4")
-    assert (found.status, found.output) == (1, "")
-    assert "average_checkpoints 4: only the checkpoints of steps 4, 6, 8 can be" in found.error
-    found = command(capsys, "evaluate", str(workdir), "--average-checkpoints", "0")
-    assert (found.status, found.error) == (2, "error: average_checkpoints 0: give 1 or more\n")
+    result = command(capsys, "evaluate", str(workdir), "--average-checkpoints", "4")
+    assert (result.status, result.output) == (1, "")
+    assert "average_checkpoints 4: only the checkpoints of steps 4, 6, 8 can be" in result.error
+    result = command(capsys, "evaluate", str(workdir), "--average-checkpoints", "0")
+    assert (result.status, result.error) == (2, "error: average_checkpoints 0: give 1 or more\n")
     assert (
         command(capsys, "evaluate", str(workdir), "--average-checkpoints", "2", "--json").status
         == 0
@@ -212,7 +214,7 @@ def test_resumed_run_has_the_same_averages(
     devices: int,
     changes: dict[str, Any],
 ) -> None:
-    """One more checkpoint was saved in between."""
+    """With one more checkpoint saved in between."""
     count_devices(devices)
     experiment = tiny(
         tmp_path,
@@ -222,16 +224,16 @@ def test_resumed_run_has_the_same_averages(
         ema=EmaConfig(decay=0.9),
         **changes,
     )
-    whole = fit(experiment, tmp_path / "whole")
+    full = fit(experiment, tmp_path / "whole")
     broken = fit_broken(experiment, tmp_path / "broken", 5, monkeypatch)
-    assert broken.final_metrics == whole.final_metrics
-    assert_same_bits(broken.params, whole.params)
+    assert broken.final_metrics == full.final_metrics
+    assert_same_bits(broken.params, full.params)
     assert_same_bits(state_at(tmp_path / "broken", STEPS), state_at(tmp_path / "whole", STEPS))
 
 
 @dataclasses.dataclass(frozen=True)
 class JumpSchedule(LearningRateSchedule):
-    """A small learning rate up to step 8, and one that undoes all learning after it."""
+    """A small learning rate until step 8, and one that undoes all learning after it."""
 
     kind: ClassVar[str] = "jump"
 
@@ -241,14 +243,16 @@ class JumpSchedule(LearningRateSchedule):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered_jump_schedule() -> Iterator[None]:
-    """Other tests of the same process see the shipped schedules alone."""
+    """Register the schedule for this module only."""
     register_schedule(JumpSchedule)
     yield
     del SCHEDULES[JumpSchedule.kind]
 
 
 def impatient(folder: Path, **changes: Any) -> Experiment:
-    """The loss falls until step 8 and is higher ever after, whatever the rounding."""
+    """Return an experiment whose loss falls until step 8 and is higher afterwards, beyond
+    rounding.
+    """
     settings = {
         "steps": 40,
         "schedule": JumpSchedule(),
@@ -281,7 +285,7 @@ def test_early_stopping_ends_the_run(
     assert [step for step, _ in way] == list(range(2, best + 7, 2))
     assert end == best + 6 < 40
     assert run.step == best
-    assert final == pytest.approx(value, rel=1e-6)  # of the best weights, over the same text
+    assert final == pytest.approx(value, rel=1e-6)  # the best weights, on the same text
     assert_same_bits(run.params, state_at(workdir, best).params)
     kept = steps_of(workdir)  # two that were due are kept for recovery
     assert {best, end} <= set(kept)

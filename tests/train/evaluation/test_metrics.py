@@ -80,7 +80,9 @@ def test_bleu_ignores_case() -> None:
 
 
 def test_one_pair_of_one_word_in_four() -> None:
-    """BP · (p1 · p2 · p3 · p4)^¼ with p = 3/4, 2/3, 1/2 and, of the only 4-gram, 0 or half of 1."""
+    """BP · (p1 · p2 · p3 · p4)^¼ with p = 3/4, 2/3, 1/2 and, for the only 4-gram, 0 or half
+    of 1.
+    """
     assert tokenized_bleu(["a b c x"], ["a b c d"]).score == 0
     expected = 100 * (3 / 4 * 2 / 3 * 1 / 2 * 1 / 2) ** 0.25
     assert sacre_bleu(["a b c x"], ["a b c d"]).score == pytest.approx(expected)
@@ -92,7 +94,7 @@ def test_each_translation_needs_a_reference() -> None:
 
 
 def tagged(prefixes: str) -> tuple[list[list[str]], list[list[str]]]:
-    """Sixty sentences of random tags, and the same with a third of them drawn again."""
+    """Return sixty sentences of random tags, and the same with a third of them redrawn."""
     draw = random.Random(11)
     tags = ["O", *(f"{prefix}-{type_}" for prefix in prefixes for type_ in ("PER", "LOC"))]
     right = [[draw.choice(tags) for _ in range(draw.randrange(1, 9))] for _ in range(60)]

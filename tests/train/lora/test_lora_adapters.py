@@ -1,4 +1,4 @@
-"""Adapters of PEFT in and out of runs, from the command line."""
+"""PEFT adapters imported into and exported from runs, on the command line."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def run(folder: Path, capsys: Any, *words: str) -> str:
 
 @pytest.fixture
 def imported(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    """The base, as a run."""
+    """Import the base model as a run."""
     workdir = folder / "base"
     if not workdir.exists():
         make_source(folder / "source", tokens=51)
@@ -46,7 +46,7 @@ def imported(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 
 
 @pytest.mark.slow
-def test_import_with_an_adapter_is_a_lora_run(
+def test_import_with_an_adapter_gives_a_lora_run(
     folder: Path, imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     workdir = str(folder / "adapted")
@@ -59,7 +59,7 @@ def test_import_with_an_adapter_is_a_lora_run(
     logits = np.asarray(loaded.model.apply({"params": loaded.params}, tokens).logits)
     reference = np.load(ADAPTER / "reference.npz")["logits"]
     assert np.abs(logits - reference).max() < 1e-4 * np.abs(reference).max()
-    # Out again: the adapter as it came, and the base as it was.
+    # Exported again: the adapter and the base are unchanged.
     out = {name: folder / f"out-{name}" for name in ("adapter", "base", "merged")}
     for name, output in out.items():
         run(folder, capsys, "export", workdir, "--output", str(output), "--weights", name)
@@ -91,14 +91,14 @@ def test_training_starts_with_an_adapter_and_resumes(
     flags = ["--init-from", str(imported), "--init-adapter", str(ADAPTER)]
     fit = ["fit", str(config), "--quiet", *flags]
     run(folder, capsys, *fit, "--workdir", str(folder / "whole"), "--steps", "4")
-    whole = load(str(folder / "whole"))
-    assert (whole.experiment.lora.rank, whole.experiment.lora.train_fully) == (3, ())
-    assert whole.folder.model_type == "gpt2"  # its tokenizer files are exported with it
+    full = load(str(folder / "whole"))
+    assert (full.experiment.lora.rank, full.experiment.lora.train_fully) == (3, ())
+    assert full.folder.model_type == "gpt2"  # its tokenizer files are exported with it
     stopped = [*fit, "--workdir", str(folder / "resumed")]
     run(folder, capsys, *stopped, "--steps", "2")
     shutil.copytree(ADAPTER, folder / "moved")
     run(folder, capsys, *stopped, "--steps", "4")
-    assert_same_bits(load(str(folder / "resumed")).params, whole.params)
+    assert_same_bits(load(str(folder / "resumed")).params, full.params)
     # The first loss is that of the adapted model.
     run(folder, capsys, *fit[:3], *flags[:2], "--workdir", str(folder / "plain"), "--steps", "1")
     assert losses(folder / "plain")[1] != losses(folder / "whole")[1]
@@ -117,4 +117,4 @@ def test_training_starts_with_an_adapter_and_resumes(
     )
     assert "was not trained with LoRA" in plain.error
     assert not (folder / "x").exists()
-    assert jax.tree.leaves(whole.params)
+    assert jax.tree.leaves(full.params)

@@ -1,4 +1,4 @@
-"""The LoRA step: memory of the compiled program, devices, precision, and what describe says."""
+"""The LoRA step: memory of the compiled program, devices, precision, and estimates."""
 
 import dataclasses
 from pathlib import Path
@@ -34,7 +34,7 @@ def make_experiment(folder: Path, **changes: Any) -> Any:
 
 
 def trained(engine: Engine) -> Any:
-    """The adapter after some steps on weights of another seed."""
+    """Return the adapter after some steps on base weights from another seed."""
     assert engine.lora is not None
     placed = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_state())
     params = engine.model.init_params(jax.random.key(5))
@@ -56,7 +56,7 @@ def trained(engine: Engine) -> Any:
         {"compile": "pmap"},
     ],
 )
-def test_eight_devices_train_what_one_does(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_eight_devices_equal_one(tmp_path: Path, changes: dict[str, Any]) -> None:
     one = trained(make_engine(make_experiment(tmp_path), Hardware()))
     eight = trained(make_engine(make_experiment(tmp_path, **changes), Hardware(count=8)))
     assert_close(eight, one, 1e-4)
@@ -75,8 +75,8 @@ def test_factors_are_float32_for_any_policy(tmp_path: Path, policy: str) -> None
 
 
 @pytest.mark.slow
-def test_the_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_path: Path) -> None:
-    """Arguments: two float32 moments less. Temporaries: the gradients of all weights less."""
+def test_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_path: Path) -> None:
+    """Arguments shrink by two float32 moments, temporaries by the gradients of frozen weights."""
     sizes: dict[int, tuple[int, int, int, int]] = {}
     for rank in (0, 2):
         experiment = make_experiment(tmp_path, lora=LoRAConfig(rank), batch_size=1)
@@ -90,7 +90,7 @@ def test_the_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_pat
         arguments, temporaries = stats.argument_size_in_bytes, stats.temp_size_in_bytes
         described = describe(experiment)
         weights, optimizer = described.memory.weights, described.memory.optimizer
-        # Counters and the batch are the rest.
+        # The rest is counters and the batch.
         assert 0 <= arguments - weights - optimizer < 20_000
         sizes[rank] = arguments, temporaries, described.memory.gradients, described.trainable
     (full, full_temp, gradients, count), (lora, lora_temp, _, trainable) = sizes.values()

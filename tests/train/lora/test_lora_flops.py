@@ -1,4 +1,4 @@
-"""FLOPs of LoRA training that `describe` and `plan` report, against the program of its gradient."""
+"""LoRA training FLOPs in `describe` and `plan`, against the program of its gradient."""
 
 import dataclasses
 from pathlib import Path
@@ -33,7 +33,7 @@ B = 2
     ids=["full", "default", "all", "with-weights-in-full"],
 )
 def test_flops_match_the_program_of_the_gradient(tmp_path: Path, lora: LoRAConfig) -> None:
-    """To the last one, for scanned layers: the program computes what the count says."""
+    """Exactly, for scanned layers."""
     experiment = make_experiment(tmp_path, lora=lora)
     config = dataclasses.replace(experiment.model, pad_vocab_to_multiple=1, layer_loop="scan")
     engine = make_engine(dataclasses.replace(experiment, model=config), Hardware())

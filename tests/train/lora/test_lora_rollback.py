@@ -1,4 +1,4 @@
-"""A LoRA run rolls back to a checkpoint, and to its start, and keeps its base weights."""
+"""A LoRA run rolls back to a checkpoint or to its start, and keeps its base weights."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""LoRA runs: what is trained and saved, exact resume, evaluation from the folder, refusals."""
+"""LoRA runs: what is trained and saved, exact resume, evaluation from the folder, errors."""
 
 import shutil
 from pathlib import Path
@@ -60,21 +60,19 @@ def restored(folder: Path, name: str, step: int) -> Any:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_holds_the_adapter_alone(folder: Path, run: Run) -> None:
+def test_checkpoint_holds_only_the_adapter(folder: Path, run: Run) -> None:
     state = restored(folder, "lora", 12)
     names = set(named_leaves(state.params))
     place = "layers/place_0"
     assert names == {f"{place}/{matrix}/lora_{factor}" for matrix in MATRICES for factor in "ab"}
     size = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    # Two moments, the average, and some counters; nothing has the size of the model.
+    # Two moments, the EMA and counters; nothing has the size of the model.
     assert sum(leaf.size for leaf in jax.tree.leaves(state.optimizer)) < 2 * size + 10
     assert set(named_leaves(state.ema)) == names
 
 
 @pytest.mark.slow
-def test_only_targets_change_and_the_folder_gives_the_same_run(
-    folder: Path, source: Run, run: Run
-) -> None:
+def test_only_targets_change_and_the_run_reloads(folder: Path, source: Run, run: Run) -> None:
     loaded = load(str(folder / "lora"))
     assert_same_bits(loaded.params, run.params)
     before, after = named_leaves(source.params), named_leaves(loaded.params)
@@ -86,7 +84,7 @@ def test_only_targets_change_and_the_folder_gives_the_same_run(
 
 
 @pytest.mark.slow
-def test_the_first_loss_is_that_of_the_base(folder: Path, run: Run) -> None:
+def test_first_loss_is_that_of_the_base(folder: Path, run: Run) -> None:
     """Full fine-tuning from the same weights has the same first loss, and other ones later."""
     name = "full"
     experiment = adapted(folder, lora=LoRAConfig(), steps=2)
@@ -108,7 +106,7 @@ def test_resume_is_exact_without_the_source(folder: Path, source: Run, run: Run)
 
 
 @pytest.mark.slow
-def test_a_changed_base_is_noticed(folder: Path, run: Run) -> None:
+def test_changed_base_is_detected(folder: Path, run: Run) -> None:
     copy = folder / "damaged"
     shutil.copytree(folder / "lora", copy)
     shutil.rmtree(copy / "base")
@@ -123,13 +121,13 @@ def test_a_changed_base_is_noticed(folder: Path, run: Run) -> None:
         train.fit(adapted(folder, steps=13), str(copy), quiet=True)
 
 
-def test_nothing_to_adapt(folder: Path) -> None:
+def test_no_matching_target_raises(folder: Path) -> None:
     with pytest.raises(UserError, match=r"lora.rank 2: .* --init-from"):
         train.fit(adapted(folder), str(folder / "nothing"), quiet=True)
 
 
 @pytest.mark.slow
-def test_the_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[str]) -> None:
     fit = ["fit", write_config(folder, steps="2"), "--workdir", str(folder / "flags")]
     fit += ["--init-from", str(folder / "source"), "--lora.rank", "2", "--lora.targets"]
     wrong = command(capsys, *fit, "qeury")
@@ -141,7 +139,7 @@ def test_the_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_a_merged_run_is_an_ordinary_run(
+def test_merged_run_is_an_ordinary_run(
     folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     merged = str(folder / "merged")
@@ -156,14 +154,14 @@ def test_a_merged_run_is_an_ordinary_run(
     assert "holds a run already" in again.error
     plain = command(capsys, "merge", merged, "--workdir", str(folder / "twice"))
     assert "was not trained with LoRA" in plain.error
-    # It trains on, all weights of it.
+    # It can be trained further, with all of its weights.
     trained = train.fit(tiny(folder, ema=EmaConfig(0.5), steps=2), merged, quiet=True)
     assert trained.step == 2
 
 
 @pytest.mark.slow
-def test_weights_that_the_source_lacks_are_trained_in_full(folder: Path, source: Run) -> None:
-    """The body is adapted; what `init_only` leaves out starts anew and is trained."""
+def test_weights_missing_in_the_source_are_trained_in_full(folder: Path, source: Run) -> None:
+    """The body is adapted; weights that `init_only` excludes are initialized and trained."""
     options: Any = {"init_from": str(folder / "source"), "init_only": "layers", "quiet": True}
     new = train.fit(adapted(folder, steps=3), str(folder / "new"), **options)
     names = new.experiment.lora.train_fully

@@ -55,7 +55,7 @@ def gradients(params: Tree, step: int) -> Tree:
 def updated(
     config: Optimizer, params: Tree, axes: Tree = AXES, rates: Sequence[float] = RATES
 ) -> Tree:
-    """The parameters after an update for each rate."""
+    """Return the parameters after one update per rate."""
     optimizer = make_optimizer(config, axes)
     params = {name: jnp.asarray(value) for name, value in params.items()}
     state = jax.jit(optimizer.init)(params)
@@ -73,21 +73,23 @@ Layer = Callable[[str, Array, list[Array], Sequence[float]], Array]
 def by_layers(
     params: Tree, layer: Layer, axes: Tree = AXES, rates: Sequence[float] = RATES
 ) -> Tree:
-    """The same by a function of (name, weights, gradients, rates) of one layer, in float64."""
+    """Compute the same with a function of (name, weights, gradients, rates) of one layer, in
+    float64.
+    """
     grads = [gradients(params, step + 1) for step in range(len(rates))]
-    found = {}
+    actual = {}
     for name, leaf in params.items():
         stack = leaf.shape[: len(axes[name].stack)]
         end = np.zeros(leaf.shape)
         for index in np.ndindex(stack):
             own = [each[name][index].astype(np.float64) for each in grads]
             end[index] = layer(name, leaf[index].astype(np.float64), own, rates)
-        found[name] = end
-    return found
+        actual[name] = end
+    return actual
 
 
 def assert_like(found: Tree, expected: Tree, tolerance: float = 1e-5) -> None:
     for name, value in expected.items():
-        got = np.asarray(found[name], np.float64)
+        actual = np.asarray(found[name], np.float64)
         limit = tolerance * max(1.0, np.abs(value).max())
-        assert np.abs(got - value).max() <= limit, name
+        assert np.abs(actual - value).max() <= limit, name

@@ -25,7 +25,7 @@ def size(x: Array) -> float:
 
 
 def adafactor(config: Adafactor) -> Layer:
-    """Shazeer and Stern 2018, algorithms 4 and 5, with sums over rows and columns."""
+    """Compute Shazeer and Stern 2018, algorithms 4 and 5, with sums over rows and columns."""
 
     def layer(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
         r = c = v = np.zeros(())
@@ -66,9 +66,9 @@ def test_adafactor_matches_formula_per_layer(config: Adafactor) -> None:
 
 def test_zero_weights_are_updated() -> None:
     zeros = {name: np.zeros_like(leaf) for name, leaf in drawn(0).items()}
-    found = updated(Adafactor(), zeros)
-    assert_like(found, by_layers(zeros, adafactor(Adafactor())), 1e-7)
-    assert all(np.abs(leaf).min() > 0 for leaf in found.values())
+    result = updated(Adafactor(), zeros)
+    assert_like(result, by_layers(zeros, adafactor(Adafactor())), 1e-7)
+    assert all(np.abs(leaf).min() > 0 for leaf in result.values())
 
 
 def test_matrix_state_is_rows_and_columns() -> None:
@@ -79,4 +79,4 @@ def test_matrix_state_is_rows_and_columns() -> None:
     params = {"w": jnp.zeros((3, 11, 5, 7)), "b": jnp.zeros((3, 13))}
     state = jax.eval_shape(make_optimizer(Adafactor(), axes).init, params)
     kept = sum(leaf.size for leaf in jax.tree.leaves(state))
-    assert kept == 3 * (11 + 35) + 3 * 13 + 1  # and the number of the update
+    assert kept == 3 * (11 + 35) + 3 * 13 + 1  # and the update count

@@ -32,7 +32,7 @@ CONFIG = AdamW8bit(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3)
 
 
 def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
-    """Dettmers et al. 2022, section 2: a step in 32 bits between moments in 8."""
+    """Compute Dettmers et al. 2022, section 2: a 32-bit step between 8-bit moments."""
     m = v = np.zeros(w.shape)
     for t, (g, rate) in enumerate(zip(grads, rates, strict=True), start=1):
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
@@ -46,11 +46,11 @@ def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Ar
 @pytest.mark.slow
 def test_adamw_8bit_matches_formula() -> None:
     params = drawn(0, SHAPES)
-    found = updated(CONFIG, params, AXES)
-    assert_like(found, by_layers(params, adamw, AXES))
+    actual = updated(CONFIG, params, AXES)
+    assert_like(actual, by_layers(params, adamw, AXES))
     plain = updated(AdamW(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3), params, AXES)
     for name in SHAPES:
-        difference = np.abs(np.asarray(found[name]) - np.asarray(plain[name])).max()
+        difference = np.abs(np.asarray(actual[name]) - np.asarray(plain[name])).max()
         assert (difference > 1e-4) == (name in EIGHT), name
 
 
@@ -66,7 +66,7 @@ def test_state_size_is_two_bytes_per_parameter() -> None:
 
 @pytest.mark.slow
 def test_layers_are_quantized_independently() -> None:
-    """Bit for bit, whatever the size of the numbers beside it."""
+    """Bit for bit, whatever the size of values in other layers."""
     axes = {"w": LogicalAxes(("layers",), ("embed",), ("mlp",))}
     alone = {"w": LogicalAxes(inputs=("embed",), outputs=("mlp",))}
     params = drawn(0, {"w": (2, 67, 71)})
@@ -82,7 +82,9 @@ def test_layers_are_quantized_independently() -> None:
 
 
 def test_vanishing_gradient_causes_no_large_update() -> None:
-    """Squares far below their block's largest do not vanish before the mean of the gradients."""
+    """Squares far below their block's largest do not vanish before the mean of the
+    gradients does.
+    """
     axes = {"w": LogicalAxes(inputs=("vocab",), outputs=("embed",))}
     params = {"w": jnp.zeros((64, 256))}
     first = np.random.RandomState(0).randn(64, 256).astype(np.float32)
@@ -91,4 +93,4 @@ def test_vanishing_gradient_causes_no_large_update() -> None:
     for step in range(12):
         grads = {"w": jnp.asarray(first if step == 0 else 0 * first)}
         directions, state = update(grads, state, params)
-        assert np.abs(np.asarray(directions["w"])).max() < 2  # 1 in 32 bits
+        assert np.abs(np.asarray(directions["w"])).max() < 2  # one in 32 bits

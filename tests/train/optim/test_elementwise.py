@@ -24,7 +24,7 @@ from train.optim.optimizer_registry import make_optimizer
 
 
 def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:
-    """Sutskever et al. 2013, equations 1 to 4, the rate taken out of the velocity."""
+    """Compute Sutskever et al. 2013, equations 1 to 4, with the rate taken out of the velocity."""
 
     def layer(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
         velocity = np.zeros(())
@@ -56,7 +56,7 @@ HIDDEN = MATRICES - {"embedding", "positions"}
 
 
 def adam(l2: float = 0.0, decay: float = 0.0, hidden: float = 1.0) -> Layer:
-    """Loshchilov and Hutter 2019, algorithm 2: l2 in line 6, the decoupled decay in line 12."""
+    """Compute Loshchilov and Hutter 2019, algorithm 2: L2 in line 6, decoupled decay in line 12."""
 
     def layer(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
         m = v = np.zeros(())
@@ -85,9 +85,11 @@ def test_adam_matches_formula(l2: float) -> None:
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(l2=l2)))
 
 
-def test_hidden_matrices_have_a_learning_rate_of_their_own() -> None:
+def test_hidden_matrices_have_their_own_learning_rate() -> None:
     config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=0.3, matrix_lr_factor=0.25)
-    expected = by_layers(drawn(0), adam(decay=0.3, hidden=0.25))  # the decay has no factor
+    expected = by_layers(
+        drawn(0), adam(decay=0.3, hidden=0.25)
+    )  # the factor does not apply to the decay
     assert_like(updated(config, drawn(0)), expected)
     plain = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=0.3, matrix_lr_factor=4.0)
     assert_like(updated(plain, drawn(0)), by_layers(drawn(0), adam(l2=0.3, hidden=4.0)))
@@ -103,7 +105,7 @@ def test_only_matrices_decay() -> None:
 
 
 def lion(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:
-    """Chen et al. 2023, program 1."""
+    """Compute Chen et al. 2023, program 1."""
     m = np.zeros_like(w)
     for g, rate in zip(grads, rates, strict=True):
         direction = np.sign(0.8 * m + 0.2 * g)
@@ -113,5 +115,5 @@ def lion(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Arr
 
 
 def test_lion_matches_formula() -> None:
-    found = updated(Lion(beta1=0.8, beta2=0.7, weight_decay=0.3), drawn(0))
-    assert_like(found, by_layers(drawn(0), lion))
+    actual = updated(Lion(beta1=0.8, beta2=0.7, weight_decay=0.3), drawn(0))
+    assert_like(actual, by_layers(drawn(0), lion))

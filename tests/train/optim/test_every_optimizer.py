@@ -63,9 +63,9 @@ def test_eight_devices_equal_one(kind: str) -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     params = drawn(0, LARGE)
     optimizer = make_optimizer(OPTIMIZERS[kind](), AXES)
-    whole = replicated_sharding(mesh)
+    full = replicated_sharding(mesh)
     own = parameter_shardings(mesh, AXES, params)
-    layout = optimizer_state_shardings(jax.eval_shape(optimizer.init, params), params, own, whole)
+    layout = optimizer_state_shardings(jax.eval_shape(optimizer.init, params), params, own, full)
     update = jax.jit(optimizer.update)
     spread = jax.jit(optimizer.update, out_shardings=(own, layout))
     alone, placed = params, jax.device_put(params, own)
@@ -91,9 +91,9 @@ def test_state_of_other_shape_is_sharded_where_divisible() -> None:
         for name, shape in shapes.items()
     }
     state["count"] = jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[assignment]
-    found = optimizer_state_shardings(state, params, own, replicated_sharding(mesh))
-    assert found["count"].spec == PartitionSpec()
-    assert {name: found[name]["layers"]["w"].spec for name in shapes} == {
+    actual = optimizer_state_shardings(state, params, own, replicated_sharding(mesh))
+    assert actual["count"].spec == PartitionSpec()
+    assert {name: actual[name]["layers"]["w"].spec for name in shapes} == {
         "scales": PartitionSpec(None, ("fsdp",), ("tensor",)),
         "rows": PartitionSpec(None, ("fsdp",)),
         "odd": PartitionSpec(None, None, ("tensor",)),
@@ -108,7 +108,7 @@ def test_train_on_mesh_and_resume(
 ) -> None:
     """Bit for bit, also with a state unlike Adam's.
 
-    With 8 bits for parameters of a tiny model too, where they fill a block.
+    The 8-bit states are quantized even for the tiny model, whose parameters fill a block.
     """
     monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 256)
     experiment = tiny(

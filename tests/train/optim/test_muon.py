@@ -14,9 +14,9 @@ from transformer.layers.logical_axes import LogicalAxes
 
 
 def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
-    """Jordan et al. 2024: steps of X <- a X + (b A + c A A) X with A = X X^T.
+    """Compute Jordan et al. 2024: X <- a X + (b A + c A A) X with A = X X^T.
 
-    By `aol` X is scaled before them, each row by what its products with all rows come to.
+    With `aol`, X is first scaled: each row by the sum of its products with all rows.
     """
     if len(x) > x.shape[1]:
         return newton_schulz(x.T, config).T
@@ -36,9 +36,9 @@ def newton_schulz(x: np.ndarray, config: Muon) -> np.ndarray:
     ids=["frobenius", "aol"],
 )
 def test_muon_matches_formula(config: Muon) -> None:
-    """Nesterov momentum, orthogonalised, of the size of AdamW's (Liu et al. 2025)."""
+    """Nesterov momentum, orthogonalized, scaled to the size of AdamW's update (Liu et al. 2025)."""
     rates = RATES[:3]
-    found = updated(config, drawn(0), rates=rates)
+    actual = updated(config, drawn(0), rates=rates)
     theta, m = drawn(0)["matrix"].astype(np.float64), np.zeros(())
     for t, rate in enumerate(rates, start=1):
         g = gradients(drawn(0), t)["matrix"].astype(np.float64)
@@ -46,14 +46,14 @@ def test_muon_matches_formula(config: Muon) -> None:
         ahead = 0.95 * m / (1 - 0.95 ** (t + 1)) + 0.05 * g / (1 - 0.95**t)
         direction = 0.2 * np.sqrt(max(5, 11)) * newton_schulz(ahead, config)
         theta = theta - rate * (direction + 0.3 * theta)
-    np.testing.assert_allclose(found["matrix"], theta, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual["matrix"], theta, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_muon_treats_layers_independently() -> None:
-    """Also of a weight that has heads, whose matrix is [inputs, all outputs], and of experts."""
+    """Also for a weight with heads, whose matrix is [inputs, all outputs], and for experts."""
     config, params = Muon(weight_decay=0.1), drawn(0)
-    found = updated(config, params)
+    actual = updated(config, params)
     optimizer = make_optimizer(config, {"one": LogicalAxes(inputs=("embed",), outputs=("mlp",))})
     update = jax.jit(optimizer.update)
     layers = [("stacked", (i,)) for i in range(2)] + [
@@ -67,14 +67,14 @@ def test_muon_treats_layers_independently() -> None:
             grads = one(gradients(params, step)[name])
             directions, state = update(grads, state, weights)
             weights = {"one": weights["one"] - rate * directions["one"]}
-        assert_close(found[name][layer].reshape(5, -1), weights["one"], 1e-5)
+        assert_close(actual[name][layer].reshape(5, -1), weights["one"], 1e-5)
 
 
 def test_other_parameters_use_adam() -> None:
     """With Nesterov's momentum, and without decay."""
     config = Muon(beta1=0.8, beta2=0.9, epsilon=1e-3, weight_decay=0.3)
     rates = RATES[:3]
-    found = updated(config, drawn(0), rates=rates)
+    actual = updated(config, drawn(0), rates=rates)
     for name in set(SHAPES) - {"matrix", "stacked", "experts"}:
         theta, m, v = drawn(0)[name].astype(np.float64), np.zeros(()), np.zeros(())
         for t, rate in enumerate(rates, start=1):
@@ -83,11 +83,11 @@ def test_other_parameters_use_adam() -> None:
             v = 0.9 * v + 0.1 * g**2
             ahead = 0.8 * m / (1 - 0.8 ** (t + 1)) + 0.2 * g / (1 - 0.8**t)
             theta = theta - rate * ahead / (np.sqrt(v / (1 - 0.9**t)) + 1e-3)
-        np.testing.assert_allclose(found[name], theta, rtol=2e-5, atol=2e-6, err_msg=name)
+        np.testing.assert_allclose(actual[name], theta, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_output_matrix_uses_adam() -> None:
-    """An untied one has the vocabulary among its outputs: Muon leaves it to Adam."""
+    """An untied output matrix has the vocabulary among its outputs, so Muon leaves it to Adam."""
     axes = {"output": LogicalAxes(inputs=("embed",), outputs=("vocab",))}
     params = {"output": jnp.ones((5, 7))}
     grads = {"output": jnp.asarray(np.random.RandomState(0).randn(5, 7), jnp.float32)}

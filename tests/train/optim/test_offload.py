@@ -54,26 +54,29 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
 def test_offloaded_update_equals_plain_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update in between is rejected."""
     monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 16)
-    (found, state), (expected, wanted) = (
+    (actual, state), (expected, expected_state) = (
         after(kind, memory, (True, False, True)) for memory in MEMORIES
     )
-    assert_like(found, expected, 1e-6)
-    assert_close(state, wanted, 1e-6)
+    assert_like(actual, expected, 1e-6)
+    assert_close(state, expected_state, 1e-6)
 
 
 @needs_pinned_host
 def test_rejected_update_keeps_state() -> None:
-    (_, before), (_, found) = after("adamw", "host", (True,)), after("adamw", "host", (True, False))
-    assert_same_bits(found, before)
+    (_, before), (_, actual) = (
+        after("adamw", "host", (True,)),
+        after("adamw", "host", (True, False)),
+    )
+    assert_same_bits(actual, before)
 
 
 @needs_pinned_host
 @pytest.mark.full
 def test_train_with_host_placement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a mesh, its moments in the other memory before and after each step."""
+    """On a mesh, moments are in host memory before and after each step."""
     monkeypatch.setattr(
         "train.jit_engine.check_optimizer_placement", lambda *_: None
-    )  # a CPU has it, for nothing
+    )  # a CPU has it, without effect
     experiment = tiny(tmp_path, optimizer=AdamW(), mesh=MeshConfig(data=2, fsdp=2, tensor=2))
     model = dataclasses.replace(experiment.model, vocab_size=30, layer_loop="scan")
     losses: dict[str, list[float]] = {}

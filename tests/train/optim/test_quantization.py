@@ -11,21 +11,24 @@ Array = np.ndarray[Any, Any]
 
 
 def table(signed: bool) -> Array:
-    """Dettmers et al. 2022, section 1.3 and 2.2: seven decades, each cut into even parts."""
-    found = [0.0, 1.0]
+    """Return the code table of Dettmers et al.
+
+    2022, sections 1.3 and 2.2: seven decades in even parts.
+    """
+    actual = [0.0, 1.0]
     for i in range(7):
         edges = np.linspace(0.1, 1.0, 2 ** (i if signed else i + 1) + 1)
         middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (i - 6)
-        found += [*middles, *(-middles if signed else ())]
-    return np.sort(found)
+        actual += [*middles, *(-middles if signed else ())]
+    return np.sort(actual)
 
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_all_codes_round_trip(signed: bool) -> None:
     codes = np.arange(256, dtype=np.uint8)
-    found = jax.jit(code_values, static_argnames="signed")(codes, signed=signed)
-    np.testing.assert_allclose(found, table(signed), rtol=3e-7)
-    again = jax.jit(nearest_code, static_argnames="signed")(found, signed=signed)
+    actual = jax.jit(code_values, static_argnames="signed")(codes, signed=signed)
+    np.testing.assert_allclose(actual, table(signed), rtol=3e-7)
+    again = jax.jit(nearest_code, static_argnames="signed")(actual, signed=signed)
     np.testing.assert_array_equal(again, codes)
 
 
@@ -51,8 +54,8 @@ def distances_to_all(x: Array, signed: bool) -> Array:  # [n] -> [n, 256]
 
 
 def blocks(x: Array, stack: int, signed: bool) -> Array:
-    """Each layer's memory in blocks of 256; each block by its largest magnitude."""
-    found = np.zeros(x.shape)
+    """Quantize each layer's memory in blocks of 256, each scaled by its largest magnitude."""
+    actual = np.zeros(x.shape)
     for layer in np.ndindex(x.shape[:stack]):
         flat = x[layer].astype(np.float64).ravel()
         parts = [flat[i : i + BLOCK_SIZE] for i in range(0, len(flat), BLOCK_SIZE)]
@@ -61,19 +64,19 @@ def blocks(x: Array, stack: int, signed: bool) -> Array:
             scale = np.abs(part).max() or 1.0
             distances = distances_to_all(part / scale, signed)
             done.append(table(signed)[distances.argmin(axis=1)] * scale)
-        found[layer] = np.concatenate(done).reshape(x.shape[stack:])
-    return found
+        actual[layer] = np.concatenate(done).reshape(x.shape[stack:])
+    return actual
 
 
 @pytest.mark.parametrize(
     ("shape", "stack", "scales"),
     [
         ((5, 512), 0, (5, 2)),  # blocks within the last axis
-        ((2, 3, 8, 64), 1, (2, 3, 2)),  # within the last two
-        ((2, 3, 7, 11), 2, (2, 3, 1)),  # a layer is less than a block
+        ((2, 3, 8, 64), 1, (2, 3, 2)),  # blocks within the last two axes
+        ((2, 3, 7, 11), 2, (2, 3, 1)),  # a layer is smaller than a block
         ((3, 17, 19), 1, (3, 2)),  # the second block is short
         ((300,), 0, (2,)),
-        ((2, 16, 32), 1, (2, 2)),  # all of a layer's axes together
+        ((2, 16, 32), 1, (2, 2)),  # all axes of a layer together
     ],
 )
 @pytest.mark.parametrize("signed", [True, False])

@@ -19,62 +19,62 @@ def rates(config: ScheduleConfig, steps: int, *, width: int = 64) -> np.ndarray:
     """Return the rates of all updates until after the end, by number; element 0 is unused."""
     schedule = make_schedule(config, steps=steps, width=width)
     rates = scheduled_rate(schedule, jnp.asarray(NUMBERS))
-    found = np.broadcast_to(np.asarray(rates, np.float64), NUMBERS.shape)
-    return np.concatenate([[np.nan], found])
+    actual = np.broadcast_to(np.asarray(rates, np.float64), NUMBERS.shape)
+    return np.concatenate([[np.nan], actual])
 
 
 def test_cosine() -> None:
-    found = rates(ScheduleConfig("cosine", 0.4, warmup_steps=5, min_lr_ratio=0.25), steps=25)
-    np.testing.assert_allclose(found[1:6], [0.08, 0.16, 0.24, 0.32, 0.4], rtol=1e-6)
-    assert found[15] == pytest.approx((0.4 + 0.1) / 2, rel=1e-6)  # half of the way down
+    actual = rates(ScheduleConfig("cosine", 0.4, warmup_steps=5, min_lr_ratio=0.25), steps=25)
+    np.testing.assert_allclose(actual[1:6], [0.08, 0.16, 0.24, 0.32, 0.4], rtol=1e-6)
+    assert actual[15] == pytest.approx((0.4 + 0.1) / 2, rel=1e-6)  # halfway down
     for n in range(5, 26):
         half = (1 + math.cos(math.pi * (n - 5) / 20)) / 2
-        assert found[n] == pytest.approx(0.1 + 0.3 * half, rel=1e-5), n
-    assert found[25] == pytest.approx(0.1, rel=1e-6)
+        assert actual[n] == pytest.approx(0.1 + 0.3 * half, rel=1e-5), n
+    assert actual[25] == pytest.approx(0.1, rel=1e-6)
 
 
 def test_linear() -> None:
-    found = rates(ScheduleConfig("linear", 0.4, warmup_steps=4, min_lr_ratio=0.5), steps=8)
+    actual = rates(ScheduleConfig("linear", 0.4, warmup_steps=4, min_lr_ratio=0.5), steps=8)
     expected = [0.1, 0.2, 0.3, 0.4, 0.35, 0.3, 0.25, 0.2]
-    np.testing.assert_allclose(found[1:9], expected, rtol=1e-6)
+    np.testing.assert_allclose(actual[1:9], expected, rtol=1e-6)
 
 
 def test_warmup_stable_decay() -> None:
     config = ScheduleConfig(
         "warmup_stable_decay", 0.6, warmup_steps=3, min_lr_ratio=0, decay_fraction=0.3
     )
-    found = rates(config, steps=20)
-    np.testing.assert_allclose(found[1:4], [0.2, 0.4, 0.6], rtol=1e-6)
-    np.testing.assert_allclose(found[3:15], 0.6, rtol=1e-6)
+    actual = rates(config, steps=20)
+    np.testing.assert_allclose(actual[1:4], [0.2, 0.4, 0.6], rtol=1e-6)
+    np.testing.assert_allclose(actual[3:15], 0.6, rtol=1e-6)
     falling = [0.5, 0.4, 0.3, 0.2, 0.1, 0.0]  # 0.3 of 20 steps
-    np.testing.assert_allclose(found[15:21], falling, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(actual[15:21], falling, rtol=1e-5, atol=1e-7)
 
 
 def test_warmup_stable_decay_shorter_than_its_decay() -> None:
     config = ScheduleConfig(
         "warmup_stable_decay", 0.8, warmup_steps=2, min_lr_ratio=0.5, decay_fraction=1.0
     )
-    found = rates(config, steps=6)
-    np.testing.assert_allclose(found[1:7], [0.4, 0.8, 0.7, 0.6, 0.5, 0.4], rtol=1e-6)
+    actual = rates(config, steps=6)
+    np.testing.assert_allclose(actual[1:7], [0.4, 0.8, 0.7, 0.6, 0.5, 0.4], rtol=1e-6)
 
 
 def test_constant_and_no_warmup() -> None:
-    found = rates(ScheduleConfig("constant", 0.3, warmup_steps=0), 4)
-    np.testing.assert_allclose(found[1:], 0.3, rtol=1e-6)
-    found = rates(ScheduleConfig("constant", 0.3, warmup_steps=3), 4)
-    np.testing.assert_allclose(found[1:5], [0.1, 0.2, 0.3, 0.3], rtol=1e-6)
-    found = rates(ScheduleConfig("linear", 0.4, warmup_steps=0, min_lr_ratio=0), 4)
-    np.testing.assert_allclose(found[1:5], [0.3, 0.2, 0.1, 0], atol=1e-8)
+    actual = rates(ScheduleConfig("constant", 0.3, warmup_steps=0), 4)
+    np.testing.assert_allclose(actual[1:], 0.3, rtol=1e-6)
+    actual = rates(ScheduleConfig("constant", 0.3, warmup_steps=3), 4)
+    np.testing.assert_allclose(actual[1:5], [0.1, 0.2, 0.3, 0.3], rtol=1e-6)
+    actual = rates(ScheduleConfig("linear", 0.4, warmup_steps=0, min_lr_ratio=0), 4)
+    np.testing.assert_allclose(actual[1:5], [0.3, 0.2, 0.1, 0], atol=1e-8)
 
 
 def test_inverse_sqrt_matches_paper() -> None:
     """Vaswani et al. 2017, equation 3, with the base model's numbers."""
     numbers = (1, 100, 3999, 4000, 4001, 100_000)
-    found = np.asarray(inverse_sqrt_schedule(512, 4000)(jnp.array(numbers)))
+    actual = np.asarray(inverse_sqrt_schedule(512, 4000)(jnp.array(numbers)))
     expected = [512**-0.5 * min(n**-0.5, n * 4000**-1.5) for n in numbers]
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert found[3] == found.max() == pytest.approx(512**-0.5 * 4000**-0.5, rel=1e-6)
-    assert found[0] == pytest.approx(1.746928e-7, rel=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    assert actual[3] == actual.max() == pytest.approx(512**-0.5 * 4000**-0.5, rel=1e-6)
+    assert actual[0] == pytest.approx(1.746928e-7, rel=1e-6)
 
 
 def test_inverse_sqrt_peaks() -> None:
@@ -92,12 +92,12 @@ def test_rate_is_between_zero_and_peak(kind: Any, warmup: int, steps: int) -> No
     if kind == "inverse_sqrt":
         warmup = max(1, warmup)
     config = ScheduleConfig(kind, 3e-3, warmup_steps=warmup, min_lr_ratio=0, decay_fraction=0.37)
-    found = rates(config, steps)[1:]
-    assert (found >= 0).all()
-    assert (found <= 3e-3 * (1 + 1e-6)).all()
-    assert found[0] > 0 or (steps, warmup) == (1, 0)
+    actual = rates(config, steps)[1:]
+    assert (actual >= 0).all()
+    assert (actual <= 3e-3 * (1 + 1e-6)).all()
+    assert actual[0] > 0 or (steps, warmup) == (1, 0)
     if kind in ("cosine", "linear", "warmup_stable_decay") and steps > warmup:
-        np.testing.assert_allclose(found[steps - 1 :], 0, atol=1e-9)
+        np.testing.assert_allclose(actual[steps - 1 :], 0, atol=1e-9)
 
 
 def test_rates_are_float32() -> None:

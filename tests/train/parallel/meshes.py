@@ -1,4 +1,4 @@
-"""Tiny models, trained on any mesh, and what their compiled steps send."""
+"""Tiny models trained on any mesh, and the collectives of their compiled steps."""
 
 import dataclasses
 import math
@@ -69,11 +69,13 @@ def an_experiment(
     feed_forward: Any = None,
     **attention: Any,
 ) -> Experiment:
-    """Three layers without dropout, whose keys and values two heads share; documents are packed."""
+    """Return an experiment of three layers without dropout, two KV heads, and packed documents."""
     attention = {"num_heads": 4, "num_kv_heads": 2, "position": RoPE(), "bias": False, **attention}
     mixer = mixer or AttentionConfig(**attention)
-    fed = {"experts": mixture(0), "capacity": mixture(1.5)}.get(model, FeedForwardConfig(24))
-    block = BlockConfig(mixer=mixer, feed_forward=feed_forward or fed)
+    feed_forward_config = {"experts": mixture(0), "capacity": mixture(1.5)}.get(
+        model, FeedForwardConfig(24)
+    )
+    block = BlockConfig(mixer=mixer, feed_forward=feed_forward or feed_forward_config)
     experiment = tiny(folder, mesh=mesh)
     config = dataclasses.replace(
         experiment.model,
@@ -103,7 +105,7 @@ def an_experiment(
 
 
 def rows_of(model: str, cursor: int) -> dict[str, np.ndarray]:
-    """Two documents in each row, which begin anew at 0."""
+    """Return a batch with two documents in each row, whose positions restart at 0."""
     rows = random_rows(ROWS, VOCAB, length=LENGTH, cursor=cursor)
     rows["weights"] = np.ones_like(rows["weights"])
     first = 5
@@ -118,7 +120,7 @@ def rows_of(model: str, cursor: int) -> dict[str, np.ndarray]:
 
 
 def train(folder: Path, model: str, mesh: MeshConfig | None) -> Outcome:
-    """From the same weights on the same batches; without a mesh, on one device."""
+    """Train from the same weights on the same batches; without a mesh, on one device."""
     devices = jax.devices()[:1] if mesh is None else jax.devices()
     experiment = an_experiment(folder, model, mesh or MeshConfig())
     placed = make_mesh(experiment.mesh, devices)
@@ -136,7 +138,7 @@ def train(folder: Path, model: str, mesh: MeshConfig | None) -> Outcome:
 
 
 def kinds_by_axis(found: Iterable[Collective]) -> dict[str, set[str]]:
-    """The kinds of collectives along each axis."""
+    """Return the kinds of collectives along each axis."""
     kinds: dict[str, set[str]] = {}
     for one in found:
         for axis in one.axes:
@@ -145,7 +147,9 @@ def kinds_by_axis(found: Iterable[Collective]) -> dict[str, set[str]]:
 
 
 def largest_weight(outcome: Outcome) -> int:
-    """Bytes of the largest weight of one layer, or table of words, on one device of fsdp."""
+    """Return the bytes of the largest weight of one layer, or embedding table, on one fsdp
+    shard.
+    """
     sizes = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(outcome.params):
         layered = "layers" in jax.tree_util.keystr(path)
@@ -155,7 +159,7 @@ def largest_weight(outcome: Outcome) -> int:
 
 
 def sixteen() -> None:
-    """In a process of its own: a mesh of sixteen devices is one device."""
+    """Check, in its own process, that a mesh of sixteen devices equals one device."""
     jax.config.update("jax_num_cpu_devices", 16)
     jax.config.update("jax_disable_most_optimizations", True)
     with tempfile.TemporaryDirectory() as folder:
@@ -164,5 +168,5 @@ def sixteen() -> None:
             ("experts", MeshConfig(data=1, fsdp=2, expert=4, tensor=2)),
         ):
             expected = train(Path(folder), model, None).losses
-            found = train(Path(folder), model, mesh).losses
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+            actual = train(Path(folder), model, mesh).losses
+            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Several processes on this machine stand for several hosts."""
+"""Several processes on one machine stand in for several hosts."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROC
         ({**TWO, "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, None),
         ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, Coordinator(None)),
         ({"SLURM_STEP_NUM_TASKS": "1"}, None),
-        ({"SLURM_NTASKS": "4"}, None),  # the batch script itself, not what srun starts
+        ({"SLURM_NTASKS": "4"}, None),  # the batch script itself, not a task started by srun
         ({"OMPI_COMM_WORLD_SIZE": "2"}, Coordinator(None)),
         ({"TPU_WORKER_HOSTNAMES": "a,b"}, Coordinator(None)),
         ({"TPU_WORKER_HOSTNAMES": "a"}, None),
@@ -36,7 +36,9 @@ TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROC
         ({"KUBERNETES_SERVICE_HOST": "a"}, None),
     ],
 )
-def test_where_processes_meet(environment: dict[str, str], where: Coordinator | None) -> None:
+def test_coordinator_address_from_the_environment(
+    environment: dict[str, str], where: Coordinator | None
+) -> None:
     assert find_coordinator({"JAX_PLATFORMS": "cpu", **environment}) == where
 
 
@@ -48,12 +50,12 @@ def test_where_processes_meet(environment: dict[str, str], where: Coordinator | 
         ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give an integer from 0 to 1"),
     ],
 )
-def test_half_a_meeting_is_told(changes: dict[str, str], message: str) -> None:
+def test_incomplete_distributed_settings_raise(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_coordinator({**TWO, **changes})
 
 
-def test_other_errors_are_left_as_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     error = jax.errors.JaxRuntimeError("Gloo: connection closed by peer")
     with (
         pytest.raises(jax.errors.JaxRuntimeError),
@@ -62,8 +64,8 @@ def test_other_errors_are_left_as_they_are() -> None:
         raise error
 
 
-def test_if_the_first_is_killed_the_other_ends_with_a_word() -> None:
-    """JAX aborts it: the coordination service has ended with the first process."""
+def test_process_0_killed_ends_the_other_with_a_message() -> None:
+    """JAX aborts it, because the coordination service ended with process 0."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -128,11 +130,11 @@ class Hosts:
             )
 
     def ends(self, timeout: float = 400) -> list[tuple[int, str]]:
-        """The status of each, and what it said on standard error."""
+        """Return the exit status of each process and its standard error."""
         said = [process.communicate(timeout=timeout)[1] for process in self.running]
-        found = [(p.returncode, each) for p, each in zip(self.running, said, strict=True)]
+        actual = [(p.returncode, each) for p, each in zip(self.running, said, strict=True)]
         self.running = []
-        return found
+        return actual
 
     def losses(self) -> dict[int, float]:
         lines = lines_of(self.folder / "run" / "metrics.jsonl")
@@ -141,21 +143,19 @@ class Hosts:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    found = Hosts(tmp_path)
-    yield found
-    for process in found.running:
+    result = Hosts(tmp_path)
+    yield result
+    for process in result.running:
         process.kill()
         process.communicate()
 
 
 @pytest.mark.full
-def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
-    hosts: Hosts, tmp_path: Path
-) -> None:
-    """A schedule that does not depend on how many steps there will be."""
+def test_one_of_four_killed_and_resumed_by_two(hosts: Hosts, tmp_path: Path) -> None:
+    """With a schedule that does not depend on the number of steps."""
     every = ("--checkpoint.every", "3", "--schedule.kind", "inverse_sqrt")
     hosts.start(4, *every, "--steps", "100000")
-    until(lambda: len(finished(tmp_path / "run" / "checkpoints")) >= 2)
+    wait_until(lambda: len(finished_steps(tmp_path / "run" / "checkpoints")) >= 2)
     hosts.running[3].send_signal(signal.SIGKILL)
     *others, killed = hosts.ends(timeout=120)
     assert killed[0] == -signal.SIGKILL
@@ -166,13 +166,13 @@ def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
         assert "start all of them again" in said
         assert "Traceback" not in said
 
-    last = max(finished(tmp_path / "run" / "checkpoints")) + 3
+    last = max(finished_steps(tmp_path / "run" / "checkpoints")) + 3
     hosts.start(2, *every, "--steps", str(last), devices=2)
     assert [status for status, _ in hosts.ends()] == [0] * 2
     together = hosts.losses()
     assert sorted(together) == list(range(1, last + 1))
     events = [line["event"] for line in lines_of(tmp_path / "run" / "logbook.jsonl")]
-    assert events.count("started") == 1  # one of them speaks
+    assert events.count("started") == 1  # one of them reports
 
     (tmp_path / "run").rename(tmp_path / "of several")
     hosts.start(1, *every, "--steps", str(last), devices=4)
@@ -180,20 +180,20 @@ def test_of_four_one_is_killed_the_others_end_with_a_word_and_two_go_on(
     assert hosts.losses() == pytest.approx(together, rel=1e-5)
 
 
-def finished(folder: Path) -> list[int]:
-    """The steps of checkpoints that count."""
+def finished_steps(folder: Path) -> list[int]:
+    """Return the steps of committed checkpoints."""
     return [int(each.parent.name) for each in folder.glob("[0-9]*/manifest.json")]
 
 
-def until(condition: Any, seconds: float = 300) -> None:
-    """Waits for something to be so."""
+def wait_until(condition: Any, seconds: float = 300) -> None:
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to be"
         time.sleep(0.2)
 
 
-def test_the_meeting_is_read_from_the_environment_of_skypilots_recipe() -> None:
+def test_skypilot_recipe_sets_the_coordinator() -> None:
     import yaml
 
     task = yaml.safe_load((Path(__file__).parents[3] / "cloud" / "sky.yaml").read_text())

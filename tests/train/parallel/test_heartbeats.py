@@ -1,4 +1,4 @@
-"""Heartbeats, with a store and a clock of the test; real processes are in test_distributed.py."""
+"""Heartbeats with a fake store and clock; real processes are in test_distributed.py."""
 
 import time
 
@@ -49,33 +49,33 @@ class Run:
         return [self.processes[index].beat() for index in indices]
 
 
-def test_while_all_beat_nobody_ends() -> None:
+def test_no_process_ends_while_all_beat() -> None:
     run = Run(3)
     for _ in range(100):
         run.now += 50
         assert run.beat(2, 1, 0) == [None] * 3
 
 
-def test_one_that_is_silent_ends_the_others() -> None:
+def test_silent_process_ends_the_others() -> None:
     run = Run(3)
     run.beat(2, 1, 0)
     for _ in range(2):
         run.now += 30
         assert run.beat(1, 0) == [None] * 2
     run.now += 1
-    assert run.beat(1) == [None]  # process 0 has to see it first
+    assert run.beat(1) == [None]  # process 0 must see it first
     word = "process 2 has not been heard of for 60 s"
     assert run.beat(0, 1) == [word] * 2
 
 
-def test_one_that_fails_says_why_and_ends_the_others() -> None:
+def test_failing_process_reports_why_and_ends_the_others() -> None:
     run = Run(3)
     run.beat(0, 1, 2)
     run.processes[1].announce_exit("disk full: make room")
     assert run.beat(2, 0) == ["process 1 has ended (disk full: make room)"] * 2
 
 
-def test_one_that_is_done_is_not_missed() -> None:
+def test_finished_process_is_not_missed() -> None:
     run = Run(2)
     run.beat(0, 1)
     run.processes[1].stop()
@@ -83,7 +83,7 @@ def test_one_that_is_done_is_not_missed() -> None:
     assert run.beat(0) == [None]
 
 
-def test_when_process_0_does_not_answer_the_others_end() -> None:
+def test_unreachable_process_0_ends_the_others() -> None:
     run = Run(2)
     run.beat(0, 1)
     run.store.gone = True
@@ -91,10 +91,10 @@ def test_when_process_0_does_not_answer_the_others_end() -> None:
     assert run.beat(1) == [None]
     run.now += 2
     assert run.beat(1) == ["process 0 has not answered for 60 s"]
-    run.processes[1].stop()  # there is nobody to tell, and that is no error
+    run.processes[1].stop()  # no store to report to, which is not an error
 
 
-def test_process_0_waits_until_the_others_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_0_waits_for_the_others_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(2)
     run.beat(0, 1)
     slept: list[float] = []
@@ -109,7 +109,7 @@ def test_process_0_waits_until_the_others_have_left(monkeypatch: pytest.MonkeyPa
     assert len(slept) == 3
 
 
-def test_process_0_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_0_stops_waiting_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(2)
     run.beat(0, 1)
 
@@ -121,7 +121,7 @@ def test_process_0_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
     assert run.now == 6
 
 
-def test_the_thread_ends_its_process_once() -> None:
+def test_thread_ends_its_process_once() -> None:
     run = Run(2)
     run.processes[1].announce_exit("disk full")
     run.processes[0].start()

@@ -68,21 +68,21 @@ def slow(model: str, mesh: MeshConfig) -> Any:
 def test_mesh_equals_one_device(
     folder: Path, alone: Callable[[str], Outcome], model: str, mesh: MeshConfig
 ) -> None:
-    found, expected = train(folder, model, mesh), alone(model)
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=0, atol=1e-5)
-    assert abs(expected.losses[-1] - expected.losses[0]) > 1e-3  # weights that move
-    several = {axis: size for axis, size in found.mesh.shape.items() if size > 1}
-    wanted = {axis: KINDS[axis] for axis in several}
+    result, expected = train(folder, model, mesh), alone(model)
+    np.testing.assert_allclose(result.losses, expected.losses, rtol=0, atol=1e-5)
+    assert abs(expected.losses[-1] - expected.losses[0]) > 1e-3  # weights that are gathered
+    several = {axis: size for axis, size in result.mesh.shape.items() if size > 1}
+    expected_leaf = {axis: KINDS[axis] for axis in several}
     if model == "capacity":
-        wanted["expert"] = {"all-reduce", "all-to-all"}
-    assert kinds_by_axis(found.collectives) == wanted
-    for one in found.collectives:
+        expected_leaf["expert"] = {"all-reduce", "all-to-all"}
+    assert kinds_by_axis(result.collectives) == expected_leaf
+    for one in result.collectives:
         if one.kind == "all-gather" and "fsdp" in one.axes:
             assert one.axes == ("fsdp",)
-            assert one.bytes <= largest_weight(found)
+            assert one.bytes <= largest_weight(result)
         if one.kind == "collective-permute":
-            # Of each layer, forward or backward. Positions and segments are those of every layer,
-            # and may be sent around before the first.
+            # Per layer, forward or backward. All layers share positions and segments, which may be
+            # sent around the ring before the first layer.
             tokens = all(len(shape) == 2 for shape in one.shapes)
             assert one.count in ({mesh.context} if tokens else set()) | {3 * mesh.context}
 
@@ -96,7 +96,7 @@ def test_sixteen_devices_equal_one(folder: Path) -> None:
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_no_device_holds_a_whole_weight(folder: Path, optimizer: str) -> None:
-    """Nor of a moment of it, as it is laid out: 8-bit codes and their scales too."""
+    """Nor a whole moment, including 8-bit codes and their scales."""
     experiment = an_experiment(folder, "decoder", MeshConfig(data=1, fsdp=2, tensor=4), width=64)
     experiment = dataclasses.replace(experiment, optimizer=OPTIMIZERS[optimizer]())
     shapes = make_engine(experiment, Hardware(count=8)).abstract_state()
@@ -109,7 +109,7 @@ def test_no_device_holds_a_whole_weight(folder: Path, optimizer: str) -> None:
 
 @pytest.mark.slow
 def test_weights_are_initialized_in_shards(folder: Path) -> None:
-    """The program that makes the first state sends nothing, and has no weight whole on a device."""
+    """The program for the initial state has no collectives, and no device holds a whole weight."""
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)
     engine = make_engine(an_experiment(folder, "decoder", mesh, width=64), Hardware(count=8))
     text = jax.jit(engine.init).lower().compile().as_text() or ""
@@ -168,7 +168,7 @@ def test_cpu_rejects_host_placement(folder: Path) -> None:
 
 
 def test_host_placement_of_moments(folder: Path) -> None:
-    """Each where its weight lies, in the other memory; counters stay."""
+    """Each moment is sharded like its weight, in host memory; counters stay on the device."""
     experiment = an_experiment(folder, "decoder", MeshConfig(fsdp=2, optimizer_placement="host"))
     shapes = make_engine(experiment, Hardware("tpu", "TPU v5e", 8)).abstract_state()
     moments = shapes.optimizer[0].mu

@@ -1,4 +1,4 @@
-"""A model with experts is trained as any other."""
+"""A model with experts trains like any other."""
 
 import dataclasses
 from pathlib import Path
@@ -36,13 +36,13 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
 
 
 def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
-    """Three steps on windows whose words all count alike."""
+    """Train three steps on windows in which all tokens have equal weight."""
     state, metrics = engine.init(), []
     for cursor in range(3):
         rows = random_rows(8, VOCAB, cursor=cursor)
         rows["weights"] = np.ones_like(rows["weights"])
-        state, found = engine.step(state, engine.put_batch(rows))
-        metrics.append({name: float(value) for name, value in found.items()})
+        state, result = engine.step(state, engine.put_batch(rows))
+        metrics.append({name: float(value) for name, value in result.items()})
     return metrics, jax.tree.map(np.asarray, state.params)
 
 
@@ -54,11 +54,13 @@ def test_expert_parallelism_equals_one_device(tmp_path: Path) -> None:
     )
     expected, params = trained(one)
     assert set(expected[0]) >= LOSSES
-    assert 0.2 <= expected[0]["loss/load_balance"] < 0.3  # 0.1 in each layer, if all are used alike
+    assert (
+        0.2 <= expected[0]["loss/load_balance"] < 0.3
+    )  # 0.1 in each layer, if all experts are used equally
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     for changes in ({"mesh": mesh, "grad_accum_steps": 2}, {"compile": "pmap"}):
         engine = make_engine(make_experiment(tmp_path, **changes), Hardware(count=8))
-        found, others = trained(engine)
-        for metrics, wanted in zip(found, expected, strict=True):
-            assert metrics == pytest.approx(wanted, abs=1e-5)
+        actual, others = trained(engine)
+        for metrics, expected_metrics in zip(actual, expected, strict=True):
+            assert metrics == pytest.approx(expected_metrics, abs=1e-5)
         assert_close(others, params, 1e-4)

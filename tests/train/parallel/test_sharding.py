@@ -63,7 +63,7 @@ def test_invalid_mesh_sizes(mesh: MeshConfig, devices: int, message: str) -> Non
         mesh.axis_sizes(devices)
 
 
-def test_slices_joined_by_a_network_are_refused_by_name() -> None:
+def test_multislice_topologies_raise_by_name() -> None:
     devices: Any = [SimpleNamespace(id=n, platform="tpu", slice_index=n // 2) for n in range(4)]
     with pytest.raises(UsageError, match=r"^mesh: the TPUs are of 2 slices joined .* one slice$"):
         make_mesh(MeshConfig(), devices)
@@ -83,7 +83,9 @@ def test_shardings_follow_logical_axes() -> None:
     assert spec("embed", "kv_heads", "head") == P(("fsdp",), ("tensor",), None)
     assert spec("positions", "embed") == P(None, ("fsdp",))
     assert spec("batch", "length", None) == P(("data", "fsdp"), None, None)
-    assert spec("batch", "embed") == P(("data", "fsdp"), None)  # an axis of the mesh serves once
+    assert spec("batch", "embed") == P(
+        ("data", "fsdp"), None
+    )  # each mesh axis is used at most once
     assert spec("heads", "mlp") == P(("tensor",), None)
 
 
@@ -119,7 +121,7 @@ def test_length_and_expert_axes() -> None:
 
 
 def test_few_kv_heads_are_replicated() -> None:
-    """Key heads are replicated if they are fewer than the shards and divide their number."""
+    """KV heads are replicated if they are fewer than the shards and divide their number."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
     names = ("embed", "kv_heads", "head")
     assert checked_sharding(mesh, names, (8, 4, 3)).spec == P(("fsdp",), ("tensor",), None)
@@ -157,7 +159,7 @@ def test_batch_is_sharded_over_data_and_fsdp(tmp_path: Path) -> None:
 
 
 def test_zigzag_order(tmp_path: Path) -> None:
-    """Each part has an early piece and a late one, of every array alike."""
+    """Each device has an early and a late piece of every array."""
     engine = an_engine(tmp_path, MeshConfig(data=2, context=4))
     rows = {"positions": np.tile(np.arange(16), (4, 1)), "examples": np.arange(4)}
     batch = engine.put_batch(rows)
@@ -221,7 +223,7 @@ def test_optimizer_state_is_sharded_like_parameters(tmp_path: Path, kind: Any) -
 
 def test_described_gpus_lack_host_memory() -> None:
     class Described:
-        """The layout of an array on a GPU that is not there."""
+        """Sharding of an array on a GPU that this machine does not have."""
 
         memory_kind = None
 

@@ -23,16 +23,16 @@ QUIET = RecoveryConfig(window=11, warmup=7, threshold=3.0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def watched(config: RecoveryConfig, steps: Any) -> tuple[AnomalyDetector, jax.Array]:
-    """The detector at the end of (what is seen, lengths, scales or None), and every verdict."""
+def run_detector(config: RecoveryConfig, steps: Any) -> tuple[AnomalyDetector, jax.Array]:
+    """Return the detector after (observations, lengths, scales or None), and every verdict."""
 
     def one(detector: AnomalyDetector, step: Any) -> tuple[AnomalyDetector, jax.Array]:
         what, length, scale = step
         verdict = detect_anomaly(detector, what, length, scale, config)
         assert verdict.detector is not None
-        skipped = 1 - verdict.accept_update.astype(jnp.float32)
+        skipped_steps = 1 - verdict.accept_update.astype(jnp.float32)
         return verdict.detector, jnp.stack(
-            [skipped, *(verdict.metrics[name] for name in DETECTOR_METRICS)]
+            [skipped_steps, *(verdict.metrics[name] for name in DETECTOR_METRICS)]
         )
 
     start = AnomalyDetector.create(config)
@@ -40,41 +40,43 @@ def watched(config: RecoveryConfig, steps: Any) -> tuple[AnomalyDetector, jax.Ar
     return jax.lax.scan(one, start, steps)
 
 
-def seen(
+def verdicts_on(
     losses: np.ndarray,  # [steps]
     norms: np.ndarray,  # [steps]
     scales: np.ndarray | None = None,  # [steps]
     lengths: np.ndarray | None = None,  # [steps]
-    weights: np.ndarray | None = None,  # [steps], norms of the parameters
+    weights: np.ndarray | None = None,  # [steps], parameter norms
     config: RecoveryConfig = CONFIG,
 ) -> tuple[np.ndarray, AnomalyDetector]:  # [steps, 7], the verdicts
     """Return the detector's verdicts on the steps of a run."""
     lengths = np.full(len(losses), 128) if lengths is None else lengths
-    weights = growing(len(losses)) if weights is None else weights
+    weights = growing_norms(len(losses)) if weights is None else weights
     steps = jax.tree.map(np.float32, (np.stack([losses, norms, weights], axis=-1), lengths, scales))
-    detector, verdicts = watched(config, steps)
+    detector, verdicts = run_detector(config, steps)
     return np.asarray(verdicts), detector
 
 
-def a_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A loss that falls as a power of the step, and norms that do so more slowly."""
+def make_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return a loss that falls as a power of the step, and norms that fall more slowly."""
     drawn, n = np.random.RandomState(seed), np.arange(1, steps + 1)
     losses = 7 * (1 + n / 20) ** -0.25 * np.exp(noise * drawn.randn(steps))
     norms = 2 * (1 + n / 20) ** -0.1 * np.exp(3 * noise * drawn.randn(steps))
     return losses, norms
 
 
-def growing(steps: int) -> np.ndarray:  # [steps]
-    """The norm of parameters that begin to learn: linear, and later as the root of the step."""
+def growing_norms(steps: int) -> np.ndarray:  # [steps]
+    """Return parameter norms that grow linearly at first, and later as the square root of
+    the step.
+    """
     n = np.arange(1, steps + 1)
     return 10 * np.sqrt(1 + 0.02 * n)
 
 
 def make_detector(
-    recent: np.ndarray,  # [2, W], of the weights the same as of the gradients
+    recent: np.ndarray,  # [2, W]; parameter norms equal gradient norms
     lengths: Any = 128,  # [] or [W]
 ) -> AnomalyDetector:
-    """With these steps in its window."""
+    """Return a detector with these steps in its window."""
     start = AnomalyDetector.create(QUIET)
     assert start is not None
     lengths = jnp.broadcast_to(jnp.int32(lengths), recent.shape[1:])
@@ -82,13 +84,13 @@ def make_detector(
     return start.replace(log_history=jnp.asarray(recent, jnp.float32), lengths=lengths)
 
 
-def skipped(verdicts: np.ndarray) -> list[int]:
+def skipped_steps(verdicts: np.ndarray) -> list[int]:
     return np.flatnonzero(verdicts[:, 0]).tolist()
 
 
 @pytest.mark.slow
-def test_the_limits_by_hand() -> None:
-    """The median of the logarithms, and three of their deviations: medians of |x - median|."""
+def test_limits_by_hand() -> None:
+    """The median of the logarithms, plus three deviations: medians of |x - median|."""
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
@@ -96,19 +98,19 @@ def test_the_limits_by_hand() -> None:
     limits = np.log(detector.compute_limits(QUIET, 128).max_values)
     expected = [1 + 3 * 1.4826, 1 + 3 * MIN_LOG_STD[1], 1 + 3 * MIN_LOG_STD[2]]
     np.testing.assert_allclose(limits, expected, rtol=1e-5)
-    recent[:, 4] = np.nan  # one less than there have to be
+    recent[:, 4] = np.nan  # one fewer than required
     unknown = make_detector(recent).compute_limits(QUIET, 128).max_values
     assert unknown.tolist() == [NO_LIMIT] * 3
 
 
 @pytest.mark.slow
-def test_a_length_has_limits_of_its_own() -> None:
-    """Five batches of 8 tokens about 1, five of 16 about 5, one of 32."""
+def test_limits_per_length() -> None:
+    """Five batches of 8 tokens with losses about 1, five of 16 about 5, one of 32."""
     logs = np.array([0.9, 5.0, 1.0, 4.6, 1.1, 5.4, 1.0, 5.0, 1.3, 5.2, 3.0])
     lengths = [8, 16, 8, 16, 8, 16, 8, 16, 8, 16, 32]
     detector = make_detector(np.stack([logs, logs]), lengths)
     apart = logs[:10] - np.tile([1.0, 5.0], 5)
-    # Of no length do they fall, so there is no trend.
+    # They fall for no length, so there is no trend.
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
     assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
     for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
@@ -122,89 +124,89 @@ def test_a_length_has_limits_of_its_own() -> None:
 
 
 @pytest.mark.full
-def test_a_spike_among_batches_of_several_lengths_is_noticed() -> None:
+def test_spike_among_batches_of_several_lengths_is_detected() -> None:
     """The spike is smaller than the difference between losses of long and short sentences."""
-    losses, norms = a_run(1000)
+    losses, norms = make_run(1000)
     lengths = np.random.RandomState(2).choice([8, 16, 32], 1000)
     losses *= lengths / 8
     losses[980:985] *= 2
-    verdicts, _ = seen(losses, norms, lengths=lengths)
-    assert skipped(verdicts) == list(range(980, 985))
-    blind, _ = seen(losses, norms)
-    assert not skipped(blind)
+    verdicts, _ = verdicts_on(losses, norms, lengths=lengths)
+    assert skipped_steps(verdicts) == list(range(980, 985))
+    blind, _ = verdicts_on(losses, norms)
+    assert not skipped_steps(blind)
 
 
-def test_a_fall_is_no_variation_and_a_rise_is() -> None:
+def test_falling_trend_is_removed_and_rising_trend_is_not() -> None:
     line = jnp.arange(10, dtype=jnp.float32)
     assert float(robust_std(-line)) == pytest.approx(0, abs=1e-6)
     assert float(robust_std(line)) == pytest.approx(1.4826 * 2.5)
 
 
 @pytest.mark.slow
-def test_ordinary_runs_give_no_alarm() -> None:
+def test_no_false_alarms_in_ordinary_runs() -> None:
     for noise in (0.001, 0.05, 0.3):
         for seed in range(2):
-            verdicts, _ = seen(*a_run(1000, noise=noise, seed=seed))
-            assert not skipped(verdicts)
+            verdicts, _ = verdicts_on(*make_run(1000, noise=noise, seed=seed))
+            assert not skipped_steps(verdicts)
 
 
 @pytest.mark.slow
-def test_noise_with_heavy_tails_is_no_trouble() -> None:
-    """Student's t with three degrees of freedom: here and there an update, never some in a row."""
+def test_heavy_tailed_noise_is_not_an_anomaly() -> None:
+    """Student's t with three degrees of freedom skips single updates, never several in a row."""
     drawn = np.random.RandomState(0)
     steps = 3000
     losses = 3 * np.exp(0.03 * drawn.standard_t(3, steps))
     norms = np.exp(0.2 * drawn.standard_t(3, steps))
-    verdicts, _ = seen(losses, norms)
-    assert len(skipped(verdicts)) < steps / 200
+    verdicts, _ = verdicts_on(losses, norms)
+    assert len(skipped_steps(verdicts)) < steps / 200
     assert verdicts[:, 1].max() < CONFIG.patience
 
 
 @pytest.mark.parametrize("at", [60, 980])
 @pytest.mark.parametrize("which", ["loss", "norm"])
-def test_a_spike_is_noticed_at_once(at: int, which: str) -> None:
-    losses, norms = a_run(1000)
+def test_spike_is_detected_immediately(at: int, which: str) -> None:
+    losses, norms = make_run(1000)
     (losses if which == "loss" else norms)[at : at + 5] *= 10
-    verdicts, _ = seen(losses, norms)
-    assert skipped(verdicts) == list(range(at, at + 5))
+    verdicts, _ = verdicts_on(losses, norms)
+    assert skipped_steps(verdicts) == list(range(at, at + 5))
     assert verdicts[at : at + 6, 1].tolist() == [1, 2, 3, 4, 5, 0]
 
 
 @pytest.mark.parametrize("bad", [1.3, np.inf, np.nan])
-def test_weights_out_of_line_are_noticed_at_once(bad: float) -> None:
-    """A flipped bit may belong to the embedding of a token that no batch has for a while."""
-    losses, norms = a_run(600)
-    weights = growing(600)
+def test_outlier_parameter_norms_are_detected_immediately(bad: float) -> None:
+    """A flipped bit may be in the embedding of a token that no batch contains for a while."""
+    losses, norms = make_run(600)
+    weights = growing_norms(600)
     weights[500:] *= bad
-    verdicts, _ = seen(losses, norms, weights=weights)
-    assert skipped(verdicts) == list(range(500, 600))
+    verdicts, _ = verdicts_on(losses, norms, weights=weights)
+    assert skipped_steps(verdicts) == list(range(500, 600))
     assert verdicts[500, 1] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("growth", [0.05, 0.005])
-def test_weights_that_begin_to_grow_are_in_line(growth: float) -> None:
-    """The learning rate rises from zero: first nothing moves, then all does."""
-    losses, norms = a_run(1000)
+def test_growing_parameter_norms_are_normal(growth: float) -> None:
+    """During the learning rate's warmup, first nothing moves, then everything does."""
+    losses, norms = make_run(1000)
     n = np.arange(1000)
     warm = np.where(n < 200, n * n / 400, n - 100)
-    verdicts, _ = seen(losses, norms, weights=10 * np.sqrt(1 + growth * warm))
-    assert not skipped(verdicts)
+    verdicts, _ = verdicts_on(losses, norms, weights=10 * np.sqrt(1 + growth * warm))
+    assert not skipped_steps(verdicts)
 
 
-def test_what_is_out_of_line_does_not_become_usual() -> None:
-    losses, norms = a_run(1000)
+def test_anomalies_do_not_enter_the_window() -> None:
+    losses, norms = make_run(1000)
     losses[100:] *= 10
-    verdicts, _ = seen(losses, norms)
-    assert skipped(verdicts) == list(range(100, 1000))
+    verdicts, _ = verdicts_on(losses, norms)
+    assert skipped_steps(verdicts) == list(range(100, 1000))
 
 
-def test_the_limit_of_the_median_by_hand() -> None:
+def test_limit_of_the_median_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0])
     detector = make_detector(np.stack([logs, logs]))
     limits = detector.compute_limits(QUIET, 128)
     assert float(limits.median_loss) == pytest.approx(np.e)
-    assert float(limits.max_median_loss) == NO_LIMIT  # there was no full window before
+    assert float(limits.max_median_loss) == NO_LIMIT  # there is no earlier full window
     assert float(limits.lowest_median) == 1
     detector = detector.replace(lowest_median=jnp.float32(0.5))
     spread = float(robust_std(detector.log_history[0]))
@@ -215,49 +217,51 @@ def test_the_limit_of_the_median_by_hand() -> None:
 
 
 @pytest.mark.parametrize("slope", [0.001, 0.003, 1.0])
-def test_a_loss_that_rises_too_slowly_for_a_spike_is_noticed(slope: float) -> None:
+def test_slow_rise_of_the_loss_is_detected(slope: float) -> None:
     """The loss ends 30% higher, more or less gradually; no single step is an outlier."""
-    losses, norms = a_run(1000)
+    losses, norms = make_run(1000)
     losses[600:] = losses[600] * np.exp(np.minimum(slope * np.arange(400), 0.3))
     losses[600:] *= np.exp(0.05 * np.random.RandomState(1).randn(400))
-    verdicts, _ = seen(losses, norms)
-    first = skipped(verdicts)[0]
-    assert losses[first] < verdicts[first, 2]  # no spike
+    verdicts, _ = verdicts_on(losses, norms)
+    first = skipped_steps(verdicts)[0]
+    assert losses[first] < verdicts[first, 2]  # no single spike
     assert 600 < first < 660 + 0.2 / slope
     assert verdicts[first, 1] == 1
-    undetected, _ = seen(losses, norms, config=dataclasses.replace(CONFIG, loss_rise_tolerance=0.0))
-    assert not skipped(undetected)
+    undetected, _ = verdicts_on(
+        losses, norms, config=dataclasses.replace(CONFIG, loss_rise_tolerance=0.0)
+    )
+    assert not skipped_steps(undetected)
 
 
-def test_there_is_no_alarm_before_enough_is_known() -> None:
-    losses, norms = a_run(100)
+def test_no_alarm_during_warmup() -> None:
+    losses, norms = make_run(100)
     losses[48:50] *= 100
-    verdicts, _ = seen(losses, norms)
-    assert not skipped(verdicts)
+    verdicts, _ = verdicts_on(losses, norms)
+    assert not skipped_steps(verdicts)
     assert (verdicts[:50, 2:5] == NO_LIMIT).all()
     assert (verdicts[50:, 2:5] < 1000).all()
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(np.nan, 1.0), (1.0, np.inf), (np.inf, np.nan)])
-def test_what_is_not_finite_is_out_of_line_at_any_time(loss: float, norm: float) -> None:
-    losses, norms = a_run(3)
+def test_nonfinite_values_are_always_anomalies(loss: float, norm: float) -> None:
+    losses, norms = make_run(3)
     losses[0], norms[0] = loss, norm
-    verdicts, detector = seen(losses, norms)
-    assert skipped(verdicts) == [0]
+    verdicts, detector = verdicts_on(losses, norms)
+    assert skipped_steps(verdicts) == [0]
     assert np.isfinite(np.asarray(detector.log_history)).sum() == 6
 
 
-def test_gradients_that_overflow_are_excused_while_the_scale_can_be_lowered() -> None:
-    losses, norms = a_run(6)
+def test_gradient_overflow_is_not_an_anomaly_while_the_loss_scale_can_fall() -> None:
+    losses, norms = make_run(6)
     norms[:] = np.inf
     losses[3] = np.nan
     scales = np.array([8, 4, 2, 1, 1, 1])
-    verdicts, _ = seen(losses, norms, scales)
-    assert skipped(verdicts) == list(range(6))
+    verdicts, _ = verdicts_on(losses, norms, scales)
+    assert skipped_steps(verdicts) == list(range(6))
     assert verdicts[:, 1].tolist() == [0, 0, 0, 1, 2, 3]
 
 
-def test_without_a_watch_only_what_is_not_finite_is_skipped() -> None:
+def test_disabled_detector_skips_only_nonfinite_updates() -> None:
     config = dataclasses.replace(CONFIG, window=0)
     assert AnomalyDetector.create(config) is None
     for norm, fine in ((1e30, True), (np.inf, False)):
@@ -266,10 +270,10 @@ def test_without_a_watch_only_what_is_not_finite_is_skipped() -> None:
         assert verdict.detector is None
 
 
-def test_nothing_to_learn_from_is_in_line() -> None:
+def test_batch_without_targets_is_normal() -> None:
     """A batch without targets: its loss and its gradients are zero."""
-    losses, norms = a_run(100)
+    losses, norms = make_run(100)
     losses[60] = norms[60] = 0
-    verdicts, detector = seen(losses, norms)
-    assert not skipped(verdicts)
+    verdicts, detector = verdicts_on(losses, norms)
+    assert not skipped_steps(verdicts)
     assert np.isfinite(np.asarray(detector.log_history)).all()

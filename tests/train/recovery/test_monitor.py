@@ -16,7 +16,7 @@ LIMITS = {
 
 
 class FakeReporter:
-    """Reporter that remembers its events."""
+    """Reporter that records its events."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -42,14 +42,14 @@ def metrics(
     usual: float = 2.0,
     skipped: bool | None = None,
 ) -> Any:
-    """Metrics of a step, with all limits."""
+    """Return metrics of a step, with all limits."""
     bad = count > 0 if skipped is None else skipped
     values = {"loss": loss, "grad_norm": norm, "param_norm": weights, "median_loss": usual}
     values |= {"skipped": bad, "consecutive_anomalies": count}
     return {name: jnp.float32(value) for name, value in {**values, **LIMITS}.items()}
 
 
-def test_it_looks_one_step_late() -> None:
+def test_metrics_are_read_one_step_late() -> None:
     monitor, reporter = make_monitor(patience=2)
     for step, count in ((5, 0), (6, 1), (7, 2)):
         batch = step + 100
@@ -61,7 +61,7 @@ def test_it_looks_one_step_late() -> None:
     assert anomaly.reason == "loss 9, more than 3"
 
 
-def test_it_looks_at_once_when_asked_to() -> None:
+def test_metrics_are_read_immediately_on_request() -> None:
     monitor, reporter = make_monitor(patience=1)
     assert monitor.find_anomaly(5, 5, metrics(0), wait=False) is None
     anomaly = monitor.find_anomaly(6, 6, metrics(1, norm=5.0), wait=True)
@@ -71,7 +71,7 @@ def test_it_looks_at_once_when_asked_to() -> None:
     assert len(reporter.events) == 1
 
 
-def test_the_first_of_two_troubles_is_told() -> None:
+def test_first_of_two_anomalies_is_reported() -> None:
     monitor, _ = make_monitor(patience=1)
     monitor.find_anomaly(5, 5, metrics(1), wait=False)
     anomaly = monitor.find_anomaly(6, 6, metrics(2), wait=True)
@@ -79,7 +79,7 @@ def test_the_first_of_two_troubles_is_told() -> None:
     assert anomaly.last_step == 5
 
 
-def test_what_has_risen_began_half_a_window_ago() -> None:
+def test_slow_rise_started_half_a_window_earlier() -> None:
     monitor, _ = make_monitor(patience=3)
     anomaly = monitor.find_anomaly(500, 600, metrics(1, usual=2.6), wait=True)
     assert anomaly is not None
@@ -88,15 +88,15 @@ def test_what_has_risen_began_half_a_window_ago() -> None:
 
 
 @pytest.mark.parametrize("bad", [20.5, math.inf, math.nan])
-def test_weights_out_of_line_are_not_waited_for(bad: float) -> None:
-    """A flipped bit may belong to the embedding of a token that no batch has for a while."""
+def test_outlier_parameter_norms_need_no_patience(bad: float) -> None:
+    """A flipped bit may be in the embedding of a token that no batch contains for a while."""
     monitor, _ = make_monitor(patience=3)
     anomaly = monitor.find_anomaly(500, 600, metrics(1, weights=bad), wait=True)
     assert anomaly is not None
     assert (anomaly.first_step, anomaly.last_step, anomaly.next_batch) == (500, 500, 601)
 
 
-def test_an_overflow_is_told_and_is_no_trouble() -> None:
+def test_overflow_is_logged_and_is_not_an_anomaly() -> None:
     monitor, reporter = make_monitor(patience=1)
     bad = metrics(0, norm=math.inf, skipped=True)
     assert monitor.find_anomaly(5, 5, bad, wait=True) is None
@@ -104,7 +104,7 @@ def test_an_overflow_is_told_and_is_no_trouble() -> None:
     assert event["reason"] == "grad_norm inf"
 
 
-def test_without_a_watch_there_is_nothing_to_see() -> None:
+def test_disabled_monitor_reports_nothing() -> None:
     monitor, reporter = make_monitor(patience=1)
     unwatched = {"loss": jnp.float32(math.nan), "skipped": jnp.float32(1)}
     assert monitor.find_anomaly(5, 5, unwatched, wait=True) is None
@@ -121,6 +121,6 @@ def test_without_a_watch_there_is_nothing_to_see() -> None:
         ({"loss": 3.5, "grad_norm": math.nan}, "loss 3.5, more than 3 and grad_norm nan"),
     ],
 )
-def test_what_is_wrong_in_words(values: dict[str, float], expected: str) -> None:
+def test_description_of_an_anomaly(values: dict[str, float], expected: str) -> None:
     fine = {"loss": 1.0, "grad_norm": 1.0, "param_norm": 1.0, "median_loss": 1.0}
     assert describe_anomaly({**fine, **LIMITS, **values}) == expected

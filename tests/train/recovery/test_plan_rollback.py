@@ -7,41 +7,41 @@ from train.recovery.rollback import Anomaly, choose_checkpoint, plan_rollback
 from train.recovery.rollback_record import Rollback
 
 CONFIG = RecoveryConfig(rollback_steps=100, skip_batches=200, max_rollbacks=3, lr_factor=0.5)
-TROUBLE = Anomaly(first_step=1151, last_step=1153, next_batch=1353, reason="loss 9, more than 4")
+ANOMALY = Anomaly(first_step=1151, last_step=1153, next_batch=1353, reason="loss 9, more than 4")
 
 
-def test_the_first_time_it_goes_back_and_on_with_other_data() -> None:
-    found = plan_rollback(TROUBLE, None, [500, 1000], CONFIG)
-    assert found == Rollback(
+def test_first_rollback_skips_data() -> None:
+    actual = plan_rollback(ANOMALY, None, [500, 1000], CONFIG)
+    assert actual == Rollback(
         first=1151, step=1153, checkpoint=1000, cursor=1553, rate=1.0, attempts=1
     )
 
 
-def test_the_ladder() -> None:
+def test_repeated_anomalies_lower_the_rate_until_the_limit() -> None:
     """The same anomaly again and again: the rate falls until `max_rollbacks` is reached."""
-    before, found = None, []
+    before, result = None, []
     for n in range(4):
-        trouble = dataclasses.replace(TROUBLE, next_batch=2000 + 300 * n)
-        rollback = plan_rollback(trouble, before, [1000], CONFIG)
+        anomaly = dataclasses.replace(ANOMALY, next_batch=2000 + 300 * n)
+        rollback = plan_rollback(anomaly, before, [1000], CONFIG)
         if rollback is None:
             break
-        found.append((rollback.attempts, rollback.rate, rollback.cursor))
+        result.append((rollback.attempts, rollback.rate, rollback.cursor))
         before = rollback
-    assert found == [(1, 1.0, 2200), (2, 0.5, 2500), (3, 0.25, 2800)]
+    assert result == [(1, 1.0, 2200), (2, 0.5, 2500), (3, 0.25, 2800)]
 
 
 @pytest.mark.parametrize(("first", "attempts"), [(900, 2), (1253, 2), (1254, 1)])
-def test_trouble_is_new_once_the_run_has_got_beyond_the_old(first: int, attempts: int) -> None:
+def test_attempts_reset_after_passing_the_last_anomaly(first: int, attempts: int) -> None:
     before = Rollback(first=1151, step=1153, checkpoint=1000, cursor=1553, rate=0.5, attempts=1)
-    trouble = Anomaly(first, first + 2, 5000, "")
-    found = plan_rollback(trouble, before, [500], CONFIG)
-    assert found is not None
-    assert found.attempts == attempts
-    assert found.rate == (0.25 if attempts == 2 else 0.5)  # what was lowered stays so
+    anomaly = Anomaly(first, first + 2, 5000, "")
+    result = plan_rollback(anomaly, before, [500], CONFIG)
+    assert result is not None
+    assert result.attempts == attempts
+    assert result.rate == (0.25 if attempts == 2 else 0.5)  # the lowered rate stays
 
 
-def test_no_try_at_all() -> None:
-    assert plan_rollback(TROUBLE, None, [1000], RecoveryConfig(max_rollbacks=0)) is None
+def test_max_rollbacks_0_gives_up() -> None:
+    assert plan_rollback(ANOMALY, None, [1000], RecoveryConfig(max_rollbacks=0)) is None
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,8 @@ def test_no_try_at_all() -> None:
         ([0], 0),
     ],
 )
-def test_how_far_back(checkpoints: list[int], expected: int) -> None:
-    """A checkpoint of step s precedes step s + 1: for an anomaly at 1151, that of 1150 is valid."""
+def test_checkpoint_to_roll_back_to(checkpoints: list[int], expected: int) -> None:
+    """The checkpoint of step s precedes step s + 1: for an anomaly at 1151, that of 1150 is
+    valid.
+    """
     assert choose_checkpoint(1151, checkpoints, 100) == expected

@@ -21,10 +21,10 @@ from train.recovery.recovery_config import RecoveryConfig
         ({"lr_factor": 1.5}, r"recovery.lr_factor 1.5: give a factor in \(0, 1\]"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RecoveryConfig(**settings)
 
 
-def test_no_watch_has_no_warmup() -> None:
+def test_disabled_detector_has_no_warmup() -> None:
     assert RecoveryConfig(window=0).warmup

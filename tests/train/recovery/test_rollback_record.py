@@ -12,7 +12,7 @@ from train.run_folder.folder import RunFolder
 ROLLBACK = Rollback(first=26, step=27, checkpoint=16, cursor=30, rate=0.5, attempts=2)
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_record_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
     assert RollbackRecord.read(path) == RollbackRecord()
     assert RollbackRecord().last is None
@@ -23,14 +23,14 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["recovery.json"]
 
 
-def test_it_may_lie_in_an_object_store(bucket: str) -> None:
+def test_record_in_an_object_store(bucket: str) -> None:
     path = RunFolder.create(f"{bucket}/runs/first").rollback_record
     assert RollbackRecord.read(path) == RollbackRecord()
     RollbackRecord((ROLLBACK,)).write(path)
     assert RollbackRecord.read(path).last == ROLLBACK
 
 
-def test_what_was_decided_stays_when_the_next_cannot_be_written(
+def test_failed_write_keeps_the_previous_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "recovery.json"
@@ -50,7 +50,7 @@ def test_what_was_decided_stays_when_the_next_cannot_be_written(
     "text",
     ["", "[]", "{}", '{"rollbacks": [{"step": 1}], "cleared": true}', '{"rollbacks": 3}'],
 )
-def test_a_damaged_one_is_refused(tmp_path: Path, text: str) -> None:
+def test_damaged_record_raises(tmp_path: Path, text: str) -> None:
     path = tmp_path / "recovery.json"
     path.write_text(text)
     with pytest.raises(UserError, match="restore the original file") as caught:

@@ -1,4 +1,4 @@
-"""Two processes that train together make the same decisions."""
+"""Two processes that train together make the same rollback decisions."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ print(run.final_metrics["loss"])
 
 
 @pytest.mark.full
-def test_two_processes_go_back_together(tmp_path: Path) -> None:
+def test_two_processes_roll_back_together(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
     with socket.socket() as free:
         free.bind(("localhost", 0))

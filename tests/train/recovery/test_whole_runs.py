@@ -1,4 +1,4 @@
-"""Whole runs with a planted fault."""
+"""Whole runs with planted faults."""
 
 import dataclasses
 from pathlib import Path
@@ -36,7 +36,9 @@ class CrashError(Exception):
 
 
 def an_experiment(folder: Path, **changes: Any) -> Experiment:
-    """With checkpoints 8, 16, 24, ...: for an anomaly at step 26, four steps back means 16."""
+    """Return an experiment with checkpoints 8, 16, 24, ...; from an anomaly at 26, four steps back
+    means 16.
+    """
     settings = {
         "steps": STEPS,
         "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup_steps=3),
@@ -79,14 +81,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.full
-def test_a_clean_run_is_left_alone(runs: Runs) -> None:
+def test_clean_run_has_no_rollback(runs: Runs) -> None:
     names = [line["event"] for line in lines_of(runs.folder / "clean" / "logbook.jsonl")]
     assert set(names) <= {"started", "weights", "finished"}
     assert not (runs.folder / "clean" / "recovery.json").exists()
     assert int(last_state(runs.clean).cursor) == STEPS
 
 
-def test_a_batch_that_is_not_finite_is_skipped(runs: Runs) -> None:
+def test_nonfinite_batch_is_skipped(runs: Runs) -> None:
     run = fit(runs.folder, "nan", NAN)
     [skipped] = events(runs.folder / "nan", "skipped")
     assert (skipped["step"], skipped["batch"], skipped["loss"]) == (26, 25, "NaN")
@@ -95,14 +97,17 @@ def test_a_batch_that_is_not_finite_is_skipped(runs: Runs) -> None:
     assert int(last_state(run).cursor) == STEPS
 
 
-def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
-    """Batches 25 to 27 are bad: after two of them, go back to step 16 and to batch 30."""
+def test_poisoned_batches_are_detected_and_skipped(runs: Runs) -> None:
+    """Batches 25 to 27 are bad.
+
+    After two of them, the run goes back to step 16 and on with batch 30.
+    """
     workdir = runs.folder / "poisoned"
     assert [line["step"] for line in events(workdir, "skipped")] == [26, 27]
     [rollback] = events(workdir, "rolled back")
-    found = {name: rollback[name] for name in rollback if name not in ("time", "event")}
+    actual = {name: rollback[name] for name in rollback if name not in ("time", "event")}
     expected = dict(first=26, step=27, checkpoint=16, cursor=30, rate=1.0, attempts=1)
-    assert found == {**expected, "skipped_batches": [16, 29]}
+    assert actual == {**expected, "skipped_batches": [16, 29]}
     [recovered] = events(workdir, "recovered")
     assert (recovered["step"], recovered["anomaly_step"]) == (31, 27)
     assert runs.poisoned.final_metrics["loss"] == pytest.approx(
@@ -113,8 +118,8 @@ def test_poisoned_batches_are_noticed_and_left_out(runs: Runs) -> None:
 
 
 @pytest.mark.full
-def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
-    """Gradients point the wrong way for a while, and no step is called a spike."""
+def test_slow_rise_of_the_loss_is_rolled_back(runs: Runs) -> None:
+    """Gradients have the wrong sign for a while, without a single spike."""
     uphill = Fault(first=25, count=20, factor=-1.0)
     recovery = RecoveryConfig(
         window=16, warmup=8, threshold=1e3, rollback_steps=4, skip_batches=10, max_rollbacks=2
@@ -129,7 +134,7 @@ def test_a_loss_that_rises_slowly_is_rolled_back(runs: Runs) -> None:
     assert run.final_metrics["loss"] == pytest.approx(runs.clean.final_metrics["loss"], rel=0.01)
 
 
-def test_the_evidence_is_kept(runs: Runs) -> None:
+def test_evidence_of_an_anomaly_is_kept(runs: Runs) -> None:
     """Checkpoints on both sides and the anomalous state are kept; nothing is overwritten."""
     workdir = runs.folder / "poisoned"
     kept = {path.name for path in (workdir / "checkpoints").iterdir()}
@@ -144,7 +149,7 @@ def test_the_evidence_is_kept(runs: Runs) -> None:
     assert {line["step"] for line in aside} == set(range(17, 29))
 
 
-def test_the_best_is_of_what_the_run_has_come_to(runs: Runs) -> None:
+def test_best_evaluation_excludes_rolled_back_steps(runs: Runs) -> None:
     """The best evaluation is of a step that was not rolled back."""
     lines = lines_of(runs.folder / "poisoned" / "metrics.jsonl")
     judged = {line["step"]: line["loss"] for line in lines if line["split"] == "validation"}
@@ -152,7 +157,7 @@ def test_the_best_is_of_what_the_run_has_come_to(runs: Runs) -> None:
     with CheckpointManager(runs.folder / "poisoned" / "checkpoints", read_only=True) as checkpoints:
         best = checkpoints.read_metadata(STEPS)["best"]
         assert best["step"] in checkpoints.steps()
-    if best["step"] != STEPS:  # of the last step, the line is that of the whole split
+    if best["step"] != STEPS:  # for the last step, the metrics are those of the full split
         assert judged[best["step"]] == best["value"]
 
 
@@ -200,7 +205,7 @@ def killed_before_the_next_checkpoint(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda each: each.__name__,
 )
-def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> None:
+def test_crash_during_recovery_does_not_change_the_result(runs: Runs, killed: Any) -> None:
     """Bit for bit: weights, moments, data cursor, detector state."""
     name = killed.__name__
     with pytest.MonkeyPatch.context() as patch:
@@ -215,17 +220,17 @@ def test_a_crash_during_recovery_changes_nothing(runs: Runs, killed: Any) -> Non
 
 
 @pytest.mark.full
-def test_pmap_goes_back_as_jit_does(runs: Runs) -> None:
+def test_pmap_rolls_back_like_jit(runs: Runs) -> None:
     run = fit(runs.folder, "pmap", POISON, compile="pmap")
-    [found], [expected] = (
+    [actual], [expected] = (
         events(runs.folder / name, "rolled back") for name in ("pmap", "poisoned")
     )
-    assert {**found, "time": ""} == {**expected, "time": ""}
+    assert {**actual, "time": ""} == {**expected, "time": ""}
     assert losses(runs.folder / "pmap") == pytest.approx(losses(runs.folder / "poisoned"), rel=1e-4)
     assert int(last_state(run).cursor) == int(last_state(runs.poisoned).cursor)
 
 
-def test_tries_are_bounded(runs: Runs) -> None:
+def test_number_of_rollbacks_is_bounded(runs: Runs) -> None:
     """All data are bad from some batch on."""
     workdir = runs.folder / "hopeless"
     with pytest.raises(UserError, match="2 rollbacks did not help") as caught:
@@ -242,7 +247,7 @@ def test_tries_are_bounded(runs: Runs) -> None:
 
 
 @pytest.mark.full
-def test_without_a_checkpoint_it_begins_anew(runs: Runs) -> None:
+def test_rollback_without_checkpoint_restarts(runs: Runs) -> None:
     """The run restarts from the initial weights, with other data."""
     experiment = dataclasses.replace(
         an_experiment(runs.folder), checkpoint=CheckpointConfig(every=0), steps=34

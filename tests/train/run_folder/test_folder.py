@@ -10,13 +10,13 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.writing import write_atomically
 
 
-def test_a_new_folder_is_made_with_its_parents(tmp_path: pathlib.Path) -> None:
+def test_new_folder_is_created_with_its_parents(tmp_path: pathlib.Path) -> None:
     folder = RunFolder.create(str(tmp_path / "runs" / "first"))
     assert folder.path == tmp_path / "runs" / "first"
     assert list(folder.path.iterdir()) == []
 
 
-def test_everything_has_the_name_of_the_contract(tmp_path: pathlib.Path) -> None:
+def test_file_names_match_the_contract(tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
     paths = [
         folder.config_text,
@@ -34,13 +34,13 @@ def test_everything_has_the_name_of_the_contract(tmp_path: pathlib.Path) -> None
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == names.split()
 
 
-def test_a_run_goes_on_in_its_folder(tmp_path: pathlib.Path) -> None:
+def test_existing_run_folder_is_accepted(tmp_path: pathlib.Path) -> None:
     write_atomically(tmp_path / "config.json", "{}")
     write_atomically(tmp_path / "notes of mine.txt", "warm up longer")
     assert RunFolder.create(str(tmp_path)) == RunFolder.open_existing(str(tmp_path))
 
 
-def test_a_run_that_was_killed_before_its_config_was_written_can_begin_again(
+def test_run_killed_before_writing_its_config_can_restart(
     tmp_path: pathlib.Path,
 ) -> None:
     write_atomically(tmp_path / "tokenizer.json", "{}")
@@ -48,7 +48,7 @@ def test_a_run_that_was_killed_before_its_config_was_written_can_begin_again(
     assert RunFolder.create(str(tmp_path)).path == tmp_path
 
 
-def test_a_folder_of_other_things_is_refused(tmp_path: pathlib.Path) -> None:
+def test_folder_with_other_files_raises(tmp_path: pathlib.Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_a_folder_of_other_things_is_refused(tmp_path: pathlib.Path) -> None:
         RunFolder.create(str(tmp_path))
 
 
-def test_a_file_is_refused(tmp_path: pathlib.Path) -> None:
+def test_file_instead_of_folder_raises(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     for opened in RunFolder.create, RunFolder.open_existing:
         with pytest.raises(UserError, match=r"file: is a file; give a folder"):
@@ -66,40 +66,36 @@ def test_a_file_is_refused(tmp_path: pathlib.Path) -> None:
         RunFolder.create(str(tmp_path / "file" / "run"))
 
 
-def test_a_folder_that_can_only_be_read_is_refused(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_folder_raises(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: pathlib.Path, data: bytes) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr(pathlib.Path, "write_bytes", refuse)  # root may write wherever it is asked
+    monkeypatch.setattr(pathlib.Path, "write_bytes", refuse)  # root may write anywhere
     with pytest.raises(UserError, match=r"cannot be written \(Read-only file system\); make room"):
         RunFolder.create(str(tmp_path))
 
 
-def test_no_run_is_found_where_there_is_none(tmp_path: pathlib.Path) -> None:
+def test_missing_run_raises(tmp_path: pathlib.Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: does not exist; give the --workdir"):
         RunFolder.open_existing(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match=r"holds no run \(no config\.json\); give the --workdir"):
         RunFolder.open_existing(str(tmp_path))
 
 
-def test_a_path_whose_file_system_is_not_installed_is_refused() -> None:
+def test_uninstalled_file_system_raises() -> None:
     with pytest.raises(UserError, match=r"^workdir gs://bucket/run: .*gcsfs"):
         RunFolder.create("gs://bucket/run")
 
 
-def test_a_run_can_be_remote(bucket: str) -> None:
+def test_remote_run_folder(bucket: str) -> None:
     folder = RunFolder.create(f"{bucket}/runs/first")
     write_atomically(folder.config_json, '{"a": 1}')
     assert RunFolder.open_existing(f"{bucket}/runs/first").config_json.read_text() == '{"a": 1}'
 
 
 @pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "what?", "a\\b", "open["])
-def test_a_path_that_checkpoints_cannot_be_stored_under_is_refused(
-    name: str, tmp_path: pathlib.Path
-) -> None:
-    """Orbax and TensorStore would write files that they do not find again."""
+def test_unsupported_path_for_checkpoints_raises(name: str, tmp_path: pathlib.Path) -> None:
+    """Orbax and TensorStore would write files there that they do not find again."""
     for use in (RunFolder.create, RunFolder.open_existing):
         with pytest.raises(UserError, match=r"has . (and . )?in its path, where checkp"):
             use(tmp_path / name)

@@ -1,4 +1,4 @@
-"""One owner per folder: refusals, waiting, takeover, and owners that notice their replacement."""
+"""One owner per folder: errors, waiting, takeover, and owners that notice their replacement."""
 
 import dataclasses
 import multiprocessing
@@ -28,7 +28,7 @@ ELSEWHERE = Lease("other", "node7", 4121, "another machine", "1", "2026-11-23T20
 
 
 class Time:
-    """Clock that advances only by sleeping; `meanwhile` is called in each second."""
+    """Clock that advances only by sleeping; `meanwhile` is called once per second."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None):
         self.now, self._meanwhile = 100.0, meanwhile
@@ -51,7 +51,7 @@ def lock_of(folder: RunFolder, time: Time, said: list[str] | None = None) -> Run
     return RunLock(folder, print_message=say, clock=time.clock, sleep=time.sleep)
 
 
-def test_a_live_process_of_this_machine_is_respected_at_once(folder: RunFolder) -> None:
+def test_live_local_owner_raises_immediately(folder: RunFolder) -> None:
     time = Time()
     refused = r"is in use by process \d+ on .*, since 20.*; stop that process first, or give"
     with (
@@ -63,7 +63,7 @@ def test_a_live_process_of_this_machine_is_respected_at_once(folder: RunFolder) 
     assert time.now == 100.0
 
 
-def test_a_released_folder_is_free_at_once(folder: RunFolder) -> None:
+def test_released_folder_is_free_immediately(folder: RunFolder) -> None:
     time, said = Time(), list[str]()
     for _ in range(3):
         with lock_of(folder, time, said):
@@ -72,7 +72,7 @@ def test_a_released_folder_is_free_at_once(folder: RunFolder) -> None:
     assert lease_store(folder.lease_folder).numbers() == []
 
 
-def test_a_live_process_elsewhere_is_seen_by_its_renewals(folder: RunFolder) -> None:
+def test_live_remote_owner_is_detected_by_its_renewals(folder: RunFolder) -> None:
     store = lease_store(folder.lease_folder)
     store.create(1, ELSEWHERE)
     lease = [ELSEWHERE]
@@ -90,7 +90,7 @@ def test_a_live_process_elsewhere_is_seen_by_its_renewals(folder: RunFolder) -> 
     assert "within 60 s" in said[0]
 
 
-def test_a_dead_process_elsewhere_is_replaced_after_a_minute(folder: RunFolder) -> None:
+def test_dead_remote_owner_is_replaced_after_a_minute(folder: RunFolder) -> None:
     store = lease_store(folder.lease_folder)
     store.create(7, ELSEWHERE)
     time = Time()
@@ -101,7 +101,7 @@ def test_a_dead_process_elsewhere_is_replaced_after_a_minute(folder: RunFolder) 
     assert store.numbers() == []
 
 
-def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
+def test_one_of_two_waiting_processes_takes_over(folder: RunFolder) -> None:
     store = lease_store(folder.lease_folder)
     store.create(7, ELSEWHERE)
     faster = dataclasses.replace(ELSEWHERE, token="faster", host="node8")
@@ -109,7 +109,7 @@ def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
     end = time.now + LEASE_SECONDS
 
     class Late:
-        """Store that shows the other's lease only when its own is written."""
+        """Store that shows the other's lease only after its own is written."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(store, name)
@@ -126,22 +126,22 @@ def test_of_two_that_wait_one_goes_on(folder: RunFolder) -> None:
     assert store.read(8) == faster
 
 
-def test_who_was_replaced_notices_before_it_saves(folder: RunFolder) -> None:
+def test_replaced_owner_notices_before_saving(folder: RunFolder) -> None:
     time = Time()
     with lock_of(folder, time) as lock:
         lock.verify_ownership()
         lease_store(folder.lease_folder).create(2, ELSEWHERE)
-        lock.check_ownership()  # within its lease nothing is read at each step
+        lock.check_ownership()  # within its lease, steps read nothing
         with pytest.raises(UserError, match=r"was taken over by process 4121 on node7.*saves noth"):
             lock.verify_ownership()
         with pytest.raises(UserError, match="was taken over"):
             lock.check_ownership()
     assert (
         lease_store(folder.lease_folder).read(2) == ELSEWHERE
-    )  # it does not release what is not its
+    )  # it does not release another owner's lease
 
 
-def test_who_wakes_up_looks_at_once(folder: RunFolder) -> None:
+def test_suspended_owner_checks_immediately_after_waking(folder: RunFolder) -> None:
     time = Time()
     with lock_of(folder, time) as lock:
         lease_store(folder.lease_folder).create(2, ELSEWHERE)
@@ -150,7 +150,7 @@ def test_who_wakes_up_looks_at_once(folder: RunFolder) -> None:
             lock.check_ownership()
 
 
-def test_a_lease_file_that_is_damaged_is_waited_for(tmp_path: Path) -> None:
+def test_damaged_lease_file_is_waited_for(tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path))
     folder.lease_folder.mkdir()
     (folder.lease_folder / "3.json").write_text('{"token": 5}')
@@ -159,7 +159,7 @@ def test_a_lease_file_that_is_damaged_is_waited_for(tmp_path: Path) -> None:
         assert time.now == 100.0 + LEASE_SECONDS
 
 
-def test_lease_files_that_were_removed_are_written_again(folder: RunFolder) -> None:
+def test_removed_lease_files_are_rewritten(folder: RunFolder) -> None:
     store = lease_store(folder.lease_folder)
     with lock_of(folder, Time()) as lock:
         store.remove(1)
@@ -167,7 +167,7 @@ def test_lease_files_that_were_removed_are_written_again(folder: RunFolder) -> N
         assert store.numbers() == [1]
 
 
-def test_who_wakes_up_when_all_is_over_does_not_begin_again(folder: RunFolder) -> None:
+def test_suspended_owner_does_not_reclaim_a_finished_run(folder: RunFolder) -> None:
     """The new owner has finished and removed its lease."""
     store, time = lease_store(folder.lease_folder), Time()
     with lock_of(folder, time) as lock:
@@ -178,7 +178,7 @@ def test_who_wakes_up_when_all_is_over_does_not_begin_again(folder: RunFolder) -
     assert store.numbers() == []
 
 
-def test_the_owner_may_end_while_another_waits(folder: RunFolder) -> None:
+def test_owner_may_finish_while_another_waits(folder: RunFolder) -> None:
     store = lease_store(folder.lease_folder)
     store.create(5, ELSEWHERE)
     time = Time(lambda: store.remove(5))
@@ -187,7 +187,7 @@ def test_the_owner_may_end_while_another_waits(folder: RunFolder) -> None:
         assert store.numbers() == [1]
 
 
-def test_the_state_of_an_owner() -> None:
+def test_liveness_of_an_owner() -> None:
     mine = new_lease()
     if not machine_id():
         pytest.skip("no /proc here")
@@ -205,7 +205,7 @@ def test_the_state_of_an_owner() -> None:
     assert owner_state(Lease()) == "unknown"
 
 
-def test_this_process_forgets_a_lease_that_it_could_not_release() -> None:
+def test_unreleased_lease_is_forgotten() -> None:
     if not machine_id():
         pytest.skip("no /proc here")
     assert owner_state(new_lease()) == "gone"
@@ -217,7 +217,7 @@ def _take(path: str, barrier: object, outcome: object) -> None:
     outcome.put(lease_store(Path(path)).create(1, lease))  # type: ignore[attr-defined]
 
 
-def test_one_of_several_processes_gets_a_number(tmp_path: Path) -> None:
+def test_one_of_several_processes_gets_a_lease_number(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     barrier, outcome = spawn.Barrier(3), spawn.Queue()
     processes = [
@@ -231,8 +231,8 @@ def test_one_of_several_processes_gets_a_number(tmp_path: Path) -> None:
     assert sorted(taken) == [False, False, True]
 
 
-def test_a_killed_run_is_followed_at_once(tmp_path: Path) -> None:
-    """By another process of this machine, which need not wait for the lease to run out."""
+def test_killed_local_run_is_taken_over_immediately(tmp_path: Path) -> None:
+    """Another process on this machine need not wait until the lease expires."""
     hold = (
         "import sys, time\n"
         "from train.run_folder.lock import RunLock\n"

@@ -20,7 +20,7 @@ from train.runtime.local_hardware import local_hardware
 from train.tasks.task_registry import make_task
 
 
-def test_written_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
+def test_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
     task = make_task(tiny(tmp_path))
     corpus = task.prepare_corpus(None, None)
     experiment = task.resolve_experiment(corpus)

@@ -1,4 +1,4 @@
-"""Files of a run are written whole or not at all."""
+"""Files of a run are written atomically."""
 
 import pathlib
 import resource
@@ -9,7 +9,7 @@ from train.errors import UserError
 from train.run_folder.writing import write_atomically
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: pathlib.Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.json"
     write_atomically(path, "old")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,4 +1,4 @@
-"""A kernel that cannot be compiled is replaced, and the run says so."""
+"""A kernel that does not compile is replaced, and the run reports it."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ TPU = Hardware("tpu", "TPU v5 lite")
 
 
 def without_dropout(folder: Path) -> Experiment:
-    """A model that the kernels serve."""
+    """Return an experiment whose model the kernels support."""
     block = BlockConfig(mixer=AttentionConfig(num_heads=4), feed_forward=FeedForwardConfig(d_ff=24))
     experiment = tiny(folder, steps=2)
     model = TransformerConfig(
@@ -45,7 +45,7 @@ def test_only_used_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.Monk
         )
     experiment = without_dropout(tmp_path)
     assert mark_broken_kernels(experiment, Hardware()) == Hardware()
-    assert mark_broken_kernels(tiny(tmp_path), TPU) == TPU  # its dropout is not for kernels
+    assert mark_broken_kernels(tiny(tmp_path), TPU) == TPU  # kernels do not support its dropout
     assert compiled == []
     assert mark_broken_kernels(experiment, TPU) == TPU
     assert compiled == ["splash"]
@@ -55,9 +55,9 @@ def test_broken_kernel_is_marked_with_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(backend_probes.KERNEL_PROBES, "splash", fail)
-    found = mark_broken_kernels(without_dropout(tmp_path), TPU)
+    result = mark_broken_kernels(without_dropout(tmp_path), TPU)
     why = "Failed to deserialize the Mosaic module: expected <= 7 but got 8"
-    assert found.broken_kernels == (("splash", why),)
+    assert result.broken_kernels == (("splash", why),)
 
 
 def test_run_uses_fallback_and_reports_it(

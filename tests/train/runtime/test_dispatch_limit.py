@@ -1,4 +1,4 @@
-"""Programs in flight, counted on a device whose programs end only when they are waited for."""
+"""Programs in flight, counted on a device whose programs end only when waited for."""
 
 import dataclasses
 from pathlib import Path
@@ -28,7 +28,7 @@ GPUS = Hardware("gpu", "NVIDIA H200", 8, "9.0")
 
 
 class Device:
-    """Counts the programs in flight. One ends, and all before it, when it is waited for."""
+    """Counter of programs in flight. Waiting for one ends it and all before it."""
 
     def __init__(self) -> None:
         self.dispatched, self.ended, self.most = 0, 0, 0
@@ -44,7 +44,7 @@ class Device:
 
 
 class Output:
-    """Stand-in for an array, value 1.0, in `jax.block_until_ready` and `jax.device_get`."""
+    """Stand-in for an array of value 1.0 in `jax.block_until_ready` and `jax.device_get`."""
 
     def __init__(self, device: Device, number: int):
         self._device, self._number = device, number
@@ -59,7 +59,7 @@ class Output:
 
 
 def engine_on(device: Device, folder: Path, hardware: Hardware, how: str) -> Engine:
-    """An engine whose compiled functions are dispatched to a device that counts."""
+    """Return an engine whose compiled functions are dispatched to a counting device."""
     experiment = tiny(folder, compile=how)
     model = dataclasses.replace(experiment.model, vocab_size=30)
     engine = make_engine(dataclasses.replace(experiment, model=model), hardware)
@@ -111,7 +111,7 @@ def test_limit_waits_for_the_oldest() -> None:
 
 
 class CountingEngine:
-    """An engine without a limit of its own, over a device that counts."""
+    """Engine without its own limit, on a counting device."""
 
     def __init__(self) -> None:
         self.device = Device()
@@ -136,15 +136,15 @@ class Batches:
 
 def test_pending_evaluations_are_bounded() -> None:
     engine: Any = CountingEngine()
-    found = mean_losses(engine, {}, Batches())
-    assert found == {"loss": MANY / sum(range(1, MANY + 1))}
+    actual = mean_losses(engine, {}, Batches())
+    assert actual == {"loss": MANY / sum(range(1, MANY + 1))}
     assert engine.device.dispatched == MANY
     assert engine.device.most == MAX_PROGRAMS_IN_FLIGHT + 1
     assert engine.device.in_flight == 0
 
 
 def test_ema_is_cast_by_one_program() -> None:
-    """With one program for each leaf, as many as the model has weights would be in flight."""
+    """One program per leaf would put as many programs in flight as the model has weights."""
     leaves = {str(number): jnp.ones(2, jnp.bfloat16) for number in range(MANY)}
     wide = {name: leaf.astype(jnp.float32) for name, leaf in leaves.items()}
     state = TrainState(

@@ -19,7 +19,7 @@ def heard() -> Iterator[None]:
 
 
 class Thing:
-    """Something that can be referred to weakly."""
+    """Object that can be weakly referenced."""
 
 
 def ctrl_c(_: object = None) -> None:
@@ -27,7 +27,7 @@ def ctrl_c(_: object = None) -> None:
 
 
 def in_a_callback() -> None:
-    """Python ignores what a callback raises."""
+    """Raise in a callback, where Python ignores exceptions."""
     thing = Thing()
     reference = weakref.ref(thing, ctrl_c)
     del thing
@@ -77,7 +77,7 @@ def test_cleanup_is_not_interrupted() -> None:
 
 
 def test_started_run_is_interrupted_once() -> None:
-    """A second time would end it at once."""
+    """A second interrupt would end it immediately."""
     asked = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -105,8 +105,8 @@ def test_ignored_interrupt_is_not_repeated() -> None:
 def test_other_unraisable_errors_are_printed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[object] = []
-    monkeypatch.setattr("sys.unraisablehook", lambda what: told.append(what.exc_type))
+    reported: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(what.exc_type))
 
     def failing(_: object) -> None:
         raise ValueError
@@ -116,4 +116,4 @@ def test_other_unraisable_errors_are_printed(
         reference = weakref.ref(thing, failing)
         del thing
     assert reference() is None
-    assert told == [ValueError]
+    assert reported == [ValueError]

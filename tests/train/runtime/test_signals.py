@@ -43,17 +43,17 @@ def test_handlers_are_restored_after_an_error() -> None:
 
 
 def test_handlers_are_unchanged_outside_the_main_thread() -> None:
-    found: list[str | None] = []
+    result: list[str | None] = []
 
     def enter() -> None:
         with StopRequest() as stop:
-            found.append(stop.requested_by())
+            result.append(stop.requested_by())
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert found == [None]
+    assert result == [None]
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -98,13 +98,13 @@ def test_preemption_before_the_first_resumed_step() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    given = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+    kwargs = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", NOTIFIED],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **given, "JAX_PROCESS_ID": str(index)},
+            env={**os.environ, **kwargs, "JAX_PROCESS_ID": str(index)},
         )
         for index in range(2)
     ]
@@ -113,7 +113,7 @@ def test_preemption_before_the_first_resumed_step() -> None:
 
 
 def run(program: str, *, ignored: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program; `ignored`: a signal that is ignored when it starts, as nohup does."""
+    """Run a program; `ignored` is a signal that is ignored from its start, as nohup does."""
     trap = f"trap '' {ignored}; " if ignored else ""
     return subprocess.run(
         ["/bin/sh", "-c", f'{trap}exec "$0" -c "$1"', sys.executable, program],

@@ -26,7 +26,7 @@ def test_no_flags_for_cpu() -> None:
 def test_user_flags_are_kept() -> None:
     mine = "--xla_gpu_enable_latency_hiding_scheduler=false --mine"
     environment = {"XLA_FLAGS": mine}
-    for _ in range(2):  # once more changes nothing
+    for _ in range(2):  # applying it twice changes nothing
         set_overlap_flags("gpu", environment)
     flags = environment["XLA_FLAGS"].split()
     assert " ".join(flags[:2]) == mine
@@ -46,13 +46,13 @@ def test_xla_accepts_the_flags() -> None:
     flags: dict[str, str] = {"JAX_PLATFORMS": "cpu"}
     set_overlap_flags("gpu", flags)
     program = "import os; os.environ.update({}); import jax; print(jax.devices())"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program.replace("{}", repr(flags))],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
+    assert result.returncode == 0, result.stderr
 
 
 ENVIRONMENT = """
@@ -81,7 +81,7 @@ assert after == before, (before, after)
 def test_variables_of_the_user_are_respected(tmp_path: Path) -> None:
     """The devices of XLA_FLAGS are used, and no JAX_ variable is overridden."""
     cache = str(tmp_path / "own cache")
-    given = {
+    kwargs = {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=3",
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": cache,
@@ -90,6 +90,6 @@ def test_variables_of_the_user_are_respected(tmp_path: Path) -> None:
     }
     command = [sys.executable, "-c", ENVIRONMENT, cache]
     done = subprocess.run(
-        command, env={**os.environ, **given}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **kwargs}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Fits of whole sets of runs: what is reported, and what is left out with a reason."""
+"""Fits of sets of runs: what is reported, and what is excluded with a reason."""
 
 import json
 from pathlib import Path
@@ -17,14 +17,14 @@ LAW = ParametricLaw(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
 
 
 def grid(noise: float = 0.0) -> Runs:
-    """Four sizes on four amounts of data."""
+    """Return four sizes, each with four amounts of data."""
     parameters = np.repeat([1e6, 4e6, 1.6e7, 6.4e7], 4)
     tokens = np.tile([1e8, 4e8, 1.6e9, 6.4e9], 4)
     factors = np.exp(noise * np.random.default_rng(1).standard_normal(16))
     return Runs(parameters, tokens, LAW(parameters, tokens) * factors)
 
 
-def test_the_optimum_of_a_budget_has_intervals_that_hold_the_true_one() -> None:
+def test_intervals_of_the_optimum_contain_the_true_value() -> None:
     [found] = analyze(grid(noise=1e-3), budgets=[1e19], bootstrap_samples=40).optima
     true = LAW.optimum(1e19)
     assert found.best.parameters == pytest.approx(true.parameters, rel=0.1)
@@ -37,7 +37,7 @@ def test_the_optimum_of_a_budget_has_intervals_that_hold_the_true_one() -> None:
 def test_the_largest_runs_are_predicted_from_the_others() -> None:
     held_out = predict_held_out(grid())
     assert held_out is not None
-    # A fifth of 16 runs, those of the most compute.
+    # A fifth of 16 runs: those with the most compute.
     assert sorted(zip(held_out.runs.parameters, held_out.runs.tokens, strict=True)) == [
         (1.6e7, 6.4e9),
         (6.4e7, 1.6e9),
@@ -46,7 +46,7 @@ def test_the_largest_runs_are_predicted_from_the_others() -> None:
     assert np.abs(held_out.relative_errors).max() < 1e-4
 
 
-def test_a_prediction_that_is_wrong_has_an_error() -> None:
+def test_wrong_prediction_has_an_error() -> None:
     runs = grid()
     largest = runs.flops.argmax()
     runs.loss[largest] *= 1.25
@@ -55,7 +55,7 @@ def test_a_prediction_that_is_wrong_has_an_error() -> None:
     assert held_out.relative_errors.min() == pytest.approx(1 / 1.25 - 1, abs=1e-3)
 
 
-def test_power_laws_are_of_the_best_runs() -> None:
+def test_power_laws_fit_the_frontier() -> None:
     runs = Runs(
         np.array([1e6, 1e6, 2e6, 2e6]), np.array([1e7, 2e7, 1e7, 2e7]), np.array([4.0, 3, 3.5, 2])
     )
@@ -68,7 +68,7 @@ def test_power_laws_are_of_the_best_runs() -> None:
     }
 
 
-def test_runs_that_diverged_are_left_out_with_a_note() -> None:
+def test_diverged_runs_are_excluded_with_a_note() -> None:
     runs = grid()
     runs.loss[[3, 8]] = np.nan, np.inf
     analysis = analyze(runs, bootstrap_samples=2)
@@ -77,7 +77,7 @@ def test_runs_that_diverged_are_left_out_with_a_note() -> None:
     assert analysis.notes == ("2 runs diverged and are left out of the fits",)
 
 
-def test_a_loss_that_does_not_fall_has_a_reason_in_place_of_a_law() -> None:
+def test_loss_that_does_not_fall_gives_a_reason_instead_of_a_law() -> None:
     runs = grid()
     rising = Runs(runs.parameters, runs.tokens, 2 + runs.parameters / 1e8 + runs.tokens / 1e11)
     analysis = analyze(rising, budgets=[1e18], bootstrap_samples=2)
@@ -129,7 +129,7 @@ def test_csv_columns_may_be_in_any_order_beside_others(tmp_path: Path) -> None:
         ("parameters,tokens,loss\n1,2,nan\n", "line 2: loss nan: is not positive and finite"),
     ],
 )
-def test_damaged_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_damaged_csv_raises(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "runs.csv"
     file.write_text(text)
     with pytest.raises(UserError) as refused:
@@ -153,7 +153,7 @@ def test_counts_with_suffixes(text: str, numbers: list[float]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1M,,2M", "-1", "0", "M", "1e400", "nan", "many"])
-def test_counts_that_are_none(text: str) -> None:
+def test_invalid_counts_raise(text: str) -> None:
     with pytest.raises(UserError, match=r"^--sizes .*: is not a positive number; give one such as"):
         parse_counts(text, "--sizes")
 

@@ -29,7 +29,7 @@ RULES = SizeRules()
 
 
 def test_heads_keep_their_width_and_models_their_shape() -> None:
-    assert width_unit(QUICKSTART.model) == 64  # two query heads for one key head
+    assert width_unit(QUICKSTART.model) == 64  # two query heads per KV head
     assert width_unit(GPT.model) == 32
     model = model_of_width(QUICKSTART.model, 384, RULES)
     [block] = model.layer_pattern
@@ -54,8 +54,8 @@ def test_size_counts_no_embeddings() -> None:
 @pytest.mark.parametrize("size", [3e4, 4e5, 3e6])
 def test_closest_model_of_a_size(size: float) -> None:
     def distance(width: int) -> float:
-        found = count_without_embeddings(model_of_width(GPT.model, width, RULES))
-        return abs(math.log(found / size))
+        actual = count_without_embeddings(model_of_width(GPT.model, width, RULES))
+        return abs(math.log(actual / size))
 
     model = model_of_size(GPT.model, size, RULES)
     assert distance(model.d_model) == min(distance(width) for width in range(32, 352, 32))
@@ -98,7 +98,7 @@ def test_grid_of_tokens_and_budgets() -> None:
     assert {each.tokens for each in sized if each.parameters == small} == {409_600, 819_200}
     flops = [each.flops for each in sized[:4]]
     assert flops == sorted(flops)
-    # Two of the four have the budget, within half a step of the larger model's batches.
+    # Two of the four match the budget, within half a step of the larger model.
     assert sum(abs(each / (6 * small * 819_200) - 1) < 0.02 for each in flops) == 2
     rows = design_as_dicts(sized)
     assert rows[0]["name"] == sized[0].run.name
@@ -127,7 +127,7 @@ def test_results_are_fitted_without_failed_runs() -> None:
         fit_results(sized, few)
 
 
-def test_designs_that_cannot_be_fitted_are_refused() -> None:
+def test_designs_that_cannot_be_fitted_raise() -> None:
     sized = design_runs(GPT, [GPT.model], tokens=[1e5, 2e5, 3e5, 4e5, 5e5], rules=RULES)
     with pytest.raises(UsageError, match="5 runs of 1 sizes and 5 numbers of tokens cannot"):
         check_design(sized)

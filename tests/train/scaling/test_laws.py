@@ -38,10 +38,10 @@ def test_published_constants_give_the_published_optimum() -> None:
 
 def test_the_optimum_is_the_lowest_loss_of_its_budget() -> None:
     budget = 3e20
-    found = optimize.minimize_scalar(
+    result = optimize.minimize_scalar(
         lambda log_n: float(REFIT(np.exp(log_n), budget / 6 / np.exp(log_n))), bounds=(15, 25)
     )
-    assert np.log(REFIT.optimum(budget).parameters) == pytest.approx(found.x, abs=1e-3)
+    assert np.log(REFIT.optimum(budget).parameters) == pytest.approx(result.x, abs=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -68,12 +68,12 @@ def test_outliers_hardly_move_the_fit() -> None:
     assert pytest.approx(REFIT.E, rel=0.02) == law.E
 
 
-def test_the_fit_is_a_minimum_that_another_optimizer_cannot_lower() -> None:
+def test_fit_is_a_minimum() -> None:
     runs = isoflop_runs(REFIT, noise=5e-4, seed=7)
     law = fit_parametric_law(runs)
 
     def objective(constants: np.ndarray) -> float:
-        """Write the objective of Hoffmann et al. 2022, equation 3, with delta 1e-3."""
+        """Return the objective of Hoffmann et al. 2022, equation 3, with delta 1e-3."""
         e, log_a, log_b, alpha, beta = constants
         n, d = np.log(runs.parameters), np.log(runs.tokens)
         predicted = np.log(np.exp(e) + np.exp(log_a - alpha * n) + np.exp(log_b - beta * d))
@@ -81,11 +81,11 @@ def test_the_fit_is_a_minimum_that_another_optimizer_cannot_lower() -> None:
         return 1e6 * float(np.where(r <= 1e-3, r**2 / 2, 1e-3 * (r - 5e-4)).sum())
 
     fitted = np.array([np.log(law.E), np.log(law.A), np.log(law.B), law.alpha, law.beta])
-    found = optimize.minimize(objective, fitted, method="Nelder-Mead")
-    assert found.fun > objective(fitted) - 1e-4
+    result = optimize.minimize(objective, fitted, method="Nelder-Mead")
+    assert result.fun > objective(fitted) - 1e-4
 
 
-def test_bootstrap_intervals_hold_the_constants_and_shrink_with_the_noise() -> None:
+def test_bootstrap_intervals_contain_the_constants_and_shrink_with_noise() -> None:
     widths = []
     for noise in (5e-4, 5e-3):
         runs = isoflop_runs(REFIT, noise=noise, seed=1)
@@ -96,21 +96,21 @@ def test_bootstrap_intervals_hold_the_constants_and_shrink_with_the_noise() -> N
     assert widths[1] > 4 * widths[0]
 
 
-def test_a_straight_line_in_logs_is_a_power_law() -> None:
+def test_line_in_log_space_is_a_power_law() -> None:
     true = PowerLaw(scale=8.8e13, exponent=0.076)  # Kaplan et al. 2020, equation 1.1
     x = np.logspace(5, 9, 6)
     law = fit_power_law(x, true(x))
     assert (law.scale, law.exponent) == pytest.approx((true.scale, true.exponent))
 
 
-def test_a_loss_that_rises_is_no_power_law() -> None:
+def test_rising_loss_is_not_a_power_law() -> None:
     with pytest.raises(ValueError, match="the loss does not fall with size"):
         fit_power_law(np.array([1.0, 2.0]), np.array([1.0, 1.1]))
     with pytest.raises(ValueError, match="1 sizes: a power law needs 2 or more"):
         fit_power_law(np.array([2.0, 2.0]), np.array([1.0, 1.1]))
 
 
-def test_the_envelope_has_the_runs_that_nothing_cheaper_beats() -> None:
+def test_frontier_has_runs_that_no_cheaper_run_beats() -> None:
     x, loss = np.array([3.0, 1, 2, 4, 2]), np.array([2.5, 3, 2.8, 2.6, 2.9])
     assert lower_envelope(x, loss).tolist() == [True, True, True, False, False]
 
@@ -119,13 +119,13 @@ def test_isoflop_minima_follow_the_optimum() -> None:
     minima = isoflop_minima(isoflop_runs(REFIT, noise=0))
     assert len(minima) == 7
     for each in minima:
-        # A parabola is an approximation of the law: right within some percent.
+        # A parabola approximates the law within a few percent.
         best = REFIT.optimum(each.flops)
         assert each.parameters == pytest.approx(best.parameters, rel=0.15)
         assert each.loss == pytest.approx(best.loss, rel=0.005)
 
 
-def test_a_budget_without_a_minimum_is_left_out() -> None:
+def test_budget_without_a_minimum_is_excluded() -> None:
     parameters = np.array([1e6, 2e6, 4e6])
     runs = Runs(parameters, 1e15 / 6 / parameters, np.array([3.0, 2.9, 2.8]))
     assert isoflop_minima(runs) == []
@@ -142,6 +142,6 @@ def test_a_budget_without_a_minimum_is_left_out() -> None:
         (Runs(np.arange(1.0, 6), np.full(5, 100.0), np.ones(5)), "tokens: all runs have 100"),
     ],
 )
-def test_runs_that_cannot_identify_the_law_are_refused(runs: Runs, message: str) -> None:
+def test_runs_that_cannot_identify_the_law_raise(runs: Runs, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         fit_parametric_law(runs)

@@ -15,7 +15,7 @@ BASE = find_experiment("quickstart")
 
 
 def build(flags: Sequence[str]) -> Experiment:
-    """Stands in for the command line: two fields are enough."""
+    """Stand in for the command line: two fields are enough."""
     changes = dict(each.removeprefix("--").split("=") for each in flags)
     return dataclasses.replace(
         BASE, steps=int(changes["steps"]), batch_size=int(changes["batch-size"])
@@ -89,6 +89,6 @@ def test_names_are_short_safe_and_distinct() -> None:
     assert all(len(name) < 200 for name in long)
 
 
-def test_runs_of_one_name_are_refused() -> None:
+def test_duplicate_run_names_raise() -> None:
     with pytest.raises(UsageError, match="have one name"):
         expand_grid({"data.path": ["a*b", "a?b"]}, 1, BASE, lambda flags: BASE)

@@ -1,4 +1,4 @@
-"""The queue of a sweep: what it keeps, resumes, records and refuses."""
+"""The queue of a sweep: what it keeps, resumes, records and rejects."""
 
 import dataclasses
 import io
@@ -31,7 +31,7 @@ def runs_of(folder: Path, *seeds: int, **changes: Any) -> list[SweepRun]:
 
 
 @pytest.mark.slow
-def test_a_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) -> None:
+def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) -> None:
     config, later = write_config(tmp_path, steps="3"), tmp_path / "later.txt"
     workdir = tmp_path / "sweep"
     words = ["sweep", config, "--set", f"data.path={later},{tmp_path / 'text.txt'}"]
@@ -55,7 +55,7 @@ def test_a_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) 
     assert json.loads(second.output)["failed"] == 0
     assert (workdir / run["name"] / "logbook.jsonl").read_bytes() == before
     assert (workdir / "sweep.png").exists()
-    # A third call has nothing to train: it starts no process.
+    # A third call has nothing to train and starts no process.
     start = subprocess.Popen
     subprocess.Popen = None  # type: ignore[assignment, misc]
     try:
@@ -66,7 +66,7 @@ def test_a_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_time_limit_is_a_stop(tmp_path: Path) -> None:
+def test_time_limit_stops_a_run(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError, match="stopped by its time limit with 0 of 1 runs done"):
         run_sweep(runs_of(tmp_path, 0), str(tmp_path / "sweep"), limit_seconds=0.01, quiet=True)
     assert SweepFolder(str(tmp_path / "sweep")).read_results() == {}
@@ -82,7 +82,7 @@ run_sweep(long_runs(Path(sys.argv[1])), sys.argv[2], processes=int(sys.argv[3]))
 
 
 def long_runs(folder: Path) -> list[SweepRun]:
-    """Runs of some seconds, with frequent checkpoints."""
+    """Return runs of some seconds, with frequent checkpoints."""
     return runs_of(folder, 0, 1, steps=3000, checkpoint=CheckpointConfig(every=100), log_every=100)
 
 
@@ -95,9 +95,9 @@ def wait_for_step(workdir: Path, name: str, step: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_queue_goes_on_exactly(tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_queue_resumes_exactly(tmp_path: Path, number: signal.Signals) -> None:
     runs = long_runs(tmp_path)
-    whole = run_sweep(runs, str(tmp_path / "whole"), processes=2, quiet=True)
+    full = run_sweep(runs, str(tmp_path / "whole"), processes=2, quiet=True)
     workdir = tmp_path / "killed"
     arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
@@ -109,14 +109,14 @@ def test_a_killed_queue_goes_on_exactly(tmp_path: Path, number: signal.Signals) 
     # The worker of a killed queue ends by itself; the new one waits until it has saved.
     resumed = run_sweep(runs, str(workdir), quiet=True)
     for name in ("seed=0", "seed=1"):
-        assert resumed[name].metrics == whole[name].metrics
+        assert resumed[name].metrics == full[name].metrics
         assert losses(workdir / name) == losses(tmp_path / "whole" / name)
     events = {event["event"] for event in lines_of(workdir / "seed=0" / "logbook.jsonl")}
     assert "resumed" in events
 
 
 @pytest.mark.full
-def test_a_killed_process_is_a_failed_run(tmp_path: Path) -> None:
+def test_killed_process_is_a_failed_run(tmp_path: Path) -> None:
     workdir = tmp_path / "sweep"
     arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
@@ -135,7 +135,7 @@ def test_a_killed_process_is_a_failed_run(tmp_path: Path) -> None:
 # ---- Without training ----
 
 
-def test_another_sweep_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_sweep_raises(tmp_path: Path) -> None:
     folder = SweepFolder(str(tmp_path / "sweep"))
     folder.path.mkdir()
     folder.write_sweep(runs_of(tmp_path, 0, 1))
@@ -149,7 +149,7 @@ def test_another_sweep_is_refused(tmp_path: Path) -> None:
     del saved["base"]["ema.decay"]
     file.write_text(json.dumps(saved))
     folder.check_same_sweep(runs_of(tmp_path, 0, 1))
-    # A part where there was none.
+    # A setting group that did not exist before.
     kept = {name: x for name, x in saved["base"].items() if not name.startswith("optimizer.")}
     saved["base"] = kept | {"optimizer": None}
     file.write_text(json.dumps(saved))
@@ -181,7 +181,7 @@ def test_runs_with_and_without_a_part_are_one_sweep(tmp_path: Path) -> None:
             folder.check_same_sweep(swapped)
 
 
-def test_other_folders_are_refused(tmp_path: Path) -> None:
+def test_folder_with_other_files_raises(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UserError, match=r"contains other files \(thesis.tex\) and no"):
         SweepFolder(str(tmp_path)).check_same_sweep([])

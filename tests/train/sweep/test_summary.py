@@ -29,8 +29,8 @@ def make(metric: str = "loss", *, lower: bool = True) -> SweepSummary:
             runs.append(run)
             results[run.name] = RunResult("failed", error="out of memory")
             if losses:
-                found = {metric: losses[seed], "other": 10.0 * losses[seed]}
-                results[run.name] = RunResult("finished", metric, lower, found, 5, 4.0 + seed)
+                actual = {metric: losses[seed], "other": 10.0 * losses[seed]}
+                results[run.name] = RunResult("finished", metric, lower, actual, 5, 4.0 + seed)
     return summarize(runs, results)
 
 

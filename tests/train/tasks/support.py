@@ -1,4 +1,4 @@
-"""Tiny experiments of every task, each with a small file of its own."""
+"""Tiny experiments of every task, each with its own small file."""
 
 import dataclasses
 import random
@@ -41,7 +41,7 @@ def write_labeled_texts(path: Path, *, lines: int, seed: int) -> Path:
 def write_tagged_words(path: Path, *, sentences: int, seed: int) -> Path:
     """Write sentences of 6 words in which animals are spans, some preceded by "red"."""
     drawn = rng(seed)
-    found = []
+    result = []
     for _ in range(sentences):
         words, before = [], "the"
         for _ in range(6):
@@ -50,8 +50,8 @@ def write_tagged_words(path: Path, *, sentences: int, seed: int) -> Path:
             tag = "O" if word == "the" else "I-ANIMAL" if inside else "B-ANIMAL"
             words.append(f"{word} {tag}\n")
             before = word
-        found.append("".join(words))
-    path.write_text("\n".join(found))
+        result.append("".join(words))
+    path.write_text("\n".join(result))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Labels of texts and words: word dropout, F1 of spans, the number of labels."""
+"""Labels of texts and words: word dropout, span F1, the number of labels."""
 
 import dataclasses
 from pathlib import Path
@@ -41,15 +41,15 @@ def some_answers(split: TokenLabelSplit, seed: int) -> dict[int, np.ndarray]:
 def test_f1_of_part_of_a_split(task: TaggingTask) -> None:
     split = task.prepare_corpus().split("validation")
     given = some_answers(split, 0)
-    whole = span_f1(split, given)
+    full = span_f1(split, given)
     right = {row: np.where(split.targets[row] < 0, 0, split.targets[row]) for row in given}
     assert span_f1(split, right) == 1.0
-    assert 0 < whole < 1
+    assert 0 < full < 1
     some = {row: answer for row, answer in right.items() if row % 3}
     assert span_f1(split, some) == 1.0
     mixed = {**given, **{row: right[row] for row in list(right)[:5]}}
     assert span_f1(split, {row: mixed[row] for row in list(right)[:5]}) == 1.0
-    assert span_f1(split, mixed) > whole
+    assert span_f1(split, mixed) > full
 
 
 def test_num_labels_must_match_the_data(tmp_path: Path) -> None:
@@ -68,7 +68,9 @@ def test_word_dropout_drops_each_token_with_its_rate() -> None:
     dropped = np.asarray(drop_words(segments, 0.3, keys))
     assert np.all(dropped <= segments)
     assert dropped.any(axis=1).all()  # no text loses all of its tokens
-    long = lengths >= 10  # where the exception for short texts changes the rate by less than 1e-5
+    long = (
+        lengths >= 10
+    )  # long enough that the exception for short texts changes the rate by less than 1e-5
     tokens = lengths[long].sum()
     deviation = np.sqrt(0.3 * 0.7 / tokens)
     assert abs(1 - dropped[long].sum() / tokens - 0.3) < 4 * deviation
@@ -77,14 +79,14 @@ def test_word_dropout_drops_each_token_with_its_rate() -> None:
     assert drop_words(segments, 0.0, keys) is segments
 
 
-def test_a_text_of_one_token_keeps_it() -> None:
+def test_text_of_one_token_keeps_it() -> None:
     segments = jnp.asarray([[1, 0, 0]] * 50)
     keys = jax.random.split(jax.random.key(1), 50)
     assert np.array_equal(drop_words(segments, 0.9, keys), segments)
 
 
 @pytest.mark.slow
-def test_word_dropout_applies_to_the_training_loss_alone(tmp_path: Path) -> None:
+def test_word_dropout_applies_only_to_the_training_loss(tmp_path: Path) -> None:
     settings = Classification(pooling="max", word_dropout=0.5)
     experiment = dataclasses.replace(tiny_classifier(tmp_path), task=settings)
     task = ClassificationTask(experiment)
@@ -98,7 +100,7 @@ def test_word_dropout_applies_to_the_training_loss_alone(tmp_path: Path) -> None
     loss = jax.jit(task.make_loss_fn(model))
     plain_loss = jax.jit(ClassificationTask(plain).make_loss_fn(model))
     dropped = {**batch, "segments": drop_words(batch["segments"], 0.5, keys)}
-    found = loss(params, batch, keys)["loss"]
-    assert_close(found, plain_loss(params, dropped, keys)["loss"], 1e-6)
-    assert found.total != plain_loss(params, batch, keys)["loss"].total
+    result = loss(params, batch, keys)["loss"]
+    assert_close(result, plain_loss(params, dropped, keys)["loss"], 1e-6)
+    assert result.total != plain_loss(params, batch, keys)["loss"].total
     assert_same_bits(loss(params, batch, None), plain_loss(params, batch, None))

@@ -60,7 +60,7 @@ class Trained(NamedTuple):
 
 
 def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
-    """Every checkpoint is kept."""
+    """Return an experiment that keeps every checkpoint."""
     settings = {
         "steps": STEPS[name],
         "ema": EmaConfig(0.5),
@@ -69,7 +69,7 @@ def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
     return TINY[name](folder, **{**settings, **changes})
 
 
-QUICK = "classification"  # the others have their runs in `make test`
+QUICK = "classification"  # the others run in `make test`
 
 
 @pytest.fixture(
@@ -111,15 +111,15 @@ def test_load_restores_the_weights(trained: Trained) -> None:
     assert run.experiment.task == trained.run.experiment.task
     assert run.labels == trained.run.labels
     assert (trained.workdir / "labels.json").exists() == bool(run.labels)
-    found = evaluate_run(run, "validation")
-    assert found == pytest.approx(trained.run.final_metrics, rel=1e-5)
+    actual = evaluate_run(run, "validation")
+    assert actual == pytest.approx(trained.run.final_metrics, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
-    found = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
-    assert (found.status, found.error) == (0, "")
-    metrics = json.loads(found.output)
+    result = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
+    assert (result.status, result.error) == (0, "")
+    metrics = json.loads(result.output)
     assert (metrics["step"], metrics["split"]) == (trained.run.step, "test")
     assert METRICS[trained.name] <= set(metrics)
     assert metrics["loss"] != trained.run.final_metrics["loss"]
@@ -128,13 +128,13 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
 @pytest.mark.slow
 def test_sample(capsys: Capture, trained: Trained) -> None:
     prompt = PROMPTS[trained.name]
-    goes_on = trained.name == "language"
-    options = ("--max-new-tokens", "5") if goes_on else ()
+    continues = trained.name == "language"
+    options = ("--max-new-tokens", "5") if continues else ()
     line = ("sample", str(trained.workdir), "--prompt", prompt, *options)
-    found = command(capsys, *line, "--json")
-    assert (found.status, found.error) == (0, "")
-    [text] = json.loads(found.output)["text"]
-    assert command(capsys, *line).output == f"{prompt if goes_on else ''}{text}\n"
+    result = command(capsys, *line, "--json")
+    assert (result.status, result.error) == (0, "")
+    [text] = json.loads(result.output)["text"]
+    assert command(capsys, *line).output == f"{prompt if continues else ''}{text}\n"
     sampling = SamplingConfig(temperature=0.8)
     texts = sample(trained.run, [prompt, prompt], max_new_tokens=5, sampling=sampling)
     assert (len(texts), texts[0]) == (2, text)
@@ -149,7 +149,7 @@ SUPPORTED = {
 }
 
 
-def test_attention_is_shown_over_what_the_task_reads(trained: Trained) -> None:
+def test_attention_view_covers_the_inputs_of_the_task(trained: Trained) -> None:
     name, prompt = trained.name, PROMPTS[trained.name]
     target = "das rotes"
     view = view_attention(trained.run, prompt, target if name == "translation" else None)
@@ -173,18 +173,18 @@ def test_attention_is_shown_over_what_the_task_reads(trained: Trained) -> None:
     assert bool(view.next_tokens) == causal
 
 
-def test_sample_refuses_options_without_effect(capsys: Capture, trained: Trained) -> None:
+def test_sample_rejects_options_without_effect(capsys: Capture, trained: Trained) -> None:
     supported = SUPPORTED.get(trained.name, set())
     assert set(make_task(trained.experiment).supported_options) == supported
     for name in SAMPLING:
         line = ("sample", str(trained.workdir), "--prompt", PROMPTS[trained.name], name)
         flag = f"--{name.replace('_', '-')}"
         if name not in supported:
-            found = command(capsys, *line, flag, "1")
+            result = command(capsys, *line, flag, "1")
             message = f"error: sample {flag}: has no effect on this run's task; "
-            assert (found.status, found.output) == (2, "")
-            assert found.error.startswith(message + "leave it out")
-            assert found.error.count("\n") == 1
+            assert (result.status, result.output) == (2, "")
+            assert result.error.startswith(message + "leave it out")
+            assert result.error.count("\n") == 1
     with pytest.raises(UsageError, match="beams -1: give 1 or more, or 0"):
         sample(trained.run, [PROMPTS[trained.name]], num_beams=-1)
 
@@ -200,11 +200,11 @@ def test_settings_are_read_back(trained: Trained) -> None:
 def test_settings_on_the_command_line(trained: Trained) -> None:
     line = "--steps 7 --batch-size 24 --seed 3 --data.path x --log-every 2 --checkpoint.every 5"
     given = parse(FitArguments, line.split(), verb="fit", default=FitArguments(trained.experiment))
-    found = given.experiment
-    assert (found.steps, found.batch_size, found.seed, found.data.path) == (7, 24, 3, "x")
-    assert (found.log_every, found.checkpoint.every) == (2, 5)
-    assert found.task == trained.experiment.task
-    assert type(found.data) is type(trained.experiment.data)
+    result = given.experiment
+    assert (result.steps, result.batch_size, result.seed, result.data.path) == (7, 24, 3, "x")
+    assert (result.log_every, result.checkpoint.every) == (2, 5)
+    assert result.task == trained.experiment.task
+    assert type(result.data) is type(trained.experiment.data)
 
 
 @pytest.mark.slow
@@ -252,5 +252,5 @@ def test_losses_are_independent_of_devices_and_microbatches(
     first = {step: loss for step, loss in losses(trained.workdir).items() if step <= 4}
     assert losses(tmp_path / "run") == pytest.approx(first, abs=1e-5)
     expected = train.load(str(trained.workdir), step=4)
-    found, wanted = (jax.tree.map(np.asarray, each.params) for each in (run, expected))
-    assert_close(found, wanted, 1e-4)
+    actual, expected_losses = (jax.tree.map(np.asarray, each.params) for each in (run, expected))
+    assert_close(actual, expected_losses, 1e-4)

@@ -1,4 +1,4 @@
-"""FLOPs that `describe` reports for each task, against the matmuls in the program of its loss."""
+"""FLOPs that `describe` reports for each task, against the matmuls in its loss program."""
 
 import dataclasses
 from typing import Any
@@ -47,7 +47,7 @@ del PAIRS["positions"]
 def test_flops_match_the_loss_program(
     name: str, vocabulary: int, classes: int, batch: dict[str, Any], head: float
 ) -> None:
-    """To the last one, but for the logits of classes, which are not counted: `head` a token."""
+    """Exactly, except for class logits, which are not counted: `head` FLOPs per token."""
     experiment = find_experiment(name)
     experiment = dataclasses.replace(
         experiment, model=dataclasses.replace(experiment.model, vocab_size=vocabulary)

@@ -1,4 +1,4 @@
-"""A run of instruction tuning: packed rows equal separate ones, answers, chat, export."""
+"""Instruction tuning: packed rows equal separate ones, answers, chat, export."""
 
 import dataclasses
 import io
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    """The answer names the letter of the question."""
+    """Return an experiment in which the answer names the letter of the question."""
     path = folder / "data.jsonl"
     if not path.exists():
         drawn = random.Random(0)
@@ -69,7 +69,7 @@ def run(folder: Path) -> train.Run:
     return train.fit(make_experiment(folder), str(folder / "run"), quiet=True)
 
 
-def test_packed_rows_have_the_loss_of_separate_ones(folder: Path, run: train.Run) -> None:
+def test_packed_and_separate_rows_have_the_same_loss(folder: Path, run: train.Run) -> None:
     metrics = []
     for packing in (True, False):
         data: Any = run.experiment.data
@@ -82,7 +82,7 @@ def test_packed_rows_have_the_loss_of_separate_ones(folder: Path, run: train.Run
     assert metrics[0]["loss"] == pytest.approx(metrics[1]["loss"], rel=1e-5)
 
 
-def test_it_answers_and_stops(
+def test_run_answers_and_stops(
     folder: Path, run: train.Run, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     assert run.final_metrics["loss"] < 0.5
@@ -98,7 +98,7 @@ def test_it_answers_and_stops(
     assert (refused.status, "needs --prompt" in refused.error) == (2, True)
 
 
-def test_the_template_goes_with_the_run(folder: Path, run: train.Run) -> None:
+def test_template_is_saved_with_the_run(folder: Path, run: train.Run) -> None:
     saved = (folder / "run" / "chat_template.jinja").read_text()
     loaded = train.load(str(folder / "run"))
     assert loaded.tokenizer is not None

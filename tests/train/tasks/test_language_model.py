@@ -21,8 +21,8 @@ from train.tasks.language_modeling import LanguageModelTask
 from transformer.losses import Loss
 
 
-class Pretender(Engine):
-    """The loss of a token is its number; parameters are what it is multiplied by."""
+class FakeEngine(Engine):
+    """Engine in which the loss of a token is its number, scaled by the parameters."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -60,7 +60,7 @@ def an_experiment(folder: Path, **evaluation: Any) -> Experiment:
 
 
 class Streams:
-    """A corpus of one text."""
+    """Corpus of one text."""
 
     def __init__(self, stream: TokenStream):
         self.stream = stream
@@ -78,22 +78,22 @@ def evaluate_stream(
     )
 
 
-def on(devices: int) -> Pretender:
-    return Pretender(make_mesh(MeshConfig(), jax.devices()[:devices]))
+def on(devices: int) -> FakeEngine:
+    return FakeEngine(make_mesh(MeshConfig(), jax.devices()[:devices]))
 
 
 def test_every_token_counts_once(tmp_path: Path) -> None:
-    """The metrics by hand, over a text that fills neither its last window nor its last batch."""
+    """The metrics by hand, on a text that fills neither its last window nor its last batch."""
     stream = a_stream(tokens=1 + 21 * LENGTH + 5, size=700)
     experiment = an_experiment(tmp_path)
-    found = evaluate_stream(on(1), 0.25, stream, experiment, whole=True)
+    result = evaluate_stream(on(1), 0.25, stream, experiment, whole=True)
     loss = 0.25 * float(stream.tokens[1:].mean(dtype=np.float64))
-    assert found["loss"] == pytest.approx(loss, rel=1e-12)
-    assert found["perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
+    assert result["loss"] == pytest.approx(loss, rel=1e-12)
+    assert result["perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
     bits = loss * stream.num_targets / math.log(2) / 700
-    assert found["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
-    assert set(found) == {"loss", "perplexity", "bits_per_byte"}
-    assert {type(value) for value in found.values()} == {float}
+    assert result["bits_per_byte"] == pytest.approx(bits, rel=1e-12)
+    assert set(result) == {"loss", "perplexity", "bits_per_byte"}
+    assert {type(value) for value in result.values()} == {float}
 
 
 def test_evaluation_during_training_is_limited(tmp_path: Path) -> None:
@@ -121,27 +121,27 @@ def test_batches_divide_among_devices(tmp_path: Path, asked: int, devices: int, 
 
 def test_overlapping_windows_count_no_token_twice(tmp_path: Path) -> None:
     stream = a_stream(tokens=1 + 9 * LENGTH + 3, size=100)
-    whole, strided = (
+    full, strided = (
         evaluate_stream(on(1), 1.0, stream, an_experiment(tmp_path, stride=stride), whole=True)
         for stride in (0, 5)
     )
-    assert strided == pytest.approx(whole, rel=1e-12)
+    assert strided == pytest.approx(full, rel=1e-12)
 
 
 def test_perplexity_of_a_diverged_model_is_finite(tmp_path: Path) -> None:
-    found = evaluate_stream(on(1), 1e6, a_stream(100, 99), an_experiment(tmp_path), whole=True)
-    assert math.isfinite(found["perplexity"])
+    actual = evaluate_stream(on(1), 1e6, a_stream(100, 99), an_experiment(tmp_path), whole=True)
+    assert math.isfinite(actual["perplexity"])
 
 
 def test_each_host_reads_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = a_stream(tokens=1 + 21 * LENGTH + 5, size=700)
-    whole, quarter = on(1), on(1)
-    evaluate_stream(whole, 1.0, stream, an_experiment(tmp_path), whole=True)
+    full, quarter = on(1), on(1)
+    evaluate_stream(full, 1.0, stream, an_experiment(tmp_path), whole=True)
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     monkeypatch.setattr(jax, "process_index", lambda: 2)
     evaluate_stream(quarter, 1.0, stream, an_experiment(tmp_path), whole=True)
     assert host_rows(8, 2, 4) == (4, 6)
-    for mine, all_rows in zip(quarter.batches, whole.batches, strict=True):
+    for mine, all_rows in zip(quarter.batches, full.batches, strict=True):
         np.testing.assert_array_equal(mine["tokens"], all_rows["tokens"][4:6])
 
 

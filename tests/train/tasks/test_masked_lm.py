@@ -41,10 +41,10 @@ def test_gathered_targets_keep_position_and_weight() -> None:
         "weights": jnp.array([[0.0, 1, 0, 0, 1], [0, 0, 0, 0, 0]]),
         "targets": jnp.arange(10).reshape(2, 5),
     }
-    found, rest = gather_targets(hidden, batch, 3)
+    actual, rest = gather_targets(hidden, batch, 3)
     np.testing.assert_array_equal(rest["weights"], [[1, 1, 0], [0, 0, 0]])
     np.testing.assert_array_equal(rest["targets"][0, :2], [1, 4])
-    np.testing.assert_array_equal(found[0, :2], hidden[0, np.array([1, 4])])
+    np.testing.assert_array_equal(actual[0, :2], hidden[0, np.array([1, 4])])
 
 
 @pytest.mark.slow
@@ -74,9 +74,9 @@ def test_untrained_parts_are_reported(name: str, dead: set[str]) -> None:
     def has_dead_rows(leaf: Any) -> bool:
         return bool(np.any(np.all(np.asarray(leaf) == 0, axis=tuple(range(1, leaf.ndim)))))
 
-    whole = {key: leaf for key, leaf in gradients.items() if isinstance(leaf, jax.Array)}
-    del whole["positions"], whole["embedding"], whole["head_output_bias"]  # beyond the text
-    assert {key for key, leaf in whole.items() if has_dead_rows(leaf)} == dead
+    full = {key: leaf for key, leaf in gradients.items() if isinstance(leaf, jax.Array)}
+    del full["positions"], full["embedding"], full["head_output_bias"]  # beyond the text
+    assert {key for key, leaf in full.items() if has_dead_rows(leaf)} == dead
     assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients["layers"]))
     notes = describe(task.experiment).notes
     assert sum("model.num_token_types 2" in note for note in notes) == ("types" in dead)
@@ -131,18 +131,18 @@ def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training:
     params = jax.jit(model.init_params)(jax.random.key(0))
     batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), 8) if training else None
-    found = jax.jit(task.make_loss_fn(model))(params, batch, keys)
-    given = {name: batch[name] for name in ("positions", "segments")}
-    logits = model.apply({"params": params}, batch["tokens"], dropout_rngs=keys, **given).logits
+    actual = jax.jit(task.make_loss_fn(model))(params, batch, keys)
+    kwargs = {name: batch[name] for name in ("positions", "segments")}
+    logits = model.apply({"params": params}, batch["tokens"], dropout_rngs=keys, **kwargs).logits
     assert logits is not None
-    chances = jax.nn.log_softmax(logits, axis=-1)
-    each = -jnp.take_along_axis(chances, batch["targets"][..., None], axis=-1)[..., 0]
-    assert float(found["loss"].weight) == batch["weights"].sum() == 8 * 5  # 0.3 of 16
-    assert float(found["loss"].total) == pytest.approx(float((each * batch["weights"]).sum()))
-    assert ("accuracy" in found) != training
+    log_probs = jax.nn.log_softmax(logits, axis=-1)
+    each = -jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]
+    assert float(actual["loss"].weight) == batch["weights"].sum() == 8 * 5  # 0.3 of 16
+    assert float(actual["loss"].total) == pytest.approx(float((each * batch["weights"]).sum()))
+    assert ("accuracy" in actual) != training
     if not training:
         right = (jnp.argmax(logits, axis=-1) == batch["targets"]) * batch["weights"]
-        assert float(found["accuracy"].total) == float(right.sum())
+        assert float(actual["accuracy"].total) == float(right.sum())
 
 
 def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:

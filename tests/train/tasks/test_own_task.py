@@ -1,4 +1,4 @@
-"""A task defined outside of the package: registered by one call, then trained like any other."""
+"""A task defined outside the package: registered by one call, then trained like any other."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ LABELS = ("fewer", "more")
 
 @dataclasses.dataclass(frozen=True)
 class RandomBits(DataConfig):
-    """Random sequences of bits: nothing to read."""
+    """Random sequences of bits; there is nothing to read."""
 
     path: str = ""
     num_bits: int = 7
@@ -57,7 +57,7 @@ class Majority(TaskConfig):
 
 @dataclasses.dataclass(frozen=True)
 class BitBatches:
-    """Batch `cursor` is a pure function of seed and cursor."""
+    """Batches as a pure function of seed and cursor."""
 
     shape: tuple[int, int]
     seed: int
@@ -88,7 +88,7 @@ class BitCorpus:
 
 @dataclasses.dataclass(frozen=True)
 class MajorityTask(Task):
-    """All of the task: data, model, loss, evaluation and answers."""
+    """The whole task: data, model, loss, evaluation and answers."""
 
     experiment: Experiment
 
@@ -180,9 +180,9 @@ def test_own_task_on_the_command_line(
     trained: tuple[Path, Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, run = trained
-    found = command(capsys, "evaluate", str(folder), "--json")
-    assert (found.status, found.error) == (0, "")
-    assert json.loads(found.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
+    result = command(capsys, "evaluate", str(folder), "--json")
+    assert (result.status, result.error) == (0, "")
+    assert json.loads(result.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
 
 
 def test_own_task_can_be_estimated(trained: tuple[Path, Run]) -> None:

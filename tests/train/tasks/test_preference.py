@@ -1,4 +1,4 @@
-"""DPO: the loss against its formula in NumPy, a whole run, exact resume, refusals."""
+"""DPO: the loss against its formula in NumPy, a whole run, exact resume, errors."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ BETA = 0.3
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    """The better answer is of other letters than the worse."""
+    """Return an experiment whose better and worse answers use different letters."""
     path = folder / "pairs.jsonl"
     if not path.exists():
         drawn = random.Random(0)
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> train.Run:
-    """A language model over bytes, hardly trained."""
+    """Return a language model over bytes, hardly trained."""
     data: Any = tiny(folder).data
     experiment = dataclasses.replace(
         make_experiment(folder),
@@ -86,7 +86,7 @@ def run(folder: Path, source: train.Run) -> train.Run:
 
 
 def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]:
-    """Log-likelihoods of both answers of each row, one sequence at a time, in NumPy."""
+    """Return the log-likelihoods of both answers of each row, one sequence at a time, in NumPy."""
     scores = np.zeros((len(batch["tokens"]), 2))
     for row, segment in np.ndindex(*scores.shape):
         own = batch["segments"][row] == segment + 1
@@ -103,7 +103,7 @@ def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_formula(run: train.Run, source: train.Run) -> None:
+def test_loss_matches_formula(run: train.Run, source: train.Run) -> None:
     """Equation 7 of Rafailov et al. 2023, for every row of a batch with an empty one."""
     task = make_task(run.experiment)
     corpus = task.prepare_corpus(run.tokenizer)
@@ -124,12 +124,12 @@ def test_the_loss_is_the_formula(run: train.Run, source: train.Run) -> None:
     trainable = train.load(str(run.folder.path), merged=False).params
     params = engine.lora.combine(trainable, engine.frozen)
     losses = task.make_loss_fn(engine.model)(params, jax.tree.map(np.asarray, batch), None)
-    found = {name: float(each.total / each.weight) for name, each in losses.items()}
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    actual = {name: float(each.total / each.weight) for name, each in losses.items()}
+    assert actual == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_a_run_learns_the_preference(run: train.Run, source: train.Run) -> None:
+def test_run_learns_the_preference(run: train.Run, source: train.Run) -> None:
     assert run.final_metrics["accuracy"] > 0.9
     assert run.final_metrics["loss"] < 0.6
     assert run.final_metrics["margin"] > 0.2
@@ -152,14 +152,14 @@ def test_resume_is_exact(folder: Path, run: train.Run) -> None:
 
 
 @pytest.mark.slow
-def test_without_an_adapter_there_is_no_reference(folder: Path, source: train.Run) -> None:
+def test_missing_adapter_raises(folder: Path, source: train.Run) -> None:
     with pytest.raises(UserError, match=r"lora.rank 0: DPO needs an adapter"):
         fit(folder, "full", lora=LoRAConfig())
     with pytest.raises(UserError, match=r"lora.train_fully embedding: DPO needs an adapter"):
         fit(folder, "partly", lora=LoRAConfig(rank=2, train_fully=("embedding",)))
 
 
-def test_lines_that_are_refused() -> None:
+def test_invalid_lines_raise() -> None:
     with pytest.raises(UserError, match=r"x:1: has no field 'rejected' \(it has prompt, chosen\)"):
         parse_pair("x:1", {"prompt": "a", "chosen": "b"})
     with pytest.raises(UserError, match="two of a kind"):

@@ -29,8 +29,8 @@ CONFIG = TransformerConfig(
 )
 
 
-def made(config: TransformerConfig) -> Any:
-    """A run of bytes, whose weights are large enough for its choices to differ."""
+def make_run(config: TransformerConfig) -> Any:
+    """Return a run over bytes, whose weights are large enough for its choices to differ."""
     model = LanguageModel(config)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     params = jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
@@ -40,27 +40,31 @@ def made(config: TransformerConfig) -> Any:
 
 @pytest.fixture(scope="module")
 def run() -> Any:
-    return made(CONFIG)
+    return make_run(CONFIG)
 
 
-def words(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
-    """Tokens that `generate` alone returns after the end-of-text token and the prompt."""
+def expected_tokens(run: Any, prompt: str, count: int, seed: int = 0) -> list[int]:
+    """Return the tokens that `generate` returns after the end-of-text token and the prompt."""
     row = [END, *prompt.encode()]
-    made = generate(run.model, run.params, [row], max_new_tokens=count, seed=seed, stop_token=END)
-    return made.tokens[0]
+    make_run = generate(
+        run.model, run.params, [row], max_new_tokens=count, seed=seed, stop_token=END
+    )
+    return make_run.tokens[0]
 
 
 @pytest.mark.slow
 def test_each_prompt_is_continued(run: Any) -> None:
     prompts = ["ab", "", "héé"]
     texts = complete_texts(run, prompts, max_new_tokens=23, seed=4)
-    expected = [bytes(words(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts]
+    expected = [
+        bytes(expected_tokens(run, prompt, 23, 4)).decode(errors="replace") for prompt in prompts
+    ]
     assert texts == expected
     assert len(set(texts)) == 3
 
 
 def test_generation_ends_at_end_of_text(run: Any) -> None:
-    """Here the model's one hidden state makes that certain, or impossible."""
+    """The model's constant hidden state makes that token certain, or impossible."""
     for push, expected in ((1e4, 0), (-1e4, 30)):
         embedding = run.params["embedding"]
         mean = np.asarray(run.params["final_norm"]["bias"])
@@ -87,10 +91,10 @@ def test_streamed_pieces_join_to_the_text(run: Any) -> None:
 
 @pytest.mark.slow
 def test_word_keeps_its_leading_space() -> None:
-    """WordPiece says by `##` that there is none, and the first word of a text never has one."""
+    """WordPiece marks a missing space by `##`, and the first word of a text never has one."""
     texts = ["the cat sat on the mat"] * 9
     tokenizer = train_tokenizer(TokenizerConfig(kind="wordpiece", vocab_size=60), texts)
-    run = made(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
+    run = make_run(dataclasses.replace(CONFIG, vocab_size=tokenizer.vocab_size))
     run.tokenizer = tokenizer
     pieces: list[str] = []
     [text] = complete_texts(run, ["the cat"], max_new_tokens=9, seed=3, on_text=pieces.append)
@@ -102,13 +106,15 @@ def test_word_keeps_its_leading_space() -> None:
 
 
 def test_long_generation_reuses_positions(run: Any) -> None:
-    """61 of 64 positions are free after the start token and "ab"; then the newest 32 are kept."""
+    """61 of 64 positions are free after the start token and "ab"; then the newest 32 tokens are
+    kept.
+    """
     [text] = complete_texts(run, ["ab"], max_new_tokens=100, sampling=GREEDY)
     tokens = [END, *b"ab"]
     for count in (61, 32, 7):
-        seen = tokens if len(tokens) < 64 else tokens[-32:]
+        visible = tokens if len(tokens) < 64 else tokens[-32:]
         tokens += generate(
-            run.model, run.params, [seen], max_new_tokens=count, sampling=GREEDY
+            run.model, run.params, [visible], max_new_tokens=count, sampling=GREEDY
         ).tokens[0]
     assert END not in tokens[1:]
     assert text == bytes(tokens[3:]).decode(errors="replace")

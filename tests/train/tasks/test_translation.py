@@ -65,19 +65,19 @@ def test_label_smoothing_is_used_in_training_only(task: TranslationTask, trainin
     batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
     rows = len(batch["tokens"])
     keys = jax.random.split(jax.random.key(1), rows) if training else None
-    found = jax.jit(task.make_loss_fn(model))(params, batch, keys)["loss"]
-    given = {name: batch[name] for name in ("source_segments", "segments")}
+    result = jax.jit(task.make_loss_fn(model))(params, batch, keys)["loss"]
+    kwargs = {name: batch[name] for name in ("source_segments", "segments")}
     output = model.apply(
-        {"params": params}, batch["source"], batch["tokens"], dropout_rngs=keys, **given
+        {"params": params}, batch["source"], batch["tokens"], dropout_rngs=keys, **kwargs
     )
     assert output.logits is not None
     words = task.experiment.model.vocab_size
-    chances = jax.nn.log_softmax(output.logits[..., :words], axis=-1)
-    of_target = jnp.take_along_axis(chances, batch["targets"][..., None], axis=-1)[..., 0]
-    share = SMOOTHING if training else 0.0
-    each = -((1 - share) * of_target + share * chances.mean(axis=-1))
-    assert float(found.total) == pytest.approx(float((each * batch["weights"]).sum()), rel=1e-5)
-    assert float(found.weight) == batch["segments"].sum()
+    log_probs = jax.nn.log_softmax(output.logits[..., :words], axis=-1)
+    of_target = jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]
+    smoothing = SMOOTHING if training else 0.0
+    each = -((1 - smoothing) * of_target + smoothing * log_probs.mean(axis=-1))
+    assert float(result.total) == pytest.approx(float((each * batch["weights"]).sum()), rel=1e-5)
+    assert float(result.weight) == batch["segments"].sum()
 
 
 @pytest.mark.slow
@@ -85,15 +85,15 @@ def test_bleu_is_computed_from_translations(task: TranslationTask) -> None:
     """BLEU of all pairs at the end; during training the loss alone, unless requested."""
     engine = make_engine(task.experiment, Hardware(count=8))
     corpus, params = task.prepare_corpus(), engine.init().params
-    found = task.evaluate(engine, params, corpus, "test", full_split=True)
+    actual = task.evaluate(engine, params, corpus, "test", full_split=True)
     split = corpus.split("test")
     sources = [split.source[number] for number in range(len(split.pairs))]
     texts = task.translate_sources(engine.model, params, corpus.tokenizer, sources)
     references = [pair.target for pair in split.pairs]
     assert len(texts) == 21
-    assert found["bleu"] == sacre_bleu(texts, references).score
-    assert found["tokenised_bleu"] == tokenized_bleu(texts, references, "de").score
-    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]))
+    assert actual["bleu"] == sacre_bleu(texts, references).score
+    assert actual["tokenised_bleu"] == tokenized_bleu(texts, references, "de").score
+    assert actual["perplexity"] == pytest.approx(np.exp(actual["loss"]))
     on_the_way = task.evaluate(engine, params, corpus, "test", full_split=False)
     assert set(on_the_way) == {"loss", "perplexity"}
 
@@ -111,7 +111,7 @@ def test_metrics_of_translation(task: TranslationTask) -> None:
 
 
 def test_batches_are_independent_of_devices(task: TranslationTask) -> None:
-    """Rows are a multiple of 8, whatever there is to cut them for."""
+    """Rows are a multiple of 8, however many devices share them."""
     batches = task.training_batches(task.prepare_corpus())
     for cursor in range(9):
         batch = batches.host_batch(cursor, 0, 1)
@@ -127,10 +127,10 @@ def test_batches_by_number_of_pairs(task: TranslationTask) -> None:
     fixed = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=12))
     corpus = fixed.prepare_corpus()
     batches = fixed.training_batches(corpus)
-    found = [batches.host_batch(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
-    assert {len(batch["tokens"]) for batch in found} == {12}
-    assert len({batch["tokens"].shape[1] for batch in found}) > 1
-    assert sum(int(batch["weights"].any(axis=1).sum()) for batch in found) == len(
+    actual = [batches.host_batch(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
+    assert {len(batch["tokens"]) for batch in actual} == {12}
+    assert len({batch["tokens"].shape[1] for batch in actual}) > 1
+    assert sum(int(batch["weights"].any(axis=1).sum()) for batch in actual) == len(
         corpus.split("train").pairs
     )
 
@@ -140,9 +140,9 @@ def test_pairs_and_tokens_limit_batches(task: TranslationTask) -> None:
     for most, rows in ((0, 400), (16, 16)):
         limited = TranslationTask(dataclasses.replace(task.experiment, data=data, batch_size=most))
         batches = limited.training_batches(limited.prepare_corpus())
-        found = [batches.host_batch(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
-        assert 16 <= max(len(batch["tokens"]) for batch in found) <= rows
-        for batch in found:
+        actual = [batches.host_batch(cursor, 0, 1) for cursor in range(batches.batches_per_epoch)]
+        assert 16 <= max(len(batch["tokens"]) for batch in actual) <= rows
+        for batch in actual:
             longer = max(batch["tokens"].shape[1], batch["source"].shape[1])
             assert len(batch["tokens"]) * longer <= 400
 
@@ -153,7 +153,7 @@ def test_anomaly_detector_compares_target_lengths(
 ) -> None:
     engine = make_engine(task.experiment, Hardware(count=8))
     batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)
-    for name in ("source", "source_segments"):  # sources that are longer than their translations
+    for name in ("source", "source_segments"):  # sources longer than their translations
         batch[name] = np.pad(batch[name], ((0, 0), (0, 3)))
     state, _ = engine.step(engine.init(), engine.put_batch(batch))
     watch: Any = state.anomaly_detector
@@ -162,7 +162,7 @@ def test_anomaly_detector_compares_target_lengths(
 
 @pytest.mark.full
 def test_nonautoregressive_translation(task: TranslationTask) -> None:
-    """Without a causal mask the model writes in parallel, and learns lengths beside words."""
+    """Without a causal mask, the model predicts tokens in parallel and also learns lengths."""
     config = dataclasses.replace(task.experiment.model, causal=False)
     other = TranslationTask(dataclasses.replace(task.experiment, model=config))
     engine = make_engine(other.experiment, Hardware(count=8))
@@ -170,12 +170,12 @@ def test_nonautoregressive_translation(task: TranslationTask) -> None:
     assert (task.supported_options, other.supported_options) == (
         ("beams",),
         (),
-    )  # nothing is searched for
+    )  # no search
     corpus, params = other.prepare_corpus(), engine.init().params
     batch: Any = other.training_batches(corpus).host_batch(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))
     losses = jax.jit(other.make_loss_fn(engine.model))(params, batch, keys)
     assert set(losses) == {"loss", "loss/length"}
     assert float(losses["loss/length"].total) > 0
-    found = other.evaluate(engine, params, corpus, "test", full_split=True)
-    assert set(found) == {"loss", "perplexity", "bleu", "tokenised_bleu"}
+    actual = other.evaluate(engine, params, corpus, "test", full_split=True)
+    assert set(actual) == {"loss", "perplexity", "bleu", "tokenised_bleu"}

@@ -33,12 +33,14 @@ def clock() -> Clock:
     return Clock()
 
 
-def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) -> TimeLog:
-    """2 s to start, 1 to restore, 3 to compile, then a second for each step and 5 for each save."""
-    sheet = ActivityTimer(clock=clock)
-    log = TimeLog(folder, sheet, is_writer=True)
+def run_once(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) -> TimeLog:
+    """Write one start of a run: 2 s to start, 1 to restore, 3 to compile, 1 per step and 5 per
+    save.
+    """
+    log_sheet = ActivityTimer(clock=clock)
+    log = TimeLog(folder, log_sheet, is_writer=True)
     clock.now += 2
-    with sheet.track("restore"):
+    with log_sheet.track("restore"):
         clock.now += 1
     log.start_compiling(first)
     clock.now += 3
@@ -47,7 +49,7 @@ def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) 
         clock.now += 1
         log.record_step(step)
         if step % 10 == 0:
-            with sheet.track("save"):
+            with log_sheet.track("save"):
                 clock.now += 5
         log.write()
     if done:
@@ -57,12 +59,12 @@ def life(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) 
 
 def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
-    life(clock, folder, 0, 15, done=False)
-    clock.now += 7  # dead
-    log = life(clock, folder, 10, 21, done=True)
-    found = log.compute_goodput()
-    assert found.starts == 2
-    assert found.seconds == {
+    run_once(clock, folder, 0, 15, done=False)
+    clock.now += 7  # killed
+    log = run_once(clock, folder, 10, 21, done=True)
+    result = log.compute_goodput()
+    assert result.starts == 2
+    assert result.seconds == {
         "step": 14 + 6,  # 2 to 15, and 16 to 21
         "replay": 4,  # 12 to 15
         "start": 4,
@@ -73,12 +75,12 @@ def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path)
         "recover": 0,
         "lost": 7,
     }
-    assert found.total == clock.now - 1000
-    assert found.productive_fraction == pytest.approx(20 / 53)
+    assert result.total == clock.now - 1000
+    assert result.productive_fraction == pytest.approx(20 / 53)
 
 
 def test_rollback_repeats_steps(clock: Clock, tmp_path: pathlib.Path) -> None:
-    log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
+    log = run_once(clock, RunFolder(tmp_path), 0, 9, done=True)
     before = log.compute_goodput().seconds["step"]
     log.start_stepping(5)
     for step in range(6, 13):
@@ -91,20 +93,20 @@ def test_rollback_repeats_steps(clock: Clock, tmp_path: pathlib.Path) -> None:
 
 def test_torn_line_is_skipped(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
-    whole = life(clock, folder, 0, 4, done=True).compute_goodput()
+    full = run_once(clock, folder, 0, 4, done=True).compute_goodput()
     with folder.time_log.open("a") as file:
         file.write('{"began": 1, "now": "never"}\n{"began": 17')
     again = TimeLog(
         folder, ActivityTimer(start_time=clock.now, clock=clock), is_writer=True
     ).compute_goodput()
     assert again.starts == 2
-    assert again.seconds == whole.seconds
+    assert again.seconds == full.seconds
 
 
 def test_object_store_has_the_last_line(clock: Clock, bucket: str) -> None:
     folder = RunFolder.create(f"{bucket}/runs/first")
-    log = life(clock, folder, 0, 9, done=True)
-    assert len(read_time_records(folder.time_log)) == 1  # that of the beginning
+    log = run_once(clock, folder, 0, 9, done=True)
+    assert len(read_time_records(folder.time_log)) == 1  # the line written at the start
     log.write(final=True)
     assert compute_goodput(read_time_records(folder.time_log)) == log.compute_goodput()
 
@@ -117,7 +119,7 @@ def test_only_one_process_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
 
 
 def test_summary_is_one_line(clock: Clock, tmp_path: pathlib.Path) -> None:
-    log = life(clock, RunFolder(tmp_path), 0, 9, done=True)
+    log = run_once(clock, RunFolder(tmp_path), 0, 9, done=True)
     assert (
         format_goodput(log.compute_goodput())
         == "time: 57% of 14 s went into training steps; start 14%, restore 7%, compile 21%"
@@ -146,7 +148,7 @@ def test_goodput_verb_prints_fractions(
         main(["goodput", os.fspath(tmp_path)])
     assert end.value.code == 1
     assert "is empty; fit" in capsys.readouterr().err
-    life(clock, folder, 0, 9, done=True)
+    run_once(clock, folder, 0, 9, done=True)
     with pytest.raises(SystemExit):
         main(["goodput", os.fspath(tmp_path)])
     assert "57.1%" in capsys.readouterr().out

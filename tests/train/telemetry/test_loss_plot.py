@@ -17,15 +17,15 @@ VALIDATION: list[dict[str, Any]] = [
 
 
 def pixels(path: pathlib.Path) -> np.ndarray:
-    """The image in a PNG. Returns [height, width, 4]."""
+    """Return the image in a PNG, [height, width, 4]."""
     from matplotlib.image import imread
 
     return np.asarray(imread(path))
 
 
 def has_colour(image: np.ndarray, colour: str) -> bool:
-    wanted = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return bool((np.abs(image[..., :3] - wanted).max(-1) < 1 / 255).any())
+    expected = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return bool((np.abs(image[..., :3] - expected).max(-1) < 1 / 255).any())
 
 
 def test_plot_is_a_png_with_both_splits_and_baselines(tmp_path: pathlib.Path) -> None:

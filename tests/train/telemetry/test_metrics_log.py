@@ -107,17 +107,17 @@ def test_killed_process_loses_no_lines(run: RunFolder) -> None:
 
 
 def events(folder: pathlib.Path) -> list[event_pb2.Event]:
-    """The events in a folder of TensorBoard, oldest file first."""
-    found = []
+    """Return the events in a TensorBoard folder, oldest file first."""
+    result = []
     for file in sorted(folder.iterdir()):
         data = file.read_bytes()
-        while data:  # length (8 bytes), its check sum (4), the event, its check sum (4)
+        while data:  # length (8 bytes), its checksum (4), the event, its checksum (4)
             (length,) = struct.unpack("<Q", data[:8])
             event = event_pb2.Event()
             event.ParseFromString(data[12 : 12 + length])
-            found.append(event)
+            result.append(event)
             data = data[16 + length :]
-    return found
+    return result
 
 
 def test_tensorboard_has_one_folder_per_split(run: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""Traces of steps: which steps they hold, where they are, and ranges that are refused."""
+"""Traces of steps: which steps they contain, where they are stored, and invalid ranges."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ from train.telemetry.profiling import profile_steps
 
 
 def trace_events(workdir: Path) -> list[dict[str, Any]]:
-    """The events of the one trace of a run, as Perfetto reads them."""
+    """Return the events of the only trace of a run, as Perfetto reads them."""
     [file] = (workdir / "profile").rglob("perfetto_trace.json.gz")
     events: list[dict[str, Any]] = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     return events
@@ -30,10 +30,10 @@ def test_trace_holds_the_named_steps(tmp_path: Path) -> None:
         event["args"]["step_num"] for event in trace_events(workdir) if event.get("name") == "train"
     ]
     assert sorted(map(int, steps)) == [2, 3]
-    # The file that XProf and TensorBoard's plugin read, where they look for it.
+    # The file that XProf and TensorBoard's plugin read, where they expect it.
     [found] = (workdir / "profile").glob("plugins/profile/*/*.xplane.pb")
     assert found.stat().st_size > 0
-    # The range may change: the same run goes on, and has nothing to trace.
+    # The range may change: the run continues, and has nothing to trace.
     run = train.fit(tiny(tmp_path, steps=5, profile="1:2"), str(workdir), quiet=True)
     assert run.step == 5
 
@@ -67,7 +67,7 @@ def test_trace_is_written_although_training_stops_within_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("text", ["5", "0:3", "3:2", "2:13", "a:b", "1:2:3", "-1:2", ":", "1:"])
-def test_other_ranges_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_invalid_ranges_raise(tmp_path: Path, text: str) -> None:
     with pytest.raises(
         UsageError, match=r"^profile .*: is not a range of the run's steps; .* 12"
     ) as error:

@@ -10,7 +10,7 @@ from train.telemetry.stages import format_clock
 
 
 class Clock:
-    """Seconds that pass when the test says so."""
+    """Clock that advances only when the test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0

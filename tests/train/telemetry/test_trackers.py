@@ -1,4 +1,4 @@
-"""Trackers: what wandb and mlflow are sent, resuming, and failures that never end a run.
+"""Trackers: what wandb and mlflow receive, resuming, and failures that never end a run.
 
 The packages are not installed here: fakes with the same calls stand in for them.
 """
@@ -27,7 +27,7 @@ from train.telemetry.trackers import Trackers
 
 
 class FakeWandb(types.ModuleType):
-    """The calls of the wandb package that the trainer makes. Runs are kept by their id."""
+    """The calls of the wandb package that the trainer makes. Runs are stored by id."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
@@ -53,7 +53,7 @@ class FakeWandb(types.ModuleType):
 
 
 class FakeMlflow(types.ModuleType):
-    """The calls of the mlflow package that the trainer makes. It keeps runs as a server does."""
+    """The calls of the mlflow package that the trainer makes. It stores runs as a server does."""
 
     def __init__(self) -> None:
         super().__init__("mlflow")
@@ -69,8 +69,8 @@ class FakeMlflow(types.ModuleType):
         return self
 
     def get_experiment_by_name(self, name: str) -> Any:
-        found = self.experiments.get(name)
-        return found and types.SimpleNamespace(experiment_id=found)
+        actual = self.experiments.get(name)
+        return actual and types.SimpleNamespace(experiment_id=actual)
 
     def create_experiment(self, name: str) -> str:
         return self.experiments.setdefault(name, str(len(self.experiments)))
@@ -124,14 +124,14 @@ def experiment_with(tmp_path: Path, *names: Any) -> Experiment:
 def track(
     folder: RunFolder, experiment: Experiment, warn: Callable[[str], None], error: Any = None
 ) -> None:
-    found = Trackers(folder, experiment, warn)
-    found.log(1, "train", {"loss": 2.0, "grad_norm": float("nan")})
-    found.log(2, "validation", {"loss": 1.5})
-    found.log_sample(2, "a <text>")
-    found.close(error)
+    result = Trackers(folder, experiment, warn)
+    result.log(1, "train", {"loss": 2.0, "grad_norm": float("nan")})
+    result.log(2, "validation", {"loss": 1.5})
+    result.log_sample(2, "a <text>")
+    result.close(error)
 
 
-def test_trackers_are_sent_config_metrics_samples_and_outcome(
+def test_trackers_receive_config_metrics_samples_and_outcome(
     tmp_path: Path, folder: RunFolder, wandb: FakeWandb, mlflow: FakeMlflow
 ) -> None:
     experiment, warnings = experiment_with(tmp_path, "wandb", "mlflow"), list[str]()
@@ -157,7 +157,7 @@ def test_trackers_are_sent_config_metrics_samples_and_outcome(
     assert not warnings
 
 
-def test_a_resumed_run_continues_the_trackers_runs(
+def test_resumed_run_continues_the_tracked_runs(
     tmp_path: Path, folder: RunFolder, wandb: FakeWandb, mlflow: FakeMlflow
 ) -> None:
     experiment = experiment_with(tmp_path, "wandb", "mlflow")
@@ -173,7 +173,7 @@ def test_a_resumed_run_continues_the_trackers_runs(
 
 
 @pytest.mark.parametrize("call", ["init", "log"])
-def test_a_tracker_that_fails_warns_once_and_is_left_out(
+def test_failing_tracker_warns_once_and_is_dropped(
     tmp_path: Path, folder: RunFolder, wandb: FakeWandb, mlflow: FakeMlflow, call: str
 ) -> None:
     def fail(*arguments: Any, **options: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_tracker_that_fails_warns_once_and_is_left_out(
     assert mlflow.runs["run0"].status == ["FINISHED"]
 
 
-def test_a_tracker_that_hangs_does_not_hold_the_run(
+def test_hanging_tracker_does_not_block_the_run(
     tmp_path: Path, folder: RunFolder, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release = threading.Event()
@@ -208,14 +208,16 @@ def test_a_tracker_that_hangs_does_not_hold_the_run(
 def test_only_the_main_process_has_trackers(
     tmp_path: Path, folder: RunFolder, wandb: FakeWandb
 ) -> None:
-    found = Trackers(folder, experiment_with(tmp_path, "wandb"), pytest.fail, is_main_process=False)
-    found.log(1, "train", {"loss": 1.0})
-    found.close(None)
+    result = Trackers(
+        folder, experiment_with(tmp_path, "wandb"), pytest.fail, is_main_process=False
+    )
+    result.log(1, "train", {"loss": 1.0})
+    result.close(None)
     assert not wandb.runs
     assert not folder.trackers.exists()
 
 
-def test_a_package_that_is_missing_is_named_before_training(
+def test_missing_package_raises_before_training(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
@@ -223,7 +225,7 @@ def test_a_package_that_is_missing_is_named_before_training(
         Trackers(folder, experiment_with(tmp_path, "mlflow"), pytest.fail)
 
 
-def test_bad_settings_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(UsageError, match="trackers wandb wandb: name each once"):
         TrackingConfig(("wandb", "wandb"))
     with pytest.raises(UsageError, match=r"tracking\.project: is empty"):
@@ -231,7 +233,7 @@ def test_bad_settings_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_sends_what_its_own_files_have(tmp_path: Path, wandb: FakeWandb) -> None:
+def test_run_sends_the_contents_of_its_own_files(tmp_path: Path, wandb: FakeWandb) -> None:
     experiment = dataclasses.replace(
         experiment_with(tmp_path, "wandb"),
         steps=3,

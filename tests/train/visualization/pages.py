@@ -1,4 +1,4 @@
-"""What the tests of pages share: a parser that checks a page, and a browser where there is one."""
+"""Shared parts of the page tests: a parser that checks a page, and a browser if installed."""
 
 import base64
 import hashlib
@@ -55,7 +55,7 @@ class PageParser(HTMLParser):
 
 
 def check_page(page: str) -> Any:
-    """Check that a page needs no network and runs its own script alone; return its data."""
+    """Check that a page needs no network and runs only its own script; return its data."""
     parser = PageParser()
     parser.feed(page)
     parser.close()

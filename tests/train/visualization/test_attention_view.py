@@ -53,7 +53,7 @@ def translation_view(tokens: tuple[str, ...] = HOSTILE) -> AttentionView:
     )
 
 
-def test_codes_keep_weights_to_two_decimals_and_hidden_pairs_apart() -> None:
+def test_codes_keep_two_decimals_and_mark_hidden_pairs() -> None:
     weights = np.linspace(0, 1, 4001).reshape(1, 1, -1)
     visible = np.ones_like(weights, bool)
     visible[..., 7] = False
@@ -92,15 +92,15 @@ def test_hostile_text_stays_text() -> None:
     assert data["title"] == "Attention of <b>"
 
 
-def test_a_notebook_shows_the_page_in_a_frame() -> None:
+def test_notebook_shows_the_page_in_a_frame() -> None:
     view = translation_view()
     markup = view._repr_html_()
     assert markup.startswith('<iframe sandbox="allow-scripts" srcdoc="')
-    assert markup.count("<") == 2  # of the frame alone: all of the page is escaped
+    assert markup.count("<") == 2  # only those of the frame: the page inside is escaped
     assert "allow-same-origin" not in markup
 
 
-def test_the_text_of_a_view_is_short() -> None:
+def test_repr_of_a_view_is_short() -> None:
     """A notebook shows it beside the page, and prints it without the weights."""
     assert repr(translation_view()).startswith("<AttentionView of ")
     assert len(repr(translation_view())) < 200
@@ -132,7 +132,7 @@ TOKENS = "[...document.querySelectorAll('#{} .token')]"
 
 
 @needs_chromium
-def test_pointing_at_a_token_marks_what_it_attends_to(browser: Chromium, tmp_path: Path) -> None:
+def test_hovering_a_token_marks_what_it_attends_to(browser: Chromium, tmp_path: Path) -> None:
     view = translation_view()
     view.save(str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html", READY)
@@ -158,7 +158,9 @@ def test_pointing_at_a_token_marks_what_it_attends_to(browser: Chromium, tmp_pat
 
 
 @needs_chromium
-def test_a_clicked_token_stays_through_heads_and_stages(browser: Chromium, tmp_path: Path) -> None:
+def test_clicked_token_stays_selected_across_heads_and_stages(
+    browser: Chromium, tmp_path: Path
+) -> None:
     translation_view().save(str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html", READY)
     browser.click("#stages button:nth-child(2)")
@@ -178,7 +180,7 @@ def test_a_clicked_token_stays_through_heads_and_stages(browser: Chromium, tmp_p
 
 
 @needs_chromium
-def test_keys_reach_every_part(browser: Chromium, tmp_path: Path) -> None:
+def test_keyboard_reaches_every_part(browser: Chromium, tmp_path: Path) -> None:
     translation_view().save(str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html", READY)
     focused = "(document.activeElement.getAttribute('aria-label') || document.activeElement.title)"
@@ -203,7 +205,7 @@ def test_keys_reach_every_part(browser: Chromium, tmp_path: Path) -> None:
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1200, True), (390, False)])
-def test_fits_a_phone_and_the_dark(width: int, dark: bool, tmp_path: Path) -> None:
+def test_page_fits_phones_and_dark_mode(width: int, dark: bool, tmp_path: Path) -> None:
     executable = find_chromium()
     assert executable is not None
     translation_view().save(str(tmp_path / "page.html"))
@@ -222,7 +224,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> train.Run:
 
 
 @pytest.mark.slow
-def test_a_run_is_shown_from_the_command_line(
+def test_attention_verb_writes_a_page(
     run: train.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, more in (("a.html", []), ("a.png", []), ("b.png", ["--one-head", "--head", "3"])):
@@ -239,7 +241,7 @@ def test_a_run_is_shown_from_the_command_line(
 
 
 @pytest.mark.slow
-def test_what_cannot_be_shown_is_refused_in_one_line(run: train.Run) -> None:
+def test_unsupported_inputs_raise(run: train.Run) -> None:
     assert isinstance(run.tokenizer, Tokenizer)
     cases: list[tuple[str, Any, str]] = [
         ("the cat " * 9, {}, "the model reads 16; shorten it"),

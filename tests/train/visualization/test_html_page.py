@@ -1,4 +1,4 @@
-"""Pages as files and as parts of a notebook, and the files that they are made of."""
+"""Pages as files and in notebooks, and the files they are built from."""
 
 import html
 import json
@@ -18,14 +18,14 @@ from train.visualization.html_page import build_page, embed_page, write_page
 PACKAGE = Path(str(train.__file__)).parent
 
 
-def test_data_are_read_back_whatever_they_hold() -> None:
+def test_any_data_round_trip() -> None:
     data = {"texts": [*HOSTILE[:-1], "\u2028"], "numbers": [1.5, math.nan, math.inf], "none": None}
     page = build_page("a & b", "<main></main>", data, ["page.js", "attention.js"])
     assert check_page(page) == data | {"numbers": [1.5, None, None]}
     assert "<title>a &amp; b</title>" in page
 
 
-def test_half_a_character_does_not_stop_a_page(tmp_path: Path) -> None:
+def test_lone_surrogates_are_accepted(tmp_path: Path) -> None:
     page = build_page("a", "", ["\ud800"], ["page.js", "report.js"])
     write_page(page, str(tmp_path / "page.html"))
     assert json.loads(json.dumps(check_page((tmp_path / "page.html").read_text()))) == ["\ud800"]
@@ -33,8 +33,8 @@ def test_half_a_character_does_not_stop_a_page(tmp_path: Path) -> None:
         write_page(page, str(tmp_path / "none" / "page.html"))
 
 
-def test_a_wheel_has_every_file_that_is_no_code() -> None:
-    """A missing pattern shows only in an installed package, where nobody tests."""
+def test_wheel_includes_all_data_files() -> None:
+    """A missing pattern would show only in an installed package, which no test uses."""
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]
     others = {
@@ -54,12 +54,12 @@ def test_a_wheel_has_every_file_that_is_no_code() -> None:
 
 
 @needs_chromium
-def test_a_frame_of_a_notebook_runs_the_page_in_isolation(tmp_path: Path) -> None:
+def test_notebook_frame_is_isolated(tmp_path: Path) -> None:
     executable = find_chromium()
     assert executable is not None
     probe = '<main id="title"></main>'
     page = build_page("inner", probe, {"title": HOSTILE[0]}, ["page.js"])
-    # Only the frame's own script can speak: it reports by a message, as it has no other way out.
+    # The frame's script can report only by a message: it has no other access.
     speaking = re.sub(r"script-src '[^']*'", "script-src 'unsafe-inline'", page).replace(
         "</body>", "<script>parent.postMessage([data.title, origin], '*')</script></body>"
     )

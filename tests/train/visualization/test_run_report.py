@@ -64,7 +64,7 @@ def write_run(folder: Path, *, learning_rate: float = 0.1) -> Path:
     return folder
 
 
-def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
+def test_run_is_read_from_its_files(tmp_path: Path) -> None:
     run = read_run(str(write_run(tmp_path / "run")))
     assert run["settings"]["model.layer_pattern.0.mixer.kind"] == "full"
     train_loss = dict(run["curves"]["loss"]["train"])
@@ -88,7 +88,7 @@ def test_a_run_is_read_from_its_files(tmp_path: Path) -> None:
     assert summary["tokens per second, median"] == 1022
 
 
-def test_a_run_that_has_just_begun_has_a_report(tmp_path: Path) -> None:
+def test_new_run_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     data = check_page(RunReport([str(tmp_path)]).html())
     assert data["runs"][0]["curves"] == {}
@@ -107,7 +107,7 @@ def test_long_curves_keep_their_spikes() -> None:
     assert thin(points[:9]) == points[:9]
 
 
-def test_a_step_that_was_written_again_has_its_last_value() -> None:
+def test_repeated_step_has_its_last_value() -> None:
     records = [{"step": 3, "split": "train", "loss": loss} for loss in (9.0, 2.0)]
     assert collect_curves(records) == {"loss": {"train": [(3, 2.0)]}}
 
@@ -153,7 +153,7 @@ READY = "document.documentElement.dataset.ready"
 
 
 @needs_chromium
-def test_the_page_marks_events_and_reads_values(browser: Chromium, tmp_path: Path) -> None:
+def test_page_marks_events_and_shows_values(browser: Chromium, tmp_path: Path) -> None:
     RunReport([str(write_run(tmp_path / "run"))]).save(str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html", READY)
     titles = browser.evaluate(
@@ -163,7 +163,7 @@ def test_the_page_marks_events_and_reads_values(browser: Chromium, tmp_path: Pat
     marks = "[...document.querySelectorAll('[data-event]')].map((e) => e.dataset.event)"
     assert browser.evaluate(marks) == ["rolled back", "resumed"]
     path = "document.querySelector('.chart path[data-label=train]').getAttribute('d')"
-    assert browser.evaluate(path).count("M") == 2  # a gap at the loss that is not finite
+    assert browser.evaluate(path).count("M") == 2  # a gap at the nonfinite loss
     browser.hover(".chart svg")
     read = browser.evaluate("document.querySelector('.chart .value').textContent")
     assert "train: 2.8 (step 22)" in read or "train: 3 (step 20)" in read

@@ -30,9 +30,11 @@ def attend_eagerly(
     **fields: Any,
 ) -> Any:
     """Call `attend` with the fields of its ScoreSpec as keyword arguments."""
-    how: Any = dict(backend=backend, hardware=hardware, outputs=outputs, sink_logits=sink_logits)
+    options: Any = dict(
+        backend=backend, hardware=hardware, outputs=outputs, sink_logits=sink_logits
+    )
     q, k, v, mask = arrays
-    return attend_by_spec(q, k, v, mask, ScoreSpec(**fields), **how)
+    return attend_by_spec(q, k, v, mask, ScoreSpec(**fields), **options)
 
 
 attend = jax.jit(
@@ -57,47 +59,49 @@ def inputs(queries: int, keys: int, kv_heads: int = K) -> tuple[Any, Any, Any]:
     )
 
 
-def attended(mask: Mask, queries: int, keys: int, **given: Any) -> Any:
-    given = dict(hardware=Hardware(), scale=H**-0.5) | given
-    return attend(*inputs(queries, keys), mask, **given)
+def attend_with_defaults(mask: Mask, queries: int, keys: int, **options: Any) -> Any:
+    options = dict(hardware=Hardware(), scale=H**-0.5) | options
+    return attend(*inputs(queries, keys), mask, **options)
 
 
 def documents(length: int) -> Any:  # [B, T]
-    """Some documents in each row, and padding at the end of the first."""
+    """Return segments of a few documents per row; the first row ends with padding."""
     starts = np.array([[0.2, 0.3, 0.9], [0.5, 0.7, 1.0]]) * length
     segments = 1 + (np.arange(length)[None, :, None] >= starts[:, None]).sum(-1)
     return np.where(segments == 4, 0, segments)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3])
-def test_the_reference_against_the_formula(scale: float) -> None:
+def test_reference_matches_formula(scale: float) -> None:
     segments = array([[1, 1, 0, 2, 2], [0] * 5])
     mask = Mask(segments=segments, key_segments=array([[1, 2, 2, 1, 0, 0, 2], [1] * 7]))
-    output = attended(mask, T, S, scale=scale, backend="reference", outputs=frozenset({"weights"}))
+    output = attend_with_defaults(
+        mask, T, S, scale=scale, backend="reference", outputs=frozenset({"weights"})
+    )
     q, k, v = inputs(T, S)
-    seen = np.asarray(dense_mask(mask, T, S))[:, None]
+    visible = np.asarray(dense_mask(mask, T, S))[:, None]
     # The formula divides by sqrt(H) itself.
-    assert_close(output.y, reference_softmax_attention(q * scale * H**0.5, k, v, seen))
+    assert_close(output.y, reference_softmax_attention(q * scale * H**0.5, k, v, visible))
     weights = np.asarray(output.aux["weights"])
     assert weights.shape == (B, N, T, S)
-    v_of_heads = np.repeat(v, N // K, axis=2)
-    assert_close(output.y, np.einsum("BNTS,BSNH->BTNH", weights, v_of_heads))
+    v_per_head = np.repeat(v, N // K, axis=2)
+    assert_close(output.y, np.einsum("BNTS,BSNH->BTNH", weights, v_per_head))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "query_blocks", "blockwise"])
-def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(backend: Any) -> None:
+def test_query_without_visible_keys_gives_zeros_and_no_gradient(backend: Any) -> None:
     length = T if backend == "reference" else 131
     segments: Any = np.where(np.arange(length) % 3 == 1, 0, 1)[None].repeat(B, 0)
     mask = Mask(MaskPattern(causal=True), segments=segments)
 
-    def total(arrays: Any, chosen: Any) -> Any:
+    def total(arrays: Any, cotangent: Any) -> Any:
         return (
-            attend(*arrays, mask, backend=backend, hardware=Hardware(), scale=1.0).y * chosen
+            attend(*arrays, mask, backend=backend, hardware=Hardware(), scale=1.0).y * cotangent
         ).sum()
 
     empty = (segments == 0)[..., None, None]
-    y = attended(mask, length, length, backend=backend).y
+    y = attend_with_defaults(mask, length, length, backend=backend).y
     assert not np.any(np.where(empty, y, 0))
     assert np.any(y)
     gradients = jax.jit(jax.grad(total))(inputs(length, length), empty.astype(np.float32))
@@ -110,7 +114,7 @@ def test_a_query_that_sees_nothing_gets_zeros_and_passes_no_gradient(backend: An
 @pytest.mark.parametrize(
     ("length", "blocks"), [(1, 1), (127, 1), (128, 2), (191, 2), (192, 3), (257, 4), (4096, 4)]
 )
-def test_queries_are_cut_into_a_few_blocks(length: int, blocks: int) -> None:
+def test_number_of_query_blocks(length: int, blocks: int) -> None:
     assert num_query_blocks(length) == blocks
 
 
@@ -123,7 +127,7 @@ MASKS: dict[str, Any] = {
         key_lengths=array([length, 71]),
         global_positions=array([[3, 70]]),
     ),
-    "an array": lambda length: Mask(MaskPattern(causal=True), allowed=some_of(length)),
+    "an array": lambda length: Mask(MaskPattern(causal=True), allowed=random_pairs(length)),
     "a prefix": lambda length: Mask(
         MaskPattern(causal=True, prefix=True),
         prefix_lengths=array([97, 0]),
@@ -132,28 +136,28 @@ MASKS: dict[str, Any] = {
 }
 
 
-def some_of(length: int) -> Any:  # [B, T, T]
+def random_pairs(length: int) -> Any:  # [B, T, T]
     return np.random.default_rng(0).random((B, length, length)) < 0.2
 
 
-def biased() -> dict[str, Any]:
-    """Slopes for heads, and positions that start anew in every document."""
+def alibi_fields() -> dict[str, Any]:
+    """Return a bias per head that depends on positions, which restart in every document."""
     return dict(bias=functools.partial(alibi_bias, N))
 
 
-def related() -> dict[str, Any]:
+def relative_table_fields() -> dict[str, Any]:
     return dict(relative_tables=RelativeTables(normal(4, 5, H), normal(5, 5, VALUES)))
 
 
-def met() -> dict[str, Any]:
+def mlp_score_fields() -> dict[str, Any]:
     return dict(score_fn=functools.partial(additive_scores, normal(6, N, H)))
 
 
-EXTRAS: dict[str, Any] = {
+SCORE_FIELDS: dict[str, Any] = {
     "plain": dict,
-    "a bias": biased,
-    "tables": related,
-    "an MLP": met,
+    "a bias": alibi_fields,
+    "tables": relative_table_fields,
+    "an MLP": mlp_score_fields,
 }
 
 
@@ -172,93 +176,96 @@ EXTRAS: dict[str, Any] = {
         (131, "causal", K, "an MLP"),
     ],
 )
-def test_query_blocks_are_the_reference(
-    length: int, masks: str, kv_heads: int, extras: str
-) -> None:
-    mask, extra = MASKS[masks](length), EXTRAS[extras]()
-    arrays, pulled = inputs(length, length, kv_heads), normal(3, B, length, N, VALUES)
+def test_query_blocks_match_reference(length: int, masks: str, kv_heads: int, extras: str) -> None:
+    mask, score_fields = MASKS[masks](length), SCORE_FIELDS[extras]()
+    arrays, cotangent = inputs(length, length, kv_heads), normal(3, B, length, N, VALUES)
 
-    def both(backend: Any) -> tuple[Array, tuple[Array, ...]]:
+    def values_and_gradients_of(backend: Any) -> tuple[Array, tuple[Array, ...]]:
         def run(arrays: Any) -> Any:
-            given: dict[str, Any] = dict(backend=backend, hardware=Hardware(), scale=0.3) | extra
+            kwargs: dict[str, Any] = (
+                dict(backend=backend, hardware=Hardware(), scale=0.3) | score_fields
+            )
             q, k, v = arrays
-            return attend_eagerly(q, k, v, mask, **given).y
+            return attend_eagerly(q, k, v, mask, **kwargs).y
 
         def values_and_gradients(arrays: Any) -> Any:
-            y, pull = jax.vjp(run, arrays)
-            return y, pull(pulled)[0]
+            y, vjp_fn = jax.vjp(run, arrays)
+            return y, vjp_fn(cotangent)[0]
 
         y, gradients = jax.jit(values_and_gradients)(arrays)
         return y, gradients
 
-    (y, gradients), (expected, expected_gradients) = both("query_blocks"), both("reference")
+    (y, gradients), (expected, expected_gradients) = (
+        values_and_gradients_of("query_blocks"),
+        values_and_gradients_of("reference"),
+    )
     assert_close(y, expected)
-    for got, want in zip(gradients, expected_gradients, strict=True):
-        assert_close(got, want)
+    for actual, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert_close(actual, expected_gradient)
 
 
-def test_scores_are_capped_by_tanh() -> None:
+def test_soft_cap_applies_tanh() -> None:
     q, k, v = inputs(T, S)
-    y = attended(Mask(), T, S, scale=3.0, soft_cap=2.0).y
+    y = attend_with_defaults(Mask(), T, S, scale=3.0, soft_cap=2.0).y
     k, v = (np.repeat(each, N // K, axis=2) for each in (k, v))
     scores = 2 * np.tanh(np.einsum("BTNH,BSNH->BNTS", q, k) * 3 / 2)
-    assert np.abs(scores).max() > 1.99  # what a cap is for
+    assert np.abs(scores).max() > 1.99  # large enough to be capped
     weights = np.apply_along_axis(softmax, -1, scores)
     assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
 
 
 @pytest.mark.parametrize("backend", ["reference", "query_blocks", "blockwise"])
-def test_a_sink_is_one_more_key_without_a_value(backend: Any) -> None:
+def test_sink_adds_a_key_without_a_value(backend: Any) -> None:
     length = 131
     q, k, v = inputs(length, length, N)
     sinks = normal(7, N)
     mask = Mask(MaskPattern(causal=True), segments=documents(length))
     y = attend(q, k, v, mask, backend=backend, hardware=Hardware(), scale=0.3, sink_logits=sinks).y
-    seen = np.asarray(dense_mask(mask, length, length))[:, None]
-    raised = np.where(seen, np.exp(0.3 * np.einsum("BTNH,BSNH->BNTS", q, k)), 0)
-    weights = raised / (raised.sum(-1, keepdims=True) + np.exp(sinks)[None, :, None, None])
+    visible = np.asarray(dense_mask(mask, length, length))[:, None]
+    exp_scores = np.where(visible, np.exp(0.3 * np.einsum("BTNH,BSNH->BNTS", q, k)), 0)
+    weights = exp_scores / (exp_scores.sum(-1, keepdims=True) + np.exp(sinks)[None, :, None, None])
     assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
 
 
 @pytest.mark.parametrize("backend", ["auto", "query_blocks"])
-def test_a_prefix_is_seen_whole_by_blocks_that_end_before_it(
+def test_prefix_is_visible_to_earlier_queries(
     backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     mask = MASKS["a prefix"](131)
     with caplog.at_level(logging.WARNING):
-        y = attended(mask, 131, 131, backend=backend).y
-    seen = np.asarray(dense_mask(mask, 131, 131))[:, None]
-    assert seen[0, 0, 64, 90]  # of one document, ahead, and in the prefix
-    assert_close(y, reference_softmax_attention(*inputs(131, 131), seen))
+        y = attend_with_defaults(mask, 131, 131, backend=backend).y
+    visible = np.asarray(dense_mask(mask, 131, 131))[:, None]
+    assert visible[0, 0, 64, 90]  # later in the same document, inside the prefix
+    assert_close(y, reference_softmax_attention(*inputs(131, 131), visible))
     reason = "query_blocks cannot serve: a prefix is seen by earlier queries; using reference"
     assert caplog.messages == ([f"attention: {reason}"] if backend == "query_blocks" else [])
 
 
 @pytest.mark.parametrize("pattern", [MaskPattern(causal=True), MaskPattern(window=3)])
-def test_a_query_before_all_other_keys_gets_zeros(pattern: MaskPattern) -> None:
-    """A causal mask, or a window, over keys that are not the queries' own."""
+def test_query_before_all_keys_gives_zeros(pattern: MaskPattern) -> None:
+    """A causal mask, or a window, in cross attention."""
     mask = Mask(pattern, positions=array([[0, 3, 9, 11, 12]])).with_keys(array([np.arange(7) + 9]))
-    seen = np.asarray(dense_mask(mask, T, S))
-    assert seen[0].any(-1).tolist() == [False, False, True, True, True]
-    y = attended(mask, T, S).y
+    visible = np.asarray(dense_mask(mask, T, S))
+    assert visible[0].any(-1).tolist() == [False, False, True, True, True]
+    y = attend_with_defaults(mask, T, S).y
     assert not np.any(y[:, :2])
-    assert_close(y, reference_softmax_attention(*inputs(T, S), seen[:, None]))
+    assert_close(y, reference_softmax_attention(*inputs(T, S), visible[:, None]))
 
 
-def test_any_array_of_zeros_and_infinities_is_added() -> None:
+def test_allowed_array_masks_scores() -> None:
     added = np.where(np.random.default_rng(1).random((B, T, S)) < 0.5, 0, -np.inf)
-    added[1, 3] = -np.inf  # sees nothing
-    y = attended(Mask(allowed=array(added == 0)), T, S, scale=H**-0.5).y
+    added[1, 3] = -np.inf  # no visible key
+    y = attend_with_defaults(Mask(allowed=array(added == 0)), T, S, scale=H**-0.5).y
     q, k, v = inputs(T, S)
     k, v = (np.repeat(each, N // K, axis=2) for each in (k, v))
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) * H**-0.5 + added[:, None]
-    raised = np.exp(scores)
-    weights = raised / np.maximum(raised.sum(-1, keepdims=True), 1e-30)
+    exp_scores = np.exp(scores)
+    weights = exp_scores / np.maximum(exp_scores.sum(-1, keepdims=True), 1e-30)
     assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
 
 
-def test_a_bias_is_added_to_the_scores() -> None:
-    """The bias depends on the mask's positions, for each head."""
+def test_bias_is_added_to_scores() -> None:
+    """The bias depends on the mask's positions and differs per head."""
     queries, keys = array([[3, 0, 1, 2, 9], [0, 1, 2, 3, 4]]), array([[0, 5, 1, 7, 2, 4, 3]])
     mask = Mask(positions=queries).with_keys(keys)
 
@@ -267,8 +274,8 @@ def test_a_bias_is_added_to_the_scores() -> None:
         return slopes * (keys[:, None, :] - 2 * queries[:, :, None])[:, None]
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        given: Any = dict(hardware=Hardware(), scale=0.3, bias=bias)
-        return attend_eagerly(q, k, v, mask, outputs=frozenset({"weights"}), **given)
+        kwargs: Any = dict(hardware=Hardware(), scale=0.3, bias=bias)
+        return attend_eagerly(q, k, v, mask, outputs=frozenset({"weights"}), **kwargs)
 
     weights = np.asarray(jax.jit(run)(*inputs(T, S)).aux["weights"])
     q, k, _ = inputs(T, S)
@@ -278,33 +285,35 @@ def test_a_bias_is_added_to_the_scores() -> None:
         assert_close(weights[b, n, t], softmax(scores))
 
 
-def test_dropped_weights_keep_their_mean() -> None:
-    mask, keys = Mask(), jax.random.split(jax.random.key(0), B)
+def test_dropout_rescales_kept_weights() -> None:
+    mask, dropout_rngs = Mask(), jax.random.split(jax.random.key(0), B)
     arrays = inputs(T, 997)
-    alike = np.zeros_like(arrays[0])  # every weight is 1/997
-    given: dict[str, Any] = dict(hardware=Hardware(), scale=1.0, dropout_rate=0.5)
+    zero_queries = np.zeros_like(arrays[0])  # every weight is 1/997
+    kwargs: dict[str, Any] = dict(hardware=Hardware(), scale=1.0, dropout_rate=0.5)
     ones = np.ones_like(arrays[2])
-    y = attend(alike, *arrays[1:2], ones, mask, dropout_rngs=keys, **given).y
-    kept = np.asarray(y)[..., 0] * 997 / 2
-    # So many of 997 were kept, each with twice its weight.
-    assert_close(kept, np.round(kept), 1e-4)
-    assert 0.4 < (kept / 997).min() < (kept / 997).max() < 0.6
-    whole = attend(alike, *arrays[1:2], ones, mask, dropout_rngs=None, **given).y
-    assert_close(whole, np.ones_like(whole))
+    y = attend(zero_queries, *arrays[1:2], ones, mask, dropout_rngs=dropout_rngs, **kwargs).y
+    num_kept = np.asarray(y)[..., 0] * 997 / 2
+    # `num_kept` of 997 weights were kept, each doubled.
+    assert_close(num_kept, np.round(num_kept), 1e-4)
+    assert 0.4 < (num_kept / 997).min() < (num_kept / 997).max() < 0.6
+    without_dropout = attend(zero_queries, *arrays[1:2], ones, mask, dropout_rngs=None, **kwargs).y
+    assert_close(without_dropout, np.ones_like(without_dropout))
 
 
-def test_a_form_that_cannot_serve_falls_back_aloud(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_backend_falls_back_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        y = attended(Mask(), T, S, backend="cudnn").y
-    assert_close(y, attended(Mask(), T, S, backend="reference").y)
+        y = attend_with_defaults(Mask(), T, S, backend="cudnn").y
+    assert_close(y, attend_with_defaults(Mask(), T, S, backend="reference").y)
     assert caplog.messages == [
         "attention: cudnn cannot serve: it runs on NVIDIA GPUs, not on cpu; using reference"
     ]
 
 
-def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture) -> None:
+def test_backend_without_bias_support_falls_back_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     arrays: Any = [jax.ShapeDtypeStruct((B, T, N, 16), "bfloat16")] * 3
-    gpu: Any = dict(backend="cudnn", hardware=Hardware("gpu"), scale=1.0) | biased()
+    gpu: Any = dict(backend="cudnn", hardware=Hardware("gpu"), scale=1.0) | alibi_fields()
 
     def run(q: Any, k: Any, v: Any) -> Any:
         return attend_eagerly(q, k, v, Mask(), **gpu).y
@@ -315,16 +324,18 @@ def test_a_form_without_biases_falls_back_aloud(caplog: pytest.LogCaptureFixture
     assert caplog.messages == [f"attention: {reason}; using reference"]
 
 
-def test_auto_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        attended(Mask(MaskPattern(window=2)), T, T)
+        attend_with_defaults(Mask(MaskPattern(window=2)), T, T)
     assert not caplog.messages
 
 
-def test_softmax_in_the_dtype_of_the_policy() -> None:
+def test_softmax_dtype_follows_precision_policy() -> None:
     def weights(dtype: str) -> Any:
         outputs = frozenset({"weights"})
-        return attended(Mask(), T, S, softmax_dtype=dtype, outputs=outputs).aux["weights"]
+        return attend_with_defaults(Mask(), T, S, softmax_dtype=dtype, outputs=outputs).aux[
+            "weights"
+        ]
 
     assert (weights("float32").dtype, weights("bfloat16").dtype) == ("float32", "bfloat16")
     assert_close(weights("bfloat16").astype("float32"), weights("float32"), 2**-6)

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import array, assert_close, normal, weights_of
+from tests.transformer.formulas import array, assert_close, normal, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -22,20 +22,20 @@ from transformer.generation.decode_weights import unstack_layers
 B, T, V = 3, 11, 13
 
 
-def test_tokens_are_written_at_each_example_s_own_position() -> None:
+def test_tokens_are_written_at_per_example_positions() -> None:
     cache = KVCache.empty(2, 5, 1, 3, "float32", 2)
     keys, values = 1 + normal(0, 2, 2, 1, 3), 1 + normal(1, 2, 2, 1, 2)
     positions: Any = np.array([[3, 4], [0, 1]])
     written = jax.jit(KVCache.append)(cache, keys, values, positions)
-    for kept, new in ((written.keys, keys), (written.values, values)):
-        assert np.array_equal(kept[0, 3:], new[0])
-        assert np.array_equal(kept[1, :2], new[1])
-        assert not np.any(kept[0, :3])
-        assert not np.any(kept[1, 2:])
+    for stored, new in ((written.keys, keys), (written.values, values)):
+        assert np.array_equal(stored[0, 3:], new[0])
+        assert np.array_equal(stored[1, :2], new[1])
+        assert not np.any(stored[0, :3])
+        assert not np.any(stored[1, 2:])
     assert np.array_equal(cache.positions, [[0, 1, 2, 3, 4]])
 
 
-def test_examples_may_share_their_positions() -> None:
+def test_positions_are_broadcast_over_examples() -> None:
     cache = KVCache.empty(2, 5, 1, 3, "float32", value_head_dim=2)
     keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 2)
     written = jax.jit(KVCache.append)(cache, keys, values, array([[3, 4]]))
@@ -44,7 +44,7 @@ def test_examples_may_share_their_positions() -> None:
     assert not np.any(written.keys[:, :3])
 
 
-def test_a_cache_stores_one_dtype_and_is_read_in_another() -> None:
+def test_storage_and_read_dtypes_differ() -> None:
     keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 3)
     for kind in (KVCache, RollingCache):
         cache = kind.empty(2, 4, 1, 3, "bfloat16").append(keys, values, array([[0, 1]] * 2))
@@ -59,7 +59,7 @@ def test_a_cache_stores_one_dtype_and_is_read_in_another() -> None:
         memory.append(keys[:, :1], values[:, :1])
 
 
-MIXERS = (  # whose caches differ in shape
+MIXERS = (  # with caches of different shapes
     AttentionConfig(num_heads=6, num_kv_heads=3, position=RoPE()),
     AttentionConfig(num_heads=5, num_kv_heads=1, head_dim=4, value_head_dim=7, position=RoPE()),
 )
@@ -87,11 +87,11 @@ MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) -> None:
-    """Prompts are padded at the end; what padding wrote to the cache is overwritten or unseen."""
+def test_decoding_ragged_prompts_matches_full_pass(name: str) -> None:
+    """Prompts are padded at the end; what padding wrote to the cache is overwritten or masked."""
     model = LanguageModel(MODELS[name])
     tokens: Any = np.random.default_rng(0).integers(0, V, (B, T))
-    params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
+    params = random_params_like(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
     run = jax.jit(model.apply)
     full = np.asarray(run({"params": params}, tokens).logits)[..., :V]
     lengths, longest = np.array([4, 7, 1]), 7
@@ -108,25 +108,25 @@ def test_decoding_examples_of_different_lengths_equals_the_full_pass(name: str) 
         assert_close(out.logits[:, 0, :V], full[rows, at])
 
 
-def test_who_sees_what_comes_sees_nothing_ahead_while_it_writes() -> None:
+def test_bidirectional_model_sees_only_written_slots() -> None:
     """Neither free slots after the newest token nor another prompt's padding are visible."""
     causal = LanguageModel(MODELS["rotary"])
-    cheat = LanguageModel(dataclasses.replace(MODELS["rotary"], causal=False))
+    bidirectional = LanguageModel(dataclasses.replace(MODELS["rotary"], causal=False))
     tokens: Any = np.random.default_rng(0).integers(0, V, (B, 5))
-    params = weights_of(jax.eval_shape(causal.init, jax.random.key(0), tokens)["params"])
-    expected, seen = (
+    params = random_params_like(jax.eval_shape(causal.init, jax.random.key(0), tokens)["params"])
+    expected, bidirectional_logits = (
         np.asarray(jax.jit(model.apply)({"params": params}, tokens).logits)[..., :V]
-        for model in (causal, cheat)
+        for model in (causal, bidirectional)
     )
-    assert np.abs(seen - expected).max() > 0.1
-    for room in (5, 9):
-        cache = cheat.init_cache(B, room)
-        given: Any = dict(cache=cache, positions=np.arange(5)[None].repeat(B, 0))
-        read: Any = jax.jit(cheat.apply)({"params": params}, tokens, **given)
-        assert_close(read.logits[..., :V], expected)
+    assert np.abs(bidirectional_logits - expected).max() > 0.1
+    for size in (5, 9):
+        cache = bidirectional.init_cache(B, size)
+        kwargs: Any = dict(cache=cache, positions=np.arange(5)[None].repeat(B, 0))
+        out: Any = jax.jit(bidirectional.apply)({"params": params}, tokens, **kwargs)
+        assert_close(out.logits[..., :V], expected)
 
 
-def test_an_empty_cache_has_an_entry_for_each_layer() -> None:
+def test_empty_cache_has_an_entry_per_layer() -> None:
     cache = LanguageModel(MODELS["rotary"]).init_cache(2, 5)
     shapes = [(layer.keys.shape, layer.values.shape) for layer in cache]
     even, odd = ((2, 5, 3, 2), (2, 5, 3, 2)), ((2, 5, 1, 4), (2, 5, 1, 7))

@@ -1,4 +1,6 @@
-"""`Precision.cache` narrower than the computation: every mixer that decodes, through models."""
+"""`Precision.cache` narrower than the compute dtype, for every mixer that decodes, through whole
+models.
+"""
 
 import functools
 from typing import Any
@@ -7,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, weights_of
+from tests.transformer.formulas import Array, random_params_like
 from transformer import (
     MIXERS,
     AttentionConfig,
@@ -67,7 +69,7 @@ TOKENS: dict[str, MixerConfig] = {
     "luong": LuongConfig(),
     "gnmt_decoder": GNMTDecoderConfig(num_layers=2),
 }
-"""Mixers whose caches hold tokens, or a memory."""
+"""Mixers whose caches hold tokens or an encoder memory."""
 
 STATES: dict[str, MixerConfig] = {
     "linear": LinearAttentionConfig(**HEADS),
@@ -77,13 +79,13 @@ STATES: dict[str, MixerConfig] = {
     "lstm": LSTMConfig(),
     "seq2seq": Seq2SeqConfig(),
 }
-"""Mixers whose caches are recurrent states alone."""
+"""Mixers whose caches are recurrent states only."""
 
 STATE_FIELDS = {"state", "cells", "summary", "upper_layers"}
-"""Fields of the other caches that are recurrent states."""
+"""Fields of token caches that hold recurrent states."""
 
 
-def test_every_mixer_with_a_cache_is_here() -> None:
+def test_every_mixer_with_a_cache_is_listed() -> None:
     cached = {kind for kind in BUILTIN_MIXERS if MIXERS[kind].abilities(_config(kind)).cached}
     assert cached == {*TOKENS, *STATES}
 
@@ -107,12 +109,12 @@ SOURCE, TARGET = random.integers(0, V, (B, S)), random.integers(0, V, (B, T))
 
 @functools.cache
 def weights(name: str) -> Any:
-    model, source = made(name, "compute")
-    return weights_of(jax.eval_shape(model.init, jax.random.key(0), *source, TARGET))
+    model, source = make_model(name, "compute")
+    return random_params_like(jax.eval_shape(model.init, jax.random.key(0), *source, TARGET))
 
 
-def made(name: str, cache_dtype: Any) -> tuple[Any, tuple[Array, ...]]:
-    """A model of one layer, and its source if it has an encoder."""
+def make_model(name: str, cache_dtype: Any) -> tuple[Any, tuple[Array, ...]]:
+    """Return a one-layer model, and its source tokens if it has an encoder."""
     block, encoder = BLOCKS[name], None
     if block.needs_memory:
         encoder = EncoderConfig(num_layers=1, layer_pattern=(BlockConfig(AttentionConfig(3)),))
@@ -128,41 +130,43 @@ def made(name: str, cache_dtype: Any) -> tuple[Any, tuple[Array, ...]]:
 
 
 class Decoder:
-    """The full pass of a model and its decoding, with one storage dtype of caches."""
+    """Full pass and cached decoding of one model, with one storage dtype of caches."""
 
     def __init__(self, name: str, cache_dtype: Any) -> None:
-        self.model, self.source = made(name, cache_dtype)
+        self.model, self.source = make_model(name, cache_dtype)
         self.run = jax.jit(self.model.apply)
         self.params = weights(name)
 
     def empty_cache(self) -> Any:
         return self.model.init_cache(B, T, *([S] if self.source else []))
 
-    def full(self) -> tuple[Any, ...]:
-        """Arguments of the full pass."""
+    def full_pass_arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of a full pass."""
         return self.params, *self.source, TARGET
 
-    def tokens(self, start: int, end: int) -> tuple[Any, ...]:
-        """Arguments of a call with a cache; the source is given to the first one only."""
+    def cached_arguments(self, start: int, end: int) -> tuple[Any, ...]:
+        """Return the arguments of a call with a cache; only the first call has the source."""
         source = (None,) * len(self.source) if start else self.source
         return self.params, *source, TARGET[:, start:end]
 
     def cached_programs(self) -> list[str]:
-        """The prefill and one step, as given to XLA."""
+        """Return the lowered programs of the prefill and of one decoding step."""
         lowered = [
             self.run.lower(
-                *self.tokens(start, end), cache=self.empty_cache(), positions=positions(start, end)
+                *self.cached_arguments(start, end),
+                cache=self.empty_cache(),
+                positions=positions(start, end),
             )
             for start, end in ((0, PREFILL), (PREFILL, PREFILL + 1))
         ]
         return [each.as_text() for each in lowered]
 
-    def decoded(self) -> tuple[Array, Any]:
-        """Logits of a prefill and of single tokens after it, and the cache."""
+    def decode(self) -> tuple[Array, Any]:
+        """Return the logits of a prefill and of single tokens after it, and the cache."""
         cache, logits = self.empty_cache(), []
         for start, end in ((0, PREFILL), *((t, t + 1) for t in range(PREFILL, T))):
-            given = self.tokens(start, end)
-            out = self.run(*given, cache=cache, positions=positions(start, end))
+            arguments = self.cached_arguments(start, end)
+            out = self.run(*arguments, cache=cache, positions=positions(start, end))
             cache = out.cache
             logits.append(np.asarray(out.logits)[..., :V])
         return np.concatenate(logits, axis=1), cache
@@ -178,15 +182,15 @@ WITH_TOKENS = [name for name in BLOCKS if name not in ONLY_STATES]
 @pytest.mark.slow
 @pytest.mark.sampled("convolution", "bahdanau", "cheng")
 @pytest.mark.parametrize("name", WITH_TOKENS)
-def test_a_narrow_cache_stores_tokens_and_changes_little(name: str) -> None:
+def test_narrow_cache_has_small_error(name: str) -> None:
     narrow = Decoder(name, "bfloat16")
     layout = jax.tree_util.tree_leaves_with_path(narrow.empty_cache())
     for path, leaf in layout:
         is_state = any(getattr(key, "name", "") in STATE_FIELDS for key in path)
         is_index = leaf.dtype == np.int32
         assert is_index or leaf.dtype == ("float32" if is_state else "bfloat16"), path
-    full = np.asarray(narrow.run(*narrow.full()).logits)[..., :V]
-    decoded, cache = narrow.decoded()
+    full = np.asarray(narrow.run(*narrow.full_pass_arguments()).logits)[..., :V]
+    decoded, cache = narrow.decode()
     error = np.abs(decoded - full).max() / max(1, np.abs(full).max())
     assert 1e-5 < error < TOLERANCE
     for (path, before), after in zip(layout, jax.tree.leaves(cache), strict=True):
@@ -196,8 +200,8 @@ def test_a_narrow_cache_stores_tokens_and_changes_little(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("convolution", "gnmt")
 @pytest.mark.parametrize("name", WITH_TOKENS)
-def test_a_cache_in_the_compute_dtype_is_the_default(name: str) -> None:
-    """The same programs, so the same bits."""
+def test_default_cache_dtype_is_the_compute_dtype(name: str) -> None:
+    """The programs are the same, so the results are bit-equal."""
     default, explicit, narrow = (
         Decoder(name, dtype).cached_programs() for dtype in ("compute", "float32", "bfloat16")
     )
@@ -208,9 +212,9 @@ def test_a_cache_in_the_compute_dtype_is_the_default(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("cheng", "gnmt")
 @pytest.mark.parametrize("name", WITH_TOKENS)
-def test_a_full_pass_does_not_depend_on_the_storage_dtype(name: str) -> None:
+def test_full_pass_does_not_depend_on_cache_dtype(name: str) -> None:
     default, narrow = (Decoder(name, dtype) for dtype in ("compute", "bfloat16"))
-    programs = {each.run.lower(*each.full()).as_text() for each in (default, narrow)}
+    programs = {each.run.lower(*each.full_pass_arguments()).as_text() for each in (default, narrow)}
     assert len(programs) == 1
 
 

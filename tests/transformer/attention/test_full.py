@@ -1,4 +1,4 @@
-"""Full attention against loops written from the formula, at sizes of which no two are alike."""
+"""Full attention against loops written from the formula, with all sizes different."""
 
 import dataclasses
 import functools
@@ -32,8 +32,8 @@ CASES = {
 }
 
 
-made = functools.partial(mixers.made, width=D)
-applied = functools.partial(mixers.applied, outputs=WEIGHTS)
+made = functools.partial(mixers.make_mixer, width=D)
+applied = functools.partial(mixers.apply_mixer, outputs=WEIGHTS)
 
 
 @pytest.mark.parametrize("config", CASES.values(), ids=list(CASES))
@@ -41,8 +41,8 @@ def test_self_attention(config: AttentionConfig) -> None:
     mixer, params = made(config)
     x = normal(1, B, T, D)
     output = applied(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
-    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
-    y, weights = formulas.attention(x, x, params, seen)
+    visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    y, weights = formulas.attention(x, x, params, visible)
     assert_close(output.y, y)
     assert_close(output.aux["weights"], weights)
     assert output.cache is None
@@ -53,19 +53,19 @@ def test_cross_attention() -> None:
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     lengths: Any = np.array([S, 3])
     output = applied(mixer, params, x, mask=Mask(key_lengths=lengths), memory=memory)
-    seen = np.broadcast_to(np.arange(S) < np.array([[[S]], [[3]]]), (B, T, S))
-    y, weights = formulas.attention(x, memory, params, seen)
+    visible = np.broadcast_to(np.arange(S) < np.array([[[S]], [[3]]]), (B, T, S))
+    y, weights = formulas.attention(x, memory, params, visible)
     assert_close(output.y, y)
     assert_close(output.aux["weights"], weights)
 
 
-def test_a_query_that_sees_nothing_gets_the_bias_alone() -> None:
+def test_query_without_visible_keys_gives_the_output_bias() -> None:
     mixer, params = made(CASES["grouped-query"])
     x = normal(1, B, T, D)
     segments: Any = np.array([[1, 1, 0, 2, 0], [0, 0, 0, 0, 0]])
     output = applied(mixer, params, x, mask=Mask(segments=segments))
-    seen = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
-    y, weights = formulas.attention(x, x, params, seen)
+    visible = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
+    y, weights = formulas.attention(x, x, params, visible)
     assert_close(output.y, y)
     assert_close(output.aux["weights"], weights)
     empty = np.asarray(output.y)[segments == 0]
@@ -73,7 +73,7 @@ def test_a_query_that_sees_nothing_gets_the_bias_alone() -> None:
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_queries_and_keys_are_turned_by_their_positions(layout: Any) -> None:
+def test_rope_rotates_queries_and_keys(layout: Any) -> None:
     rotary = RoPE(theta=100.0, fraction=0.5, layout=layout)
     config = AttentionConfig(num_heads=3, head_dim=8, bias=False, position=rotary)
     mixer, params = made(config)
@@ -81,22 +81,22 @@ def test_queries_and_keys_are_turned_by_their_positions(layout: Any) -> None:
     positions: Any = np.array([[3, 4, 5, 6, 7], [0, 1, 2, 3, 4]])
     output = applied(mixer, params, x, mask=Mask(), positions=positions)
 
-    def turned(name: str) -> Array:  # [B, T, N, H]
+    def rotated(name: str) -> Array:  # [B, T, N, H]
         heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
         return np.asarray(apply_rope(heads, positions, rotary))
 
-    scores = np.einsum("BTNH,BSNH->BNTS", turned("query"), turned("key")) / np.sqrt(8)
+    scores = np.einsum("BTNH,BSNH->BNTS", rotated("query"), rotated("key")) / np.sqrt(8)
     assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
 
 
-def test_memory_has_no_positions_to_turn_by() -> None:
-    plain = AttentionConfig(num_heads=3, head_dim=8)
-    turning = dataclasses.replace(plain, position=RoPE())
+def test_cross_attention_ignores_rope() -> None:
+    without_rope = AttentionConfig(num_heads=3, head_dim=8)
+    with_rope = dataclasses.replace(without_rope, position=RoPE())
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    _, params = made(plain)
+    _, params = made(without_rope)
     outputs = [
         applied(made(config)[0], params, x, mask=Mask(), memory=memory).y
-        for config in (plain, turning)
+        for config in (without_rope, with_rope)
     ]
     assert np.array_equal(*outputs)
 
@@ -105,7 +105,7 @@ NORMS = {"rms": NormConfig("rms", epsilon=1e-3), "layer": NormConfig("layer", ep
 
 
 @pytest.mark.parametrize("kind", NORMS)
-def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> None:
+def test_qk_norm_is_applied_per_head_before_rope(kind: str) -> None:
     rotary = RoPE(theta=100.0)
     config = AttentionConfig(
         num_heads=6, num_kv_heads=3, head_dim=8, bias=False, position=rotary, qk_norm=NORMS[kind]
@@ -114,7 +114,7 @@ def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> 
     x, positions = normal(1, B, T, D), array([[3, 4, 5, 6, 7]])
     output = applied(mixer, params, x, positions=positions)
 
-    def prepared(name: str) -> Array:  # [B, T, N, H]
+    def normed_and_rotated(name: str) -> Array:  # [B, T, N, H]
         heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
         norm = params[f"{name}_norm"]
         if kind == "rms":
@@ -123,26 +123,26 @@ def test_each_head_s_queries_and_keys_are_normed_before_they_turn(kind: str) -> 
             normed = formulas.layer_norm(heads, norm["gain"], norm["bias"], 1e-3)
         return np.asarray(apply_rope(array(normed), positions, rotary))
 
-    q, k = prepared("query"), np.repeat(prepared("key"), 2, axis=2)
+    q, k = normed_and_rotated("query"), np.repeat(normed_and_rotated("key"), 2, axis=2)
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / np.sqrt(8)
     assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
 
 
-def test_a_memory_is_projected_once() -> None:
-    """Later queries read keys and values from the cache; the matrices are removed."""
+def test_memory_is_projected_once() -> None:
+    """Later calls read keys and values from the cache; their matrices are not needed."""
     mixer, params = made(CASES["values of their own width"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    given: dict[str, Any] = dict(mask=Mask(key_lengths=array([S, 3])), memory=memory)
-    whole = applied(mixer, params, x, **given)
-    first = applied(mixer, params, x[:, :2], cache=mixer.init_memory_cache(B, S), **given)
+    kwargs: dict[str, Any] = dict(mask=Mask(key_lengths=array([S, 3])), memory=memory)
+    full = applied(mixer, params, x, **kwargs)
+    first = applied(mixer, params, x[:, :2], cache=mixer.init_memory_cache(B, S), **kwargs)
     assert isinstance(first.cache, MemoryCache)
-    fewer = {name: w for name, w in params.items() if not name.startswith(("key", "value"))}
-    rest = applied(mixer, fewer, x[:, 2:], cache=first.cache, **given | {"memory": None})
-    assert_close(np.concatenate([first.y, rest.y], axis=1), whole.y)
+    without_kv = {name: w for name, w in params.items() if not name.startswith(("key", "value"))}
+    rest = applied(mixer, without_kv, x[:, 2:], cache=first.cache, **kwargs | {"memory": None})
+    assert_close(np.concatenate([first.y, rest.y], axis=1), full.y)
     assert np.array_equal(first.cache.keys, rest.cache.keys)
 
 
-def test_a_memory_has_a_cache_of_its_kind_and_size() -> None:
+def test_memory_cache_kind_and_size_are_checked() -> None:
     mixer, params = made(CASES["multi-head"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     call = functools.partial(applied, mixer, params, x, memory=memory)
@@ -155,8 +155,8 @@ def test_a_memory_has_a_cache_of_its_kind_and_size() -> None:
         call(cache=mixer.init_memory_cache(B, S + 1))
 
 
-def test_axes_of_the_weights() -> None:
-    mixer = Attention(CASES["grouped-query"], mixers.shared(D), parent=None)
+def test_logical_axes_of_weights() -> None:
+    mixer = Attention(CASES["grouped-query"], mixers.make_context(D), parent=None)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
     init = lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask()))  # noqa: E731
     boxed = jax.eval_shape(init, jax.random.key(0))["params"]
@@ -196,19 +196,19 @@ def test_axes_of_the_weights() -> None:
         ),
     ],
 )
-def test_errors(fields: Any, message: str) -> None:
+def test_invalid_fields_raise(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         AttentionConfig(**fields)
 
 
-def test_heads_have_to_divide_the_width_or_have_their_own() -> None:
+def test_head_dim_divides_width_or_is_given() -> None:
     assert AttentionConfig(num_heads=5, head_dim=7).resolved_head_dim(D) == 7
     message = "^attention.num_heads 5: does not divide the width 12; give a divisor"
     with pytest.raises(ValueError, match=message):
         AttentionConfig(num_heads=5).resolved_head_dim(D)
 
 
-def test_a_mixer_that_is_not_known() -> None:
+def test_unknown_mixer_raises() -> None:
     @dataclasses.dataclass(frozen=True)
     class Unknown(MixerConfig):
         kind = "unheard-of"

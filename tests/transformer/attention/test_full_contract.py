@@ -1,4 +1,4 @@
-"""Attention keeps the contract of mixers with every kind of position, score and QK norm."""
+"""Full attention passes the mixer contract with every position encoding, score and QK norm."""
 
 import pytest
 
@@ -41,5 +41,5 @@ CONFIGS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_contract(name: str) -> None:
+def test_mixer_contract(name: str) -> None:
     check_mixer(CONFIGS[name], d_model=12, length=17, lengths=(1, 23))

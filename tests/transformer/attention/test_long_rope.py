@@ -1,4 +1,4 @@
-"""LongRoPE against its formula, and what it refuses."""
+"""LongRoPE against its formula, and its error messages."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +17,7 @@ def expected_angles(length: int, factors: tuple[float, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("length", "factors"), [(TRAINED, SHORT), (TRAINED + 1, LONG)])
-def test_the_length_of_a_row_decides(length: int, factors: tuple[float, ...]) -> None:
+def test_row_length_selects_the_factors(length: int, factors: tuple[float, ...]) -> None:
     rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
     angles = rope_angles(jnp.arange(length)[None], 6, rope)[0]
     expected = expected_angles(length, factors)
@@ -25,7 +25,7 @@ def test_the_length_of_a_row_decides(length: int, factors: tuple[float, ...]) ->
     np.testing.assert_allclose(np.sin(angles), np.sin(expected), atol=1e-5)
 
 
-def test_a_row_does_not_depend_on_the_others() -> None:
+def test_rows_are_independent() -> None:
     rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
     rows = jnp.stack([jnp.arange(5), jnp.arange(20, 25)])
     both = rope_angles(rows, 6, rope)
@@ -34,7 +34,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
     np.testing.assert_allclose(np.cos(both[1]), np.cos(expected_angles(25, LONG)[20:]), atol=1e-5)
 
 
-def test_a_cache_that_outgrows_the_short_factors_is_refused() -> None:
+def test_cache_beyond_the_short_factors_raises() -> None:
     def model(factors: str) -> LanguageModel:
         scaling = LongRoPEScaling(SHORT, LONG, TRAINED, factors=factors)  # type: ignore[arg-type]
         mixer = AttentionConfig(num_heads=2, head_dim=6, position=RoPE(scaling=scaling))
@@ -50,7 +50,7 @@ def test_a_cache_that_outgrows_the_short_factors_is_refused() -> None:
         model("by_length").init_cache(1, TRAINED + 1)
 
 
-def test_factors_fit_the_head() -> None:
+def test_invalid_factors_raise() -> None:
     with pytest.raises(ValueError, match="has 3 factors and a head 2 rotated pairs"):
         LongRoPEScaling(SHORT, LONG).frequencies(100.0, 4)
     with pytest.raises(ValueError, match="is not positive; give numbers above 0"):

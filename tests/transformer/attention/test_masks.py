@@ -1,4 +1,4 @@
-"""Every field of a mask, drawn by hand: a row for each query, `x` where it sees the key."""
+"""Every field of a mask as a drawing: one row per query, `x` where it sees the key."""
 
 from typing import Any
 
@@ -16,21 +16,21 @@ def drawing(*rows: str) -> Array:
     return np.array([[letter == "x" for letter in row] for row in rows])
 
 
-def seen(mask: Mask, queries: int, keys: int) -> Array:
+def visible(mask: Mask, queries: int, keys: int) -> Array:
     return np.asarray(jax.jit(dense_mask, static_argnums=(1, 2))(mask, queries, keys))
 
 
 def assert_sees(mask: Mask, *examples: Array) -> None:
-    """The drawing of each example of the batch, or one for all."""
+    """Assert that the dense mask equals the drawing of each example, or one for all examples."""
     queries, keys = examples[0].shape
-    assert np.array_equal(seen(mask, queries, keys), np.stack(examples))
+    assert np.array_equal(visible(mask, queries, keys), np.stack(examples))
 
 
 ALL = drawing("xxxx", "xxxx", "xxxx")
 CAUSAL = drawing("x....", "xx...", "xxx..", "xxxx.", "xxxxx")
 
 
-def test_nothing_is_masked_unasked() -> None:
+def test_default_masks_nothing() -> None:
     assert_sees(Mask(), ALL)
 
 
@@ -38,59 +38,59 @@ def test_causal() -> None:
     assert_sees(Mask(MaskPattern(causal=True)), CAUSAL)
 
 
-def test_a_window_looks_both_ways() -> None:
+def test_bidirectional_window() -> None:
     pattern = MaskPattern(window=2)
     assert_sees(Mask(pattern), drawing("xx...", "xxx..", ".xxx.", "..xxx", "...xx"))
 
 
-def test_a_causal_window_has_as_many_keys_as_it_says() -> None:
+def test_causal_window_has_window_keys() -> None:
     pattern = MaskPattern(causal=True, window=3)
     assert_sees(Mask(pattern), drawing("x....", "xx...", "xxx..", ".xxx.", "..xxx"))
 
 
-def test_a_dilated_window_has_holes_and_as_many_keys() -> None:
+def test_dilated_causal_window() -> None:
     pattern = MaskPattern(causal=True, window=2, dilation=3)
     rows = ("x.....", ".x....", "..x...", "x..x..", ".x..x.", "..x..x")
     assert_sees(Mask(pattern), drawing(*rows))
 
 
-def test_a_dilated_window_looks_both_ways() -> None:
+def test_dilated_bidirectional_window() -> None:
     pattern = MaskPattern(window=2, dilation=2)
     assert_sees(Mask(pattern), drawing("x.x..", ".x.x.", "x.x.x", ".x.x.", "..x.x"))
 
 
-def test_a_prefix_is_seen_by_all() -> None:
+def test_prefix_is_visible_to_all() -> None:
     mask = Mask(MaskPattern(causal=True, prefix=True), prefix_lengths=array([3, 0]))
     assert_sees(mask, drawing("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"), CAUSAL)
 
 
-def test_a_prefix_that_the_pattern_does_not_speak_of_is_none() -> None:
+def test_prefix_lengths_need_a_prefix_pattern() -> None:
     assert_sees(Mask(MaskPattern(causal=True), prefix_lengths=array([3])), CAUSAL)
 
 
-def test_globals_see_all_and_are_seen_by_all() -> None:
+def test_global_tokens_see_all_and_are_visible_to_all() -> None:
     mask = Mask(MaskPattern(window=1), global_positions=array([[1, -1], [3, 0]]))
     first = drawing("xx...", "xxxxx", ".xx..", ".x.x.", ".x..x")
     second = drawing("xxxxx", "xx.x.", "x.xx.", "xxxxx", "x..xx")
     assert_sees(mask, first, second)
 
 
-def test_causal_globals_see_nothing_ahead() -> None:
+def test_causal_global_tokens_do_not_see_the_future() -> None:
     mask = Mask(MaskPattern(causal=True, window=1), global_positions=array([[2]]))
     assert_sees(mask, drawing("x....", ".x...", "xxx..", "..xx.", "..x.x"))
 
 
-def test_lengths_hide_what_is_not_there() -> None:
+def test_key_lengths_hide_padding() -> None:
     mask = Mask(key_lengths=array([4, 2, 0]))
     assert_sees(mask, ALL, drawing("xx..", "xx..", "xx.."), drawing("....", "....", "...."))
 
 
-def test_documents_see_themselves_and_padding_nothing() -> None:
+def test_segments_separate_documents_and_hide_padding() -> None:
     mask = Mask(segments=array([[7, 7, 2, 2, 0]]))
     assert_sees(mask, drawing("xx...", "xx...", "..xx.", "..xx.", "....."))
 
 
-def test_causal_documents_whose_positions_start_anew() -> None:
+def test_causal_documents_with_restarting_positions() -> None:
     mask = Mask(
         MaskPattern(causal=True),
         positions=array([[0, 1, 0, 1, 2]]),
@@ -108,32 +108,32 @@ def test_segments_narrow_prefix_and_globals() -> None:
     assert_sees(mask, drawing("xx..", "xx..", "..x.", "..xx"))
 
 
-def test_keys_may_have_segments_of_their_own() -> None:
+def test_key_segments() -> None:
     mask = Mask(segments=array([[1, 2, 0]]), key_segments=array([[2, 1, 0, 1]]))
     assert_sees(mask, drawing(".x.x", "x...", "...."))
 
 
-def test_other_keys() -> None:
+def test_positions_and_segments_of_other_keys() -> None:
     mask = Mask(MaskPattern(causal=True), positions=array([[2, 5]]), segments=array([[1, 1]]))
     assert_sees(
         mask.with_keys(array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])), drawing("...x", "xx.x")
     )
 
 
-def test_keys_that_are_not_the_queries_own_begin_at_0() -> None:
+def test_default_positions_of_other_keys_start_at_0() -> None:
     mask = Mask(MaskPattern(causal=True), positions=array([[1, 3]]))
     assert_sees(mask, drawing("xx...", "xxxx."))
 
 
-def test_any_other_mask_is_an_array() -> None:
-    """M in {0, -inf} of any kind, for each example or for all."""
+def test_allowed_array() -> None:
+    """Any M in {0, -inf}, for each example or for all."""
     first, second = drawing(".xx", "x.x", "..."), drawing("xxx", "..x", "x..")
     causal = np.tri(3, dtype=bool)
     assert_sees(Mask(allowed=array([first, second])), first, second)
     assert_sees(Mask(MaskPattern(causal=True), allowed=array([first])), first & causal)
 
 
-def test_an_array_hides_what_is_seen_by_all() -> None:
+def test_allowed_array_overrides_prefix_and_globals() -> None:
     hidden = array([drawing("xxx", "xx.", "...")])
     mask = Mask(
         MaskPattern(prefix=True),
@@ -144,7 +144,7 @@ def test_an_array_hides_what_is_seen_by_all() -> None:
     assert_sees(mask, hidden[0])
 
 
-def test_examples_may_stand_at_different_positions() -> None:
+def test_positions_may_differ_between_examples() -> None:
     mask = Mask(MaskPattern(causal=True), positions=array([[1], [3]])).with_keys(
         array([[0, 1, 2, 3, 4]])
     )
@@ -173,11 +173,11 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize(("start", "end"), [(0, 3), (3, 5), (5, 7)])
-def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: int) -> None:
-    whole = seen(MASKS[name], 7, 7)
-    cut = seen(causal_block(MASKS[name], start, end, 7), end - start, end)
-    assert np.array_equal(cut, whole[:, start:end, :end])
-    assert not whole[:, start:end, end:].any()
+def test_causal_block_equals_slice_of_full_mask(name: str, start: int, end: int) -> None:
+    full = visible(MASKS[name], 7, 7)
+    block = visible(causal_block(MASKS[name], start, end, 7), end - start, end)
+    assert np.array_equal(block, full[:, start:end, :end])
+    assert not full[:, start:end, end:].any()
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,12 @@ def test_a_block_of_queries_is_cut_from_the_whole(name: str, start: int, end: in
     ],
     ids=["causal", "window", "segments", "lengths", "prefix", "globals", "array"],
 )
-def test_what_is_known_before_the_arrays(
-    mask: Mask, irregular: bool, rows_may_be_empty: bool
-) -> None:
+def test_static_mask_properties(mask: Mask, irregular: bool, rows_may_be_empty: bool) -> None:
     assert (mask.has_extra_masks, mask.may_have_empty_rows(1, 1)) == (irregular, rows_may_be_empty)
 
 
 @pytest.mark.parametrize("pattern", [MaskPattern(causal=True), MaskPattern(window=2)])
-def test_causal_masks_and_windows_may_hide_all_of_other_keys(pattern: MaskPattern) -> None:
+def test_other_keys_may_leave_rows_empty(pattern: MaskPattern) -> None:
     mask, others = Mask(pattern, positions=array([[0, 1]])), array([[5, 6]])
     assert mask.with_keys(others).may_have_empty_rows(2, 2)
     assert mask.may_have_empty_rows(2, 3)
@@ -212,7 +210,7 @@ def test_causal_masks_and_windows_may_hide_all_of_other_keys(pattern: MaskPatter
     assert not Mask().with_keys(others).may_have_empty_rows(2, 2)
 
 
-def test_equal_patterns_are_one_key() -> None:
+def test_equal_patterns_hash_equal() -> None:
     assert (
         len({MaskPattern(causal=True, window=3), MaskPattern(causal=True, window=3), MaskPattern()})
         == 2
@@ -226,6 +224,6 @@ def test_equal_patterns_are_one_key() -> None:
         ({"dilation": 0}, "dilation 0: give an integer, 1 for none, or more"),
     ],
 )
-def test_errors(fields: Any, message: str) -> None:
+def test_invalid_fields_raise(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         MaskPattern(**fields)

@@ -6,7 +6,7 @@ from transformer.attention.mixer import reject_mask_patterns
 
 
 @pytest.mark.parametrize(
-    ("mask", "what"),
+    ("mask", "unsupported"),
     [
         (Mask(MaskPattern(causal=True, window=3)), "a window"),
         (Mask(MaskPattern(prefix=True)), "a prefix"),
@@ -17,11 +17,11 @@ from transformer.attention.mixer import reject_mask_patterns
     ],
     ids=["window", "prefix pattern", "prefix", "globals", "allowed", "order"],
 )
-def test_masks_that_only_attention_obeys_are_refused_by_name(mask: Mask, what: str) -> None:
-    message = f"^mixer lstm: does not support {what}; use an attention mixer, such as full$"
+def test_unsupported_masks_raise_and_are_named(mask: Mask, unsupported: str) -> None:
+    message = f"^mixer lstm: does not support {unsupported}; use an attention mixer, such as full$"
     with pytest.raises(ValueError, match=message):
         reject_mask_patterns("lstm", mask)
 
 
-def test_causal_masks_and_segments_are_obeyed() -> None:
+def test_causal_masks_and_segments_are_accepted() -> None:
     reject_mask_patterns("lstm", Mask(MaskPattern(causal=True), segments=array([[1, 2]])))

@@ -1,4 +1,4 @@
-"""Positions inside attention: tables and biases, of documents packed into rows."""
+"""Position tables and biases inside attention, with documents packed into rows."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer import formulas
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import (
     ALiBi,
     AttentionConfig,
@@ -24,7 +24,7 @@ from transformer.attention.position_bias import alibi_slopes
 
 B, T, S, D, N, H, VALUES = 2, 5, 7, 12, 3, 11, 13
 WEIGHTS = frozenset({"weights"})
-PLACES = array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 9]])
+POSITIONS = array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 9]])
 DOCUMENTS = array([[1, 1, 1, 2, 2], [1, 1, 1, 1, 1]])
 RELATIVE, BUCKETS = RelativePositions(max_distance=2), T5RelativeBias(num_buckets=4, max_distance=3)
 
@@ -36,71 +36,77 @@ def config(position: Any, **given: Any) -> AttentionConfig:
 
 
 def distances(b: int, t: int) -> Array:  # [S]
-    return np.asarray(PLACES[b] - PLACES[b, t])
+    return np.asarray(POSITIONS[b] - POSITIONS[b, t])
 
 
-def biased(bias: Callable[[Any, int, Array], Array]) -> Callable[[Any], Any]:
+def scores_with_bias(bias: Callable[[Any, int, Array], Array]) -> Callable[[Any], Any]:
     return lambda w: lambda q, k, b, n, t: k @ q / math.sqrt(H) + bias(w, n, distances(b, t))
 
 
-def rows(b: int, t: int) -> Array:  # [S]
+def table_rows(b: int, t: int) -> Array:  # [S]
     return np.clip(distances(b, t), -2, 2) + 2
 
 
 CASES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-    "ALiBi": (ALiBi(), biased(lambda w, n, away: -alibi_slopes(N)[n] * np.abs(away))),
+    "ALiBi": (ALiBi(), scores_with_bias(lambda w, n, away: -alibi_slopes(N)[n] * np.abs(away))),
     "buckets": (
         BUCKETS,
-        biased(lambda w, n, away: w["position_bias"][[BUCKETS.bucket(d) for d in away], n]),
+        scores_with_bias(
+            lambda w, n, away: w["position_bias"][[BUCKETS.bucket(d) for d in away], n]
+        ),
     ),
     # e_ij = q_i (k_j + a^K_ij) / sqrt(d)
     "relative": (
         RELATIVE,
-        lambda w: lambda q, k, b, n, t: (k + w["position_keys"][rows(b, t)]) @ q / math.sqrt(H),
+        lambda w: (
+            lambda q, k, b, n, t: (k + w["position_keys"][table_rows(b, t)]) @ q / math.sqrt(H)
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_packed_documents_have_their_own_positions(name: str) -> None:
+def test_packed_documents_match_formula(name: str) -> None:
     position, scores = CASES[name]
-    mixer, params = made(config(position), D)
+    mixer, params = make_mixer(config(position), D)
     x = normal(1, B, T, D)
-    mask = Mask(MaskPattern(causal=True), positions=PLACES, segments=DOCUMENTS)
-    output = applied(mixer, params, x, WEIGHTS, mask=mask, positions=PLACES)
+    mask = Mask(MaskPattern(causal=True), positions=POSITIONS, segments=DOCUMENTS)
+    output = apply_mixer(mixer, params, x, WEIGHTS, mask=mask, positions=POSITIONS)
     tables = params.get("position_values")
-    added: Any = (lambda b, t: tables[rows(b, t)]) if name == "relative" else lambda b, t: 0.0
-    seen = np.asarray(dense_mask(mask, T, T))
-    y, weights = formulas.attention(x, x, params, seen, scores(params), added)
+    value_terms: Any = (
+        (lambda b, t: tables[table_rows(b, t)]) if name == "relative" else lambda b, t: 0.0
+    )
+    visible = np.asarray(dense_mask(mask, T, T))
+    y, weights = formulas.attention(x, x, params, visible, scores(params), value_terms)
     assert_close(output.aux["weights"], weights)
     assert_close(output.y, y)
 
 
-def test_tables_meet_bilinear_scores() -> None:
-    """(q W) (k + a)."""
-    mixer, w = made(config(RELATIVE, score=BilinearScore()), D)
+def test_relative_tables_with_bilinear_scores() -> None:
+    """The score is (q W) (k + a)."""
+    mixer, w = make_mixer(config(RELATIVE, score=BilinearScore()), D)
     x = normal(1, B, T, D)
 
     def scores(q: Array, k: Array, b: int, n: int, t: int) -> Array:
-        return (k + w["position_keys"][rows(b, t)]) @ (q @ w["score_query"][n])
+        return (k + w["position_keys"][table_rows(b, t)]) @ (q @ w["score_query"][n])
 
-    seen = np.ones((B, T, T), bool)
-    added = lambda b, t: w["position_values"][rows(b, t)]  # noqa: E731
-    y, _ = formulas.attention(x, x, w, seen, scores, added)
-    assert_close(applied(mixer, w, x, positions=PLACES).y, y)
+    visible = np.ones((B, T, T), bool)
+    value_terms = lambda b, t: w["position_values"][table_rows(b, t)]  # noqa: E731
+    y, _ = formulas.attention(x, x, w, visible, scores, value_terms)
+    assert_close(apply_mixer(mixer, w, x, positions=POSITIONS).y, y)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_memory_has_no_positions(name: str) -> None:
+def test_cross_attention_has_no_position_parameters(name: str) -> None:
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    mixer, params = made(config(CASES[name][0]), D, memory=memory[:1])
+    mixer, params = make_mixer(config(CASES[name][0]), D, memory=memory[:1])
     assert set(params) == {"query", "key", "value", "output"}
     y, _ = formulas.attention(x, memory, params, np.ones((B, T, S), bool))
-    assert_close(applied(mixer, params, x, memory=memory).y, y)
+    assert_close(apply_mixer(mixer, params, x, memory=memory).y, y)
 
 
-def test_tables_are_no_matrices() -> None:
-    """They have no input axes, so weight decay and Muon exclude them."""
+def test_tables_have_no_input_axes() -> None:
+    """So weight decay and Muon exclude them."""
     relative, buckets = axes(config(RELATIVE), D), axes(config(BUCKETS), D)
     assert relative["position_keys"] == relative["position_values"] == ("distances", "head")
     assert buckets["position_bias"] == ("buckets", "heads")

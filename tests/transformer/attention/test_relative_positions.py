@@ -20,20 +20,20 @@ POSITIONS = {
 }
 
 
-def row(query: int, key: int) -> int:
-    """w[clip(j - i, k)], from -k (equations 3 and 4)."""
+def table_row(query: int, key: int) -> int:
+    """Return the row of w[clip(j - i, k)], counted from -k (equations 3 and 4)."""
     return max(-2, min(2, key - query)) + 2
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
+def test_score_and_value_terms_match_loops(name: str) -> None:
     queries, keys = POSITIONS[name]
     q, weights = normal(2, B, T, N, H), normal(3, B, N, T, S)
-    scores, found = np.zeros((B, N, T, S)), np.zeros((B, T, N, VALUES))
+    scores, values = np.zeros((B, N, T, S)), np.zeros((B, T, N, VALUES))
     for b, n, t, s in np.ndindex(scores.shape):
-        at = row(queries[b % len(queries), t], keys[b % len(keys), s])
+        at = table_row(queries[b % len(queries), t], keys[b % len(keys), s])
         scores[b, n, t, s] = q[b, t, n] @ TABLES.keys[at]
-        found[b, t, n] += weights[b, n, t, s] * TABLES.values[at]
+        values[b, t, n] += weights[b, n, t, s] * TABLES.values[at]
     assert_close(
         jax.jit(RelativeTables.score_terms, static_argnums=4)(TABLES, q, queries, keys, "float32"),
         scores,
@@ -42,11 +42,11 @@ def test_scores_and_values_gain_what_the_tables_say(name: str) -> None:
         jax.jit(RelativeTables.value_terms, static_argnums=4)(
             TABLES, weights, queries, keys, "float32"
         ),
-        found,
+        values,
     )
 
 
-def test_rows_of_a_table() -> None:
+def test_number_of_distances() -> None:
     assert CONFIG.num_distances == 5
     assert RelativePositions(0).num_distances == 1
     with pytest.raises(ValueError, match=r"^relative_positions.max_distance -1: give 0 or more$"):

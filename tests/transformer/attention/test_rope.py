@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, assert_close, normal, turned
+from tests.transformer.formulas import Array, assert_close, normal, rotate_pair
 from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
 from transformer.attention.rope import apply_rope as rotate_eagerly
 from transformer.attention.rope import rope_angles
@@ -19,19 +19,19 @@ POSITIONS: Any = np.array([[0, 1, 5, 3, 29], [7, 8, 9, 10, 1000]])
 rotate = jax.jit(rotate_eagerly, static_argnames="config")
 
 
-def by_pairs(x: Array, positions: Array, config: RoPE) -> Array:
-    """Pair by pair; the rest of the head is as it was."""
+def expected_rotation(x: Array, positions: Array, config: RoPE) -> Array:
+    """Rotate pair by pair; entries beyond the rotary width stay as they are."""
     width = config.rotary_dim(x.shape[-1])
     y = x.astype(np.float64)
     for b, t, n, pair in np.ndindex(*x.shape[:3], width // 2):
-        halves = config.layout == "halves"
-        both = [pair, pair + width // 2] if halves else [2 * pair, 2 * pair + 1]
+        is_halves = config.layout == "halves"
+        entries = [pair, pair + width // 2] if is_halves else [2 * pair, 2 * pair + 1]
         angle = positions[b, t] / config.theta ** (2 * pair / width)
-        y[b, t, n, both] = turned(x[b, t, n, both], angle)
+        y[b, t, n, entries] = rotate_pair(x[b, t, n, entries], angle)
     return y
 
 
-def test_by_hand() -> None:
+def test_one_pair_by_hand() -> None:
     x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
     y = rotate(x, jnp.array([[2]]), RoPE())
     assert_close(y, np.array([np.cos(2), np.sin(2)]).reshape(1, 1, 1, 2), 1e-6)
@@ -39,12 +39,12 @@ def test_by_hand() -> None:
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(("fraction", "rotated"), [(1.0, 14), (0.5, 6), (0.2, 2)])
-def test_against_numpy(layout: str, fraction: float, rotated: int) -> None:
+def test_matches_numpy(layout: str, fraction: float, rotated: int) -> None:
     config = RoPE(100.0, fraction, "halves" if layout == "halves" else "interleaved")
     assert config.rotary_dim(14) == rotated
     x = normal(0, 2, 5, 3, 14)
     y = np.asarray(rotate(x, POSITIONS, config))
-    assert_close(y, by_pairs(x, POSITIONS, config), 1e-6)
+    assert_close(y, expected_rotation(x, POSITIONS, config), 1e-6)
     assert np.array_equal(y[..., rotated:], x[..., rotated:])
 
 
@@ -61,7 +61,7 @@ def test_against_numpy(layout: str, fraction: float, rotated: int) -> None:
 )
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_angles_are_exact_at_any_position(scaling: RopeScaling, fraction: float) -> None:
-    """Against float64, of which 2^31 turns leave 22 bits: 1e-6 at the last position."""
+    """Against float64, where 2^31 radians leave 22 bits of precision: 1e-6 at the last position."""
     config = RoPE(theta=500_000.0, fraction=fraction, scaling=scaling)
     positions = np.array([[0, 1, 4095, 131_071, 1_048_575, 2**24 + 1, 2**31 - 1, -1, -1_048_575]])
     width = config.rotary_dim(128)
@@ -72,22 +72,22 @@ def test_angles_are_exact_at_any_position(scaling: RopeScaling, fraction: float)
     assert_close(sin, np.sin(expected), 1e-6)
 
 
-def test_frequencies_have_the_digits_of_float64() -> None:
-    """A million positions on, a frequency in float32 alone would be off by 0.06 radians."""
+def test_frequencies_have_float64_precision() -> None:
+    """After a million positions, a float32 frequency would be off by 0.06 radians."""
     frequencies = NoScaling().frequencies(500_000.0, 128)
     for pair in (0, 1, 40, 63):
         exact = Decimal(500_000) ** (Decimal(-2 * pair) / Decimal(128))
         assert float(frequencies[pair]) == pytest.approx(float(exact), rel=1e-15)
 
 
-def test_an_odd_head_keeps_its_last_entry() -> None:
+def test_odd_head_dim_keeps_its_last_entry() -> None:
     x = normal(0, 2, 5, 3, 7)
     y = np.asarray(rotate(x, POSITIONS, HALVES))
     assert np.array_equal(y[..., 6], x[..., 6])
     assert not np.array_equal(y[..., 5], x[..., 5])
 
 
-def test_layouts_differ_by_the_order_of_entries_alone() -> None:
+def test_layouts_differ_only_in_entry_order() -> None:
     x = normal(0, 2, 5, 3, 14)
     order = np.arange(14).reshape(2, 7).T.reshape(-1)  # 0, 7, 1, 8, ...
     halves = np.asarray(rotate(x, POSITIONS, HALVES))
@@ -96,30 +96,30 @@ def test_layouts_differ_by_the_order_of_entries_alone() -> None:
 
 
 @pytest.mark.parametrize("config", [HALVES, INTERLEAVED], ids=["halves", "interleaved"])
-def test_scores_depend_on_the_distance_alone(config: RoPE) -> None:
+def test_scores_depend_only_on_relative_position(config: RoPE) -> None:
     q, k = normal(0, 1, 1, 1, 14), normal(1, 1, 1, 1, 14)
 
     def score(m: int, n: int) -> float:
-        at = [rotate(x, jnp.array([[p]]), config) for x, p in ((q, m), (k, n))]
-        return float(jnp.vdot(*at))
+        rotated = [rotate(x, jnp.array([[p]]), config) for x, p in ((q, m), (k, n))]
+        return float(jnp.vdot(*rotated))
 
     assert score(5, 3) == pytest.approx(score(2, 0), abs=1e-5)
     assert score(105, 103) == pytest.approx(score(2, 0), abs=1e-4)
     assert score(0, 2) != pytest.approx(score(2, 0), abs=1e-2)
 
 
-def test_position_zero_and_lengths_are_kept() -> None:
+def test_position_zero_and_norms_are_unchanged() -> None:
     x = normal(0, 2, 5, 3, 14)
     y = np.asarray(rotate(x, POSITIONS, HALVES))
     assert np.array_equal(y[0, 0], x[0, 0])
     assert_close(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), 1e-6)
 
 
-def test_sixteen_bits_turn_by_exact_angles() -> None:
+def test_bfloat16_input_uses_exact_angles() -> None:
     x = jnp.asarray(normal(0, 2, 5, 3, 14), jnp.bfloat16)
     y = rotate(x, POSITIONS, HALVES)
     assert y.dtype == jnp.bfloat16
-    expected = by_pairs(np.asarray(x, np.float32), POSITIONS, HALVES)
+    expected = expected_rotation(np.asarray(x, np.float32), POSITIONS, HALVES)
     assert_close(np.asarray(y, np.float32), expected, 2**-7)
 
 
@@ -135,6 +135,6 @@ def test_sixteen_bits_turn_by_exact_angles() -> None:
         ),
     ],
 )
-def test_errors(fields: Any, message: str) -> None:
+def test_invalid_fields_raise(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         RoPE(**fields)

@@ -1,4 +1,4 @@
-"""Rules for longer contexts, against loops from the formulas and against Hugging Face."""
+"""RoPE scaling for longer contexts, against loops from the formulas and against Hugging Face."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ rotate = jax.jit(rotate_eagerly, static_argnums=2)
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 
-OURS: dict[str, RopeScaling] = {
+SCALINGS: dict[str, RopeScaling] = {
     "plain": NoScaling(),
     "linear": LinearScaling(3.0),
     "ntk": NTKScaling(5.0),
@@ -47,36 +47,38 @@ def ntk(config: NTKScaling, base: float, width: int) -> list[float]:
 
 
 def yarn(config: YaRNScaling, base: float, width: int) -> list[float]:
-    """A pair's number from which a ramp falls, and one at which it has fallen."""
+    """Return YaRN's frequencies: a linear ramp between two pair indices mixes plain and scaled
+    ones.
+    """
 
     def pair(turns: float) -> float:
         return width / 2 * math.log(config.original_max_length / (2 * math.pi * turns), base)
 
     start, end = max(0, math.floor(pair(config.beta_fast))), math.ceil(pair(config.beta_slow))
-    made = []
+    frequencies_of_pairs = []
     for i in range(width // 2):
         plain = base ** (-2 * i / width)
-        kept = min(1.0, max(0.0, 1 - (i - start) / (end - start)))
-        made.append(kept * plain + (1 - kept) * plain / config.factor)
-    return made
+        ramp = min(1.0, max(0.0, 1 - (i - start) / (end - start)))
+        frequencies_of_pairs.append(ramp * plain + (1 - ramp) * plain / config.factor)
+    return frequencies_of_pairs
 
 
 def llama3(config: Llama3Scaling, base: float, width: int) -> list[float]:
-    """By wavelengths, as in the published code."""
-    made = []
+    """Return Llama 3's frequencies, by wavelength as in the published code."""
+    frequencies_of_pairs = []
     for i in range(width // 2):
         plain = base ** (-2 * i / width)
         wavelength = 2 * math.pi / plain
         if wavelength < config.original_max_length / config.high_freq_factor:
-            made.append(plain)
+            frequencies_of_pairs.append(plain)
         elif wavelength > config.original_max_length / config.low_freq_factor:
-            made.append(plain / config.factor)
+            frequencies_of_pairs.append(plain / config.factor)
         else:
             smooth = (config.original_max_length / wavelength - config.low_freq_factor) / (
                 config.high_freq_factor - config.low_freq_factor
             )
-            made.append((1 - smooth) * plain / config.factor + smooth * plain)
-    return made
+            frequencies_of_pairs.append((1 - smooth) * plain / config.factor + smooth * plain)
+    return frequencies_of_pairs
 
 
 FORMULAS: dict[type, Callable[[Any, float, int], list[float]]] = {
@@ -87,30 +89,30 @@ FORMULAS: dict[type, Callable[[Any, float, int], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_frequencies_are_hugging_face_s(name: str) -> None:
-    config, case = OURS[name], ROTARY[name]
-    theirs = np.load(FIXTURES)
-    ours = frequencies(config, case.base, case.width)
-    assert_close(ours / theirs[f"rotary/{name}"], np.ones(case.width // 2))
-    assert config.amplitude == pytest.approx(float(theirs[f"factor/{name}"]))
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies_match_hugging_face(name: str) -> None:
+    config, case = SCALINGS[name], ROTARY[name]
+    fixtures = np.load(FIXTURES)
+    actual = frequencies(config, case.base, case.width)
+    assert_close(actual / fixtures[f"rotary/{name}"], np.ones(case.width // 2))
+    assert config.amplitude == pytest.approx(float(fixtures[f"factor/{name}"]))
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name != "plain"])
-def test_frequencies_are_those_of_the_formula(name: str) -> None:
-    config, (base, width, *_) = OURS[name], ROTARY[name]
+@pytest.mark.parametrize("name", [name for name in SCALINGS if name != "plain"])
+def test_frequencies_match_formula(name: str) -> None:
+    config, (base, width, *_) = SCALINGS[name], ROTARY[name]
     expected = FORMULAS[type(config)](config, base, width)
     assert_close(frequencies(config, base, width) / expected, np.ones(width // 2))
 
 
-def test_ntk_slows_the_slowest_pair_alone_by_the_whole_factor() -> None:
+def test_ntk_scales_the_slowest_pair_by_the_full_factor() -> None:
     plain, scaled = (frequencies(config, 10_000.0, 14) for config in (NoScaling(), NTKScaling(5.0)))
     assert plain[0] / scaled[0] == pytest.approx(1)
     assert plain[-1] / scaled[-1] == pytest.approx(5)
 
 
-def test_yarn_sharpens_the_softmax() -> None:
-    """Queries and keys are multiplied by sqrt(1/t) = 0.1 ln(s) + 1 each."""
+def test_yarn_attention_factor() -> None:
+    """Queries and keys are each multiplied by sqrt(1/t) = 0.1 ln(s) + 1."""
     assert YaRNScaling(1.0).amplitude == 1
     assert YaRNScaling(16.0).amplitude == pytest.approx(0.1 * math.log(16) + 1)
     x = normal(0, 2, 5, 3, 14)
@@ -119,11 +121,11 @@ def test_yarn_sharpens_the_softmax() -> None:
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_interpolated_positions_are_those_between(layout: Any) -> None:
+def test_linear_scaling_interpolates_positions(layout: Any) -> None:
     x, config = normal(0, 1, 4, 3, 14), RoPE(layout=layout)
-    far, near = array([[0, 6, 12, 27]]), array([[0, 2, 4, 9]])
+    positions, interpolated = array([[0, 6, 12, 27]]), array([[0, 2, 4, 9]])
     scaled = dataclasses.replace(config, scaling=LinearScaling(3.0))
-    assert_close(rotate(x, far, scaled), rotate(x, near, config))
+    assert_close(rotate(x, positions, scaled), rotate(x, interpolated, config))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +146,13 @@ def test_interpolated_positions_are_those_between(layout: Any) -> None:
         ),
     ],
 )
-def test_errors(make: Callable[..., RopeScaling], fields: dict[str, Any], message: str) -> None:
+def test_invalid_fields_raise(
+    make: Callable[..., RopeScaling], fields: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         make(**fields)
 
 
-def test_ntk_needs_two_pairs() -> None:
+def test_ntk_requires_two_pairs() -> None:
     with pytest.raises(ValueError, match=r"^rope.scaling NTKScaling: needs 4 rotated entries"):
         NTKScaling(2.0).frequencies(10_000.0, 2)

@@ -1,4 +1,4 @@
-"""T5's buckets, against Hugging Face and by hand."""
+"""T5's buckets against Hugging Face and by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,23 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 
 
 @pytest.mark.parametrize("name", BUCKETS)
-def test_buckets_are_hugging_face_s(name: str) -> None:
+def test_buckets_match_hugging_face(name: str) -> None:
     config = T5RelativeBias(*BUCKETS[name])
-    ours = [config.bucket(distance) for distance in range(-FURTHEST, FURTHEST + 1)]
-    assert ours == np.load(FIXTURES)[f"buckets/{name}"].tolist()
+    buckets = [config.bucket(distance) for distance in range(-FURTHEST, FURTHEST + 1)]
+    assert buckets == np.load(FIXTURES)[f"buckets/{name}"].tolist()
 
 
 def test_buckets_by_hand() -> None:
-    """Two of four are exact; the others begin at 2 and 2 * sqrt(8 / 2) = 4. Ahead is as here."""
+    """Two of four buckets are exact; the others start at 2 and 2 * sqrt(8 / 2) = 4.
+
+    Future keys share bucket 0.
+    """
     config = T5RelativeBias(num_buckets=4, max_distance=8)
     distances = (5, 0, -1, -2, -3, -4, -7, -8, -1000)
     assert [config.bucket(each) for each in distances] == [0, 0, 1, 2, 2, 3, 3, 3, 3]
 
 
-def test_half_of_the_buckets_are_for_keys_ahead() -> None:
+def test_bidirectional_buckets_split_past_and_future() -> None:
     config = T5RelativeBias(num_buckets=8, max_distance=8, bidirectional=True)
     behind = [config.bucket(-distance) for distance in (0, 1, 2, 4, 9)]
     ahead = [config.bucket(distance) for distance in (1, 2, 4, 9)]
@@ -38,7 +41,7 @@ def test_half_of_the_buckets_are_for_keys_ahead() -> None:
 
 
 @pytest.mark.parametrize("examples", [1, 2])
-def test_each_head_has_its_numbers(examples: int) -> None:
+def test_bias_matches_table_lookup(examples: int) -> None:
     config, table = T5RelativeBias(num_buckets=4, max_distance=8), normal(0, 4, 3)
     queries = array([[0, 1, 2, 3, 50], [7, 0, 2, 9, 1]])[:examples]
     keys = array([[0, 1, 2, 3, 4, 5, 6], [7, 3, 1, 2, 0, 9, 4]])[:examples]
@@ -61,6 +64,6 @@ def test_each_head_has_its_numbers(examples: int) -> None:
         ({"max_distance": 16}, "t5_relative_bias.max_distance 16: give 17 or more"),
     ],
 )
-def test_errors(fields: Any, message: str) -> None:
+def test_invalid_fields_raise(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         T5RelativeBias(**fields)

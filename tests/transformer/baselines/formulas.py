@@ -14,7 +14,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def elman(x: Array, w: Weights, depth: int) -> Array:  # [T, D] -> [T, H]
-    """h = tanh(W x + U h + b), then a tanh for each deeper layer."""
+    """Return the states of h = tanh(W x + U h + b), with one more tanh for each deeper layer."""
     h, states = np.zeros(w["recurrent"].shape[1]), []
     for token in x:
         h = np.tanh(token @ w["input"] + h @ w["recurrent"] + w["input_bias"])
@@ -49,14 +49,14 @@ def lstm(
     return np.array(states)
 
 
-def begun(m: Array, w: Weights) -> tuple[Array, Array]:  # [D] -> [H], [H]
-    """The first state of an LSTM that is made from a vector."""
+def initial_lstm_state(m: Array, w: Weights) -> tuple[Array, Array]:  # [D] -> [H], [H]
+    """Return the first state of an LSTM whose initial state comes from a vector."""
     first = np.tanh(m @ w["first_hidden"] + w["first_hidden_bias"])
     return first, m @ w["first_cell"] + w["first_cell_bias"]
 
 
 def seq2seq(x: Array, memory: Array, w: dict[str, Any]) -> Array:  # [T, D], [S, D] -> [T, D]
-    return lstm(x, w["forward"], *begun(memory[-1], w))
+    return lstm(x, w["forward"], *initial_lstm_state(memory[-1], w))
 
 
 def bahdanau(
@@ -64,7 +64,7 @@ def bahdanau(
     memory: Array,  # [S, D]
     w: Weights,
 ) -> tuple[Array, Array]:  # [T, D], [T, S]
-    """Appendix A.2.2 of the paper: z and r are gates, t the deep output."""
+    """Compute appendix A.2.2 of the paper: z and r are gates, t is the deep output."""
     s, outputs, weights = np.tanh(memory[0] @ w["first"] + w["first_bias"]), [], []
     for token in x:
         scores = np.tanh(s @ w["score_query"] + memory @ w["score_key"]) @ w["score_vector"]
@@ -87,25 +87,29 @@ def luong(
     memory: Array,  # [S, D]
     w: Weights,
 ) -> tuple[Array, Array]:  # [T, D], [T, S]
-    """Equations 5 to 8 of the paper, with input feeding; the weights' names decide the score."""
-    h, c = begun(memory[-1], w)
-    fed, outputs, weights = np.zeros(x.shape[1]), [], []
+    """Compute equations 5 to 8 of the paper, with input feeding; the names of the weights select
+    the score.
+    """
+    h, c = initial_lstm_state(memory[-1], w)
+    input_feed, outputs, weights = np.zeros(x.shape[1]), [], []
     for token in x:
         gates = np.einsum("D,DGH->GH", token, w["input"]) + w["bias"]
         gates = gates + np.einsum("S,SGH->GH", h, w["recurrent"])
-        h, c = lstm_step(h, c, gates + np.einsum("D,DGH->GH", fed, w["feed"]))
+        h, c = lstm_step(h, c, gates + np.einsum("D,DGH->GH", input_feed, w["feed"]))
         if "score_vector" in w:  # concat
             scores = np.tanh(h @ w["score_query"] + memory @ w["score_key"]) @ w["score_vector"]
         else:  # general, or dot
             scores = memory @ w.get("score_key", np.eye(len(h))) @ h
         weights.append(softmax(scores))
-        fed = np.tanh(np.concatenate([weights[-1] @ memory, h]) @ w["combine"])
-        outputs.append(fed)
+        input_feed = np.tanh(np.concatenate([weights[-1] @ memory, h]) @ w["combine"])
+        outputs.append(input_feed)
     return np.array(outputs), np.array(weights)
 
 
 def gnmt_encoder(x: Array, w: dict[str, Any], layers: int) -> Array:  # [T, D] -> [T, D]
-    """The first layer reads both ways, the second takes 2 D, the others add to what they read."""
+    """Compute the encoder: layer 1 reads in both directions, layer 2 takes 2 D, later layers have
+    residuals.
+    """
     back = lstm(x[::-1], w["backward"])[::-1]
     x = np.concatenate([lstm(x, w["layer_0"]), back], axis=-1)
     x = lstm(x, w["layer_1"])
@@ -120,7 +124,9 @@ def gnmt_decoder(
     w: dict[str, Any],
     layers: int,
 ) -> tuple[Array, Array]:  # [T, D], [T, S]
-    """All layers of one token before the next, as in the paper (section 3, equation 4)."""
+    """Compute all layers of one token before the next token, as in the paper (section 3, equation
+    4).
+    """
     width = x.shape[1]
     cells = [(np.zeros(width), np.zeros(width))] * layers
     outputs, weights = [], []
@@ -142,7 +148,7 @@ def gnmt_decoder(
 
 
 def cheng(x: Array, w: Weights) -> Array:  # [T, D] -> [T, D]
-    """Equations 5 to 9 of the paper, with lists for tapes."""
+    """Compute equations 5 to 9 of the paper, with lists as tapes."""
     hidden: list[Array] = []
     cells: list[Array] = []
     summary = np.zeros(x.shape[1])

@@ -1,11 +1,11 @@
-"""The LSTM that attends to its own past, against its formula with lists for tapes."""
+"""Cheng's LSTM with intra-attention, against its formula with lists as tapes."""
 
 import numpy as np
 import pytest
 
 from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import BlockConfig, LanguageModel, Mask, MaskPattern, TransformerConfig
 from transformer.baselines.baseline_configs import ChengConfig
 from transformer.costs import count_token_flops
@@ -15,29 +15,31 @@ CONFIG = ChengConfig(score_size=A)
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])
 
 
-def test_it_is_its_formula() -> None:
-    mixer, params = made(CONFIG, D)
+def test_matches_formula() -> None:
+    mixer, params = make_mixer(CONFIG, D)
     x, causal = normal(1, B, T, D), MaskPattern(causal=True)
-    y = applied(mixer, params, x, mask=Mask(causal)).y
+    y = apply_mixer(mixer, params, x, mask=Mask(causal)).y
     assert_close(y, np.stack([formulas.cheng(row, params) for row in x]))
-    y = np.asarray(applied(mixer, params, x, mask=Mask(causal, segments=SEGMENTS)).y)
+    y = np.asarray(apply_mixer(mixer, params, x, mask=Mask(causal, segments=SEGMENTS)).y)
     for row, document in ((0, 1), (0, 2), (1, 4)):
         own = SEGMENTS[row] == document
         assert_close(y[row, own], formulas.cheng(x[row, own], params))
 
 
-def test_a_new_document_in_an_old_cache() -> None:
-    mixer, params = made(CONFIG, D)
+def test_new_document_in_a_used_cache() -> None:
+    mixer, params = make_mixer(CONFIG, D)
     x, causal = normal(1, B, T, D), Mask(MaskPattern(causal=True))
-    full = np.asarray(applied(mixer, params, x, mask=causal).y)
+    full = np.asarray(apply_mixer(mixer, params, x, mask=causal).y)
     positions = array([[3, 4, 0, 1, 2, 3, 4]])
-    old = applied(mixer, params, x, mask=causal, cache=mixer.init_cache(B, 9), positions=positions)
+    old = apply_mixer(
+        mixer, params, x, mask=causal, cache=mixer.init_cache(B, 9), positions=positions
+    )
     shifted = np.stack([formulas.cheng(row[2:], params) for row in x])
     assert_close(old.y[:, 2:], shifted)
     assert np.abs(np.asarray(old.y) - full)[:, 2:].max() > 1e-2
 
 
-def test_axes_and_costs() -> None:
+def test_axes_and_flops() -> None:
     names = axes(CONFIG, D)
     assert names["score_token"] == ("embed", "score")
     assert names["score_query"] == names["score_key"] == ("state", "score")
@@ -52,6 +54,6 @@ def test_axes_and_costs() -> None:
     assert (flops.scores, flops.scores_causal) == (2 * (A + 2 * D) * T, (A + 2 * D) * (T - 1))
 
 
-def test_errors() -> None:
+def test_invalid_calls_raise() -> None:
     with pytest.raises(ValueError, match=r"^cheng.score_size -1: give 0 or more$"):
         ChengConfig(score_size=-1)

@@ -1,4 +1,4 @@
-"""Convolutions against loops over tokens and taps, at sizes of which no two are alike."""
+"""Convolutions against loops over tokens and taps, with all sizes different."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Mask, MaskPattern
 from transformer.attention.sparse_ops.local_window import NeighborCache
 from transformer.baselines.baseline_configs import ConvolutionConfig
@@ -21,11 +21,13 @@ CONFIGS = {
 }
 
 
-def convolved(x: Array, w: dict[str, Array], ahead: int, segments: Array) -> Array:
-    """Each tap of each token of its own document, the last tap `ahead` tokens after it."""
+def expected_convolution(x: Array, w: dict[str, Array], ahead: int, segments: Array) -> Array:
+    """Sum each tap over tokens of the same document; the last tap is `ahead` tokens after the
+    output.
+    """
     if "kernel" in w:
         kernel, bias = w["kernel"], w["kernel_bias"]
-    else:  # one matrix, scaled by channel for each tap
+    else:  # one matrix, scaled per channel for each tap
         kernel, bias = np.einsum("KD,DE->KDE", w["depthwise"], w["output"]), w["output_bias"]
     y = np.zeros(x.shape) + bias
     for row, t, tap in np.ndindex(B, T, len(kernel)):
@@ -38,42 +40,42 @@ def convolved(x: Array, w: dict[str, Array], ahead: int, segments: Array) -> Arr
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
 def test_convolution_within_documents(config: ConvolutionConfig, causal: bool) -> None:
-    mixer, params = made(config, D)
+    mixer, params = make_mixer(config, D)
     x = normal(1, B, T, D)
-    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=causal), segments=SEGMENTS)).y
+    y = apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=causal), segments=SEGMENTS)).y
     ahead = 0 if causal else (config.kernel_size - 1) // 2
-    assert_close(y, convolved(x, params, ahead, SEGMENTS))
-    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=causal))).y
-    assert_close(y, convolved(x, params, ahead, np.ones((B, T))))
+    assert_close(y, expected_convolution(x, params, ahead, SEGMENTS))
+    y = apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=causal))).y
+    assert_close(y, expected_convolution(x, params, ahead, np.ones((B, T))))
 
 
 @pytest.mark.full
-def test_the_contract_of_other_forms() -> None:
+def test_contract_with_other_settings() -> None:
     for config in (ConvolutionConfig(kernel_size=1), CONFIGS["separable"]):
         check_mixer(config, d_model=6, length=17, lengths=(1, 17, 23))
 
 
-def test_a_cache_goes_by_positions() -> None:
-    """Rows of 3 and 5 tokens, the first padded; then one more of each; then a new document."""
-    mixer, params = made(CONFIGS["even"], D)
+def test_cache_follows_positions() -> None:
+    """Rows of 3 and 5 tokens, the first padded; then one more token each; then a new document."""
+    mixer, params = make_mixer(CONFIGS["even"], D)
     x, causal = normal(1, B, T, D), Mask(MaskPattern(causal=True))
-    full = np.asarray(applied(mixer, params, x, mask=causal).y)
+    full = np.asarray(apply_mixer(mixer, params, x, mask=causal).y)
     positions = array([[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]])
     cache: Any = NeighborCache.empty(B, 3, (D,), np.float32)
-    given: Any = dict(mask=causal, cache=cache, positions=positions)
-    _, cache, _ = applied(mixer, params, x[:, :5], **given)
+    kwargs: Any = dict(mask=causal, cache=cache, positions=positions)
+    _, cache, _ = apply_mixer(mixer, params, x[:, :5], **kwargs)
     next_one = x[[0, 1], [3, 5]][:, None]
-    y, cache, _ = applied(
-        mixer, params, next_one, **given | dict(cache=cache, positions=array([[3], [5]]))
+    y, cache, _ = apply_mixer(
+        mixer, params, next_one, **kwargs | dict(cache=cache, positions=array([[3], [5]]))
     )
     assert_close(y[:, 0], full[[0, 1], [3, 5]])
-    anew = applied(
-        mixer, params, x[:, :1], **given | dict(cache=cache, positions=array([[0], [0]]))
+    anew = apply_mixer(
+        mixer, params, x[:, :1], **kwargs | dict(cache=cache, positions=array([[0], [0]]))
     )
     assert_close(anew.y[:, 0], full[:, 0])
 
 
-def test_axes() -> None:
+def test_logical_axes() -> None:
     assert axes(CONFIGS["full"], D) == {
         "kernel": ("taps", "embed", "hidden"),
         "kernel_bias": ("hidden",),
@@ -85,12 +87,12 @@ def test_axes() -> None:
     }
 
 
-def test_refusals() -> None:
+def test_unsupported_calls_raise() -> None:
     with pytest.raises(ValueError, match=r"^convolution.kernel_size 0: give 1 or more$"):
         ConvolutionConfig(kernel_size=0)
-    mixer, params = made(CONFIGS["full"], D)
+    mixer, params = make_mixer(CONFIGS["full"], D)
     cache = np.zeros((B, 2, D), np.float32)
     with pytest.raises(
         ValueError, match=r"^mixer convolution: decoding with a cache needs a causal mask"
     ):
-        applied(mixer, params, normal(0, B, T, D), cache=cache)
+        apply_mixer(mixer, params, normal(0, B, T, D), cache=cache)

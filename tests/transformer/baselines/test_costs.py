@@ -1,4 +1,4 @@
-"""Operations of recurrent models, as counted from their weights and shapes."""
+"""FLOPs of recurrent models, counted from their weights and shapes."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def model(*blocks: BlockConfig) -> TransformerConfig:
     )
 
 
-def test_products_with_weights_are_all_there_is() -> None:
+def test_recurrent_flops_are_weight_products() -> None:
     mixers = (LSTMConfig(hidden_size=5), ElmanConfig(), ConvolutionConfig(kernel_size=3))
     blocks = [dataclasses.replace(PLAIN, mixer=mixer) for mixer in mixers]
     flops = count_token_flops(LanguageModel(model(*blocks)), T)
@@ -34,7 +34,7 @@ def test_products_with_weights_are_all_there_is() -> None:
     assert (flops.scores, flops.scores_causal, flops.uncounted) == (0, 0, ())
 
 
-def test_an_attentional_decoder_looks_at_all_of_the_source_at_each_step() -> None:
+def test_attentional_decoder_flops_include_the_source() -> None:
     mixers = (BahdanauConfig(hidden_size=5, score_size=3), LuongConfig(), Seq2SeqConfig())
     blocks = [dataclasses.replace(PLAIN, mixer=mixer) for mixer in mixers]
     encoder = EncoderConfig(num_layers=1, layer_pattern=(PLAIN,), final_norm=None)

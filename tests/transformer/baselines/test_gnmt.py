@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.transformer.baselines import formulas
-from tests.transformer.formulas import array, assert_close, normal, weights_of
-from tests.transformer.mixers import applied, made
+from tests.transformer.formulas import array, assert_close, normal, random_params_like
+from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import EncoderDecoder, Mask, MaskPattern
 from transformer.baselines.baseline_configs import GNMTDecoderConfig, GNMTEncoderConfig, gnmt_config
 from transformer.costs import count_token_flops
@@ -21,27 +21,29 @@ MEMORY_SEGMENTS = array([[2, 2, 2, 2, 1, 1], [4, 4, 4, 0, 0, 0]])
 DOCUMENTS = ((0, 1), (0, 2), (1, 4))
 
 
-def test_the_encoder_reads_both_ways_and_adds_from_the_third_layer_on() -> None:
-    mixer, params = made(GNMTEncoderConfig(L), D)
+def test_encoder_is_bidirectional_with_residuals_from_layer_3() -> None:
+    mixer, params = make_mixer(GNMTEncoderConfig(L), D)
     x = normal(1, B, T, D)
-    y = np.asarray(applied(mixer, params, x, mask=Mask(segments=SEGMENTS)).y)
+    y = np.asarray(apply_mixer(mixer, params, x, mask=Mask(segments=SEGMENTS)).y)
     for row, document in DOCUMENTS:
         own = SEGMENTS[row] == document
         assert_close(y[row, own], formulas.gnmt_encoder(x[row, own], params, L))
 
 
-def test_all_layers_of_the_decoder_get_what_the_first_has_looked_at() -> None:
+def test_all_decoder_layers_get_the_attention_context() -> None:
     one = np.zeros((1, 1, D), np.float32)
-    mixer, params = made(GNMTDecoderConfig(L, score_size=A), D, memory=one)
+    mixer, params = make_mixer(GNMTDecoderConfig(L, score_size=A), D, memory=one)
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     mask = Mask(MaskPattern(ordered=False), segments=SEGMENTS, key_segments=MEMORY_SEGMENTS)
-    output = applied(mixer, params, x, frozenset({"weights"}), memory=memory, mask=mask)
+    output = apply_mixer(mixer, params, x, frozenset({"weights"}), memory=memory, mask=mask)
     y, weights = np.asarray(output.y), np.zeros((B, 1, T, S))
     for row, document in DOCUMENTS:
-        own, theirs = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
-        expected, looks = formulas.gnmt_decoder(x[row, own], memory[row, theirs], params, L)
-        assert_close(y[row, own], expected)
-        weights[row, 0][np.ix_(own, theirs)] = looks
+        target, source = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
+        expected, expected_weights = formulas.gnmt_decoder(
+            x[row, target], memory[row, source], params, L
+        )
+        assert_close(y[row, target], expected)
+        weights[row, 0][np.ix_(target, source)] = expected_weights
     assert_close(output.aux["weights"], weights)
 
 
@@ -51,22 +53,25 @@ def model() -> EncoderDecoder:
 
 
 @pytest.mark.slow
-def test_cached_decoding_is_the_full_pass(model: EncoderDecoder) -> None:
+def test_cached_decoding_matches_full_pass(model: EncoderDecoder) -> None:
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    params, run = {"params": weights_of(shapes)}, jax.jit(model.apply, static_argnames="outputs")
+    params, run = (
+        {"params": random_params_like(shapes)},
+        jax.jit(model.apply, static_argnames="outputs"),
+    )
     source, tokens = array(np.arange(B * S).reshape(B, S) % 13), array([[3, 1, 4], [1, 5, 9]])
-    given: Any = dict(source_segments=array([[1] * S, [1, 1, 0, 0, 0, 0]]))
-    full = run(params, source, tokens, **given).logits
+    kwargs: Any = dict(source_segments=array([[1] * S, [1, 1, 0, 0, 0, 0]]))
+    full = run(params, source, tokens, **kwargs).logits
     cache = model.init_cache(B, 3, S)
     for t in range(3):
-        given |= dict(positions=np.full((B, 1), t), cache=cache)
-        out = run(params, source if t == 0 else None, tokens[:, t : t + 1], **given)
+        kwargs |= dict(positions=np.full((B, 1), t), cache=cache)
+        out = run(params, source if t == 0 else None, tokens[:, t : t + 1], **kwargs)
         cache = out.cache
         assert_close(out.logits[:, 0], full[:, t])
 
 
-def test_the_published_size() -> None:
-    """Eight layers of 1,024 on each side, and words of 32,000 pieces."""
+def test_published_parameter_count() -> None:
+    """Eight layers of 1,024 on each side, and a vocabulary of 32,000 subwords."""
     config = gnmt_config(vocab_size=32_000)
     encoder = EncoderDecoder(config).encoder_config.layer_pattern[0].mixer
     assert isinstance(encoder, GNMTEncoderConfig)
@@ -79,7 +84,7 @@ def test_the_published_size() -> None:
     assert counted.total == encoding + decoding + 2 * 32_000 * 1024
 
 
-def test_costs(model: EncoderDecoder) -> None:
+def test_flops(model: EncoderDecoder) -> None:
     flops = count_token_flops(model, 23)
     assert flops.scores == flops.scores_causal == 2 * 23 * (D + D)
     assert flops.uncounted == ()
@@ -92,6 +97,6 @@ def test_costs(model: EncoderDecoder) -> None:
         ({"dropout": 1.0}, r"gnmt_encoder.dropout 1.0: give a fraction in \[0, 1\)"),
     ],
 )
-def test_errors(fields: Any, message: str) -> None:
+def test_invalid_fields_raise(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         dataclasses.replace(GNMTEncoderConfig(), **fields)

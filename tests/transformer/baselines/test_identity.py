@@ -1,4 +1,4 @@
-"""The bag of embeddings against its formula; it does not know the order of tokens."""
+"""The bag of embeddings against its formula; it ignores the order of tokens."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, feed_forward, weights_of
+from tests.transformer.formulas import Array, array, assert_close, feed_forward, random_params_like
 from transformer import Classifier
 from transformer.baselines.baseline_configs import bag_of_embeddings_config
 from transformer.testing.contract import check_mixer
@@ -24,7 +24,7 @@ MODEL = Classifier(
 @pytest.fixture(scope="module")
 def params() -> Any:
     shapes = jax.eval_shape(MODEL.init, jax.random.key(0), *MODEL.example_inputs())
-    return weights_of(shapes["params"])
+    return random_params_like(shapes["params"])
 
 
 def logits(params: Any, tokens: Array) -> Array:
@@ -32,21 +32,21 @@ def logits(params: Any, tokens: Array) -> Array:
     return np.asarray(run({"params": params}, tokens, segments=SEGMENTS).logits)
 
 
-def test_embed_mlp_mean_logistic_regression(params: Any) -> None:
+def test_matches_formula(params: Any) -> None:
     x = params["embedding"][TOKENS]
     for layer in range(L):
         mlp = params["layers"]["place_0"]["feed_forward"]
         x = feed_forward(x, {name: each[layer] for name, each in mlp.items()}, "relu")
-    mean = np.stack([row[there == 1].mean(0) for row, there in zip(x, SEGMENTS, strict=True)])
+    mean = np.stack([row[is_token == 1].mean(0) for row, is_token in zip(x, SEGMENTS, strict=True)])
     assert_close(logits(params, TOKENS), mean @ params["head"] + params["head_bias"])
 
 
-def test_the_order_of_words_is_lost(params: Any) -> None:
-    turned = np.stack([TOKENS[0, ::-1], TOKENS[1, [2, 0, 1, 3, 4]]])
-    assert_close(logits(params, turned), logits(params, TOKENS))
+def test_word_order_does_not_matter(params: Any) -> None:
+    reversed_tokens = np.stack([TOKENS[0, ::-1], TOKENS[1, [2, 0, 1, 3, 4]]])
+    assert_close(logits(params, reversed_tokens), logits(params, TOKENS))
     other = np.stack([TOKENS[0] + 1, TOKENS[1]])
     assert np.abs(logits(params, other) - logits(params, TOKENS))[0].max() > 1e-2
 
 
-def test_a_mixer_that_mixes_nothing_keeps_the_contract_too() -> None:
+def test_identity_mixer_contract() -> None:
     check_mixer("identity", d_model=6, length=17, lengths=(1, 17, 23))

@@ -1,4 +1,4 @@
-"""The LSTM against its formula, against PyTorch's, and over long distances."""
+"""The LSTM against its formula and PyTorch's, and its gradients over long distances."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from tests.fixtures.recurrent import LENGTHS, WIDTH, inputs
 from tests.fixtures.tiny import drawn
 from tests.transformer.baselines import formulas
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.documents import document_boundaries
 from transformer.attention.mixer import MixerInputs
@@ -35,15 +35,15 @@ def each_document(x: Array, run: Any) -> Array:  # [B, T, D] -> [B, T, ...]
     return y
 
 
-def test_an_lstm_is_its_formula() -> None:
-    mixer, params = made(LSTMConfig(), D)
+def test_matches_formula() -> None:
+    mixer, params = make_mixer(LSTMConfig(), D)
     x = normal(1, B, T, D)
-    y = applied(mixer, params, x, mask=Mask(MaskPattern(causal=True))).y
+    y = apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=True))).y
     assert_close(y, np.stack([formulas.lstm(row, params["forward"]) for row in x]))
 
 
-def test_documents_are_read_one_by_one_from_both_ends() -> None:
-    mixer, params = made(LSTMConfig(hidden_size=H, bidirectional=True), D)
+def test_bidirectional_lstm_reads_documents_separately() -> None:
+    mixer, params = make_mixer(LSTMConfig(hidden_size=H, bidirectional=True), D)
     x = normal(1, B, T, D)
 
     def both(x: Array) -> Array:
@@ -51,28 +51,28 @@ def test_documents_are_read_one_by_one_from_both_ends() -> None:
         back = formulas.lstm(x[::-1], params["backward"])[::-1]
         return np.concatenate([ahead, back], axis=-1)
 
-    y = applied(mixer, params, x, mask=Mask(segments=SEGMENTS)).y
+    y = apply_mixer(mixer, params, x, mask=Mask(segments=SEGMENTS)).y
     assert_close(y, each_document(x, both) @ params["output"] + params["output_bias"])
 
 
 @pytest.mark.slow
-def test_the_contract_in_both_directions() -> None:
+def test_bidirectional_contract() -> None:
     check_mixer(LSTMConfig(bidirectional=True), d_model=6, length=17, lengths=(1, 17, 23))
 
 
 @pytest.mark.slow
-def test_a_state_that_reads_padding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def deaf(mask: Mask, positions: Any, **given: Any) -> Any:
+def test_contract_detects_a_state_that_reads_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_segments(mask: Mask, positions: Any, **given: Any) -> Any:
         return document_boundaries(mask, abs(positions), **given)
 
-    monkeypatch.setattr(recurrent, "document_boundaries", deaf)
+    monkeypatch.setattr(recurrent, "document_boundaries", without_segments)
     message = "^mixer lstm: cached: a token after a padded prompt differs from the full pass"
     with pytest.raises(AssertionError, match=message):
         check_cached(make_trial(LSTMConfig(hidden_size=4), 6, 17, (17,), Hardware()))
 
 
 def torch_weights(name: str, side: str, width: int, hidden: int) -> dict[str, Array]:
-    """One direction of the layer `name`, as PyTorch lays it out: two biases, gates first."""
+    """Return one direction of the layer `name` in PyTorch's layout: two biases, gates first."""
     shapes = {"weight_ih": (width,), "weight_hh": (hidden,), "bias_ih": (), "bias_hh": ()}
     w = {
         part: drawn(f"{name}.{part}_l0{side}", (4 * hidden, *inputs)).reshape(4, hidden, *inputs)
@@ -86,19 +86,19 @@ def torch_weights(name: str, side: str, width: int, hidden: int) -> dict[str, Ar
 
 
 @pytest.mark.parametrize("name", ["lstm", "both"])
-def test_the_states_are_those_of_pytorch(name: str) -> None:
+def test_states_match_pytorch(name: str) -> None:
     both = name == "both"
-    mixer, params = made(LSTMConfig(bidirectional=both), WIDTH)
+    mixer, params = make_mixer(LSTMConfig(bidirectional=both), WIDTH)
     hidden = WIDTH // (1 + both)
     params["forward"] = torch_weights(name, "", WIDTH, hidden)
     if both:
         params["backward"] = torch_weights(name, "_reverse", WIDTH, hidden)
-    y = applied(mixer, params, inputs(), mask=Mask(key_lengths=array(LENGTHS))).y
+    y = apply_mixer(mixer, params, inputs(), mask=Mask(key_lengths=array(LENGTHS))).y
     with np.load(FIXTURES) as expected:
         assert_close(y, expected[name])
 
 
-def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
+def test_axes_and_forget_gate_bias() -> None:
     assert axes(LSTMConfig(hidden_size=H), D) == {
         "forward/input": ("embed", "gates", "hidden"),
         "forward/recurrent": ("state", "gates", "hidden"),
@@ -106,7 +106,7 @@ def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
         "output": ("hidden", "embed"),
         "output_bias": ("embed",),
     }
-    mixer, _ = made(LSTMConfig(), D)
+    mixer, _ = make_mixer(LSTMConfig(), D)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
     start = jax.jit(lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask())))
     bias = start(jax.random.key(0))["params"]["forward"]["bias"].value
@@ -114,9 +114,11 @@ def test_the_axes_and_the_bias_of_the_forget_gate() -> None:
 
 
 @pytest.mark.parametrize("forget_bias", [1.0, 6.0])
-def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -> None:
-    """Around zero, with gates that ignore h, each step back is a factor of sigmoid(bias)."""
-    mixer, params = made(LSTMConfig(), D)
+def test_gradient_decays_with_the_forget_gate(forget_bias: float) -> None:
+    """Around zero, with gates that ignore h, each step back multiplies the gradient by
+    sigmoid(bias).
+    """
+    mixer, params = make_mixer(LSTMConfig(), D)
     forward = jax.tree.map(np.zeros_like, params["forward"]) | {"input": params["forward"]["input"]}
     forward["bias"][1] = forget_bias
 
@@ -145,13 +147,13 @@ def test_the_gradient_fades_no_faster_than_the_forget_gate(forget_bias: float) -
     ],
     ids=["causal", "window", "memory"],
 )
-def test_refusals(given: Any, message: str) -> None:
-    mixer, params = made(LSTMConfig(hidden_size=H, bidirectional=True), D)
+def test_unsupported_calls_raise(given: Any, message: str) -> None:
+    mixer, params = make_mixer(LSTMConfig(hidden_size=H, bidirectional=True), D)
     with pytest.raises(ValueError, match=f"^mixer lstm: {message}"):
-        applied(mixer, params, normal(0, B, T, D), **given)
+        apply_mixer(mixer, params, normal(0, B, T, D), **given)
 
 
-def test_widths() -> None:
+def test_hidden_widths() -> None:
     assert LSTMConfig(bidirectional=True).resolved_hidden_size(6) == 3
     with pytest.raises(
         ValueError, match=r"^lstm.bidirectional: halves the width 5, which is odd; give an"

@@ -1,4 +1,4 @@
-"""Recurrent decoders with attention to a memory, against their formulas; documents are packed."""
+"""Recurrent decoders with attention to a memory, against their formulas, with packed documents."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 
 from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
 from transformer.attention.attention_config import AdditiveScore, BilinearScore, DotScore
 from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
@@ -33,44 +33,44 @@ ONE = np.zeros((1, 1, D), np.float32)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ATTENTIONAL)
-def test_attention_inside_the_recurrence(name: str) -> None:
+def test_recurrent_attention_matches_formula(name: str) -> None:
     config = ATTENTIONAL[name]
-    mixer, params = made(config, D, memory=ONE)
+    mixer, params = make_mixer(config, D, memory=ONE)
     formula: Any = formulas.bahdanau if name == "bahdanau" else formulas.luong
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    output = applied(mixer, params, x, WEIGHTS, memory=memory, mask=MASK)
+    output = apply_mixer(mixer, params, x, WEIGHTS, memory=memory, mask=MASK)
     y, weights = np.asarray(output.y), np.zeros((B, 1, T, S))
     for row, document in DOCUMENTS:
-        own, theirs = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
-        expected, looks = formula(x[row, own], memory[row, theirs], params)
-        assert_close(y[row, own], expected)
-        weights[row, 0][np.ix_(own, theirs)] = looks
+        target, source = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
+        expected, expected_weights = formula(x[row, target], memory[row, source], params)
+        assert_close(y[row, target], expected)
+        weights[row, 0][np.ix_(target, source)] = expected_weights
     assert_close(output.aux["weights"], weights)
-    output = applied(mixer, params, x, memory=memory)
+    output = apply_mixer(mixer, params, x, memory=memory)
     alone = np.stack([formula(*both, params)[0] for both in zip(x, memory, strict=True)])
     assert_close(output.y, alone)
     assert output.aux == {}
 
 
-def test_a_source_in_one_vector() -> None:
-    mixer, params = made(Seq2SeqConfig(), D, memory=ONE)
+def test_seq2seq_matches_formula() -> None:
+    mixer, params = make_mixer(Seq2SeqConfig(), D, memory=ONE)
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
-    y = np.asarray(applied(mixer, params, x, memory=memory, mask=MASK).y)
+    y = np.asarray(apply_mixer(mixer, params, x, memory=memory, mask=MASK).y)
     for row, document in DOCUMENTS:
-        own, theirs = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
-        assert_close(y[row, own], formulas.seq2seq(x[row, own], memory[row, theirs], params))
-    y = applied(mixer, params, x, memory=memory).y
+        target, source = SEGMENTS[row] == document, MEMORY_SEGMENTS[row] == document
+        assert_close(y[row, target], formulas.seq2seq(x[row, target], memory[row, source], params))
+    y = apply_mixer(mixer, params, x, memory=memory).y
     assert_close(y, np.stack([formulas.seq2seq(*each, params) for each in zip(x, memory)]))  # noqa: B905
 
 
 @pytest.mark.slow
-def test_the_ends_of_what_is_seen() -> None:
-    seen = memory_mask(MASK, T, S)
-    assert seen.shape == (B, T, S)
+def test_first_and_last_visible_positions() -> None:
+    visible = memory_mask(MASK, T, S)
+    assert visible.shape == (B, T, S)
     assert not memory_mask(MASK, T, S)[0, 5].any()
     memory: Any = np.arange(B * S).reshape(B, S, 1) + 1
     firsts, lasts = (
-        np.asarray(each(memory, seen))[..., 0] for each in (first_visible, last_visible)
+        np.asarray(each(memory, visible))[..., 0] for each in (first_visible, last_visible)
     )
     assert firsts.tolist() == [[5, 5, 5, 1, 1, 0, 0], [0, 7, 7, 7, 7, 7, 7]]
     assert lasts.tolist() == [[6, 6, 6, 4, 4, 0, 0], [0, 9, 9, 9, 9, 9, 9]]
@@ -79,12 +79,12 @@ def test_the_ends_of_what_is_seen() -> None:
 
 
 @pytest.mark.full
-def test_the_contract_of_an_additive_score() -> None:
+def test_contract_with_additive_score() -> None:
     check_mixer(ATTENTIONAL["concat"], d_model=6, length=17, lengths=(1, 17, 23))
 
 
 @pytest.mark.slow
-def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contract_detects_a_mixer_that_ignores_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
     nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
     monkeypatch.setattr("transformer.baselines.bahdanau.attend_with_scores", silent)
@@ -97,7 +97,9 @@ def test_a_mixer_that_is_deaf_to_the_memory_is_seen(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contract_detects_a_mixer_that_reads_memory_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     everything: Any = lambda mask, queries, size: np.ones((1, queries, size), bool)  # noqa: E731
     monkeypatch.setattr("transformer.baselines.memory_attention.memory_mask", everything)
     trial = make_trial(LuongConfig(hidden_size=2), 6, 9, (1,), Hardware())
@@ -111,7 +113,7 @@ def test_a_mixer_that_sees_padding_of_the_memory_is_seen(monkeypatch: pytest.Mon
         check_segments(trial)
 
 
-def test_axes() -> None:
+def test_logical_axes() -> None:
     names = axes(ATTENTIONAL["bahdanau"], D, memory=ONE)
     assert names["gates"] == ("state", "gates", "hidden")
     assert names["context"] == ("embed", "gates", "hidden")
@@ -124,14 +126,14 @@ def test_axes() -> None:
 
 
 @pytest.mark.parametrize("config", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
-def test_without_a_memory_there_is_nothing_to_read(config: MixerConfig) -> None:
-    mixer, params = made(config, D, memory=ONE)
+def test_missing_memory_raises(config: MixerConfig) -> None:
+    mixer, params = make_mixer(config, D, memory=ONE)
     message = f"^mixer {config.kind}: has no memory to read; use it in an EncoderDecoder"
     with pytest.raises(ValueError, match=message):
-        applied(mixer, params, normal(0, B, T, D))
+        apply_mixer(mixer, params, normal(0, B, T, D))
 
 
-def test_errors() -> None:
+def test_invalid_fields_raise() -> None:
     with pytest.raises(
         ValueError, match=r"^luong.hidden_size 3: the dot score needs states as wide as"
     ):
@@ -140,7 +142,7 @@ def test_errors() -> None:
     LuongConfig(hidden_size=3, score=BilinearScore()).check_d_model(D)
     with pytest.raises(ValueError, match=r"^bahdanau.score_size -1: give 0 or more$"):
         BahdanauConfig(score_size=-1)
-    mixer, _ = made(LuongConfig(), D, memory=ONE)
+    mixer, _ = make_mixer(LuongConfig(), D, memory=ONE)
     with pytest.raises(
         ValueError, match=r"^mixer luong: its cache is one for a memory; call init_mem"
     ):

@@ -23,35 +23,35 @@ def add(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return total + x, total + x
 
 
-def summed(
-    line: DocumentBoundaries | None, x: Any, state: Any, seeds: Any = None
+def run_scan(
+    timeline: DocumentBoundaries | None, x: Any, state: Any, seeds: Any = None
 ) -> tuple[Any, Any]:
-    return jax.jit(lambda *given: scan_cell(add, *given))(state, x, line, seeds)
+    return jax.jit(lambda *given: scan_cell(add, *given))(state, x, timeline, seeds)
 
 
-def test_one_document_from_its_beginning_needs_no_timeline() -> None:
+def test_single_document_without_timeline() -> None:
     assert document_boundaries(Mask(), POSITIONS) is None
-    after, y = summed(None, array([[[1], [2], [4]]]), array([[10]]))
+    after, y = run_scan(None, array([[[1], [2], [4]]]), array([[10]]))
     assert (after.tolist(), y[..., 0].tolist()) == ([[17]], [[11, 13, 17]])
 
 
-def test_documents_begin_anew_and_padding_stands_still() -> None:
+def test_documents_reset_and_padding_keeps_the_state() -> None:
     line = document_boundaries(Mask(segments=SEGMENTS), POSITIONS)
-    after, y = summed(
+    after, y = run_scan(
         line, 2 ** np.arange(7)[None, :, None] * np.ones((2, 1, 1), int), array([[9]] * 2)
     )
     assert y[..., 0].tolist() == [[1, 3, 0, 11, 16, 48, 0], [0, 2, 6, 14, 0, 32, 96]]
     assert after[:, 0].tolist() == [48, 96]
 
 
-def test_a_document_begins_with_its_seed() -> None:
+def test_documents_start_from_their_seed() -> None:
     line = document_boundaries(Mask(segments=SEGMENTS[:1]), POSITIONS)
     seeds = 100 * SEGMENTS[:1, :, None]
-    _, y = summed(line, np.ones((1, 7, 1), int), array([[9]]), seeds)
+    _, y = run_scan(line, np.ones((1, 7, 1), int), array([[9]]), seeds)
     assert y[..., 0].tolist() == [[101, 102, 0, 103, 201, 202, 0]]
 
 
-def test_from_the_end_of_a_row_documents_begin_where_they_ended() -> None:
+def test_reversed_timeline() -> None:
     line = document_boundaries(Mask(segments=SEGMENTS[:1]), POSITIONS, backward=True)
     assert line is not None
     assert np.flatnonzero(line.is_start).tolist() == [1, 3]
@@ -63,14 +63,14 @@ def test_from_the_end_of_a_row_documents_begin_where_they_ended() -> None:
     [([3, 4], [10, 12]), ([0, 1], [1, 3]), ([8, 0], [10, 2]), ([4, -1], [10, 0])],
     ids=["goes on", "begins", "ends and begins", "padding"],
 )
-def test_decoding_goes_by_positions(positions: list[int], sums: list[int]) -> None:
+def test_decoding_follows_positions(positions: list[int], sums: list[int]) -> None:
     line = document_boundaries(Mask(), array([positions]), cached=True)
-    after, y = summed(line, array([[[1], [2]]]), array([[9]]))
+    after, y = run_scan(line, array([[[1], [2]]]), array([[9]]))
     assert y[0, :, 0].tolist() == sums
     assert after.tolist() == [[max(sums[-1], sums[-2] * (positions[-1] < 0))]]
 
 
-def test_padding_gets_no_gradient_even_if_it_is_not_finite() -> None:
+def test_nonfinite_padding_gets_no_gradient() -> None:
     line = document_boundaries(Mask(segments=array([[0, 1, 0, 1]])), array([[0, 1, 2, 3]]))
 
     def total(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Recurrent encoder-decoders as whole models: decoded step by step, and by beam search."""
+"""Recurrent encoder-decoders as whole models: decoding step by step, and beam search."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, weights_of
+from tests.transformer.formulas import assert_close, random_params_like
 from transformer import BlockConfig, EncoderConfig, EncoderDecoder, MixerConfig, TransformerConfig
 from transformer.baselines.baseline_configs import (
     BahdanauConfig,
@@ -24,11 +24,13 @@ SOURCE: Any = RANDOM.integers(0, V, (B, S))
 TOKENS: Any = RANDOM.integers(0, V, (B, T))
 SOURCE_SEGMENTS: Any = (np.arange(S)[None] < np.array([[S], [4], [1]])).astype(np.int32)
 PLAIN = BlockConfig(mixer=LSTMConfig(), feed_forward=None, norm=None, residual=False)
-BOTH_WAYS = dataclasses.replace(PLAIN, mixer=LSTMConfig(bidirectional=True))
+BIDIRECTIONAL = dataclasses.replace(PLAIN, mixer=LSTMConfig(bidirectional=True))
 
 
-def made(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
-    """One layer that reads both ways; an LSTM under the layer that reads the memory."""
+def make_model(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
+    """Return a model with a bidirectional encoder layer, and an LSTM under the layer that reads the
+    memory.
+    """
     config = TransformerConfig(
         vocab_size=V,
         pad_vocab_to_multiple=1,
@@ -36,18 +38,22 @@ def made(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
         num_layers=2,
         layer_pattern=(PLAIN, dataclasses.replace(PLAIN, mixer=mixer)),
         final_norm=None,
-        encoder=EncoderConfig(num_layers=1, layer_pattern=(BOTH_WAYS,), final_norm=None),
+        encoder=EncoderConfig(num_layers=1, layer_pattern=(BIDIRECTIONAL,), final_norm=None),
     )
     model = EncoderDecoder(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
+    return (
+        model,
+        jax.jit(model.apply, static_argnames="outputs"),
+        {"params": random_params_like(shapes)},
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.sampled("mixer1")
 @pytest.mark.parametrize("mixer", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
-def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
-    model, run, params = made(mixer)
+def test_cached_decoding_matches_full_pass(mixer: MixerConfig) -> None:
+    model, run, params = make_model(mixer)
     full = run(params, SOURCE, TOKENS, source_segments=SOURCE_SEGMENTS).logits
     cache = model.init_cache(B, T, S)
     for t in range(T):
@@ -64,12 +70,12 @@ def test_cached_decoding_is_the_full_pass(mixer: MixerConfig) -> None:
 
 
 @pytest.mark.slow
-def test_the_best_of_many_beams_is_the_best_of_all_translations() -> None:
-    """Up to three of V tokens, with a beam for every prefix: the search is exact."""
-    model, run, params = made(LuongConfig())
+def test_wide_beam_search_is_exact() -> None:
+    """Translations have up to three of V tokens and there is a beam for every prefix."""
+    model, run, params = make_model(LuongConfig())
     stop, begin, limit = 0, 1, 3
     source = SOURCE[1, :4]
-    found = translate(
+    result = translate(
         model,
         params["params"],
         [source],
@@ -83,12 +89,12 @@ def test_the_best_of_many_beams_is_the_best_of_all_translations() -> None:
     words = np.stack(np.meshgrid(*[np.arange(V)] * limit, indexing="ij"), -1).reshape(-1, limit)
     inputs = np.concatenate([np.full((len(words), 1), begin), words[:, :-1]], axis=1)
     logits = run(params, np.broadcast_to(source, (len(words), 4)), inputs).logits
-    chances = np.asarray(jax.nn.log_softmax(logits))
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
     best, translation = -np.inf, words[0]
     for row, sentence in enumerate(words):
         length = np.flatnonzero(sentence == stop)[0] + 1 if stop in sentence else limit
-        total = chances[row, np.arange(length), sentence[:length]].sum()
+        total = log_probs[row, np.arange(length), sentence[:length]].sum()
         if total > best:
             best, translation = total, sentence[:length]
-    assert found.tokens[0] == [word for word in translation.tolist() if word != stop]
-    assert found.scores[0] == pytest.approx(best, rel=1e-5)
+    assert result.tokens[0] == [word for word in translation.tolist() if word != stop]
+    assert result.scores[0] == pytest.approx(best, rel=1e-5)

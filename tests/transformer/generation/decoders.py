@@ -1,4 +1,4 @@
-"""Small decoders, and compiled functions of theirs, for the tests of generation."""
+"""Small decoders with their compiled functions, for the tests of generation."""
 
 import dataclasses
 from typing import Any
@@ -77,8 +77,8 @@ RECURRENT = dataclasses.replace(
 )
 
 
-def made(config: TransformerConfig) -> tuple[LanguageModel, Any]:
-    """A model whose weights are large enough for its choices to differ."""
+def make_decoder(config: TransformerConfig) -> tuple[LanguageModel, Any]:
+    """Return a model whose weights are large enough for its choices to differ."""
     model = LanguageModel(config)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     return model, jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)

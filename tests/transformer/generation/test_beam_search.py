@@ -11,21 +11,21 @@ from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypot
 V, T, STOP = 5, 4, 3
 
 
-def chain(seed: int, batch: int = 2) -> np.ndarray:  # [B, V, V] log-probabilities
-    """A language in which a token depends on the one before, another for each example."""
+def random_language(seed: int, batch: int = 2) -> np.ndarray:  # [B, V, V] log-probabilities
+    """Return a random language in which a token depends on the previous one, for each example."""
     logits = 2 * np.random.default_rng(seed).standard_normal((batch, V, V)).astype(np.float32)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def search(table: np.ndarray, config: BeamSearchConfig, limits: list[int]) -> Hypotheses:
-    """The cache holds an example's number and the sum of its tokens, which is to follow them."""
+    """Run a beam search whose cache holds each example's number and the sum of its tokens."""
     batch = len(table)
 
     def advance(cache: Any, tokens: jax.Array, positions: jax.Array) -> tuple[Any, jax.Array]:
         [(rows, sums)] = cache
         followed = positions + 0 * sums
         sums = sums + tokens
-        # A cache of the wrong parent would show: its sum would not be that of the tokens.
+        # A cache from the wrong parent would be detected: its sum would not match the tokens.
         return ((rows, sums),), jnp.asarray(table)[rows, tokens] + 0 * followed[:, None]
 
     cache = ((jnp.arange(batch), jnp.zeros(batch, jnp.int32)),)
@@ -54,30 +54,32 @@ def score(table: np.ndarray, tokens: tuple[int, ...], alpha: float) -> float:
 def all_hypotheses(limit: int) -> list[tuple[int, ...]]:
     """Return all sequences that end with the stop token or have the largest length."""
     words = [token for token in range(V) if token != STOP]
-    found: list[tuple[int, ...]] = list(itertools.product(words, repeat=limit))
+    actual: list[tuple[int, ...]] = list(itertools.product(words, repeat=limit))
     for length in range(limit):
-        found += [(*tokens, STOP) for tokens in itertools.product(words, repeat=length)]
-    return found
+        actual += [(*tokens, STOP) for tokens in itertools.product(words, repeat=length)]
+    return actual
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("limits", [[4, 4], [2, 3]])
-def test_wide_enough_it_finds_the_best_of_all(alpha: float, limits: list[int]) -> None:
-    table = chain(1)
-    found = search(table, BeamSearchConfig(num_beams=300, length_penalty=alpha), limits)
+def test_wide_beam_finds_the_best_hypothesis(alpha: float, limits: list[int]) -> None:
+    table = random_language(1)
+    result = search(table, BeamSearchConfig(num_beams=300, length_penalty=alpha), limits)
     for example, limit in enumerate(limits):
         scores = {each: score(table[example], each, alpha) for each in all_hypotheses(limit)}
         best = sorted(scores, key=lambda each: -scores[each])[:5]
         for rank, tokens in enumerate(best):
-            row = np.asarray(found.tokens[example, rank])
+            row = np.asarray(result.tokens[example, rank])
             expected = [token for token in tokens if token != STOP]
             assert row[row != NO_TOKEN].tolist() == expected
-            assert np.isclose(found.scores[example, rank], scores[tokens], rtol=1e-5)
+            assert np.isclose(result.scores[example, rank], scores[tokens], rtol=1e-5)
 
 
-def by_hand(table: np.ndarray, beams: int, alpha: float, limit: int) -> tuple[float, list[int]]:
-    """The best finished hypothesis, with lists and no early end."""
+def expected_best(
+    table: np.ndarray, beams: int, alpha: float, limit: int
+) -> tuple[float, list[int]]:
+    """Return the best finished hypothesis, with lists and without early stopping."""
     alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     finished: list[tuple[float, tuple[int, ...]]] = []
     for step in range(limit):
@@ -97,17 +99,17 @@ def by_hand(table: np.ndarray, beams: int, alpha: float, limit: int) -> tuple[fl
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", [1, 2, 3])
 @pytest.mark.parametrize("seed", [2, 3, 4])
-def test_the_same_as_by_hand(beams: int, seed: int) -> None:
-    table = chain(seed)
-    found = search(table, BeamSearchConfig(num_beams=beams, length_penalty=1.0), [T, T])
+def test_matches_search_with_lists(beams: int, seed: int) -> None:
+    table = random_language(seed)
+    result = search(table, BeamSearchConfig(num_beams=beams, length_penalty=1.0), [T, T])
     for example in range(2):
-        best, tokens = by_hand(table[example], beams, 1.0, T)
-        row = np.asarray(found.tokens[example, 0])
+        best, tokens = expected_best(table[example], beams, 1.0, T)
+        row = np.asarray(result.tokens[example, 0])
         assert row[row != NO_TOKEN].tolist() == tokens
-        assert np.isclose(found.scores[example, 0], best, rtol=1e-5)
+        assert np.isclose(result.scores[example, 0], best, rtol=1e-5)
 
 
 @pytest.mark.parametrize("settings", [{"num_beams": 0}, {"length_penalty": -1.0}])
-def test_what_makes_no_search_is_refused(settings: Any) -> None:
+def test_invalid_settings_raise(settings: Any) -> None:
     with pytest.raises(ValueError, match=r"give|negative"):
         BeamSearchConfig(**settings)

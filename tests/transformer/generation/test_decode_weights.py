@@ -14,7 +14,7 @@ from tests.transformer.generation.decoders import (
     GPT,
     GREEDY,
     PROMPTS,
-    made,
+    make_decoder,
     read,
     step,
 )
@@ -32,7 +32,7 @@ from transformer.models.language_model import LanguageModel
 
 @pytest.fixture(scope="module")
 def gpt() -> tuple[LanguageModel, Any]:
-    return made(GPT)
+    return make_decoder(GPT)
 
 
 DEEP = dataclasses.replace(GPT, num_layers=8, d_model=40)
@@ -42,41 +42,49 @@ def layer_bytes(params: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
 
 
-def test_sampling_copies_no_weights() -> None:
-    """On a CPU the layers' weights are parts of the stacks; a copy would be live here."""
-    model, params = made(DEEP)
+def test_sampling_does_not_copy_weights() -> None:
+    """On a CPU, the layers' weights are views of the stacks; a copy would show as live memory."""
+    model, params = make_decoder(DEEP)
     places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in jax.tree.leaves(params)]
 
-    def beside() -> int:
-        """Bytes of all arrays that do not lie within the parameters."""
+    def live_bytes_outside_params() -> int:
+        """Return the bytes of all arrays that are not part of the parameters."""
         return sum(
-            each.nbytes
-            for each in jax.live_arrays()
-            if not jnp.issubdtype(each.dtype, jax.dtypes.prng_key)
-            and len(each.devices()) == 1
-            and not any(0 <= each.unsafe_buffer_pointer() - at < size for at, size in places)
+            array.nbytes
+            for array in jax.live_arrays()
+            if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+            and len(array.devices()) == 1
+            and not any(0 <= array.unsafe_buffer_pointer() - at < size for at, size in places)
         )
 
-    before, seen = beside(), []
-    generate(model, params, [[5, 3]], max_new_tokens=9, on_tokens=lambda new: seen.append(beside()))
+    before, visible = live_bytes_outside_params(), []
+    generate(
+        model,
+        params,
+        [[5, 3]],
+        max_new_tokens=9,
+        on_tokens=lambda new: visible.append(live_bytes_outside_params()),
+    )
     cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
-    assert max(seen) - before < 2 * cache + layer_bytes(params) / 8
+    assert max(visible) - before < 2 * cache + layer_bytes(params) / 8
 
 
-def test_stacks_are_sliced_layer_by_layer() -> None:
-    """The program for stacked weights, as on accelerators, holds copies of a few of 8 layers."""
-    model, params = made(DEEP)
+def test_stacked_weights_are_sliced_layer_by_layer() -> None:
+    """The program for stacked weights, used on accelerators, holds copies of a few of 8 layers at a
+    time.
+    """
+    model, params = make_decoder(DEEP)
     tokens, lengths = np.ones((1, 2), np.int32), np.array([2], np.int32)
     keys = jax.random.split(jax.random.key(0), 1)
-    how: Any = dict(model=model, sampling=GREEDY)
+    kwargs: Any = dict(model=model, sampling=GREEDY)
     begin = generate_module._start.lower(
-        params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **how
+        params, tokens, lengths, lengths, keys, np.int32(-1), cache_length=41, **kwargs
     )
     state = jax.eval_shape(
-        functools.partial(generate_module._start, cache_length=41, **how),
+        functools.partial(generate_module._start, cache_length=41, **kwargs),
         *(params, tokens, lengths, lengths, keys, np.int32(-1)),
     )[0]
-    advance = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **how)
+    advance = generate_module._continue.lower(params, state, np.int32(-1), np.int32(8), **kwargs)
     cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
     for lowered in (begin, advance):
         needed: Any = lowered.compile().memory_analysis()
@@ -91,12 +99,14 @@ def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> 
     for other in (unstack_for_decoding(params), unstack_for_decoding_without_copy(params)):
         assert isinstance(other["layers"]["place_0"], UnstackedLayers)
         assert_trees_close(read(model, other, tokens, lengths, 8), expected)
-    told = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
-    assert generate(model, unstack_for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == told
+    reported = generate(model, params, PROMPTS, max_new_tokens=5, seed=3)
+    assert (
+        generate(model, unstack_for_decoding(params), PROMPTS, max_new_tokens=5, seed=3) == reported
+    )
 
 
 def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
-    """Otherwise each training step after a sample would hold the weights twice."""
+    """Otherwise each training step after a sample would hold two copies of the weights."""
     model, params = gpt
     own = jax.tree.map(lambda leaf: leaf + 0, params)
     generate(model, own, [[5, 3]], max_new_tokens=2)
@@ -108,12 +118,12 @@ def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]
 
 @pytest.mark.slow
 def test_cache_rows_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
-    """Beam search continues an example from the cache of another."""
+    """Beam search continues a hypothesis from another one's cache."""
     model, params = gpt
     cut, order = unstack_for_decoding(params), np.array([2, 0, 0])
     lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)
     cache, _ = read(model, cut, tokens, lengths, 8)
     chosen = jax.tree.map(lambda leaf: leaf[order], cache)
     _, logits = step(model, cut, cache, np.array([6, 7, 8]), lengths)
-    _, got = step(model, cut, chosen, np.array([8, 6, 6]), lengths[order])
-    assert_close(got, np.asarray(logits)[order])
+    _, actual = step(model, cut, chosen, np.array([8, 6, 6]), lengths[order])
+    assert_close(actual, np.asarray(logits)[order])

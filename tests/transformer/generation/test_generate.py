@@ -18,7 +18,7 @@ from tests.transformer.generation.decoders import (
     POST,
     PROMPTS,
     RECURRENT,
-    made,
+    make_decoder,
     read,
     step,
 )
@@ -45,30 +45,30 @@ CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def full(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
+def run_full_pass(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
     return model.apply({"params": params}, tokens).logits
 
 
-def joined(seen: list[list[list[int]]]) -> list[list[int]]:
-    """Return the tokens that were streamed for each prompt, joined."""
+def join_streams(seen: list[list[list[int]]]) -> list[list[int]]:
+    """Return the tokens streamed for each prompt, joined."""
     return [list(itertools.chain(*pieces)) for pieces in zip(*seen, strict=True)]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
 def any_model(request: pytest.FixtureRequest) -> tuple[LanguageModel, Any]:
-    return made(CONFIGS[request.param])
+    return make_decoder(CONFIGS[request.param])
 
 
 @pytest.fixture(scope="module")
 def gpt() -> tuple[LanguageModel, Any]:
-    return made(GPT)
+    return make_decoder(GPT)
 
 
 def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.ndarray:  # [T, V]
     """Return the logits of one text, padded at its end, by a full pass without a cache."""
     padded = np.zeros((1, 41), np.int32)
     padded[0, : len(tokens)] = tokens
-    return np.asarray(full(model, params, padded))[0, : len(tokens)]
+    return np.asarray(run_full_pass(model, params, padded))[0, : len(tokens)]
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_greedy_decoding_equals_argmax_of_the_full_pass(
 @pytest.mark.sampled("[llama", "[recurrent")
 @pytest.mark.slow
 def test_decoding_logits_equal_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
-    """Token by token, in one batch of three lengths, for any padding of the prompts."""
+    """Token by token, in one batch of three lengths, for different padding of the prompts."""
     model, params = any_model
     texts = np.random.default_rng(0).integers(0, 61, (3, 12))
     lengths = np.array([2, 7, 5])
@@ -108,8 +108,8 @@ def test_samples_are_independent_of_the_batch(gpt: tuple[LanguageModel, Any]) ->
     for index in (2, 3):
         alone = generate(model, params, [PROMPTS[index]], max_new_tokens=9, seed=5)
         assert alone.tokens == [together[index]]
-    turned = generate(model, params, PROMPTS[::-1], max_new_tokens=9, seed=5)
-    assert turned.tokens == together[::-1]
+    reversed_batch = generate(model, params, PROMPTS[::-1], max_new_tokens=9, seed=5)
+    assert reversed_batch.tokens == together[::-1]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**32 + 5, 2**63])
@@ -144,10 +144,10 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
             stop_token=stop,
             on_tokens=seen.append,
         )
-        for got, tokens, stopped in zip(ended.tokens, free.tokens, ended.stopped, strict=True):
+        for actual, tokens, stopped in zip(ended.tokens, free.tokens, ended.stopped, strict=True):
             assert stopped == (stop in tokens)
-            assert got == (tokens[: tokens.index(stop)] if stopped else tokens)
-        assert joined(seen) == ended.tokens
+            assert actual == (tokens[: tokens.index(stop)] if stopped else tokens)
+        assert join_streams(seen) == ended.tokens
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_decoding_ends_when_all_rows_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    decode = noted(generate_module._continue, calls)
+    decode = record_calls(generate_module._continue, calls)
     monkeypatch.setattr(generate_module, "_continue", decode)
     prompts = [[5], [5], [7]]
     tokens = generate(*gpt, prompts, max_new_tokens=36, seed=1, on_tokens=print).tokens
@@ -174,14 +174,14 @@ def test_tokens_are_streamed(gpt: tuple[LanguageModel, Any]) -> None:
     seen: list[list[list[int]]] = []
     whole = generate(model, params, PROMPTS, max_new_tokens=20, on_tokens=seen.append)
     assert [len(new[0]) for new in seen] == [1, 8, 8, 3]
-    assert joined(seen) == whole.tokens
+    assert join_streams(seen) == whole.tokens
 
 
 @pytest.mark.slow
 def test_prefill_and_decode_are_compiled_once(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each call loads the model anew, with other prompts, counts, seeds and stop tokens."""
+    """Each call reloads the model, with other prompts, counts, seeds and stop tokens."""
     chex.clear_trace_counter()
     for function in (prefill, decode_step):
         once = chex.assert_max_traces(function, n=1)
@@ -197,8 +197,8 @@ def test_prefill_and_decode_are_compiled_once(
         generate(model, params, prompts, max_new_tokens=count, seed=seed, stop_token=stop)
 
 
-def noted(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
-    """Return the function, recording each call: one for each compilation."""
+def record_calls(function: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """Return the function, recording each call: one per compilation."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         calls.append(function.__name__)
@@ -225,8 +225,8 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
 
 @pytest.mark.slow
 def test_padding_rows_of_the_vocabulary_are_never_sampled() -> None:
-    """The table has 128 rows for 3 tokens, which are equally likely at a high temperature."""
-    model, params = made(dataclasses.replace(GPT, vocab_size=3, num_layers=1))
+    """The table has 128 rows for 3 tokens, equally likely at a high temperature."""
+    model, params = make_decoder(dataclasses.replace(GPT, vocab_size=3, num_layers=1))
     hot = SamplingConfig(temperature=1e30)
     new = generate(model, params, [[0], [1], [2]], max_new_tokens=40, sampling=hot).tokens
     assert {token for tokens in new for token in tokens} == {0, 1, 2}

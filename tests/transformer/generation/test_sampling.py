@@ -26,16 +26,18 @@ def logits_of(*probabilities: float) -> jax.Array:  # [1, V]
     return jnp.log(jnp.array([probabilities]))
 
 
-def many(config: SamplingConfig, logits: jax.Array, draws: int = DRAWS) -> np.ndarray:  # [draws]
-    """Draws from one distribution [1, V], each at its own position."""
+def draw_many(
+    config: SamplingConfig, logits: jax.Array, draws: int = DRAWS
+) -> np.ndarray:  # [draws]
+    """Return draws from one distribution [1, V], each at its own position."""
     rows = jnp.broadcast_to(logits, (draws, logits.shape[1]))
     keys = jnp.broadcast_to(jax.random.key(3), draws)
     positions = jnp.arange(draws)
     return np.asarray(SAMPLE(rows, keys, positions, config))
 
 
-def kept(logits: jax.Array) -> list[set[int]]:
-    """The words of each row [V] that can be drawn."""
+def allowed_tokens(logits: jax.Array) -> list[set[int]]:
+    """Return the tokens of each row [V] that can be drawn."""
     return [set(np.flatnonzero(row > -np.inf).tolist()) for row in np.asarray(logits)]
 
 
@@ -51,45 +53,43 @@ def kept(logits: jax.Array) -> list[set[int]]:
         (1.0, {0, 1, 2, 3}),
     ],
 )
-def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass(
-    mass: float, expected: set[int]
-) -> None:
-    assert kept(apply_top_p(logits_of(0.3, 0.05, 0.5, 0.15), mass)) == [expected]
+def test_nucleus_is_the_smallest_set_with_mass_p(mass: float, expected: set[int]) -> None:
+    assert allowed_tokens(apply_top_p(logits_of(0.3, 0.05, 0.5, 0.15), mass)) == [expected]
 
 
 @pytest.mark.parametrize(("mass", "count"), [(0.1, 1), (0.3, 2), (0.45, 3), (0.7, 4), (0.9, 5)])
-def test_of_equal_words_the_nucleus_has_the_first_and_no_more_than_it_needs(
-    mass: float, count: int
-) -> None:
-    assert kept(apply_top_p(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [set(range(count))]
+def test_nucleus_breaks_ties_by_index(mass: float, count: int) -> None:
+    assert allowed_tokens(apply_top_p(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [
+        set(range(count))
+    ]
 
 
-def test_words_without_a_chance_are_not_in_the_nucleus() -> None:
+def test_nucleus_excludes_tokens_of_probability_zero() -> None:
     certain = jnp.array([[-jnp.inf, 5.0, -jnp.inf]])
-    assert kept(apply_top_p(certain, 0.999)) == [{1}]
+    assert allowed_tokens(apply_top_p(certain, 0.999)) == [{1}]
 
 
 @pytest.mark.parametrize("mass", [0.03, 0.2, 0.5, 0.77, 0.95, 0.9999])
-def test_the_nucleus_against_a_sort(mass: float) -> None:
+def test_nucleus_matches_sorting(mass: float) -> None:
     logits = np.random.default_rng(0).normal(size=(7, 211)).astype(np.float32) * 3
-    wide = np.exp(logits.astype(np.float64))
-    p = wide / wide.sum(-1, keepdims=True)
+    exp_logits = np.exp(logits.astype(np.float64))
+    p = exp_logits / exp_logits.sum(-1, keepdims=True)
     expected = []
     for row in p:
         order = np.argsort(-row, kind="stable")
         before = np.cumsum(row[order]) - row[order]
         expected.append(set(order[before < mass].tolist()))
-    got = apply_top_p(jnp.asarray(logits), mass)
-    assert kept(got) == expected
-    chosen = np.isfinite(got)
-    np.testing.assert_array_equal(np.asarray(got)[chosen], logits[chosen])
+    actual = apply_top_p(jnp.asarray(logits), mass)
+    assert allowed_tokens(actual) == expected
+    chosen = np.isfinite(actual)
+    np.testing.assert_array_equal(np.asarray(actual)[chosen], logits[chosen])
 
 
 @pytest.mark.parametrize(
     ("k", "expected"),
     [(1, [4]), (2, [4, 0]), (3, [4, 0, 1]), (4, [4, 0, 1, 3])],
 )
-def test_top_k_takes_the_likeliest_and_of_equal_ones_the_first(k: int, expected: list[int]) -> None:
+def test_top_k_breaks_ties_by_index(k: int, expected: list[int]) -> None:
     logits = jnp.array([[2.0, 1.0, -3.0, 1.0, 5.0]])
     values, words = select_top_k(logits, k)
     assert words.tolist() == [expected]
@@ -97,20 +97,20 @@ def test_top_k_takes_the_likeliest_and_of_equal_ones_the_first(k: int, expected:
 
 
 @pytest.mark.parametrize("k", [0, 5, 50])
-def test_top_k_of_all_words_is_all_words(k: int) -> None:
+def test_top_k_of_the_whole_vocabulary(k: int) -> None:
     logits = jnp.array([[2.0, 1.0, -3.0, 1.0, 5.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
     values, words = select_top_k(logits, k)
     assert words.tolist() == [[0, 1, 2, 3, 4]] * 2
     np.testing.assert_array_equal(values, logits)
 
 
-def test_the_likeliest_is_argmax() -> None:
+def test_greedy_is_argmax() -> None:
     logits = jnp.array([[1.0, 7.0, 7.0], [-jnp.inf, -jnp.inf, -2.0], [3.0, jnp.nan, 4.0]])
     assert argmax_tokens(logits).tolist() == [1, 2, 0]
     assert argmax_tokens(logits).dtype == jnp.int32
 
 
-def test_tempered_by_hand() -> None:
+def test_temperature_by_hand() -> None:
     np.testing.assert_allclose(
         apply_temperature(jnp.array([[3.0, 1.0, 5.0]]), 0.5), [[-4.0, -8.0, 0.0]]
     )
@@ -128,23 +128,21 @@ def test_tempered_by_hand() -> None:
     ],
     ids=str,
 )
-def test_words_are_drawn_by_their_probabilities(
-    config: SamplingConfig, expected: list[float]
-) -> None:
-    got = np.bincount(many(config, logits_of(0.5, 0.25, 0.2, 0.05)), minlength=4) / DRAWS
-    for share, p in zip(got, expected, strict=True):
-        assert abs(share - p) <= 4.5 * math.sqrt(p * (1 - p) / DRAWS) + 1e-4
+def test_draws_follow_the_probabilities(config: SamplingConfig, expected: list[float]) -> None:
+    actual = np.bincount(draw_many(config, logits_of(0.5, 0.25, 0.2, 0.05)), minlength=4) / DRAWS
+    for frequency, p in zip(actual, expected, strict=True):
+        assert abs(frequency - p) <= 4.5 * math.sqrt(p * (1 - p) / DRAWS) + 1e-4
 
 
-def test_the_nucleus_is_of_what_top_k_leaves() -> None:
-    """Top-k leaves 0.4 and 0.3; the first has 0.57 of their mass, so top-p 0.5 keeps it alone."""
+def test_top_p_applies_after_top_k() -> None:
+    """Top-k leaves 0.4 and 0.3. The first has 0.57 of their mass, so top-p 0.5 keeps only it."""
     logits = logits_of(0.4, 0.3, 0.3)
-    assert set(many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
-    assert set(many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}
+    assert set(draw_many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
+    assert set(draw_many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30])
-def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
+def test_temperature_0_is_greedy(temperature: float) -> None:
     logits = jnp.array([[1.0, 3.0, 3.0 + 1e-6], [9.0, -1.0, 8.999]])
     keys, positions = jax.random.split(jax.random.key(0), 2), jnp.array([5, 6])
     config = SamplingConfig(temperature=temperature)
@@ -162,15 +160,15 @@ def test_temperature_0_takes_the_likeliest(temperature: float) -> None:
     ],
     ids=str,
 )
-def test_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dtype) -> None:
+def test_vocabulary_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dtype) -> None:
     """Also if real tokens have hardly larger logits."""
     padding = float(finfo_min(dtype))
     for real in ([-1.0, 2.0], [-65000.0, -65000.0]):
         logits = jnp.array([[padding, *real, padding, padding]], dtype)
-        assert set(many(config, logits, 500).tolist()) <= {1, 2}
+        assert set(draw_many(config, logits, 500).tolist()) <= {1, 2}
 
 
-def test_a_draw_depends_on_its_own_row_key_and_position_alone() -> None:
+def test_draw_depends_only_on_its_row_key_and_position() -> None:
     logits = jax.random.normal(jax.random.key(0), (3, 97))
     keys, positions = jax.random.split(jax.random.key(1), 3), jnp.array([4, 5, 6])
     config = SamplingConfig(top_p=0.9)
@@ -192,12 +190,14 @@ def changed(keys: jax.Array, positions: jax.Array) -> np.ndarray:
     ],
     ids=["keys", "positions"],
 )
-def test_each_key_and_each_position_draws_anew(draws: Callable[[], np.ndarray]) -> None:
-    """Fifty draws of 97 equal words: some 39 different ones, but one if all draws were the same."""
+def test_draws_differ_between_keys_and_positions(draws: Callable[[], np.ndarray]) -> None:
+    """Fifty draws from 97 equal tokens give about 39 different ones, or one if all draws were the
+    same.
+    """
     assert len(set(draws().tolist())) > 30
 
 
-def test_draw_leaves_out_what_has_no_chance() -> None:
+def test_draw_excludes_tokens_of_probability_zero() -> None:
     keys = jax.random.split(jax.random.key(0), 200)
     logits = jnp.broadcast_to(jnp.array([[-jnp.inf, 0.0, -jnp.inf, 0.0]]), (200, 4))
     assert set(sample_gumbel(logits, keys).tolist()) == {1, 3}
@@ -216,7 +216,7 @@ def test_draw_leaves_out_what_has_no_chance() -> None:
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
+def test_out_of_range_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match="sampling") as caught:
         SamplingConfig(**settings)
     assert str(caught.value).startswith(message)

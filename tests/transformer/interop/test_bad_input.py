@@ -1,4 +1,4 @@
-"""Damaged, hostile and unsupported folders: one line each that names the thing."""
+"""Damaged, hostile and unsupported folders raise one-line errors that name the problem."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def set_field(**fields: Any) -> Callable[[Path], None]:
 
 
 def rewrite(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Change the tensors of the weights' file."""
+    """Return a function that changes the tensors of the weights file."""
 
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -118,7 +118,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", list(CASES))
-def test_a_bad_folder_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+def test_damaged_folder_raises_a_one_line_error(case: str, tmp_path: Path) -> None:
     damage, expected = CASES[case]
     folder = tmp_path / "model"
     shutil.copytree(SOURCE, folder)
@@ -136,7 +136,7 @@ def from_fixture(name: str, tmp_path: Path, **fields: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_known_architectures_without_support_are_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_unsupported_architectures_raise_by_name(name: str, tmp_path: Path) -> None:
     folder = from_fixture("llama-grouped", tmp_path, model_type=name)
     with pytest.raises(InteropError) as caught:
         read_model(folder)
@@ -184,7 +184,7 @@ VALUES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", list(VALUES))
-def test_unsupported_values_are_refused_by_name(case: str, tmp_path: Path) -> None:
+def test_unsupported_values_raise_by_name(case: str, tmp_path: Path) -> None:
     name, fields, expected = VALUES[case]
     with pytest.raises(InteropError, match=expected) as caught:
         read_model(from_fixture(name, tmp_path, **fields))
@@ -192,12 +192,12 @@ def test_unsupported_values_are_refused_by_name(case: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["llama-grouped", "t5-gated", "t5-tied", "bart-scaled"])
-def test_another_scale_of_the_logits_cannot_be_exported(name: str, tmp_path: Path) -> None:
+def test_other_logit_scales_cannot_be_exported(name: str, tmp_path: Path) -> None:
     tied = name == "t5-tied"
     name = "t5-gated" if tied else name
     pretrained, params = read_model(SOURCE.parent / name)
     config = pretrained.config
-    # Tied, T5 scales by the root of the width, and no other factor; untied not at all.
+    # A tied T5 scales by 1 / sqrt(D) only; an untied one does not scale.
     own = config.d_model**-0.5 if tied else 1.0
     for scale in (own, 0.37):
         changed = dataclasses.replace(
@@ -212,7 +212,7 @@ def test_another_scale_of_the_logits_cannot_be_exported(name: str, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_that_no_family_has_is_refused_by_its_setting(tmp_path: Path) -> None:
+def test_model_outside_all_families_raises_by_setting(tmp_path: Path) -> None:
     block = BlockConfig(residual=False)
     positions = LearnedPositions(16)
     config = TransformerConfig(

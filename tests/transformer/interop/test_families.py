@@ -1,4 +1,4 @@
-"""Files of `transformers` against its own outputs, family by family.
+"""Files written by `transformers` against its own outputs, family by family.
 
 `python -m bench.drills.huggingface --fixtures` writes the fixtures; reading them needs no torch.
 """
@@ -33,7 +33,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
 
 
-def relative(found: Any, reference: np.ndarray[Any, Any]) -> float:
+def relative_error(found: Any, reference: np.ndarray[Any, Any]) -> float:
     gap = np.abs(np.asarray(found) - reference).max()
     return float(gap / max(1, np.abs(reference).max()))
 
@@ -47,22 +47,22 @@ def test_every_family_has_a_fixture() -> None:
 
 @pytest.mark.sampled("gpt2-tied", "llama-grouped", "gemma2-tight", "bert-mlm", "t5-gated")
 @pytest.mark.parametrize("name", NAMES)
-def test_outputs_are_those_of_transformers(name: str) -> None:
+def test_outputs_match_transformers(name: str) -> None:
     reference = np.load(FIXTURES / name / "reference.npz")
     pretrained, params = read_model(FIXTURES / name)
     model = pretrained.make_model()
     decoder_only = pretrained.config.encoder is None
     inputs = [reference["tokens"]] if decoder_only else [reference["source"], reference["tokens"]]
     output: Any = model.apply({"params": params}, *inputs, outputs={"logits", "residual_pre"})
-    assert relative(output.logits, reference["logits"]) < 1e-4
-    # The states that enter each layer: transformers normalizes the last one.
+    assert relative_error(output.logits, reference["logits"]) < 1e-4
+    # The inputs of each layer: transformers normalizes the last hidden state.
     entering = np.asarray(layer_values(output, "residual_pre"))
-    assert relative(entering, reference["hidden"][: len(entering)]) < 1e-4
+    assert relative_error(entering, reference["hidden"][: len(entering)]) < 1e-4
 
 
 @pytest.mark.sampled("gpt2-tied", "gemma2-tight")
 @pytest.mark.parametrize("name", NAMES)
-def test_gradients_and_greedy_tokens_are_those_of_transformers(name: str) -> None:
+def test_gradients_and_greedy_tokens_match_transformers(name: str) -> None:
     reference = np.load(FIXTURES / name / "reference.npz")
     pretrained, params = read_model(FIXTURES / name)
     model = pretrained.make_model()
@@ -89,25 +89,27 @@ def test_gradients_and_greedy_tokens_are_those_of_transformers(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_there_and_back_is_the_identity_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_import_and_export_round_trip_is_bit_exact(name: str, tmp_path: Path) -> None:
     pretrained, params = read_model(FIXTURES / name)
     copies = {"cls.predictions.bias"} if name == "bert-untied" else set()
     family = pretrained.family.model_type
     write_model(tmp_path, pretrained.make_model(), params, family=family, max_shard_bytes=20_000)
     files = [SafetensorsFile(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     assert len(files) > 1  # more than one shard
-    ours = {key: file.read(key) for file in files for key in file.tensors}
-    theirs = SafetensorsFile(FIXTURES / name / "model.safetensors")
-    # Poolers of masked language models have no effect, and are left out.
-    unused = {key for key in theirs.tensors if key.startswith("bert.pooler.")} - ours.keys()
-    assert ours.keys() == theirs.tensors.keys() - unused
-    for key, value in ours.items():
-        # Of the two biases of an untied head one has an effect; both come back with its values.
+    exported_tensors = {key: file.read(key) for file in files for key in file.tensors}
+    source_tensors = SafetensorsFile(FIXTURES / name / "model.safetensors")
+    # Poolers of masked language models have no effect, and are not exported.
+    unused = {
+        key for key in source_tensors.tensors if key.startswith("bert.pooler.")
+    } - exported_tensors.keys()
+    assert exported_tensors.keys() == source_tensors.tensors.keys() - unused
+    for key, value in exported_tensors.items():
+        # One of the two biases of an untied head has an effect; both are exported with its values.
         key = "cls.predictions.decoder.bias" if key in copies else key
-        assert value.tobytes() == theirs.read(key).tobytes(), key
+        assert value.tobytes() == source_tensors.read(key).tobytes(), key
     again, params_again = read_model(tmp_path)
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), params, params_again))
-    # A default may come back written out, such as the width of a head.
+    # A default may be exported explicitly, such as the head width.
     (tmp_path / "again").mkdir()
     write_model(tmp_path / "again", again.make_model(), params_again, family=family)
     first, second = (folder / "config.json" for folder in (tmp_path, tmp_path / "again"))
@@ -115,7 +117,7 @@ def test_there_and_back_is_the_identity_bit_for_bit(name: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sixteen_bit_files_are_read(dtype: str, tmp_path: Path) -> None:
+def test_16_bit_files_are_read(dtype: str, tmp_path: Path) -> None:
     pretrained, params = read_model(FIXTURES / "gpt2-tied")
     write_model(tmp_path, pretrained.make_model(), params, dtype=dtype)
     _, rounded = read_model(tmp_path)
@@ -123,7 +125,7 @@ def test_sixteen_bit_files_are_read(dtype: str, tmp_path: Path) -> None:
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), rounded, expected))
 
 
-def test_each_device_reads_its_own_slice(tmp_path: Path) -> None:
+def test_each_device_reads_only_its_slice(tmp_path: Path) -> None:
     devices = np.array(jax.devices()[:2])
     mesh = jax.sharding.Mesh(devices, ("model",))
 
@@ -134,14 +136,14 @@ def test_each_device_reads_its_own_slice(tmp_path: Path) -> None:
 
         return jax.tree.map(spec, model.logical_axes(), is_leaf=lambda node: hasattr(node, "stack"))
 
-    _, whole = read_model(FIXTURES / "llama-grouped")
+    _, full = read_model(FIXTURES / "llama-grouped")
     _, sharded = read_model(FIXTURES / "llama-grouped", shardings=shardings)
-    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), whole, sharded))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), full, sharded))
     up = sharded["layers"]["place_0"]["feed_forward"]["up"]
     assert up.addressable_shards[0].data.shape[-1] * len(devices) == up.shape[-1]
 
 
-def test_first_files_of_bert_and_bare_bodies_are_read(tmp_path: Path) -> None:
+def test_old_bert_names_and_headless_files_are_read(tmp_path: Path) -> None:
     from transformer.interop.safetensors_file import TensorSpec, write_safetensors
 
     source = SafetensorsFile(FIXTURES / "gpt2-tied" / "model.safetensors")
@@ -155,7 +157,7 @@ def test_first_files_of_bert_and_bare_bodies_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_feed_forward_width_that_is_left_to_its_default_is_written_out(tmp_path: Path) -> None:
+def test_default_feed_forward_width_is_exported_explicitly(tmp_path: Path) -> None:
     """A gated feed-forward of D = 48 has F = 8/3 D in multiples of 64: 128."""
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=4, bias=False, position=RoPE()),
@@ -169,7 +171,7 @@ def test_a_feed_forward_width_that_is_left_to_its_default_is_written_out(tmp_pat
     assert (written["model_type"], written["intermediate_size"]) == ("llama", 128)
 
 
-def test_a_model_without_token_types_is_no_bert() -> None:
+def test_bert_export_requires_token_types() -> None:
     """BERT adds a row of that table whatever its size: an empty one fails in transformers."""
     pretrained = read_config(FIXTURES / "bert-mlm")
     config = dataclasses.replace(pretrained.config, num_token_types=0)

@@ -1,4 +1,4 @@
-"""Adapters of PEFT against its own logits, and one-line errors for those that cannot be read.
+"""PEFT adapters against PEFT's own logits, and one-line errors for unsupported ones.
 
 `python -m bench.drills.peft --fixtures` writes the adapters; reading them needs no torch.
 """
@@ -35,7 +35,7 @@ def adapted_logits(model: Any, layout: LoRALayout, trainable: Any, params: Any, 
     return np.asarray(model.apply({"params": combined}, tokens).logits)
 
 
-def damaged(tmp_path: Path, name: str, **fields: Any) -> Path:
+def copy_adapter(tmp_path: Path, name: str, **fields: Any) -> Path:
     folder = tmp_path / "adapter"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ADAPTERS / name, folder)
@@ -46,10 +46,10 @@ def damaged(tmp_path: Path, name: str, **fields: Any) -> Path:
 
 @pytest.mark.sampled("gpt2-tied", "neox-parallel")
 @pytest.mark.parametrize("name", NAMES)
-def test_an_adapter_of_peft_gives_its_logits_and_comes_back(name: str, tmp_path: Path) -> None:
+def test_adapter_matches_peft_logits_and_round_trips(name: str, tmp_path: Path) -> None:
     model, params, family = read_base(name)
     draw = np.random.RandomState(0)
-    draw.randint(3, 51, (2, 11))  # the drill draws a source first
+    draw.randint(3, 51, (2, 11))  # skip the source that the drill draws first
     tokens = draw.randint(3, 51, (2, 14))
     adapter = read_adapter(ADAPTERS / name, model, family=family)
     logits = adapted_logits(model, adapter.layout, adapter.trainable, params, tokens)
@@ -65,8 +65,8 @@ def test_an_adapter_of_peft_gives_its_logits_and_comes_back(name: str, tmp_path:
         assert np.array_equal(first.read(tensor), second.read(tensor)), tensor
 
 
-def test_fused_projections_share_one_module(tmp_path: Path) -> None:
-    """Queries and values of GPT-2 lie in `c_attn`: rank 2 each, 4 together, keys unchanged."""
+def test_fused_projections_share_one_adapter(tmp_path: Path) -> None:
+    """Queries and values of GPT-2 are in `c_attn`: rank 2 each, 4 together, with keys unchanged."""
     model, params, family = read_base("gpt2-tied")
     layout = LoRALayout.create(model.logical_axes(), rank=2, alpha=3, targets=("query", "value"))
     draw = np.random.RandomState(0)
@@ -82,7 +82,7 @@ def test_fused_projections_share_one_module(tmp_path: Path) -> None:
     file = SafetensorsFile(tmp_path / ADAPTER_WEIGHTS)
     root = "base_model.model.transformer.h.1.attn.c_attn"
     a, b = (np.asarray(file.read(f"{root}.lora_{each}.weight")) for each in "AB")
-    # [inputs, 3 D]: PEFT's update of the whole module, and that of each matrix here.
+    # [inputs, 3 D]: PEFT's update of the whole module, and our update of each matrix.
     update = 1.5 * (b @ a).T
     place = {name: trainable["layers"]["place_0"]["mixer"][name] for name in ("query", "value")}
     for name, part in zip(("query", "key", "value"), np.split(update, 3, axis=1), strict=True):
@@ -96,7 +96,7 @@ def test_fused_projections_share_one_module(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, again.trainable, trainable)
 
 
-def test_a_trained_head_is_saved_as_a_module(tmp_path: Path) -> None:
+def test_trained_head_is_saved_in_modules_to_save(tmp_path: Path) -> None:
     model, params, family = read_base("bert-classifier")
     trained = ("head", "head_bias", "pooler", "pooler_bias")
     layout = LoRALayout.create(model.logical_axes(), rank=2, trained=trained)
@@ -114,7 +114,7 @@ def test_a_trained_head_is_saved_as_a_module(tmp_path: Path) -> None:
         write_adapter(tmp_path, model, half, half.init(jax.random.key(0), params), family=family)
 
 
-def test_experts_have_no_place_in_the_format(tmp_path: Path) -> None:
+def test_experts_cannot_be_exported(tmp_path: Path) -> None:
     model, params, family = read_base("mixtral-experts")
     layout = LoRALayout.create(model.logical_axes(), rank=2, targets=("up",))
     with pytest.raises(InteropError, match="feed_forward/up: is not a separate linear layer"):
@@ -136,21 +136,19 @@ def test_experts_have_no_place_in_the_format(tmp_path: Path) -> None:
         ({"alpha_pattern": {"h.0.attn.c_attn": 1}}, "alpha_pattern scales .*c_attn"),
     ],
 )
-def test_settings_that_are_not_supported(
-    tmp_path: Path, fields: dict[str, Any], message: str
-) -> None:
-    folder = damaged(tmp_path, "gpt2-tied", **fields)
+def test_unsupported_settings_raise(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    folder = copy_adapter(tmp_path, "gpt2-tied", **fields)
     model, _, family = read_base("gpt2-tied")
     with pytest.raises(InteropError, match=message) as caught:
         read_adapter(folder, model, family=family)
     assert "\n" not in str(caught.value)
 
 
-def test_another_base(tmp_path: Path) -> None:
+def test_mismatched_base_model_raises(tmp_path: Path) -> None:
     model, _, family = read_base("llama-grouped")
     with pytest.raises(InteropError, match=r"adapts transformer.h.0.attn.c_attn, which this llama"):
         read_adapter(ADAPTERS / "gpt2-tied", model, family=family)
-    folder = damaged(tmp_path, "gpt2-tied")
+    folder = copy_adapter(tmp_path, "gpt2-tied")
     file = SafetensorsFile(folder / ADAPTER_WEIGHTS)
     values = {name: np.array(file.read(name)) for name in file.tensors}
     model, _, family = read_base("gpt2-tied")

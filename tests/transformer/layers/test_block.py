@@ -7,7 +7,7 @@ import pytest
 from flax.core import meta
 
 from tests.transformer import formulas
-from tests.transformer.formulas import Array, array, assert_close, normal, weights_of
+from tests.transformer.formulas import Array, array, assert_close, normal, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -26,7 +26,7 @@ from transformer.layers.block import Block
 from transformer.layers.layer_config import MoEConfig
 
 B, T, D = 2, 5, 12
-SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
+CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())
 
 
 def config(placement: Any = "pre", kind: Any = "layer", dropout: float = 0.0) -> BlockConfig:
@@ -39,9 +39,9 @@ def config(placement: Any = "pre", kind: Any = "layer", dropout: float = 0.0) ->
     )
 
 
-def made(config: BlockConfig) -> tuple[Any, Any]:
-    """The block as a compiled function of (params, x, dropout_rngs), and random weights."""
-    block = Block(config, SHARED, parent=None)
+def make_block(config: BlockConfig) -> tuple[Any, Any]:
+    """Return the block as a compiled function of (params, x, dropout_rngs), and random weights."""
+    block = Block(config, CONTEXT, parent=None)
     inputs = MixerInputs(array(np.arange(T)[None]), Mask(MaskPattern(causal=True)))
     boxed = jax.eval_shape(lambda x: block.init(jax.random.key(0), x, inputs), normal(0, B, T, D))
     run = jax.jit(
@@ -49,11 +49,11 @@ def made(config: BlockConfig) -> tuple[Any, Any]:
             {"params": params}, x, inputs.replace(dropout_rngs=rngs)
         )
     )
-    return run, weights_of(meta.unbox(boxed)["params"])
+    return run, random_params_like(meta.unbox(boxed)["params"])
 
 
 def expected(x: Array, w: Any, config: BlockConfig) -> Array:
-    """x + f(norm(x)), or norm(x + f(x)), for attention and then feed-forward."""
+    """Compute x + f(norm(x)), or norm(x + f(x)), for attention and then feed-forward."""
 
     def norm(name: str, x: Array) -> Array:
         assert config.norm is not None
@@ -62,8 +62,8 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
         return formulas.layer_norm(x, w[name]["gain"], w[name]["bias"], config.norm.epsilon)
 
     def attention(x: Array) -> Array:
-        seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
-        return formulas.attention(x, x, w["mixer"], seen)[0]
+        visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+        return formulas.attention(x, x, w["mixer"], visible)[0]
 
     def feed_forward(x: Array) -> Array:
         return formulas.feed_forward(x, w["feed_forward"], "relu")
@@ -80,37 +80,37 @@ def expected(x: Array, w: Any, config: BlockConfig) -> Array:
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
-def test_block(placement: str, kind: str) -> None:
+def test_matches_formula(placement: str, kind: str) -> None:
     case = config(placement, kind)
-    run, params = made(case)
+    run, params = make_block(case)
     x = normal(1, B, T, D)
     assert_close(run(params, x).x, expected(x, params, case))
 
 
-def test_what_sublayers_add_is_dropped_and_the_residual_stream_is_not() -> None:
-    run, params = made(config(dropout=0.5))
-    # Each sublayer adds its output's bias, 1 and 10, to every entry.
+def test_dropout_applies_to_sublayers_not_to_the_residual() -> None:
+    run, params = make_block(config(dropout=0.5))
+    # Each sublayer adds its output bias, 1 or 10, to every entry.
     params = jax.tree.map(np.zeros_like, params)
     params["mixer"]["output_bias"] += 1
     params["feed_forward"]["down_bias"] += 10
     x, keys = np.full((B, T, D), 100, np.float32), jax.random.split(jax.random.key(0), B)
     y = np.asarray(run(params, x, keys).x)
-    # The two masks are drawn apart: all four sums occur.
+    # The two dropout masks are independent: all four sums occur.
     assert set(np.unique(y)) == {100.0, 102.0, 120.0, 122.0}
     assert set(np.unique(run(params, x).x)) == {111.0}
 
 
-def test_without_residual_norm_and_feed_forward_the_mixer_is_alone() -> None:
+def test_bare_block_is_its_mixer() -> None:
     full = config()
     bare = dataclasses.replace(full, residual=False, norm=None, feed_forward=None)
-    run, params = made(bare)
+    run, params = make_block(bare)
     assert set(params) == {"mixer"}
     x = normal(1, B, T, D)
-    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
-    assert_close(run(params, x).x, formulas.attention(x, x, params["mixer"], seen)[0])
+    visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    assert_close(run(params, x).x, formulas.attention(x, x, params["mixer"], visible)[0])
 
 
-def test_a_mixture_of_one_expert_is_that_expert() -> None:
+def test_moe_with_one_expert_is_that_expert() -> None:
     plain = config()
     expert = FeedForwardConfig(d_ff=7, activation="relu")
     one = dataclasses.replace(
@@ -119,15 +119,15 @@ def test_a_mixture_of_one_expert_is_that_expert() -> None:
             num_experts=1, num_experts_per_token=1, expert=expert, normalize_gates=False
         ),
     )
-    run, params = made(one)
-    given, fed = dict(params), dict(params["feed_forward"])
-    fed.pop("router")
-    given["feed_forward"] = jax.tree.map(lambda leaf: leaf[0], fed)
+    run, params = make_block(one)
+    moe_params, feed_forward_params = dict(params), dict(params["feed_forward"])
+    feed_forward_params.pop("router")
+    moe_params["feed_forward"] = jax.tree.map(lambda leaf: leaf[0], feed_forward_params)
     x = normal(2, B, T, D)
-    assert_close(run(params, x).x, made(plain)[0](given, x).x)
+    assert_close(run(params, x).x, make_block(plain)[0](moe_params, x).x)
 
 
-def test_a_causal_model_has_no_mixture_that_drops_tokens() -> None:
+def test_causal_model_rejects_moe_with_capacity() -> None:
     block = dataclasses.replace(config(), feed_forward=MoEConfig(capacity_factor=1.0))
     with pytest.raises(ValueError, match=r"capacity_factor 1\.0: lets later tokens displace"):
         TransformerConfig(vocab_size=5, d_model=D, num_layers=1, layer_pattern=(block,))
@@ -137,6 +137,6 @@ def test_a_causal_model_has_no_mixture_that_drops_tokens() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"norm_placement": "before"}, {"residual_dropout": 1.0}, {"residual_dropout": -0.1}]
 )
-def test_what_is_no_block_is_refused(wrong: Any) -> None:
+def test_invalid_blocks_raise(wrong: Any) -> None:
     with pytest.raises(ValueError, match="give"):
         BlockConfig(**wrong)

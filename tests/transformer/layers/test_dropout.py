@@ -11,45 +11,45 @@ KEYS = jax.random.split(jax.random.key(0), 3)
 dropout = jax.jit(dropout_eagerly, static_argnames="dropout_rate")
 
 
-def test_entries_are_zeroed_or_scaled_up() -> None:
+def test_entries_are_zero_or_rescaled() -> None:
     x = np.full((3, 101, 103), 3.0, np.float32)
     y = np.asarray(dropout(x, 0.25, KEYS))
     assert set(np.unique(y)) == {0.0, 4.0}
-    # Of 31,209 draws the share is off by 0.25%.
+    # The standard error of the fraction of 31,209 draws is 0.25%.
     assert (y == 0).mean() == pytest.approx(0.25, abs=0.01)
 
 
-def test_every_example_has_a_mask_of_its_own() -> None:
+def test_examples_have_different_masks() -> None:
     dropped = np.asarray(dropout(np.ones((3, 101)), 0.5, KEYS)) == 0
     assert len({row.tobytes() for row in dropped}) == 3
 
 
 @pytest.mark.parametrize("rows", [[2], [2, 0, 1]])
-def test_masks_do_not_depend_on_how_a_batch_is_cut(rows: list[int]) -> None:
+def test_masks_do_not_depend_on_the_batch_size(rows: list[int]) -> None:
     x = normal(0, 3, 7, 11)
-    whole = np.asarray(dropout(x, 0.5, KEYS))
-    assert np.array_equal(dropout(x[rows], 0.5, KEYS[np.array(rows)]), whole[rows])
+    full = np.asarray(dropout(x, 0.5, KEYS))
+    assert np.array_equal(dropout(x[rows], 0.5, KEYS[np.array(rows)]), full[rows])
 
 
-def test_nothing_is_dropped_without_keys_or_rate() -> None:
+def test_no_dropout_without_rngs_or_rate() -> None:
     x = jnp.ones((3, 7))
     assert dropout_eagerly(x, 0.5, None) is x
     assert dropout_eagerly(x, 0.0, KEYS) is x
 
 
-def test_the_gradient_is_that_of_what_was_kept() -> None:
+def test_gradient_of_kept_entries() -> None:
     x = normal(0, 3, 101)
     gradient = jax.jit(jax.grad(lambda x: dropout_eagerly(x, 0.75, KEYS).sum()))(x)
     assert np.array_equal(gradient, np.where(np.asarray(dropout(x, 0.75, KEYS)) == 0, 0, 4))
 
 
-def test_sixteen_bits_stay_sixteen_bits() -> None:
+def test_output_keeps_the_input_dtype() -> None:
     assert jax.eval_shape(lambda x: dropout(x, 0.5, KEYS), jnp.ones((3, 7), "bfloat16")).dtype == (
         jnp.bfloat16
     )
 
 
-def test_keys_are_folded_example_by_example() -> None:
+def test_rngs_are_folded_per_example() -> None:
     folded = fold_in(KEYS, 7)
     assert folded is not None
     expected = jnp.stack([jax.random.fold_in(key, 7) for key in KEYS])

@@ -7,14 +7,14 @@ import pytest
 from flax.core import meta
 
 from tests.transformer import formulas
-from tests.transformer.formulas import assert_close, normal, weights_of
+from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
 from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, swish
 from transformer.layers.feedforward import FeedForward, resolve_d_ff
 
 B, T, D, F = 2, 3, 5, 7
-SHARED = ModelContext(D, 3, Precision(), Initialization(), Hardware())
+CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_activations_by_hand(name: Any, x: float, expected: float) -> None:
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_against_numpy(name: Any) -> None:
+def test_activations_match_numpy(name: Any) -> None:
     x: Any = np.linspace(-7, 7, 101, dtype=np.float32)
     assert_close(ACTIVATIONS[name](x), formulas.ACTIVATIONS[name](x), 1e-6)
 
@@ -56,10 +56,10 @@ def test_swish_by_hand(x: float, beta: float, expected: float) -> None:
     assert float(swish(jnp.array(x), beta)) == pytest.approx(expected, abs=1e-6)
 
 
-def made(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
-    module = FeedForward(config, SHARED)
+def make_module(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
+    module = FeedForward(config, CONTEXT)
     boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))
-    return module, weights_of(meta.unbox(boxed)["params"])
+    return module, random_params_like(meta.unbox(boxed)["params"])
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -75,8 +75,8 @@ def made(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
         ("silu", True),
     ],
 )
-def test_feed_forward(activation: Any, gated: bool, bias: bool) -> None:
-    module, params = made(FeedForwardConfig(F, activation, gated, bias))
+def test_matches_formula(activation: Any, gated: bool, bias: bool) -> None:
+    module, params = make_module(FeedForwardConfig(F, activation, gated, bias))
     matrices = {"up": (D, F), "down": (F, D)} | ({"gate": (D, F)} if gated else {})
     biases = {f"{name}_bias": shape[1:] for name, shape in matrices.items()} if bias else {}
     assert {name: leaf.shape for name, leaf in params.items()} == matrices | biases
@@ -87,16 +87,16 @@ def test_feed_forward(activation: Any, gated: bool, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("gated", [True, False])
-def test_swish_with_a_fixed_beta(gated: bool) -> None:
-    module, params = made(FeedForwardConfig(F, "swish", gated, swish_beta=1.7))
+def test_fixed_beta(gated: bool) -> None:
+    module, params = make_module(FeedForwardConfig(F, "swish", gated, swish_beta=1.7))
     x = normal(1, B, T, D)
     y = jax.jit(module.apply)({"params": params}, x).y
     assert_close(y, formulas.feed_forward(x, params, "swish", 1.7))
 
 
-def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
+def test_learned_beta_gets_a_gradient() -> None:
     config = FeedForwardConfig(F, "learned_swish", swish_beta=0.5)
-    module, params = made(config)
+    module, params = make_module(config)
     x = normal(1, B, T, D)
     assert params["beta"].shape == ()
     start = meta.unbox(jax.jit(module.init)(jax.random.key(0), x)["params"])
@@ -107,14 +107,14 @@ def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
         return output.y.sum()
 
     def expected(beta: Any) -> Any:
-        wide = {name: value.astype(np.float64) for name, value in params.items()}
-        return formulas.feed_forward(x, wide | {"beta": beta}, "learned_swish").sum()
+        params64 = {name: value.astype(np.float64) for name, value in params.items()}
+        return formulas.feed_forward(x, params64 | {"beta": beta}, "learned_swish").sum()
 
     beta = params["beta"]
     assert_close(jax.jit(total)(beta), expected(beta))
-    slope = (expected(np.float64(beta) + 1e-4) - expected(np.float64(beta) - 1e-4)) / 2e-4
-    assert abs(slope) > 0.1
-    assert_close(jax.jit(jax.grad(total))(beta), slope)
+    derivative = (expected(np.float64(beta) + 1e-4) - expected(np.float64(beta) - 1e-4)) / 2e-4
+    assert abs(derivative) > 0.1
+    assert_close(jax.jit(jax.grad(total))(beta), derivative)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_learned_beta_is_one_weight_and_gets_a_gradient() -> None:
         ({"swish_beta": 2.0}, "feed_forward.swish_beta 2.0: gelu_tanh has none; leave it at 1"),
     ],
 )
-def test_settings_that_make_no_feed_forward(settings: Any, message: str) -> None:
+def test_invalid_fields_raise(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FeedForwardConfig(**settings)
 
@@ -140,12 +140,12 @@ def test_settings_that_make_no_feed_forward(settings: Any, message: str) -> None
         (FeedForwardConfig(d_ff=11, gated=True), 384, 11),
     ],
 )
-def test_the_hidden_width(config: FeedForwardConfig, width: int, hidden: int) -> None:
+def test_hidden_width(config: FeedForwardConfig, width: int, hidden: int) -> None:
     assert resolve_d_ff(config, width) == hidden
 
 
-def test_hidden_activations_are_dropped() -> None:
-    module, params = made(FeedForwardConfig(F, "relu", bias=False, dropout=0.5))
+def test_dropout_applies_to_hidden_activations() -> None:
+    module, params = make_module(FeedForwardConfig(F, "relu", bias=False, dropout=0.5))
     params = {"up": np.ones((D, F), np.float32), "down": np.eye(F, D, dtype=np.float32)}
     x, keys = np.ones((B, T, D), np.float32), jax.random.split(jax.random.key(0), B)
     y = jax.jit(module.apply)({"params": params}, x, keys).y

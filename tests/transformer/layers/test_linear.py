@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tests.transformer.formulas import assert_close, normal, weights_of
+from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import Hardware, Initialization, Precision
 from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear, apply_matrix
@@ -13,7 +13,7 @@ from transformer.layers.logical_axes import LogicalAxes
 
 
 @pytest.mark.parametrize("flatten", [True, False])
-def test_one_or_more_axes_are_summed_over(flatten: bool) -> None:
+def test_contraction_over_one_or_more_axes(flatten: bool) -> None:
     x, matrix = normal(0, 2, 3, 5, 7), normal(1, 7, 11, 13)
     expected = np.einsum("BTNH,HXY->BTNXY", x, matrix)
     assert_close(apply_matrix(x, matrix, 1, flatten), expected)
@@ -41,27 +41,28 @@ class Map(nn.Module):
         )
 
 
-def made(start: Initialization, platform: Any = "cpu", **fields: Any) -> Map:
+def make_module(start: Initialization, platform: Any = "cpu", **fields: Any) -> Map:
     return Map(ModelContext(5, 8, Precision(), start, Hardware(platform)), **fields)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_linear_map(bias: bool, platform: str) -> None:
-    module, x = made(Initialization(), platform, bias=bias), normal(0, 2, 7, 5)
+def test_linear_map(bias: bool, platform: str) -> None:
+    module, x = make_module(Initialization(), platform, bias=bias), normal(0, 2, 7, 5)
     boxed = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
     axes = {"w": LogicalAxes(inputs=("embed",), outputs=("heads", "head"))}
     if bias:
         axes["w_bias"] = LogicalAxes(outputs=("heads", "head"))
     assert {name: box.axes for name, box in boxed.items()} == axes
-    params = weights_of(nn.meta.unbox(boxed))
+    params = random_params_like(nn.meta.unbox(boxed))
     expected = np.einsum("BTD,DNH->BTNH", x, params["w"]) + params.get("w_bias", 0)
     assert_close(jax.jit(module.apply)({"params": params}, x), expected)
 
 
-def test_only_what_is_added_to_the_residual_stream_starts_smaller() -> None:
+def test_residual_projections_start_smaller() -> None:
     plain, residual = (
-        made(Initialization(std=0.5), bias=True, residual=residual) for residual in (False, True)
+        make_module(Initialization(std=0.5), bias=True, residual=residual)
+        for residual in (False, True)
     )
     x = normal(0, 1, 1, 5)
     draw = jax.jit(lambda key: [nn.meta.unbox(each.init(key, x)) for each in (plain, residual)])

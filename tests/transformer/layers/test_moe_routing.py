@@ -23,7 +23,7 @@ def test_two_of_three_experts_by_hand() -> None:
 
 
 @pytest.mark.parametrize("chosen", [2, 3, E])
-def test_renormalised_gates_are_the_softmax_over_the_chosen_logits(chosen: int) -> None:
+def test_renormalized_gates_are_softmax_over_selected_logits(chosen: int) -> None:
     """Shazeer et al. 2017, equations 3 and 5, without the noise."""
     logits: Any = normal(0, B, T, E)
     routing = route_tokens(logits, chosen, normalize_gates=True)
@@ -33,7 +33,7 @@ def test_renormalised_gates_are_the_softmax_over_the_chosen_logits(chosen: int) 
         assert_close(routing.gates[b, t], formulas.softmax(logits[b, t, likeliest]), 1e-6)
 
 
-def test_of_experts_that_are_alike_the_first_are_chosen() -> None:
+def test_ties_select_the_first_experts() -> None:
     routing = route_tokens(array(np.zeros((1, 1, E))), 3, normalize_gates=True)
     assert routing.expert_indices.tolist() == [[[0, 1, 2]]]
 
@@ -43,8 +43,8 @@ def test_padding_has_no_gates() -> None:
     assert_close(np.sum(gates, axis=-1), REAL.astype(np.float32), 1e-6)
 
 
-def balance(probabilities: Any, experts: Any, real: Any) -> float:
-    """Fedus et al. 2022, equation 4, of each example; their mean by tokens."""
+def expected_balance_loss(probabilities: Any, experts: Any, real: Any) -> float:
+    """Compute equation 4 of Fedus et al. 2022 per example; return the token-weighted mean."""
     total = 0.0
     for b in range(B):
         tokens = np.flatnonzero(real[b])
@@ -55,25 +55,27 @@ def balance(probabilities: Any, experts: Any, real: Any) -> float:
 
 
 @pytest.mark.parametrize("real", [REAL, np.ones((B, T), bool)], ids=["padded", "full"])
-def test_losses_against_numpy(real: Any) -> None:
+def test_losses_match_numpy(real: Any) -> None:
     logits = normal(0, B, T, E)
     routing = route_tokens(logits, C, normalize_gates=True, token_mask=real)
-    expected = balance(np.asarray(routing.probabilities), np.asarray(routing.expert_indices), real)
+    expected = expected_balance_loss(
+        np.asarray(routing.probabilities), np.asarray(routing.expert_indices), real
+    )
     assert_close(jax.jit(load_balance_loss)(routing), np.float64(expected))
     squares = np.log(np.exp(logits.astype(np.float64)).sum(-1)) ** 2
     assert_close(jax.jit(router_z_loss)(logits, real), squares[real].mean())
 
 
 @pytest.mark.slow
-def test_the_balance_is_1_when_experts_are_used_alike_and_e_when_only_one_is() -> None:
-    sure = array(100 * np.eye(E, dtype=np.float32))[None]
-    even = route_tokens(sure, 1, normalize_gates=False)
+def test_balance_loss_is_1_for_uniform_and_e_for_single_expert() -> None:
+    confident_logits = array(100 * np.eye(E, dtype=np.float32))[None]
+    even = route_tokens(confident_logits, 1, normalize_gates=False)
     assert float(load_balance_loss(even)) == pytest.approx(1)
-    one = route_tokens(sure[:, [3, 3, 3]], 1, normalize_gates=False)
+    one = route_tokens(confident_logits[:, [3, 3, 3]], 1, normalize_gates=False)
     assert float(load_balance_loss(one)) == pytest.approx(E)
 
 
-def test_a_batch_of_padding_has_no_losses() -> None:
+def test_batch_of_padding_has_no_losses() -> None:
     logits, nothing = normal(0, B, T, E), array(np.zeros((B, T), bool))
     assert (
         float(load_balance_loss(route_tokens(logits, C, normalize_gates=True, token_mask=nothing)))

@@ -39,7 +39,7 @@ def test_rms_norm_by_hand(x: list[float], epsilon: float, expected: list[float])
 
 
 @pytest.mark.parametrize("shape", [(11,), (5, 11), (2, 3, 5, 11)])
-def test_norms_against_numpy(shape: tuple[int, ...]) -> None:
+def test_norms_match_numpy(shape: tuple[int, ...]) -> None:
     x, gain, bias = 3 + normal(0, *shape), normal(1, 11), normal(2, 11)
     assert_close(layer_norm(x, gain, bias, 0.1), formulas.layer_norm(x, gain, bias, 0.1))
     assert_close(layer_norm(x, gain, None, 0.1), formulas.layer_norm(x, gain, 0.0, 0.1))
@@ -55,7 +55,7 @@ def test_norms_against_numpy(shape: tuple[int, ...]) -> None:
     ],
     ids=["layer", "layer without bias", "rms"],
 )
-def test_the_module_starts_as_the_plain_norm(config: NormConfig, names: set[str]) -> None:
+def test_initial_module_is_the_plain_norm(config: NormConfig, names: set[str]) -> None:
     norm = Norm(config, Precision())
     x = 2 + normal(0, 2, 3, 11)
     params = meta.unbox(jax.jit(norm.init)(jax.random.key(0), x)["params"])
@@ -69,7 +69,7 @@ def test_the_module_starts_as_the_plain_norm(config: NormConfig, names: set[str]
 
 
 @pytest.mark.parametrize("config", [NormConfig(), NormConfig("rms")], ids=["layer", "rms"])
-def test_sixteen_bits_are_normalized_in_the_dtype_of_the_policy(config: NormConfig) -> None:
+def test_16_bit_input_is_normalized_in_the_policy_dtype(config: NormConfig) -> None:
     x = jnp.asarray(normal(0, 3, 257), jnp.bfloat16)
     params = {"gain": 1 + normal(1, 257), "bias": normal(2, 257)}
 
@@ -90,6 +90,6 @@ def test_sixteen_bits_are_normalized_in_the_dtype_of_the_policy(config: NormConf
         ({"epsilon": -1e-5}, "norm.epsilon -1e-05: give 0 or more"),
     ],
 )
-def test_settings_that_make_no_norm(settings: Any, message: str) -> None:
+def test_invalid_fields_raise(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NormConfig(**settings)

@@ -30,7 +30,7 @@ class Declares(nn.Module):
         )
 
 
-def test_a_weight_is_declared_with_shape_axes_and_dtype() -> None:
+def test_weight_has_shape_axes_and_dtype() -> None:
     boxed = jax.eval_shape(Declares().init, jax.random.key(0))["params"]["w"]
     assert (boxed.value.shape, boxed.value.dtype) == ((2, 5, 7), jnp.bfloat16)
     assert boxed.axes == LogicalAxes(inputs=("heads",), outputs=("embed", "mlp"))
@@ -43,13 +43,13 @@ class Stacked(nn.Module):
         return declare_weight(self, "w", stack={"heads": 3}, init=init, dtype="float32", **sizes)
 
 
-def test_a_weight_may_be_a_stack_of_matrices() -> None:
+def test_stacked_weight() -> None:
     boxed = jax.eval_shape(Stacked().init, jax.random.key(0))["params"]["w"]
     assert boxed.value.shape == (3, 5, 7)
     assert boxed.axes == LogicalAxes(stack=("heads",), inputs=("embed",), outputs=("mlp",))
 
 
-def test_a_module_reads_the_plain_array() -> None:
+def test_module_reads_the_unboxed_array() -> None:
     value = np.full((2, 5, 7), 11, np.float32)
     read: Any = Declares().apply({"params": {"w": value}})
     assert np.array_equal(read, value)
@@ -65,12 +65,14 @@ def test_a_module_reads_the_plain_array() -> None:
     ],
     ids=["matrix", "bias", "stacked bias", "stacked matrix"],
 )
-def test_axes(axes: LogicalAxes, names: tuple[str, ...] | None, is_matrix: bool) -> None:
+def test_axis_names_and_is_matrix(
+    axes: LogicalAxes, names: tuple[str, ...] | None, is_matrix: bool
+) -> None:
     assert axes.is_matrix == is_matrix
     assert axes.names == (names or ("layers", "embed", "mlp"))
 
 
-def test_axes_of_repetition_come_first() -> None:
+def test_repetition_axes_come_first() -> None:
     box = (
         BoxedWeight(np.zeros((2, 3, 5)), MATRIX)
         .with_stack_axis("layers")
@@ -88,7 +90,7 @@ def test_flax_transforms_stack_and_unstack() -> None:
         box.add_axis(1, params)
 
 
-def test_boxes_come_off_and_axes_stay() -> None:
+def test_unboxing_keeps_axes() -> None:
     tree: Any = {
         "a": BoxedWeight(np.ones(3), LogicalAxes(outputs=("embed",))),
         "b": {"c": BoxedWeight(2, MATRIX)},
@@ -109,24 +111,24 @@ def test_boxes_come_off_and_axes_stay() -> None:
         (Initialization(std=0.0), 2, 1 / 16),
     ],
 )
-def test_matrices_start_with_the_standard_deviation(
+def test_initial_standard_deviation_of_matrices(
     start: Initialization, residual_layers: int, expected: float
 ) -> None:
     init = start.matrix_initializer({"heads": 4, "head": 16}, num_residual_layers=residual_layers)
     drawn = np.asarray(init(jax.random.key(0), (4, 16, 513), jnp.float32))
-    # Of 32,832 draws the deviation is off by 0.4%, and their mean by 0.6% of it.
+    # The standard errors of 32,832 draws: 0.4% for the deviation, 0.6% of it for the mean.
     assert drawn.std() == pytest.approx(expected, rel=0.02)
     assert abs(drawn.mean()) < 0.02 * expected
 
 
-def test_tables_have_their_own_standard_deviation() -> None:
+def test_initial_standard_deviation_of_tables() -> None:
     init = Initialization(std=0.5, embedding_std=0.25).embedding_initializer()
     drawn = np.asarray(init(jax.random.key(0), (64, 513), jnp.float32))
     assert drawn.std() == pytest.approx(0.25, rel=0.02)
 
 
-def test_weights_without_names_get_axes() -> None:
-    """Weights of Flax's own layers: the last axis is the output."""
+def test_unnamed_weights_get_default_axes() -> None:
+    """For weights of Flax's own layers, the last axis is the output."""
     tree = {
         "kernel": np.zeros((2, 3, 5)),
         "bias": np.zeros(5),

@@ -11,8 +11,8 @@ sinusoid = jax.jit(sinusoid_eagerly, static_argnums=1)
 
 
 @pytest.mark.parametrize("width", [2, 10, 13])
-def test_against_the_formula(width: int) -> None:
-    """Sines at even entries, cosines at odd ones; an odd width ends with a sine."""
+def test_matches_formula(width: int) -> None:
+    """Sines at even entries and cosines at odd ones; an odd width ends with a sine."""
     positions = array([[0, 1, 4095], [131_071, 200, 1_048_575]])
     expected = np.zeros((2, 3, width))
     for b, t, entry in np.ndindex(expected.shape):

@@ -11,7 +11,7 @@ import pytest
 from flax import linen as nn
 from flax.core import meta
 
-from tests.transformer.formulas import assert_close, assert_trees_close, normal, weights_of
+from tests.transformer.formulas import assert_close, assert_trees_close, normal, random_params_like
 from transformer import (
     MIXERS,
     Abilities,
@@ -39,7 +39,7 @@ from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 
 B, T, D = 2, 3, 6
-KEYS = jax.random.split(jax.random.key(0), B)
+RNGS = jax.random.split(jax.random.key(0), B)
 WEIGHTS = frozenset({"weights"})
 LOOPS: tuple[LayerLoop, LayerLoop] = ("scan", "unroll")
 
@@ -107,10 +107,10 @@ ATTENDING = BlockConfig(
 
 def params_of(module: Stack) -> Any:
     init = lambda x: module.init(jax.random.key(0), x, MixerInputs(**GIVEN))  # noqa: E731
-    return weights_of(meta.unbox(jax.eval_shape(init, X))["params"])
+    return random_params_like(meta.unbox(jax.eval_shape(init, X))["params"])
 
 
-def applied(module: Stack, params: Any, rngs: Any = None) -> Any:
+def apply_stack(module: Stack, params: Any, rngs: Any = None) -> Any:
     run = jax.jit(
         lambda params, x, rngs: module.apply(
             {"params": params}, x, MixerInputs(**GIVEN, dropout_rngs=rngs)
@@ -120,23 +120,25 @@ def applied(module: Stack, params: Any, rngs: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_each_layer_gets_its_number_its_weights_and_its_keys(loop: LayerLoop) -> None:
-    """Five layers over two places: two whole repetitions, and a tail at the first place."""
+def test_each_layer_gets_its_constants_weights_and_rngs(loop: LayerLoop) -> None:
+    """Five layers over two places: two full repetitions, and a tail with the first place."""
     module = stack(5, *STAMPS, loop=loop)
     assert module.num_scanned_layers == (4 if loop == "scan" else 0)
     params = params_of(module)
-    aux = applied(module, params, KEYS).aux
+    aux = apply_stack(module, params, RNGS).aux
     for place, layers in ((0, [0, 2, 4]), (1, [1, 3])):
         assert np.array_equal(aux[place]["number"], [[layer, 7 + place] for layer in layers])
         assert np.array_equal(aux[place]["weight"], params[f"place_{place}"]["mixer"]["w"])
         for row, layer in enumerate(layers):
-            rngs: Any = fold_in(fold_in(KEYS, layer), 0)
+            rngs: Any = fold_in(fold_in(RNGS, layer), 0)
             assert np.array_equal(aux[place]["dropout_rngs"][row], jax.random.key_data(rngs))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_cross_attention_gets_its_layers_constants(loop: LayerLoop) -> None:
-    """Its own beside those of the mixer before it; the first place has a mixer without any."""
+def test_cross_attention_gets_constants_of_its_layer(loop: LayerLoop) -> None:
+    """In addition to those of the mixer before it; the first place has a mixer without
+    constants.
+    """
     alone = BlockConfig(mixer=IdentityConfig(), cross_attention=StampConfig(5), feed_forward=None)
     module = stack(
         5, alone, dataclasses.replace(STAMPS[1], cross_attention=StampConfig(9)), loop=loop
@@ -150,8 +152,8 @@ def test_cross_attention_gets_its_layers_constants(loop: LayerLoop) -> None:
     assert np.array_equal(second["cross_number"], [[1, 9], [3, 9]])
 
 
-def compiled(config: BlockConfig) -> Any:
-    """One block as a function of its weights and x."""
+def compile_block(config: BlockConfig) -> Any:
+    """Return one block as a compiled function of its weights and x."""
     block = Block(config, stack(5, config).context, parent=None)
     inputs = MixerInputs(**GIVEN, constants={"number": np.zeros(2)})
 
@@ -163,11 +165,11 @@ def compiled(config: BlockConfig) -> Any:
     return run
 
 
-BLOCKS = [compiled(config) for config in STAMPS]
+BLOCKS = [compile_block(config) for config in STAMPS]
 
 
 @pytest.mark.slow
-def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
+def test_layers_are_applied_in_order() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
     x: Any = X
@@ -175,19 +177,19 @@ def test_layers_are_applied_in_the_order_of_their_numbers() -> None:
         place, index = layer % 2, layer // 2
         x = BLOCKS[place](unstack_layers(params)[f"place_{place}"].layers[index], x)
     for loop in LOOPS:
-        assert_close(applied(stack(5, *STAMPS, loop=loop), params).x, x)
+        assert_close(apply_stack(stack(5, *STAMPS, loop=loop), params).x, x)
 
 
 @pytest.mark.slow
-def test_scanned_equals_unrolled_with_dropout_on() -> None:
+def test_scanned_equals_unrolled_with_dropout() -> None:
     scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
     params = params_of(scanned)
-    x = applied(scanned, params, KEYS).x
-    assert_close(x, applied(unrolled, params, KEYS).x)
-    assert np.abs(x - applied(scanned, params).x).max() > 0.1
+    x = apply_stack(scanned, params, RNGS).x
+    assert_close(x, apply_stack(unrolled, params, RNGS).x)
+    assert np.abs(x - apply_stack(scanned, params).x).max() > 0.1
 
 
-def test_weights_are_stacked_once_over_the_layers_of_a_place() -> None:
+def test_weights_are_stacked_over_layers_of_a_place() -> None:
     module = stack(5, *STAMPS)
     init = lambda x: module.init(jax.random.key(0), x, MixerInputs(**GIVEN))  # noqa: E731
     boxed = jax.eval_shape(init, X)["params"]
@@ -197,7 +199,7 @@ def test_weights_are_stacked_once_over_the_layers_of_a_place() -> None:
     assert (gain.value.shape, gain.axes.is_matrix) == ((3, D), False)
 
 
-def test_layers_start_apart() -> None:
+def test_layers_have_different_initial_weights() -> None:
     module = stack(3, STAMPS[0])
     init = jax.jit(
         lambda x: meta.unbox(module.init(jax.random.key(0), x, MixerInputs(**GIVEN)))["params"]
@@ -215,30 +217,30 @@ def test_layers_start_apart() -> None:
         (17, 2, "auto", "none", 16),
         (4, 1, "scan", "none", 4),
         (7, 3, "scan", "full", 6),
-        (3, 2, "scan", "none", 0),  # one repetition is no loop
+        (3, 2, "scan", "none", 0),  # one repetition needs no loop
         (1, 1, "scan", "none", 0),
         (48, 1, "unroll", "none", 0),
         (48, 1, "unroll", "full", 0),
     ],
 )
-def test_how_many_layers_are_scanned(
+def test_number_of_scanned_layers(
     layers: int, blocks: int, loop: LayerLoop, remat: RematPolicy, scanned: int
 ) -> None:
     module = stack(layers, *[ATTENDING] * blocks, loop=loop, remat=remat)
     assert module.num_scanned_layers == scanned
 
 
-def test_weights_cut_apart_beforehand_are_the_same_weights() -> None:
+def test_unstacked_weights_give_the_same_result() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
     cut = unstack_layers(params)
     assert [len(cut[place].layers) for place in ("place_0", "place_1")] == [3, 2]
-    whole, by_layer = applied(module, params, KEYS), applied(module, cut, KEYS)
-    assert_close(by_layer.x, whole.x, 1e-6)
-    chex.assert_trees_all_equal(by_layer.aux, whole.aux)
+    full, by_layer = apply_stack(module, params, RNGS), apply_stack(module, cut, RNGS)
+    assert_close(by_layer.x, full.x, 1e-6)
+    chex.assert_trees_all_equal(by_layer.aux, full.aux)
 
 
-def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
+def test_aux_is_stacked_over_layers_of_a_place() -> None:
     short = dataclasses.replace(ATTENDING, mixer=AttentionConfig(num_heads=1))
     module = stack(5, ATTENDING, short, loop="scan")
     run = jax.jit(
@@ -249,8 +251,8 @@ def test_the_aux_of_a_place_is_stacked_over_its_layers() -> None:
     assert_close(aux[0]["weights"].sum(-1), np.ones((3, B, 3, T)))
 
 
-def gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
-    """A value and its gradients, and the number of products in the program that computes them."""
+def value_and_gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
+    """Return a value, its gradients, and the number of matmuls in their program."""
     module = stack(2, ATTENDING, loop=loop, remat=remat)
 
     def total(params: Any, x: Any) -> Any:
@@ -265,12 +267,12 @@ def gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
 @pytest.mark.slow
 @pytest.mark.sampled("unroll")
 @pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
-def test_what_is_computed_again_is_the_same(
+def test_rematerialization_does_not_change_results(
     loop: LayerLoop, remats: tuple[RematPolicy, ...]
 ) -> None:
-    kept, products = gradients(loop, "none")
+    kept, products = value_and_gradients(loop, "none")
     for remat in remats:
-        again, more = gradients(loop, remat)
+        again, more = value_and_gradients(loop, remat)
         assert_trees_close(again, kept)
         assert more > products, f"{remat} computes no more products than the one before"
         products = more

@@ -1,4 +1,4 @@
-"""BERT computes what Hugging Face computes: layer by layer, and whole under each of its heads.
+"""BERT equals Hugging Face's: layer by layer, and whole with each of its heads.
 
 The outputs were made by tests/fixtures/make_bert.py.
 """
@@ -21,13 +21,13 @@ from transformer.attention.mixer import MixerInputs
 from transformer.layers.block import Block
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "bert.npz")
-OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
+LAYER_TOLERANCE, MODEL_TOLERANCE = 1e-5, 1e-4
 
 CONFIG, POOLED = bert_config(BERT, 64), bert_config(BERT, 64, pooler=True)
 ROWS = CONFIG.padded_vocab_size
 BODY = bert_params(drawn, BERT, ROWS)
 SEGMENTS = real(SHORT, PAIR_LENGTHS)
-SEEN = SEGMENTS == 1
+IS_TOKEN = SEGMENTS == 1
 
 MASKED = MaskedLanguageModel(CONFIG), BODY | masked_head(drawn, BERT, ROWS)
 TAGGER = Tagger(CONFIG, num_classes=BERT.classes), BODY | class_head(drawn, BERT)
@@ -46,13 +46,13 @@ def outputs(model: Model, params: Params) -> Any:
 
 
 @pytest.mark.parametrize("case", [MASKED, TAGGER, CLASSIFIER], ids=["masked", "tags", "classes"])
-def test_parameters_are_those_of_the_model(case: tuple[Model, Params]) -> None:
+def test_parameters_match_the_model(case: tuple[Model, Params]) -> None:
     model, params = case
     expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     chex.assert_trees_all_equal_shapes_and_dtypes(params, expected)
 
 
-def test_each_layer() -> None:
+def test_layers_match_hugging_face() -> None:
     block = Block(CONFIG.layer_pattern[0], MASKED[0].context, parent=None)
     positions, mask = np.arange(SHORT[1])[None], Mask(segments=jnp.asarray(SEGMENTS))
     apply = jax.jit(lambda w, x: block.apply({"params": w}, x, MixerInputs(array(positions), mask)))
@@ -60,27 +60,29 @@ def test_each_layer() -> None:
     for layer in range(BERT.layers):
         weights = jax.tree.map(lambda leaf, i=layer: leaf[i], BODY["layers"]["place_0"])
         x = np.asarray(apply(weights, stream[layer]).x)
-        assert_close(x[SEEN], stream[layer + 1][SEEN], OF_A_LAYER)
+        assert_close(x[IS_TOKEN], stream[layer + 1][IS_TOKEN], LAYER_TOLERANCE)
 
 
-def test_hidden_states_and_tags() -> None:
+def test_hidden_states_and_tags_match_hugging_face() -> None:
     out = outputs(*TAGGER)
-    assert_close(np.asarray(out.hidden)[SEEN], FIXTURES["stream"][-1][SEEN], OF_A_MODEL)
-    assert_close(np.asarray(out.logits)[SEEN], FIXTURES["tags"][SEEN], OF_A_MODEL)
+    assert_close(
+        np.asarray(out.hidden)[IS_TOKEN], FIXTURES["stream"][-1][IS_TOKEN], MODEL_TOLERANCE
+    )
+    assert_close(np.asarray(out.logits)[IS_TOKEN], FIXTURES["tags"][IS_TOKEN], MODEL_TOLERANCE)
 
 
-def test_classes() -> None:
-    assert_close(outputs(*CLASSIFIER).logits, FIXTURES["classes"], OF_A_MODEL)
+def test_classes_match_hugging_face() -> None:
+    assert_close(outputs(*CLASSIFIER).logits, FIXTURES["classes"], MODEL_TOLERANCE)
 
 
-def test_the_pooled_first_token() -> None:
+def test_pooled_first_token_matches_hugging_face() -> None:
     """An identity head returns its input."""
     d = BERT.width
     head = {"head": np.eye(d, dtype=np.float32), "head_bias": np.zeros(d, np.float32)}
     pooled = outputs(Classifier(POOLED, num_classes=d), CLASSIFIER[1] | head).logits
-    assert_close(pooled, FIXTURES["pooled"], OF_A_MODEL)
+    assert_close(pooled, FIXTURES["pooled"], MODEL_TOLERANCE)
 
 
-def test_masked_words() -> None:
+def test_masked_tokens_match_hugging_face() -> None:
     logits = np.asarray(outputs(*MASKED).logits)[..., : BERT.vocab]
-    assert_close(logits[SEEN], FIXTURES["masked"][SEEN], OF_A_MODEL)
+    assert_close(logits[IS_TOKEN], FIXTURES["masked"][IS_TOKEN], MODEL_TOLERANCE)

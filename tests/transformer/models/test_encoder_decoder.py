@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, weights_of
+from tests.transformer.formulas import assert_close, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -49,18 +49,22 @@ TOKENS: Any = RANDOM.integers(0, V, (B, T))
 SOURCE_SEGMENTS: Any = (np.arange(S)[None] < np.array([[S], [4], [1]])).astype(np.int32)
 
 
-def made(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
-    """The model, its compiled function, and random parameters."""
+def make_model(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
+    """Return the model, its compiled function, and random parameters."""
     model = EncoderDecoder(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    return model, jax.jit(model.apply, static_argnames="outputs"), {"params": weights_of(shapes)}
+    return (
+        model,
+        jax.jit(model.apply, static_argnames="outputs"),
+        {"params": random_params_like(shapes)},
+    )
 
 
 @pytest.mark.slow
-def test_one_table_or_two() -> None:
-    _, _, shared = made(CONFIG)
+def test_shared_and_separate_embeddings() -> None:
+    _, _, shared = make_model(CONFIG)
     assert set(shared["params"]) == {"embedding", "encoder", "decoder"}
-    _, run, separate = made(SEPARATE)
+    _, run, separate = make_model(SEPARATE)
     assert set(separate["params"]) == {
         "embedding",
         "source_embedding",
@@ -75,8 +79,8 @@ def test_one_table_or_two() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("config2")
 @pytest.mark.parametrize("config", [CONFIG, SEPARATE, LEARNED])
-def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
-    model, run, params = made(config)
+def test_cached_decoding_matches_full_pass(config: TransformerConfig) -> None:
+    model, run, params = make_model(config)
     full = run(params, SOURCE, TOKENS, source_segments=SOURCE_SEGMENTS).logits
     cache = model.init_cache(B, T + 2, S)
     for t in range(T):
@@ -93,18 +97,18 @@ def test_cached_decoding_is_the_full_pass(config: TransformerConfig) -> None:
 
 
 @pytest.mark.slow
-def test_an_encoded_source_serves_in_place_of_it() -> None:
-    _, run, params = made(CONFIG)
+def test_encoded_memory_replaces_the_source() -> None:
+    _, run, params = make_model(CONFIG)
     memory = run(params, SOURCE, None, source_segments=SOURCE_SEGMENTS).hidden
     assert memory.shape == (B, S, D)
-    given = dict(source_segments=SOURCE_SEGMENTS)
-    expected = run(params, SOURCE, TOKENS, **given).logits
-    assert_close(run(params, None, TOKENS, memory=memory, **given).logits, expected)
+    kwargs = dict(source_segments=SOURCE_SEGMENTS)
+    expected = run(params, SOURCE, TOKENS, **kwargs).logits
+    assert_close(run(params, None, TOKENS, memory=memory, **kwargs).logits, expected)
 
 
-def test_who_sees_whom() -> None:
-    """The target sees all of the source but its padding, and of itself what came before."""
-    _, run, params = made(CONFIG)
+def test_visibility_of_source_and_target() -> None:
+    """The target sees all of the source but its padding, and only earlier target tokens."""
+    _, run, params = make_model(CONFIG)
 
     def logits(source: Any, tokens: Any) -> np.ndarray:
         return np.asarray(run(params, source, tokens, source_segments=SOURCE_SEGMENTS).logits)
@@ -123,8 +127,8 @@ def test_who_sees_whom() -> None:
 
 
 @pytest.mark.slow
-def test_packed_pairs_are_as_if_each_were_alone() -> None:
-    _, run, params = made(CONFIG)
+def test_packed_pairs_are_independent() -> None:
+    _, run, params = make_model(CONFIG)
     source, target = SOURCE[:1], TOKENS[:1]
     packed = run(
         params,
@@ -141,8 +145,8 @@ def test_packed_pairs_are_as_if_each_were_alone() -> None:
 
 
 @pytest.mark.full
-def test_scanned_is_unrolled_with_dropout() -> None:
-    """One layout of parameters, one set of random bits."""
+def test_scanned_equals_unrolled_with_dropout() -> None:
+    """Both have one parameter layout and the same random bits."""
     dropping = dataclasses.replace(
         CONFIG,
         embedding_dropout=0.2,
@@ -151,8 +155,8 @@ def test_scanned_is_unrolled_with_dropout() -> None:
         ),
     )
     keys = jax.vmap(jax.random.key)(jnp.arange(B))
-    _, scanned, params = made(dataclasses.replace(dropping, layer_loop="scan"))
-    _, unrolled, _ = made(dataclasses.replace(dropping, layer_loop="unroll"))
+    _, scanned, params = make_model(dataclasses.replace(dropping, layer_loop="scan"))
+    _, unrolled, _ = make_model(dataclasses.replace(dropping, layer_loop="unroll"))
     dropped = unrolled(params, SOURCE, TOKENS, dropout_rngs=keys).logits
     assert_close(scanned(params, SOURCE, TOKENS, dropout_rngs=keys).logits, dropped)
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
@@ -161,12 +165,12 @@ def test_scanned_is_unrolled_with_dropout() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("3")
 @pytest.mark.parametrize("beams", [1, 3])
-def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:
-    """Each step of a search over full passes, in NumPy, ends where the cached search does."""
-    model, run, params = made(CONFIG)
+def test_cached_search_matches_search_by_full_passes(beams: int) -> None:
+    """Each step of a NumPy search over full passes ends where the cached search does."""
+    model, run, params = make_model(CONFIG)
     stop, begin, limit = 3, 0, 6
     sources = [SOURCE[0], SOURCE[1, :4], SOURCE[2, :1]]
-    found = translate(
+    result = translate(
         model,
         params["params"],
         sources,
@@ -177,43 +181,43 @@ def test_translations_are_what_the_full_pass_finds_likely(beams: int) -> None:
         length_factor=0.0,
         batch_size=2,
     )
-    for source, tokens, score in zip(sources, found.tokens, found.scores, strict=True):
-        best, expected = searched(run, params, source, begin, stop, beams, limit)
+    for source, tokens, score in zip(sources, result.tokens, result.scores, strict=True):
+        best, expected = expected_search(run, params, source, begin, stop, beams, limit)
         assert tokens == expected
         assert np.isclose(score, best, rtol=1e-4)
 
 
-def searched(
+def expected_search(
     run: Any, params: Any, source: Any, begin: int, stop: int, beams: int, limit: int
 ) -> tuple[float, list[int]]:
-    alive: list[tuple[float, list[int]]] = [(0.0, [begin])]
+    beams_left: list[tuple[float, list[int]]] = [(0.0, [begin])]
     finished: list[tuple[float, list[int]]] = []
     padded = np.zeros((1, S), np.int32)
     padded[0, : len(source)] = source
     segments = (np.arange(S)[None] < len(source)).astype(np.int32)
     for step in range(limit):
-        grown = []
-        for total, tokens in alive:
+        candidates = []
+        for total, tokens in beams_left:
             row = np.zeros((1, limit + 1), np.int32)
             row[0, : len(tokens)] = tokens
             logits = run(params, padded, row, source_segments=segments).logits[0, len(tokens) - 1]
-            chances = np.asarray(jax.nn.log_softmax(logits))
-            grown += [(total + chances[word], [*tokens, word]) for word in range(V)]
-        grown = sorted(grown, key=lambda each: -each[0])[: 2 * beams]
-        over = [each for each in grown if each[1][-1] == stop or step + 1 == limit]
+            log_probs = np.asarray(jax.nn.log_softmax(logits))
+            candidates += [(total + log_probs[word], [*tokens, word]) for word in range(V)]
+        candidates = sorted(candidates, key=lambda each: -each[0])[: 2 * beams]
+        over = [each for each in candidates if each[1][-1] == stop or step + 1 == limit]
         finished += [(total / ((6 + step) / 6) ** 0.6, tokens[1:]) for total, tokens in over]
-        alive = [each for each in grown if each[1][-1] != stop][:beams]
+        beams_left = [each for each in candidates if each[1][-1] != stop][:beams]
     best, words = max(finished)
     return best, [word for word in words if word != stop]
 
 
-def test_what_cannot_be_built_or_called_is_refused() -> None:
+def test_invalid_configs_and_calls_raise() -> None:
     without = dataclasses.replace(CONFIG, encoder=None)
     with pytest.raises(ValueError, match="encoder: is missing"):
         EncoderDecoder(without)
     with pytest.raises(ValueError, match="no block attends to the source"):
         EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(BLOCK,)))
-    model, _, params = made(CONFIG)
+    model, _, params = make_model(CONFIG)
     with pytest.raises(ValueError, match="neither source nor tokens"):
         model.apply(params, None, None)
     blind = LanguageModel(without)

@@ -1,4 +1,4 @@
-"""Models on arrays whose mesh has explicit axes, as `jax.make_mesh` makes it from jax 0.10 on."""
+"""Models on meshes with explicit axes, the default of `jax.make_mesh` from jax 0.10 on."""
 
 from typing import Any
 

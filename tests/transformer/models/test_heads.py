@@ -1,4 +1,4 @@
-"""The classifier, the tagger and the masked language model, each by hand from its formula."""
+"""Classifier, tagger and masked language model, each against its formula."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.transformer import formulas
-from tests.transformer.formulas import Array, array, assert_close, layer_norm, weights_of
+from tests.transformer.formulas import Array, array, assert_close, layer_norm, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -50,7 +50,7 @@ UNTIED = dataclasses.replace(CONFIG, tie_embeddings=False)
 TOKENS = array([[3, 9, 4, 4, 1], [8, 2, 10, 0, 0], [5, 12, 7, 7, 7]])
 SEGMENTS = array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]])
 TYPES = array([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
-SEEN = SEGMENTS == 1
+IS_TOKEN = SEGMENTS == 1
 
 FIRST, MEAN, MAX = (
     Classifier(CONFIG, num_classes=C, pooling="first"),
@@ -65,134 +65,140 @@ every = pytest.mark.parametrize(
 
 
 @functools.cache
-def made(model: Model) -> tuple[Any, Any]:
-    """The model as a compiled function, and random parameters for it."""
+def make_model(model: Model) -> tuple[Any, Any]:
+    """Return the model as a compiled function, and random parameters for it."""
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    return jax.jit(model.apply, static_argnames="outputs"), weights_of(shapes)
+    return jax.jit(model.apply, static_argnames="outputs"), random_params_like(shapes)
 
 
-def applied(model: Model, tokens: Array = TOKENS, **given: Any) -> Any:
-    run, params = made(model)
+def apply_model(model: Model, tokens: Array = TOKENS, **given: Any) -> Any:
+    run, params = make_model(model)
     return run({"params": params}, tokens, **(dict(segments=SEGMENTS, token_types=TYPES) | given))
 
 
-def normed(x: Array, norm: dict[str, Array]) -> Array:
+def expected_norm(x: Array, norm: dict[str, Array]) -> Array:
     return layer_norm(x, norm["gain"], norm["bias"], EPSILON)
 
 
-def hidden(params: Any, is_token: Array = SEEN) -> Array:  # [B, T, D]
-    """Word + position + type, a norm, then one post-norm layer that sees all but padding."""
+def expected_hidden(params: Any, is_token: Array = IS_TOKEN) -> Array:  # [B, T, D]
+    """Compute word + position + type, a norm, then one post-norm layer that sees all but
+    padding.
+    """
     x = params["embedding"][TOKENS] + params["positions"][None, :T] + params["types"][TYPES]
-    x = normed(x, params["embedding_norm"])
+    x = expected_norm(x, params["embedding_norm"])
     w = jax.tree.map(lambda leaf: leaf[0], params["layers"]["place_0"])
-    seen = is_token[:, :, None] & is_token[:, None, :]
-    x = normed(x + formulas.attention(x, x, w["mixer"], seen)[0], w["mixer_norm"])
-    fed = formulas.feed_forward(x, w["feed_forward"], "gelu")
-    return normed(x + fed, w["feed_forward_norm"])
+    visible = is_token[:, :, None] & is_token[:, None, :]
+    x = expected_norm(x + formulas.attention(x, x, w["mixer"], visible)[0], w["mixer_norm"])
+    feed_forward_out = formulas.feed_forward(x, w["feed_forward"], "gelu")
+    return expected_norm(x + feed_forward_out, w["feed_forward_norm"])
 
 
-def test_a_classifier_reads_the_first_token() -> None:
-    _, params = made(FIRST)
-    x = hidden(params)[:, 0]
-    assert_close(applied(FIRST).logits, x @ params["head"] + params["head_bias"])
+def test_classifier_reads_the_first_token() -> None:
+    _, params = make_model(FIRST)
+    x = expected_hidden(params)[:, 0]
+    assert_close(apply_model(FIRST).logits, x @ params["head"] + params["head_bias"])
 
 
-@pytest.mark.parametrize("is_token", [SEEN, SEEN & (np.arange(T) != 1)], ids=["padding", "gaps"])
+@pytest.mark.parametrize(
+    "is_token", [IS_TOKEN, IS_TOKEN & (np.arange(T) != 1)], ids=["padding", "gaps"]
+)
 @pytest.mark.parametrize("model", [MEAN, MAX], ids=["mean", "max"])
-def test_pooling_leaves_out_tokens_of_segment_0(model: Classifier, is_token: Array) -> None:
-    """Also between others, as word dropout has them."""
-    _, params = made(model)
+def test_pooling_excludes_segment_0(model: Classifier, is_token: Array) -> None:
+    """Also between other tokens, as word dropout creates them."""
+    _, params = make_model(model)
     pool = np.mean if model.pooling == "mean" else np.max
-    rows = zip(hidden(params, is_token), is_token, strict=True)
+    rows = zip(expected_hidden(params, is_token), is_token, strict=True)
     pooled = np.stack([pool(row[kept], axis=0) for row, kept in rows])
-    logits = applied(model, segments=is_token.astype(np.int32)).logits
+    logits = apply_model(model, segments=is_token.astype(np.int32)).logits
     assert_close(logits, pooled @ params["head"] + params["head_bias"])
 
 
 @pytest.mark.parametrize("model", [MEAN, MAX], ids=["mean", "max"])
 def test_pooling_of_padding_alone_is_zero(model: Classifier) -> None:
-    _, params = made(model)
-    logits = applied(model, segments=np.zeros_like(SEGMENTS)).logits
+    _, params = make_model(model)
+    logits = apply_model(model, segments=np.zeros_like(SEGMENTS)).logits
     assert_close(logits, np.broadcast_to(params["head_bias"], logits.shape))
 
 
-def test_a_pooler_is_a_linear_map_and_tanh() -> None:
-    _, params = made(TANH)
-    pooled = np.tanh(hidden(params)[:, 0] @ params["pooler"] + params["pooler_bias"])
-    assert_close(applied(TANH).logits, pooled @ params["head"] + params["head_bias"])
+def test_pooler_is_linear_and_tanh() -> None:
+    _, params = make_model(TANH)
+    pooled = np.tanh(expected_hidden(params)[:, 0] @ params["pooler"] + params["pooler_bias"])
+    assert_close(apply_model(TANH).logits, pooled @ params["head"] + params["head_bias"])
 
 
-def test_a_tagger_reads_each_token() -> None:
-    _, params = made(TAGGER)
-    x = hidden(params)
-    out = applied(TAGGER)
-    assert_close(np.asarray(out.hidden)[SEEN], x[SEEN])
-    assert_close(np.asarray(out.logits)[SEEN], (x @ params["head"] + params["head_bias"])[SEEN])
+def test_tagger_reads_each_token() -> None:
+    _, params = make_model(TAGGER)
+    x = expected_hidden(params)
+    out = apply_model(TAGGER)
+    assert_close(np.asarray(out.hidden)[IS_TOKEN], x[IS_TOKEN])
+    assert_close(
+        np.asarray(out.logits)[IS_TOKEN], (x @ params["head"] + params["head_bias"])[IS_TOKEN]
+    )
 
 
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
-def test_a_masked_language_model_has_a_layer_of_its_own_before_the_words(
+def test_masked_lm_head_matches_formula(
     config: TransformerConfig,
 ) -> None:
     model = MaskedLanguageModel(config)
-    _, params = made(model)
-    x = formulas.ACTIVATIONS["gelu"](hidden(params) @ params["head"] + params["head_bias"])
-    x = normed(x, params["head_norm"])
+    _, params = make_model(model)
+    x = formulas.ACTIVATIONS["gelu"](expected_hidden(params) @ params["head"] + params["head_bias"])
+    x = expected_norm(x, params["head_norm"])
     matrix = params["embedding"].T if config.tie_embeddings else params["output"]
     logits = x @ matrix + params["head_output_bias"]
-    out = applied(model)
-    assert_close(np.asarray(out.hidden)[SEEN], x[SEEN])
-    assert_close(np.asarray(out.logits)[SEEN], logits[SEEN][:, :V])
+    out = apply_model(model)
+    assert_close(np.asarray(out.hidden)[IS_TOKEN], x[IS_TOKEN])
+    assert_close(np.asarray(out.logits)[IS_TOKEN], logits[IS_TOKEN][:, :V])
     assert out.logits.shape == (*TOKENS.shape, V)
 
 
-def test_logits_of_words_come_only_when_wanted() -> None:
-    out = applied(MASKED, outputs=frozenset())
+def test_vocabulary_logits_are_computed_on_request() -> None:
+    out = apply_model(MASKED, outputs=frozenset())
     assert out.logits is None
-    assert_close(out.hidden, applied(MASKED).hidden)
+    assert_close(out.hidden, apply_model(MASKED).hidden)
 
 
 @every
-def test_what_stands_in_padding_is_invisible(model: Model) -> None:
-    before = np.asarray(applied(model).logits)
-    after = np.asarray(applied(model, np.where(SEEN, TOKENS, (TOKENS + 1) % V)).logits)
-    rows: Any = SEEN if before.ndim == 3 else ...
+def test_padding_tokens_do_not_affect_outputs(model: Model) -> None:
+    before = np.asarray(apply_model(model).logits)
+    after = np.asarray(apply_model(model, np.where(IS_TOKEN, TOKENS, (TOKENS + 1) % V)).logits)
+    rows: Any = IS_TOKEN if before.ndim == 3 else ...
     assert np.array_equal(after[rows], before[rows])
 
 
 @every
-def test_every_token_is_seen_before_and_behind(model: Model) -> None:
-    before = np.asarray(applied(model).hidden)
+def test_every_token_is_visible_in_both_directions(model: Model) -> None:
+    before = np.asarray(apply_model(model).hidden)
     for changed in (0, 4):
         other = TOKENS.copy()
         other[0, changed] = (other[0, changed] + 1) % V
-        after = np.asarray(applied(model, other).hidden)
+        after = np.asarray(apply_model(model, other).hidden)
         assert np.all(np.any(after[0] != before[0], axis=-1))
-        assert np.array_equal(after[1:][SEEN[1:]], before[1:][SEEN[1:]])
+        assert np.array_equal(after[1:][IS_TOKEN[1:]], before[1:][IS_TOKEN[1:]])
 
 
-def test_a_row_of_padding_alone_has_the_logits_of_the_bias() -> None:
-    _, params = made(MEAN)
-    logits = applied(MEAN, segments=np.zeros_like(SEGMENTS)).logits
+def test_row_of_padding_has_the_bias_as_logits() -> None:
+    _, params = make_model(MEAN)
+    logits = apply_model(MEAN, segments=np.zeros_like(SEGMENTS)).logits
     assert_close(logits, np.tile(params["head_bias"], (len(TOKENS), 1)))
 
 
 @pytest.mark.parametrize("kind", [Classifier, Tagger])
-def test_heads_drop_entries_by_the_keys_of_their_examples(kind: Any) -> None:
+def test_head_dropout_uses_the_rngs_of_each_example(kind: Any) -> None:
     """An identity head shows its input under dropout: zeros, or doubled values."""
     model = kind(CONFIG, num_classes=D, head_dropout=0.5)
-    run, params = made(model)
+    run, params = make_model(model)
     params = params | {"head": np.eye(D, dtype=np.float32), "head_bias": np.zeros(D, np.float32)}
     keys = jax.random.split(jax.random.key(0), len(TOKENS))
     logits = np.asarray(run({"params": params}, TOKENS, dropout_rngs=keys).logits)
-    whole = run({"params": params}, TOKENS).logits
-    assert_close(logits, np.where(logits == 0, 0, 2 * whole))
+    full = run({"params": params}, TOKENS).logits
+    assert_close(logits, np.where(logits == 0, 0, 2 * full))
     assert 0.2 < (logits == 0).mean() < 0.8
-    turned = run({"params": params}, TOKENS[::-1], dropout_rngs=keys[::-1]).logits
-    assert np.array_equal(turned[::-1], logits)
+    reversed_batch = run({"params": params}, TOKENS[::-1], dropout_rngs=keys[::-1]).logits
+    assert np.array_equal(reversed_batch[::-1], logits)
 
 
-def test_axes_of_the_heads() -> None:
+def test_logical_axes_of_heads() -> None:
     assert TAGGER.logical_axes()["head"].names == ("embed", "classes")
     assert FIRST.logical_axes()["head_bias"].names == ("classes",)
     axes = MASKED.logical_axes()
@@ -213,13 +219,13 @@ def test_axes_of_the_heads() -> None:
     ],
     ids=["no classes", "fewer tags", "pooling"],
 )
-def test_heads_that_are_refused(build: Any, message: str) -> None:
+def test_invalid_heads_raise(build: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         build()
 
 
 @every
-def test_inputs_beyond_the_table_of_positions_are_refused(model: Model) -> None:
+def test_inputs_longer_than_the_position_table_raise(model: Model) -> None:
     tokens = np.zeros((1, T + 3), int)
     with pytest.raises(ValueError, match=r"^8 tokens: the table of learned positions has 7 rows;"):
         model.init(jax.random.key(0), tokens)

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama compute what Hugging Face computes: whole, and layer by layer.
+"""GPT-2 and Llama equal Hugging Face's: whole, and layer by layer.
 
 The outputs were made by tests/fixtures/make_huggingface.py.
 """
@@ -33,7 +33,7 @@ from transformer.attention.mixer import MixerInputs
 from transformer.layers.block import Block
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "huggingface.npz"
-OF_A_LAYER, OF_A_MODEL = 1e-5, 1e-4
+LAYER_TOLERANCE, MODEL_TOLERANCE = 1e-5, 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Case:
         return np.asarray(out.logits)[..., : self.sizes.vocab]
 
 
-def made(name: str) -> Case:
+def make_case(name: str) -> Case:
     sizes, config, params = CASES[name]
     model = LanguageModel(config(sizes, vocab_multiple=64))
     weights = params(drawn, sizes, model.config.padded_vocab_size)
@@ -67,10 +67,10 @@ CASES: dict[str, tuple[Sizes, Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    return made(request.param)
+    return make_case(request.param)
 
 
-def test_parameters_are_those_of_the_model(case: Case) -> None:
+def test_parameters_match_the_model(case: Case) -> None:
     ids = np.zeros((1, 1), int)
     model = jax.eval_shape(case.model.init, jax.random.key(0), ids)["params"]
     chex.assert_trees_all_equal_shapes_and_dtypes(case.params, model)
@@ -78,16 +78,16 @@ def test_parameters_are_those_of_the_model(case: Case) -> None:
 
 def test_logits(case: Case) -> None:
     logits = case.logits(tokens(SHORT, case.sizes.vocab))
-    assert_close(logits, case.expected("logits"), OF_A_MODEL)
+    assert_close(logits, case.expected("logits"), MODEL_TOLERANCE)
 
 
-def test_logits_at_the_end_of_a_long_input(case: Case) -> None:
+def test_last_logits_of_a_long_input(case: Case) -> None:
     logits = case.logits(tokens(LONG, case.sizes.vocab))
-    assert_close(logits[:, -3:], case.expected("long"), OF_A_MODEL)
+    assert_close(logits[:, -3:], case.expected("long"), MODEL_TOLERANCE)
 
 
 @pytest.mark.parametrize("layer", range(GPT2.layers))
-def test_a_layer_and_its_attention(case: Case, layer: int) -> None:
+def test_layer_and_attention_outputs(case: Case, layer: int) -> None:
     block = Block(case.model.config.layer_pattern[0], case.model.context, parent=None)
     weights = jax.tree.map(lambda leaf: leaf[layer], case.params["layers"]["place_0"])
     positions = np.arange(SHORT[1])[None]
@@ -100,21 +100,21 @@ def test_a_layer_and_its_attention(case: Case, layer: int) -> None:
         return block.apply({"params": weights}, x, inputs)
 
     output = apply(weights, stream[layer])
-    assert_close(output.x, stream[layer + 1], OF_A_LAYER)
-    assert_close(output.aux["weights"], case.expected("attention")[layer], OF_A_LAYER)
+    assert_close(output.x, stream[layer + 1], LAYER_TOLERANCE)
+    assert_close(output.aux["weights"], case.expected("attention")[layer], LAYER_TOLERANCE)
 
 
-def test_gpt2_padded_at_the_start() -> None:
-    case, real = made("gpt2"), padded()
+def test_gpt2_with_left_padding() -> None:
+    case, real = make_case("gpt2"), padded()
     positions = np.maximum(np.cumsum(real, axis=1) - 1, 0)
     logits = case.logits(tokens(SHORT, GPT2.vocab), positions=positions, segments=real)
-    seen = real.astype(bool)
-    assert_close(logits[seen], case.expected("padded")[seen], OF_A_MODEL)
+    visible = real.astype(bool)
+    assert_close(logits[visible], case.expected("padded")[visible], MODEL_TOLERANCE)
 
 
-def test_llama_on_two_documents_in_one_row() -> None:
-    case = made("llama")
+def test_llama_with_packed_documents() -> None:
+    case = make_case("llama")
     segments, positions = packed()
     ids = tokens(SHORT, LLAMA.vocab)[:1]
     logits = case.logits(ids, positions=positions, segments=segments)
-    assert_close(logits, case.expected("packed"), OF_A_MODEL)
+    assert_close(logits, case.expected("packed"), MODEL_TOLERANCE)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from tests.transformer.formulas import array, assert_close, layer_norm, weights_of
+from tests.transformer.formulas import array, assert_close, layer_norm, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -35,16 +35,16 @@ UNTIED = dataclasses.replace(CONFIG, tie_embeddings=False)
 TOKENS: Any = np.random.default_rng(0).integers(0, V, (B, T))
 
 
-def made(config: TransformerConfig) -> tuple[Any, Any]:
-    """The model as a compiled function, and random parameters for it."""
+def make_model(config: TransformerConfig) -> tuple[Any, Any]:
+    """Return the model as a compiled function, and random parameters for it."""
     model = LanguageModel(config)
     shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
-    return jax.jit(model.apply, static_argnames="outputs"), weights_of(shapes)
+    return jax.jit(model.apply, static_argnames="outputs"), random_params_like(shapes)
 
 
 @pytest.mark.parametrize(("config", "output"), [(CONFIG, set()), (UNTIED, {"output"})])
-def test_the_output_matrix_may_be_the_embedding(config: TransformerConfig, output: Any) -> None:
-    run, params = made(config)
+def test_tied_and_untied_output_matrix(config: TransformerConfig, output: Any) -> None:
+    run, params = make_model(config)
     assert set(params) == {"embedding", "positions", "layers", "final_norm"} | output
     out = run({"params": params}, TOKENS)
     matrix = params["embedding"].T if config.tie_embeddings else params["output"]
@@ -53,8 +53,8 @@ def test_the_output_matrix_may_be_the_embedding(config: TransformerConfig, outpu
 
 
 def test_embeddings_and_the_final_norm() -> None:
-    """With layers that add nothing the model is the norm of word plus position."""
-    run, params = made(CONFIG)
+    """With layers that add nothing, the model is the norm of word plus position."""
+    run, params = make_model(CONFIG)
     params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
     positions = array([[6, 0, 3, 3, 1]])
     hidden = run({"params": params}, TOKENS, positions=positions).hidden
@@ -65,8 +65,8 @@ def test_embeddings_and_the_final_norm() -> None:
     assert_close(by_index, run({"params": params}, TOKENS, positions=np.arange(T)[None]).hidden)
 
 
-def test_a_stack_may_end_without_a_norm() -> None:
-    run, params = made(dataclasses.replace(CONFIG, final_norm=None))
+def test_final_norm_is_optional() -> None:
+    run, params = make_model(dataclasses.replace(CONFIG, final_norm=None))
     params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
     assert "final_norm" not in params
     hidden = run({"params": params}, TOKENS).hidden
@@ -75,8 +75,8 @@ def test_a_stack_may_end_without_a_norm() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
-def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -> None:
-    run, params = made(config)
+def test_vocabulary_padding_is_never_predicted_or_trained(config: Any) -> None:
+    run, params = make_model(config)
     logits = run({"params": params}, TOKENS).logits
     assert logits.shape == (B, T, V)
 
@@ -96,23 +96,23 @@ def test_words_of_the_padding_are_never_predicted_and_never_learn(config: Any) -
         assert np.any(each[:V])
 
 
-def test_padding_of_the_vocabulary_changes_nothing() -> None:
-    run, params = made(UNTIED)
-    bare_run, _ = made(dataclasses.replace(UNTIED, pad_vocab_to_multiple=1))
+def test_vocabulary_padding_does_not_change_outputs() -> None:
+    run, params = make_model(UNTIED)
+    bare_run, _ = make_model(dataclasses.replace(UNTIED, pad_vocab_to_multiple=1))
     cut = params | {"embedding": params["embedding"][:V], "output": params["output"][:, :V]}
     logits = bare_run({"params": cut}, TOKENS).logits
     assert_close(run({"params": params}, TOKENS).logits[..., :V], logits, 1e-6)
 
 
-def test_scanned_layers_are_the_unrolled_ones() -> None:
+def test_scanned_equals_unrolled() -> None:
     config = dataclasses.replace(CONFIG, num_layers=2)
-    runs = [made(dataclasses.replace(config, layer_loop=loop)) for loop in ("scan", "unroll")]
+    runs = [make_model(dataclasses.replace(config, layer_loop=loop)) for loop in ("scan", "unroll")]
     scanned, unrolled = (run({"params": params}, TOKENS).logits for run, params in runs)
     assert_close(scanned, unrolled)
 
 
-def test_only_what_is_wanted_comes_out() -> None:
-    run, params = made(CONFIG)
+def test_only_requested_outputs_are_returned() -> None:
+    run, params = make_model(CONFIG)
     out = run({"params": params}, TOKENS, outputs=frozenset())
     assert (out.logits, out.cache, out.aux) == (None, None, ({},))
     out = run({"params": params}, TOKENS, outputs=frozenset({"logits", "weights"}))
@@ -120,75 +120,75 @@ def test_only_what_is_wanted_comes_out() -> None:
     assert out.aux[0]["weights"].shape == (1, B, 3, T, T)
 
 
-def test_tokens_see_no_later_ones_and_no_other_documents() -> None:
-    run, params = made(CONFIG)
-    given: Any = dict(
+def test_tokens_see_neither_the_future_nor_other_documents() -> None:
+    run, params = make_model(CONFIG)
+    kwargs: Any = dict(
         segments=array([[1, 1, 1, 2, 2]]), positions=array([[0, 1, 2, 0, 1]]), outputs=frozenset()
     )
-    hidden = np.asarray(run({"params": params}, TOKENS, **given).hidden)
+    hidden = np.asarray(run({"params": params}, TOKENS, **kwargs).hidden)
     for changed, kept in ((2, [0, 1, 3, 4]), (3, [0, 1, 2]), (0, [3, 4])):
         others = TOKENS.copy()
         others[:, changed] = (others[:, changed] + 1) % V
-        again = np.asarray(run({"params": params}, others, **given).hidden)
+        again = np.asarray(run({"params": params}, others, **kwargs).hidden)
         assert np.array_equal(again[:, kept], hidden[:, kept])
         assert not np.array_equal(again[:, changed], hidden[:, changed])
 
 
-def test_embeddings_are_dropped_by_the_keys_of_the_examples() -> None:
+def test_embedding_dropout_uses_the_rngs_of_each_example() -> None:
     config = dataclasses.replace(CONFIG, embedding_dropout=0.5, final_norm=None)
-    run, params = made(config)
+    run, params = make_model(config)
     params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
     keys = jax.random.split(jax.random.key(0), B)
     hidden = np.asarray(run({"params": params}, TOKENS, dropout_rngs=keys).hidden)
-    whole = np.asarray(run({"params": params}, TOKENS).hidden)
-    assert_close(hidden, np.where(hidden == 0, 0, 2 * whole))
+    full = np.asarray(run({"params": params}, TOKENS).hidden)
+    assert_close(hidden, np.where(hidden == 0, 0, 2 * full))
     assert 0.2 < (hidden == 0).mean() < 0.8
-    turned = run({"params": params}, TOKENS[::-1], dropout_rngs=keys[::-1]).hidden
-    assert np.array_equal(turned, hidden[::-1])
+    reversed_batch = run({"params": params}, TOKENS[::-1], dropout_rngs=keys[::-1]).hidden
+    assert np.array_equal(reversed_batch, hidden[::-1])
 
 
 @pytest.fixture(scope="module")
-def started() -> Any:
-    """Parameters as a new model has them, large enough for statistics."""
+def initial_params() -> Any:
+    """Return freshly initialized parameters, large enough for statistics."""
     model = LanguageModel(dataclasses.replace(CONFIG, d_model=66, tie_embeddings=False))
     return jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
 
 
-def test_parameters_are_plain_dicts_of_arrays(started: Any) -> None:
+def test_parameters_are_plain_dicts_of_arrays(initial_params: Any) -> None:
     def check(tree: Any) -> None:
         assert type(tree) is dict or isinstance(tree, jax.Array)
         for each in tree.values() if isinstance(tree, dict) else ():
             check(each)
 
-    check(started)
+    check(initial_params)
 
 
-def test_how_parameters_start(started: Any) -> None:
-    layers = started["layers"]["place_0"]
+def test_initial_statistics_of_parameters(initial_params: Any) -> None:
+    layers = initial_params["layers"]["place_0"]
     deviation = lambda leaf: float(np.std(leaf))  # noqa: E731
-    tables = (started["embedding"], started["positions"], started["output"])
+    tables = (initial_params["embedding"], initial_params["positions"], initial_params["output"])
     matrices = (layers["mixer"]["query"], layers["mixer"]["value"], layers["feed_forward"]["up"])
     for leaf in (*tables, *matrices):
         assert deviation(leaf) == pytest.approx(0.02, rel=0.1)
     for leaf in (layers["mixer"]["output"], layers["feed_forward"]["down"]):
         assert deviation(leaf) == pytest.approx(0.02 / math.sqrt(2), rel=0.1)
-    for norm in (layers["mixer_norm"], layers["feed_forward_norm"], started["final_norm"]):
+    for norm in (layers["mixer_norm"], layers["feed_forward_norm"], initial_params["final_norm"]):
         assert (norm["gain"] == 1).all()
         assert (norm["bias"] == 0).all()
     assert not np.any(layers["mixer"]["query_bias"])
     assert not np.any(layers["feed_forward"]["down_bias"])
 
 
-def test_a_new_model_knows_nothing(started: Any) -> None:
-    run, _ = made(dataclasses.replace(CONFIG, d_model=66, tie_embeddings=False))
-    logits = run({"params": started}, TOKENS).logits[..., :V]
-    shares = jnp.take_along_axis(jax.nn.softmax(logits), TOKENS[..., None], axis=-1)
-    assert float(-jnp.log(shares).mean()) == pytest.approx(math.log(V), abs=0.1)
+def test_new_model_predicts_nearly_uniformly(initial_params: Any) -> None:
+    run, _ = make_model(dataclasses.replace(CONFIG, d_model=66, tie_embeddings=False))
+    logits = run({"params": initial_params}, TOKENS).logits[..., :V]
+    target_probs = jnp.take_along_axis(jax.nn.softmax(logits), TOKENS[..., None], axis=-1)
+    assert float(-jnp.log(target_probs).mean()) == pytest.approx(math.log(V), abs=0.1)
 
 
-def test_axes_are_named_like_the_parameters() -> None:
+def test_axes_follow_the_parameter_tree() -> None:
     model = LanguageModel(UNTIED)
-    axes, (_, params) = model.logical_axes(), made(UNTIED)
+    axes, (_, params) = model.logical_axes(), make_model(UNTIED)
     lengths = jax.tree.map(lambda names: len(names.names), axes)
     assert lengths == jax.tree.map(np.ndim, params)
     assert axes["embedding"].names == ("vocab", "embed")
@@ -224,7 +224,7 @@ def test_axes_are_named_like_the_parameters() -> None:
     ],
     ids=["too long", "too far", "no batch", "no positions", "segments"],
 )
-def test_inputs_that_are_refused(tokens: tuple[int, ...], given: Any, message: str) -> None:
+def test_invalid_inputs_raise(tokens: tuple[int, ...], given: Any, message: str) -> None:
     model = LanguageModel(CONFIG)
     with pytest.raises(ValueError, match=f"^{message}"):
         model.init(jax.random.key(0), np.zeros(tokens, int), **given)
@@ -241,7 +241,7 @@ def test_inputs_that_are_refused(tokens: tuple[int, ...], given: Any, message: s
         ({"layer_pattern": (BLOCK,) * 3}, "model.num_layers 1: is fewer than the 3 blocks of"),
     ],
 )
-def test_configurations_that_are_refused(fields: Any, message: str) -> None:
+def test_invalid_configs_raise(fields: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         dataclasses.replace(CONFIG, **fields)
 
@@ -249,19 +249,19 @@ def test_configurations_that_are_refused(fields: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("vocab", "multiple", "rows"), [(13, 8, 16), (16, 8, 16), (50_257, 128, 50_304), (13, 1, 13)]
 )
-def test_rows_of_the_embedding(vocab: int, multiple: int, rows: int) -> None:
+def test_number_of_embedding_rows(vocab: int, multiple: int, rows: int) -> None:
     config = dataclasses.replace(CONFIG, vocab_size=vocab, pad_vocab_to_multiple=multiple)
     assert config.padded_vocab_size == rows
 
 
-def test_the_longest_input() -> None:
+def test_maximum_length() -> None:
     assert CONFIG.max_length == T + 2
     assert TransformerConfig().max_length is None
 
 
-def test_a_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
-    """Each example has a prefix of its own length; after it the model is causal."""
-    run, params = made(CONFIG)
+def test_prefix_is_visible_to_all_and_the_rest_is_causal() -> None:
+    """Each example has its own prefix length; after it, the model is causal."""
+    run, params = make_model(CONFIG)
     prefix = array([3, 1])
 
     def hidden(tokens: Any) -> Any:
@@ -287,7 +287,7 @@ def test_a_prefix_is_seen_by_all_and_the_rest_by_what_follows() -> None:
     ],
 )
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
-def test_parameters_of_another_depth_are_refused(
+def test_parameters_of_another_depth_raise(
     num_layers: int, places: int, message: str, loop: Any
 ) -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2, layer_loop=loop)
@@ -300,7 +300,7 @@ def test_parameters_of_another_depth_are_refused(
             LanguageModel(other).apply({"params": given}, jnp.zeros((1, 2), jnp.int32))
 
 
-def test_parameters_of_a_longer_pattern_are_refused() -> None:
+def test_parameters_of_a_longer_pattern_raise() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
     longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
     params = LanguageModel(longer).init_params(jax.random.key(0))
@@ -326,7 +326,7 @@ def test_flax_rngs_turn_dropout_on() -> None:
 
 
 @pytest.mark.parametrize("rngs", [jax.random.key(0), jax.random.PRNGKey(0)[None]])
-def test_one_key_for_all_examples_is_refused(rngs: jax.Array) -> None:
+def test_one_dropout_key_for_all_examples_raises(rngs: jax.Array) -> None:
     model = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
     variables = {"params": model.init_params(jax.random.key(0))}
     message = r"^dropout_rngs of shape \(.*\): has to be one typed key for each of the 3 examples; "
@@ -336,7 +336,7 @@ def test_one_key_for_all_examples_is_refused(rngs: jax.Array) -> None:
         model.apply(variables, jnp.zeros((3, 4), jnp.int32), dropout_rngs=rngs)
 
 
-def test_logits_have_the_vocabulary_without_padding() -> None:
+def test_logits_exclude_vocabulary_padding() -> None:
     """So that label smoothing and means over the vocabulary are finite."""
     model: Any = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
     variables = {"params": model.init_params(jax.random.key(0))}
@@ -347,6 +347,6 @@ def test_logits_have_the_vocabulary_without_padding() -> None:
     assert jnp.isfinite(optax.softmax_cross_entropy(logits, labels)).all()
 
 
-def test_a_model_without_a_vocabulary_is_refused() -> None:
+def test_model_without_vocabulary_raises() -> None:
     with pytest.raises(ValueError, match=r"^model.vocab_size 0: is not set; give the tokenizer's"):
         LanguageModel(TransformerConfig()).init_params(jax.random.key(0))

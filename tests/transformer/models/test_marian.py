@@ -1,4 +1,4 @@
-"""`EncoderDecoder` computes what Hugging Face's Marian computes, and its search finds the same.
+"""`EncoderDecoder` equals Hugging Face's Marian, and its search finds the same translations.
 
 The outputs were made by tests/fixtures/make_marian.py.
 """
@@ -30,7 +30,7 @@ from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "marian.npz")
-OF_A_MODEL = 1e-4
+MODEL_TOLERANCE = 1e-4
 SOURCE_IDS = tokens(SOURCE, MARIAN.vocab)
 SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 
@@ -40,45 +40,46 @@ kinds = pytest.mark.parametrize("kind", ["tied", "separate"])
 
 @functools.cache
 def marian(kind: str) -> tuple[EncoderDecoder, Any, Any]:
-    """The model, its compiled function and its parameters."""
+    """Return the model, its compiled function and its parameters."""
     tied = kind == "tied"
     model = EncoderDecoder(marian_config(MARIAN, tied=tied))
     return model, jax.jit(model.apply), marian_params(drawn, MARIAN, tied=tied)
 
 
 @kinds
-def test_parameters_are_those_of_the_model(kind: str) -> None:
+def test_parameters_match_the_model(kind: str) -> None:
     model, _, params = marian(kind)
     expected = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     chex.assert_trees_all_equal_shapes_and_dtypes(params, expected)
 
 
-def test_the_source_as_it_is_read() -> None:
+def test_encoder_output() -> None:
     _, run, params = marian("tied")
     memory = run({"params": params}, SOURCE_IDS, None, source_segments=SEGMENTS).hidden
-    seen = SEGMENTS == 1
-    assert_close(np.asarray(memory)[seen], FIXTURES["tied/memory"][seen], OF_A_MODEL)
+    visible = SEGMENTS == 1
+    assert_close(np.asarray(memory)[visible], FIXTURES["tied/memory"][visible], MODEL_TOLERANCE)
 
 
 @kinds
-def test_logits_of_a_target_that_is_told(kind: str) -> None:
+def test_logits_of_a_given_target(kind: str) -> None:
     _, run, params = marian(kind)
     target = tokens(TARGET, MARIAN.vocab)
     logits = run({"params": params}, SOURCE_IDS, target, source_segments=SEGMENTS).logits
-    assert_close(logits, FIXTURES[f"{kind}/logits"], OF_A_MODEL)
+    assert_close(logits, FIXTURES[f"{kind}/logits"], MODEL_TOLERANCE)
 
 
 @pytest.mark.sampled("4-7-25")
 @pytest.mark.parametrize(("beams", "begin", "stop"), SEARCHES)
 def test_beam_search_finds_the_same_translations(beams: int, begin: int, stop: int) -> None:
-    """Scores are log P: both sides leave the length out of account.
+    """Scores are log P: neither side normalizes by length.
 
-    Of 2 K candidates Hugging Face lets only the best K end, this library all, as tensor2tensor
+    Of 2 K candidates, Hugging Face lets only the best K end; this library lets all end, as
+    tensor2tensor
     does. In these searches the difference does not matter.
     """
     model, _, params = marian("separate")
     sources = [row[:length] for row, length in zip(SOURCE_IDS, SOURCE_LENGTHS, strict=True)]
-    found = translate(
+    result = translate(
         model,
         params,
         sources,
@@ -89,8 +90,8 @@ def test_beam_search_finds_the_same_translations(beams: int, begin: int, stop: i
         length_factor=0.0,
         batch_size=len(sources),
     )
-    assert found.tokens == expected_tokens(beams, stop)
-    assert_close(found.scores, FIXTURES[f"{beams} beams/scores"], OF_A_MODEL)
+    assert result.tokens == expected_tokens(beams, stop)
+    assert_close(result.scores, FIXTURES[f"{beams} beams/scores"], MODEL_TOLERANCE)
 
 
 def expected_tokens(beams: int, stop: int) -> list[list[int]]:
@@ -98,7 +99,7 @@ def expected_tokens(beams: int, stop: int) -> list[list[int]]:
     return [row[: row.index(stop)] if stop in row else row for row in rows]
 
 
-def test_the_translations_compared_end_in_every_way() -> None:
-    """Ends at once, after a token, and at the largest length."""
-    found = [row for beams, _, stop in SEARCHES for row in expected_tokens(beams, stop)]
-    assert {len(row) for row in found} == {0, 1, LONGEST}
+def test_compared_translations_end_in_every_way() -> None:
+    """At once, after a token, and at the maximum length."""
+    actual = [row for beams, _, stop in SEARCHES for row in expected_tokens(beams, stop)]
+    assert {len(row) for row in actual} == {0, 1, LONGEST}

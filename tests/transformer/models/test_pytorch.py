@@ -1,4 +1,4 @@
-"""`EncoderDecoder` and `LanguageModel` compute what PyTorch's own transformer modules compute.
+"""`EncoderDecoder` and `LanguageModel` equal PyTorch's own transformer modules.
 
 The outputs were made by tests/fixtures/make_pytorch.py.
 """
@@ -34,7 +34,7 @@ from transformer import EncoderDecoder, LanguageModel
 from transformer.config import NormPlacement
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "pytorch.npz")
-OF_A_MODEL = 1e-4
+MODEL_TOLERANCE = 1e-4
 SOURCE_IDS, TARGET_IDS = tokens(SOURCE, PYTORCH.vocab), tokens(TARGET, PYTORCH.vocab)
 SOURCE_SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 TARGET_SEGMENTS = real(TARGET, TARGET_LENGTHS)
@@ -45,14 +45,14 @@ both = pytest.mark.parametrize("placement", ["post", "pre"])
 
 @functools.cache
 def encoder_decoder(placement: NormPlacement) -> tuple[Any, Any]:
-    """The model as a compiled function, and its parameters."""
+    """Return the model as a compiled function, and its parameters."""
     model = EncoderDecoder(transformer_config(PYTORCH, placement))
     params = transformer_params(drawn, PYTORCH, placement)
     return jax.jit(model.apply), {"params": params}
 
 
 @both
-def test_parameters_are_those_of_the_model(placement: NormPlacement) -> None:
+def test_parameters_match_the_model(placement: NormPlacement) -> None:
     for model, params in (
         (EncoderDecoder(transformer_config(PYTORCH, placement)), transformer_params),
         (LanguageModel(causal_config(PYTORCH, placement)), causal_params),
@@ -62,27 +62,27 @@ def test_parameters_are_those_of_the_model(placement: NormPlacement) -> None:
 
 
 @both
-def test_transformer_encodes(placement: NormPlacement) -> None:
+def test_encoder_output(placement: NormPlacement) -> None:
     run, params = encoder_decoder(placement)
     memory = np.asarray(run(params, SOURCE_IDS, None, source_segments=SOURCE_SEGMENTS).hidden)
-    seen = SOURCE_SEGMENTS == 1
-    assert_close(memory[seen], FIXTURES[f"{placement}/memory"][seen], OF_A_MODEL)
+    visible = SOURCE_SEGMENTS == 1
+    assert_close(memory[visible], FIXTURES[f"{placement}/memory"][visible], MODEL_TOLERANCE)
 
 
 @pytest.mark.sampled("pre")
 @both
-def test_transformer_decodes(placement: NormPlacement) -> None:
+def test_decoder_output(placement: NormPlacement) -> None:
     """With padding in the source and in the target, whose mask is causal."""
     run, params = encoder_decoder(placement)
-    given = dict(source_segments=SOURCE_SEGMENTS, segments=TARGET_SEGMENTS)
-    hidden = np.asarray(run(params, SOURCE_IDS, TARGET_IDS, **given).hidden)
-    seen = TARGET_SEGMENTS == 1
-    assert_close(hidden[seen], FIXTURES[f"{placement}/hidden"][seen], OF_A_MODEL)
+    kwargs = dict(source_segments=SOURCE_SEGMENTS, segments=TARGET_SEGMENTS)
+    hidden = np.asarray(run(params, SOURCE_IDS, TARGET_IDS, **kwargs).hidden)
+    visible = TARGET_SEGMENTS == 1
+    assert_close(hidden[visible], FIXTURES[f"{placement}/hidden"][visible], MODEL_TOLERANCE)
 
 
 @both
-def test_encoder_with_a_triangular_mask_is_a_language_model(placement: NormPlacement) -> None:
+def test_encoder_with_causal_mask_is_a_language_model(placement: NormPlacement) -> None:
     model = LanguageModel(causal_config(PYTORCH, placement))
     params = {"params": causal_params(drawn, PYTORCH, placement)}
     hidden = jax.jit(model.apply)(params, tokens(SHORT, PYTORCH.vocab)).hidden
-    assert_close(hidden, FIXTURES[f"{placement}/causal"], OF_A_MODEL)
+    assert_close(hidden, FIXTURES[f"{placement}/causal"], MODEL_TOLERANCE)

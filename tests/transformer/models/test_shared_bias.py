@@ -1,4 +1,4 @@
-"""One table of relative positions for all layers of an encoder and of a decoder."""
+"""One table of relative positions shared by all layers of an encoder and of a decoder."""
 
 import dataclasses
 from typing import Any
@@ -32,7 +32,7 @@ def make_config(shared: bool, buckets: int = 4) -> TransformerConfig:
     )
 
 
-def test_a_shared_table_equals_equal_tables_and_has_the_sum_of_their_gradients() -> None:
+def test_shared_table_equals_equal_tables_with_summed_gradients() -> None:
     shared, separate = (EncoderDecoder(make_config(each)) for each in (True, False))
     params = shared.init_params(jax.random.key(0))
     tables = {side: params[side]["position_bias"] for side in ("encoder", "decoder")}
@@ -60,15 +60,15 @@ def test_a_shared_table_equals_equal_tables_and_has_the_sum_of_their_gradients()
         return jnp.square(logits).sum()
 
     np.testing.assert_allclose(loss(shared, params), loss(separate, spread(params)), rtol=1e-6)
-    found = jax.grad(lambda each: loss(shared, each))(params)
+    actual = jax.grad(lambda each: loss(shared, each))(params)
     expected = jax.grad(lambda each: loss(separate, spread(each)))(params)
     for side in ("encoder", "decoder"):
-        gap = found[side]["position_bias"] - expected[side]["position_bias"]
+        gap = actual[side]["position_bias"] - expected[side]["position_bias"]
         assert np.abs(gap).max() < 1e-5 * np.abs(expected[side]["position_bias"]).max()
-        assert np.abs(found[side]["position_bias"]).max() > 0
+        assert np.abs(actual[side]["position_bias"]).max() > 0
 
 
-def test_models_without_a_shared_table_refuse_it() -> None:
+def test_shared_bias_with_other_positions_raises() -> None:
     config = make_config(True)
     block = dataclasses.replace(config.layer_pattern[0], cross_attention=None)
     alone = dataclasses.replace(config, encoder=None, layer_pattern=(block,))

@@ -1,4 +1,4 @@
-"""The contract tests pass for every mixer and detect each planted fault."""
+"""The mixer contract passes for every mixer and detects each planted fault."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ from transformer.testing.whole_model import check_bfloat16, check_in_model
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_passes(kind: str) -> None:
-    """At a length just above a power of two, where forms of attention cut blocks."""
+    """At a length just above a power of two, where blockwise backends have a partial block."""
     check_mixer(kind, length=67, lengths=(1, 257))
 
 
@@ -53,7 +53,7 @@ def test_unknown_name_is_an_error() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class FaultyConfig(AttentionConfig):
-    """Return full attention with a fault, and without the abilities that it `lacks`."""
+    """Full attention with a fault, and without the abilities in `lacks`."""
 
     kind: ClassVar[str] = "faulty"
     fault: str = ""
@@ -149,7 +149,7 @@ LENGTH = 17
 
 @pytest.fixture(scope="module")
 def sound() -> Trial:
-    """A trial of the mixer without a fault; others share its weights."""
+    """Return a trial of the mixer without a fault; other trials share its weights."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MIXERS, "faulty", Faulty)
         return make_trial(FaultyConfig(num_heads=2), 6, LENGTH, (1, LENGTH, 23), Hardware())
@@ -238,7 +238,7 @@ class PlainConfig(MixerConfig):
 
 
 class Plain(Mixer):
-    """Mean of the past, with weights that Flax declares: they have no names of axes."""
+    """Mean of the past, with weights declared through Flax, so their axes have no names."""
 
     config: PlainConfig
 
@@ -267,7 +267,7 @@ class Plain(Mixer):
 
 
 @pytest.mark.slow
-def test_weights_of_flax_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flax_parameters_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "plain", Plain)
     check_mixer("plain", d_model=6, length=17, lengths=(1, 17, 23))
 
@@ -302,7 +302,7 @@ class StridedConfig(MixerConfig):
 
 
 class Strided(Mixer):
-    """Minimal mixer with a pattern of its own."""
+    """Minimal mixer with a sparse pattern."""
 
     config: StridedConfig
 
@@ -327,8 +327,10 @@ class Strided(Mixer):
         q, k, v = self.project(x, inputs)
         scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / 3**0.5
         chosen = self.strided(length, self.config.stride, inputs.constants)
-        seen = chosen & dense_mask(mask, length, length)[:, None]
-        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), axis=-1) * seen.any(-1)[..., None]
+        visible = chosen & dense_mask(mask, length, length)[:, None]
+        weights = (
+            jax.nn.softmax(jnp.where(visible, scores, -1e9), axis=-1) * visible.any(-1)[..., None]
+        )
         y = jnp.einsum("BNTS,BSNH->BTNH", weights, v)
         heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
         y = apply_linear(self, "output", y, heads, embed, self.context, bias=True)
@@ -361,9 +363,9 @@ def test_select_is_compared_with_the_result(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_reference_softmax_attention_matches_hand_computed_values() -> None:
-    """Scores 0 and ln 3 are weights 1/4 and 3/4; what sees one key takes it, or nothing."""
+    """Scores 0 and ln 3 give weights 1/4 and 3/4; a query may also see one key, or none."""
     q, k = np.ones((1, 3, 1, 1)), np.array([0, np.log(3), 7]).reshape(1, 3, 1, 1)
     v = np.array([[4.0, 8.0], [12.0, 16.0], [100.0, 200.0]]).reshape(1, 3, 1, 2)
-    seen = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]], bool)[None, None]
-    y = reference_softmax_attention(q, k, v, seen)
+    visible = np.array([[1, 1, 0], [0, 0, 1], [0, 0, 0]], bool)[None, None]
+    y = reference_softmax_attention(q, k, v, visible)
     assert y[0, :, 0] == pytest.approx(np.array([[10.0, 14.0], [100.0, 200.0], [0.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""Attention tile by tile is the reference, in values and gradients, for every mask and score."""
+"""Blockwise attention equals the reference in values and gradients, for every mask and score."""
 
 import functools
 from typing import Any
@@ -30,13 +30,13 @@ def inputs(queries: int, keys: int, kv_heads: int = K) -> tuple[Any, Any, Any]:
 
 
 def documents(length: int) -> Any:  # [B, T]
-    """Some documents in each row, and padding at the end of the first."""
+    """Return segments of a few documents per row; the first row ends with padding."""
     starts = np.array([[0.2, 0.3, 0.9], [0.5, 0.7, 1.0]]) * length
     segments = 1 + (np.arange(length)[None, :, None] >= starts[:, None]).sum(-1)
     return np.where(segments == 4, 0, segments)
 
 
-def some_of(queries: int, keys: int) -> Any:  # [B, T, S]
+def random_pairs(queries: int, keys: int) -> Any:  # [B, T, S]
     return np.random.default_rng(0).random((B, queries, keys)) < 0.2
 
 
@@ -50,7 +50,7 @@ MASKS: dict[str, Any] = {
     "globals": lambda t, s: Mask(
         MaskPattern(causal=True, window=5), global_positions=array([[3, 70]])
     ),
-    "an array": lambda t, s: Mask(allowed=some_of(t, s)),
+    "an array": lambda t, s: Mask(allowed=random_pairs(t, s)),
     "a prefix": lambda t, s: Mask(
         MaskPattern(causal=True, prefix=True),
         prefix_lengths=array([t - 3, 0]),
@@ -62,29 +62,35 @@ MASKS: dict[str, Any] = {
 }
 
 
-def plain(positions: Any, extra: Any) -> ScoreSpec:
+def scaled_dot(positions: Any, extra: Any) -> ScoreSpec:
     return ScoreSpec(0.3)
 
 
-def capped(positions: Any, extra: Any) -> ScoreSpec:
+def with_soft_cap(positions: Any, extra: Any) -> ScoreSpec:
     return ScoreSpec(3.0, soft_cap=2.0)
 
 
-def sloped(positions: Any, extra: Any) -> ScoreSpec:
+def with_alibi(positions: Any, extra: Any) -> ScoreSpec:
     return ScoreSpec(0.3, bias=functools.partial(alibi_bias, N))
 
 
-def bucketed(positions: Any, extra: Any) -> ScoreSpec:
-    """Bias with trainable parameters."""
+def with_t5_bias(positions: Any, extra: Any) -> ScoreSpec:
+    """Return a spec whose bias has trainable parameters."""
     config = T5RelativeBias(num_buckets=8)
     return ScoreSpec(0.3, bias=lambda q, k: t5_relative_bias(extra[:8], config, q, k))
 
 
-def met(positions: Any, extra: Any) -> ScoreSpec:
+def with_mlp_score(positions: Any, extra: Any) -> ScoreSpec:
     return ScoreSpec(0.3, score_fn=functools.partial(additive_scores, extra.T[:, :H]))
 
 
-EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": bucketed, "an MLP": met}
+SCORE_SPECS = {
+    "plain": scaled_dot,
+    "capped": with_soft_cap,
+    "slopes": with_alibi,
+    "buckets": with_t5_bias,
+    "an MLP": with_mlp_score,
+}
 
 
 @pytest.mark.slow
@@ -116,26 +122,24 @@ EXTRAS = {"plain": plain, "capped": capped, "slopes": sloped, "buckets": buckete
         (1, 1, "causal", K, "plain"),
     ],
 )
-def test_values_and_gradients(
-    queries: int, keys: int, masks: str, kv_heads: int, extras: str
-) -> None:
-    mask, make = MASKS[masks](queries, keys), EXTRAS[extras]
+def test_matches_reference(queries: int, keys: int, masks: str, kv_heads: int, extras: str) -> None:
+    mask, make = MASKS[masks](queries, keys), SCORE_SPECS[extras]
     arrays, extra = inputs(queries, keys, kv_heads), normal(4, 16, N)
     if extras == "an MLP":
         extra = normal(4, 16, N)
-    pulled = normal(3, B, queries, N, VALUES)
+    cotangent = normal(3, B, queries, N, VALUES)
 
     def run(blocks: bool, arrays: Any, extra: Any) -> Any:
         q, k, v = arrays
-        scoring = make(mask.positions, extra)
+        score_spec = make(mask.positions, extra)
         if blocks:
-            return attend_blockwise(q, k, v, mask, scoring, block_size=16).y
-        return attend_reference(q, k, v, mask, scoring)[0]
+            return attend_blockwise(q, k, v, mask, score_spec, block_size=16).y
+        return attend_reference(q, k, v, mask, score_spec)[0]
 
     @functools.partial(jax.jit, static_argnums=0)
     def both(blocks: bool, arrays: Any, extra: Any) -> Any:
-        y, pull = jax.vjp(functools.partial(run, blocks), arrays, extra)
-        return y, pull(pulled)
+        y, vjp_fn = jax.vjp(functools.partial(run, blocks), arrays, extra)
+        return y, vjp_fn(cotangent)
 
     (y, gradients), (expected, expected_gradients) = (
         both(True, arrays, extra),
@@ -147,27 +151,27 @@ def test_values_and_gradients(
 
 
 @pytest.mark.slow
-def test_what_is_merged_is_one_softmax() -> None:
-    """Attention to two sets of keys, merged, and a sink: values and gradients."""
+def test_merged_partials_are_one_softmax() -> None:
+    """Attention to two disjoint sets of keys, merged, and a sink: values and gradients."""
     arrays = inputs(19, 37)
     hidden = np.zeros((B, 37), int)
     hidden[0, 20:] = hidden[1, :9] = 1
     sinks = normal(7, N)
 
-    def split(arrays: Any, sinks: Any) -> Any:
+    def merged(arrays: Any, sinks: Any) -> Any:
         q, k, v = arrays
-        parts = [
+        partials = [
             attend_blockwise(
                 q,
                 k,
                 v,
-                Mask(segments=jnp.ones((B, 19), int), key_segments=array(part)),
+                Mask(segments=jnp.ones((B, 19), int), key_segments=array(is_key)),
                 ScoreSpec(0.3),
                 block_size=16,
             )
-            for part in (hidden, 1 - hidden)
+            for is_key in (hidden, 1 - hidden)
         ]
-        return add_sinks(merge_partials(parts), sinks).y
+        return add_sinks(merge_partials(partials), sinks).y
 
     def whole(arrays: Any, sinks: Any) -> Any:
         q, k, v = arrays
@@ -175,48 +179,48 @@ def test_what_is_merged_is_one_softmax() -> None:
 
     def both(run: Any) -> tuple[Array, Any]:
         def inner(*given: Any) -> Any:
-            y, pull = jax.vjp(run, *given)
-            return y, pull(jnp.cos(y))
+            y, vjp_fn = jax.vjp(run, *given)
+            return y, vjp_fn(jnp.cos(y))
 
         return jax.jit(inner)(arrays, sinks)
 
-    (y, gradients), (expected, wanted) = both(split), both(whole)
+    (y, gradients), (expected, expected_gradients) = both(merged), both(whole)
     assert_close(y, expected)
-    assert_trees_close(gradients, wanted)
+    assert_trees_close(gradients, expected_gradients)
 
 
 @pytest.mark.slow
-def test_a_part_that_shows_nothing_adds_nothing() -> None:
+def test_partial_without_visible_keys_adds_nothing() -> None:
     q, k, v = inputs(5, 7)
-    nothing = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
+    nothing_visible = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
 
     def run(mask: Mask) -> Any:
         return attend_blockwise(q, k, v, mask, ScoreSpec(0.3))
 
-    alone, none = run(Mask()), run(nothing)
-    assert not np.any(none.y)
-    assert np.isneginf(none.lse).all()
-    assert_close(merge_partials([alone, none]).y, alone.y)
-    assert not np.any(merge_partials([none, none]).y)
+    full, empty = run(Mask()), run(nothing_visible)
+    assert not np.any(empty.y)
+    assert np.isneginf(empty.lse).all()
+    assert_close(merge_partials([full, empty]).y, full.y)
+    assert not np.any(merge_partials([empty, empty]).y)
 
 
 @pytest.mark.slow
-def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
-    """The gradient is that of the function: it is what finite differences find."""
+def test_backward_pass_drops_the_same_weights() -> None:
+    """The gradient with dropout matches finite differences."""
     q, k, v = inputs(19, 23)
-    keys = jax.random.split(jax.random.key(0), B)
-    scoring = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=keys)
-    chosen = normal(5, B, 19, N, VALUES)
+    dropout_rngs = jax.random.split(jax.random.key(0), B)
+    score_spec = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=dropout_rngs)
+    cotangent = normal(5, B, 19, N, VALUES)
 
     @jax.jit
     def total(q: Any, v: Any) -> Any:
-        return (attend_blockwise(q, k, v, Mask(), scoring, block_size=8).y * chosen).sum()
+        return (attend_blockwise(q, k, v, Mask(), score_spec, block_size=8).y * cotangent).sum()
 
     gradient_q, gradient_v = jax.jit(jax.grad(total, (0, 1)))(q, v)
     step = normal(6, *v.shape)
-    # Linear in the values: the difference is exact but for rounding.
-    moved = float(total(q, v + step) - total(q, v))
-    assert moved == pytest.approx(float((gradient_v * step).sum()), rel=1e-3)
+    # The output is linear in v, so the difference is exact up to rounding.
+    difference = float(total(q, v + step) - total(q, v))
+    assert difference == pytest.approx(float((gradient_v * step).sum()), rel=1e-3)
     step = 1e-2 * normal(8, *q.shape)
-    moved = float(total(q + step, v) - total(q - step, v))
-    assert moved == pytest.approx(2 * float((gradient_q * step).sum()), rel=1e-2)
+    difference = float(total(q + step, v) - total(q - step, v))
+    assert difference == pytest.approx(2 * float((gradient_q * step).sum()), rel=1e-2)

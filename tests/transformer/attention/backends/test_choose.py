@@ -59,17 +59,19 @@ ON_GPU = dataclasses.replace(CAUSAL, hardware=GPU, dtype="bfloat16")
         "float32 on a gpu",
     ],
 )
-def test_auto_goes_by_hardware_dtype_and_mask(case: AttentionSpec, choice: BackendChoice) -> None:
+def test_auto_depends_on_hardware_dtype_and_mask(
+    case: AttentionSpec, choice: BackendChoice
+) -> None:
     assert choose_backend("auto", case) == choice
 
 
-def test_auto_on_a_tpu_serves_every_case() -> None:
+def test_auto_on_tpu_falls_back_to_reference() -> None:
     case = dataclasses.replace(CAUSAL, hardware=TPU)
     assert choose_backend("auto", case).backend == "reference"
 
 
 @pytest.mark.parametrize("hardware", [CPU, GPU, TPU])
-def test_auto_never_keeps_the_scores_of_a_long_sequence(hardware: Hardware) -> None:
+def test_auto_never_materializes_scores_of_long_sequences(hardware: Hardware) -> None:
     long = dataclasses.replace(
         CAUSAL, hardware=hardware, num_queries=4096, num_keys=4096, dot_product_only=False
     )
@@ -80,17 +82,19 @@ def test_auto_never_keeps_the_scores_of_a_long_sequence(hardware: Hardware) -> N
     )
 
 
-def test_auto_does_not_visit_what_a_window_hides() -> None:
-    wide = with_pattern(dataclasses.replace(CAUSAL, num_queries=512, num_keys=512), window=256)
-    assert choose_backend("auto", wide).backend == "blockwise"
-    assert choose_backend("auto", with_pattern(wide, window=257)).backend == "query_blocks"
+def test_auto_skips_tiles_outside_a_window() -> None:
+    wide_window = with_pattern(
+        dataclasses.replace(CAUSAL, num_queries=512, num_keys=512), window=256
+    )
+    assert choose_backend("auto", wide_window).backend == "blockwise"
+    assert choose_backend("auto", with_pattern(wide_window, window=257)).backend == "query_blocks"
 
 
 @pytest.mark.parametrize(
-    ("form", "case"), [("reference", CAUSAL), ("query_blocks", CAUSAL), ("cudnn", ON_GPU)]
+    ("backend", "case"), [("reference", CAUSAL), ("query_blocks", CAUSAL), ("cudnn", ON_GPU)]
 )
-def test_what_is_asked_for_is_taken_if_it_can_serve(form: Backend, case: AttentionSpec) -> None:
-    assert choose_backend(form, case) == BackendChoice(form, "asked for")
+def test_requested_backend_is_used_if_supported(backend: Backend, case: AttentionSpec) -> None:
+    assert choose_backend(backend, case) == BackendChoice(backend, "asked for")
 
 
 def with_pattern(case: AttentionSpec, **fields: Any) -> AttentionSpec:
@@ -106,7 +110,7 @@ QUERY_BLOCKS = {
 
 
 @pytest.mark.parametrize("obstacle", QUERY_BLOCKS)
-def test_obstacles_to_query_blocks(obstacle: str) -> None:
+def test_query_blocks_fall_back_with_a_reason(obstacle: str) -> None:
     choice = choose_backend("query_blocks", QUERY_BLOCKS[obstacle])
     assert choice == BackendChoice(
         "reference", f"query_blocks cannot serve: {obstacle}", is_fallback=True
@@ -118,13 +122,13 @@ def test_obstacles_to_query_blocks(obstacle: str) -> None:
     [with_pattern(CAUSAL, ordered=False), dataclasses.replace(CAUSAL, keys_match_queries=False)],
     ids=["out of order", "other keys"],
 )
-def test_query_blocks_need_their_own_tokens_in_order(case: AttentionSpec) -> None:
+def test_query_blocks_require_ordered_self_attention(case: AttentionSpec) -> None:
     assert "a causal mask over tokens in order" in choose_backend("query_blocks", case).reason
 
 
-def test_query_blocks_serve_windows_segments_dropout_and_biases() -> None:
-    given: dict[str, Any] = dict(has_segments=True, has_dropout=True, dot_product_only=False)
-    case = dataclasses.replace(with_pattern(CAUSAL, window=7), **given)
+def test_query_blocks_support_windows_segments_dropout_and_biases() -> None:
+    fields: dict[str, Any] = dict(has_segments=True, has_dropout=True, dot_product_only=False)
+    case = dataclasses.replace(with_pattern(CAUSAL, window=7), **fields)
     assert choose_backend("query_blocks", case).backend == "query_blocks"
 
 
@@ -145,16 +149,16 @@ CUDNN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("obstacle", CUDNN)
-def test_obstacles_to_cudnn(obstacle: str) -> None:
+def test_cudnn_falls_back_with_a_reason(obstacle: str) -> None:
     case = dataclasses.replace(ON_GPU, **CUDNN[obstacle])
     choice = choose_backend("cudnn", case)
     assert choice == BackendChoice("reference", f"cudnn cannot serve: {obstacle}", is_fallback=True)
 
 
 @pytest.mark.parametrize("field", ["returns_weights", "has_dropout"])
-def test_cudnn_neither_shows_nor_drops_weights(field: str) -> None:
-    given: Any = {field: True}
-    case = dataclasses.replace(ON_GPU, **given)
+def test_cudnn_rejects_returned_weights_and_dropout(field: str) -> None:
+    fields: Any = {field: True}
+    case = dataclasses.replace(ON_GPU, **fields)
     assert choose_backend("cudnn", case).reason.endswith(
         "it neither returns attention weights nor drops them"
     )
@@ -170,7 +174,7 @@ def test_cudnn_neither_shows_nor_drops_weights(field: str) -> None:
     ],
     ids=["segments", "window", "prefix", "out of order"],
 )
-def test_cudnn_serves_causal_masks_alone(case: AttentionSpec) -> None:
+def test_cudnn_supports_only_plain_causal_masks(case: AttentionSpec) -> None:
     assert (
         choose_backend("cudnn", case).reason == "cudnn cannot serve: the mask is more than causal"
     )

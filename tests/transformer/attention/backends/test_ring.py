@@ -1,4 +1,4 @@
-"""Attention in a ring is the reference, in values and gradients, whatever the order of tokens."""
+"""Ring attention equals the reference in values and gradients, with tokens in zigzag order."""
 
 import functools
 from typing import Any
@@ -19,21 +19,23 @@ from transformer.attention.masks import dense_mask
 
 B, T, N, H, VALUES = 2, 32, 4, 5, 7
 DOCUMENTS = np.array([[1] * 11 + [2] * 14 + [3] * 7, [1] * 28 + [0] * 4])
-PLACES = np.array([[*range(11), *range(14), *range(7)], [*range(28)] + [0] * 4])
+POSITIONS = np.array([[*range(11), *range(14), *range(7)], [*range(28)] + [0] * 4])
 
 
 def inputs(kv_heads: int) -> tuple[Any, Any, Any]:
     return normal(0, B, T, N, H), normal(1, B, T, kv_heads, H), normal(2, B, T, kv_heads, VALUES)
 
 
-def mask_of(pattern: MaskPattern, packed: bool) -> Mask:
+def make_mask(pattern: MaskPattern, packed: bool) -> Mask:
     if packed:
-        return Mask(pattern, positions=jnp.array(PLACES), segments=jnp.array(DOCUMENTS))
+        return Mask(pattern, positions=jnp.array(POSITIONS), segments=jnp.array(DOCUMENTS))
     return Mask(pattern, positions=jnp.tile(jnp.arange(T), (B, 1)))
 
 
-def in_ring_order(tree: Any, count: int) -> Any:
-    """[B, T, ...] with tokens as `count` devices take them."""
+def zigzag(tree: Any, count: int) -> Any:
+    """Reorder the tokens of arrays [B, T, ...] as the ring distributes them over `count`
+    devices.
+    """
     return jax.tree.map(lambda x: jnp.array(zigzag_reorder({"x": np.asarray(x)}, count)["x"]), tree)
 
 
@@ -58,79 +60,83 @@ CAUSAL = MaskPattern(causal=True)
     ],
     ids=["packed", "shared keys", "capped", "window"],
 )
-def test_reference(
+def test_matches_reference(
     mesh: MeshConfig, kv_heads: int, pattern: MaskPattern, packed: bool, scoring: ScoreSpec
 ) -> None:
-    """Two key-value heads over four shards, each with one query head."""
+    """One case has two key-value heads over four shards, each with one query head."""
     constrain = make_sharding_constraint(make_mesh(mesh))
-    mask, given = mask_of(pattern, packed), inputs(kv_heads)
+    mask, arrays = make_mask(pattern, packed), inputs(kv_heads)
     g = normal(3, B, T, N, VALUES)
 
-    def plain(q: Any, k: Any, v: Any, g: Any, mask: Mask) -> Any:
+    def reference(q: Any, k: Any, v: Any, g: Any, mask: Mask) -> Any:
         y, _ = attend_reference(q, k, v, mask, scoring)
         return jnp.sum(y * g), y
 
-    def around(q: Any, k: Any, v: Any, g: Any, mask: Mask) -> Any:
+    def ring(q: Any, k: Any, v: Any, g: Any, mask: Mask) -> Any:
         y = attend_ring(q, k, v, mask, scoring, constrain, block_size=3).y
         return jnp.sum(y * g), y
 
-    values = (*given, g, mask)
-    expected = jax.jit(jax.grad(plain, (0, 1, 2), has_aux=True))(*values)
-    found = jax.jit(jax.grad(around, (0, 1, 2), has_aux=True))(*in_ring_order(values, mesh.context))
-    assert_trees_close(found, in_ring_order(expected, mesh.context), 1e-5)
+    arguments = (*arrays, g, mask)
+    expected = jax.jit(jax.grad(reference, (0, 1, 2), has_aux=True))(*arguments)
+    actual = jax.jit(jax.grad(ring, (0, 1, 2), has_aux=True))(*zigzag(arguments, mesh.context))
+    assert_trees_close(actual, zigzag(expected, mesh.context), 1e-5)
 
 
-def test_sinks() -> None:
+def test_sinks_match_reference() -> None:
     constrain, mask = (
         make_sharding_constraint(make_mesh(MeshConfig(context=4))),
-        mask_of(CAUSAL, True),
+        make_mask(CAUSAL, True),
     )
     sinks = normal(4, N)
-    given, scoring = (*inputs(2), mask), ScoreSpec(0.3)
-    expected, _ = jax.jit(lambda q, k, v, mask: attend_reference(q, k, v, mask, scoring, sinks))(
+    given, score_spec = (*inputs(2), mask), ScoreSpec(0.3)
+    expected, _ = jax.jit(lambda q, k, v, mask: attend_reference(q, k, v, mask, score_spec, sinks))(
         *given
     )
-    how: Any = dict(hardware=Hardware(), constrain=constrain, sink_logits=sinks)
-    turned = in_ring_order(given, 4)
-    found = jax.jit(lambda q, k, v, mask: attend(q, k, v, mask, scoring, **how).y)(*turned)
-    assert_close(found, in_ring_order(expected, 4), 1e-5)
+    kwargs: Any = dict(hardware=Hardware(), constrain=constrain, sink_logits=sinks)
+    reordered = zigzag(given, 4)
+    actual = jax.jit(lambda q, k, v, mask: attend(q, k, v, mask, score_spec, **kwargs).y)(
+        *reordered
+    )
+    assert_close(actual, zigzag(expected, 4), 1e-5)
 
 
 @pytest.mark.slow
-def test_weights_are_dropped_alike_forward_and_backward() -> None:
-    """The layer is linear in the values: its derivative along them is itself."""
+def test_backward_pass_drops_the_same_weights() -> None:
+    """The output is linear in v, so the derivative of its squared sum along v is twice the sum."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, context=4)))
     q, k, v = inputs(N)
-    scoring = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
-    look = functools.partial(
-        attend_ring, mask=mask_of(CAUSAL, False), score_spec=scoring, block_size=8
+    score_spec = ScoreSpec(
+        0.3, dropout_rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B)
     )
-    total = lambda v: jnp.sum(look(q, k, v, constrain=constrain).y ** 2)  # noqa: E731
+    run = functools.partial(
+        attend_ring, mask=make_mask(CAUSAL, False), score_spec=score_spec, block_size=8
+    )
+    total = lambda v: jnp.sum(run(q, k, v, constrain=constrain).y ** 2)  # noqa: E731
     value, gradient = jax.jit(jax.value_and_grad(total))(v)
     assert_close(jnp.sum(gradient * v), 2 * value, 1e-5)
-    whole, _ = attend_reference(q, k, v, mask_of(CAUSAL, False), ScoreSpec(0.3))
-    assert np.abs(np.asarray(jnp.sum(whole**2) - value)) > 0.1
+    without_dropout, _ = attend_reference(q, k, v, make_mask(CAUSAL, False), ScoreSpec(0.3))
+    assert np.abs(np.asarray(jnp.sum(without_dropout**2) - value)) > 0.1
 
 
-def test_a_causal_mask_leaves_as_much_to_each_part() -> None:
-    """Pairs of a query and a key that it sees, of the tokens that a device has."""
-    turned = in_ring_order(mask_of(CAUSAL, False), 4)
-    seen = np.asarray(dense_mask(turned.with_keys(turned.positions), T, T))[0]
-    each = seen.reshape(4, T // 4, T).sum((1, 2))
-    assert set(each.tolist()) == {T * (T + 1) // 2 // 4}
+def test_causal_work_is_balanced_over_devices() -> None:
+    """Every device has the same number of visible query-key pairs."""
+    reordered = zigzag(make_mask(CAUSAL, False), 4)
+    visible = np.asarray(dense_mask(reordered.with_keys(reordered.positions), T, T))[0]
+    pairs_per_device = visible.reshape(4, T // 4, T).sum((1, 2))
+    assert set(pairs_per_device.tolist()) == {T * (T + 1) // 2 // 4}
 
 
-def test_what_cannot_go_around() -> None:
+def test_unsupported_settings_raise() -> None:
     constrain = make_sharding_constraint(make_mesh(MeshConfig(context=8)))
     q, k, v = inputs(N)
-    how: Any = dict(hardware=Hardware(), constrain=constrain)
+    kwargs: Any = dict(hardware=Hardware(), constrain=constrain)
     biased = ScoreSpec(0.3, bias=lambda q, k: jnp.zeros((1, N, T, T)))
     with pytest.raises(ValueError, match="spread over 8 devices: it supports dot products only"):
-        attend(q, k, v, Mask(), biased, **how)
+        attend(q, k, v, Mask(), biased, **kwargs)
     with pytest.raises(ValueError, match=r"attention.backend cudnn: .* set mesh.context to 1"):
-        attend(q, k, v, Mask(), ScoreSpec(0.3), backend="cudnn", **how)
-    # What does not divide is not spread.
-    few = attend(q[:, :3], k[:, :3], v[:, :3], Mask(), biased._replace(bias=None), **how)
+        attend(q, k, v, Mask(), ScoreSpec(0.3), backend="cudnn", **kwargs)
+    # A length that the mesh does not divide is computed on one device.
+    short = attend(q[:, :3], k[:, :3], v[:, :3], Mask(), biased._replace(bias=None), **kwargs)
     assert_close(
-        few.y, attend_reference(q[:, :3], k[:, :3], v[:, :3], Mask(), ScoreSpec(0.3))[0], 0
+        short.y, attend_reference(q[:, :3], k[:, :3], v[:, :3], Mask(), ScoreSpec(0.3))[0], 0
     )

@@ -1,4 +1,7 @@
-"""The TPU's kernel, interpreted, is the reference. `bench.drills.splash` compiles it for a TPU."""
+"""The TPU splash kernel, interpreted, equals the reference.
+
+`bench.drills.splash` compiles it for TPUs.
+"""
 
 import dataclasses
 import functools
@@ -40,10 +43,10 @@ CASES: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.sampled("causal documents", "window both")
 @pytest.mark.parametrize("name", CASES)
-def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
+def test_interpreted_kernel_matches_reference(name: str) -> None:
     mask, kv_heads, scoring = CASES[name]
     arrays = normal(0, B, T, N, H), normal(1, B, T, kv_heads, H), normal(2, B, T, kv_heads, H)
-    pulled = normal(3, B, T, N, H)
+    cotangent = normal(3, B, T, N, H)
 
     def run(kernel: bool, q: Any, k: Any, v: Any) -> Any:
         if kernel:
@@ -52,17 +55,17 @@ def test_the_kernel_interpreted_is_the_reference(name: str) -> None:
 
     @functools.partial(jax.jit, static_argnums=0)
     def both(kernel: bool) -> Any:
-        y, pull = jax.vjp(functools.partial(run, kernel), *arrays)
-        return y, pull(pulled)
+        y, vjp_fn = jax.vjp(functools.partial(run, kernel), *arrays)
+        return y, vjp_fn(cotangent)
 
-    found = both(True)
-    chex.assert_tree_all_finite(found)
-    assert_trees_close(found, both(False))
+    actual = both(True)
+    chex.assert_tree_all_finite(actual)
+    assert_trees_close(actual, both(False))
 
 
 @pytest.mark.slow
-def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None:
-    """Two key heads for four shards of the query heads."""
+def test_sharded_kernel_matches_reference() -> None:
+    """Batch rows and heads are sharded; two key-value heads serve four shards of query heads."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, tensor=4)))
     arrays = normal(0, B, T, N, H), normal(1, B, T, 2, H), normal(2, B, T, 2, H)
     mask = Mask(MaskPattern(causal=True), segments=jnp.array(documents()))
@@ -70,14 +73,14 @@ def test_each_of_several_devices_runs_the_kernel_on_its_rows_and_heads() -> None
     def run(q: Any, k: Any, v: Any) -> Any:
         return attend_splash(q, k, v, mask, ScoreSpec(0.3), constrain=constrain, interpret=True)
 
-    found = jax.jit(lambda *x: jax.vjp(run, *x)[1](arrays[0]))(*arrays)
+    actual = jax.jit(lambda *x: jax.vjp(run, *x)[1](arrays[0]))(*arrays)
 
-    def plain(q: Any, k: Any, v: Any) -> Any:
+    def reference(q: Any, k: Any, v: Any) -> Any:
         return attend_reference(q, k, v, mask, ScoreSpec(0.3))[0]
 
-    expected = jax.jit(lambda *x: jax.vjp(plain, *x)[1](arrays[0]))(*arrays)
-    for got, wanted in zip(found, expected, strict=True):
-        assert_close(got, wanted)
+    expected = jax.jit(lambda *x: jax.vjp(reference, *x)[1](arrays[0]))(*arrays)
+    for result, wanted in zip(actual, expected, strict=True):
+        assert_close(result, wanted)
 
 
 CASE = AttentionSpec(
@@ -85,7 +88,7 @@ CASE = AttentionSpec(
 )
 
 
-def test_auto_takes_it_on_one_tpu() -> None:
+def test_auto_selects_splash_on_one_tpu() -> None:
     assert choose_backend("auto", CASE).backend == "splash"
     several = dataclasses.replace(CASE, hardware=Hardware("tpu", "TPU v5e", 8))
     assert choose_backend("auto", several).backend == "blockwise"
@@ -107,6 +110,6 @@ def test_auto_takes_it_on_one_tpu() -> None:
         (dict(keys_match_queries=False), "it needs the queries' own keys in order"),
     ],
 )
-def test_obstacles(fields: Any, obstacle: str) -> None:
+def test_unsupported_cases_fall_back_with_a_reason(fields: Any, obstacle: str) -> None:
     choice = choose_backend("splash", CASE.__class__(**{**vars(CASE), **fields}))
     assert (choice.backend, choice.reason) == ("reference", f"splash cannot serve: {obstacle}")

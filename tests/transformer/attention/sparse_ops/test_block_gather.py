@@ -1,4 +1,4 @@
-"""Attention over chosen blocks is softmax over their keys, in values and gradients."""
+"""Attention over selected blocks equals softmax over their keys, in values and gradients."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ B, N, K, H, VALUES, BLOCK = 2, 4, 2, 4, 3, 5
 
 
 def inputs(queries: int, keys: int) -> tuple[Any, Any, Any]:
-    """Scaled so that 1 / sqrt(H) of the oracle is the scale of the scores."""
+    """Return arrays whose score scale is the 1 / sqrt(H) of `reference_softmax_attention`."""
     return (
         normal(0, B, queries, N, H),
         normal(1, B, keys, K, H),
@@ -29,8 +29,8 @@ def inputs(queries: int, keys: int) -> tuple[Any, Any, Any]:
     )
 
 
-def chosen(tables: tuple[int, int], queries: int, keys: int, count: int = 3) -> Any:
-    """Distinct blocks, every third entry without one."""
+def random_block_table(tables: tuple[int, int], queries: int, keys: int, count: int = 3) -> Any:
+    """Return a table of distinct blocks; about a third of the entries are empty (-1)."""
     random, blocks = np.random.default_rng(3), -(-keys // BLOCK)
     table = np.full((*tables, -(-queries // BLOCK), count), -1)
     for index in np.ndindex(*table.shape[:3]):
@@ -38,10 +38,12 @@ def chosen(tables: tuple[int, int], queries: int, keys: int, count: int = 3) -> 
     return np.where(random.random(table.shape) < 0.3, -1, table)
 
 
-def shown(table: Array, queries: int, keys: int) -> Array:  # [B or 1, N or 1, T, S] booleans
+def visible_pairs(
+    table: Array, queries: int, keys: int
+) -> Array:  # [B or 1, N or 1, T, S] booleans
     blocks = np.arange(keys) // BLOCK
-    seen = (table[..., None] == blocks).any(-2)
-    return np.asarray(np.repeat(seen, BLOCK, axis=2)[:, :, :queries])
+    visible = (table[..., None] == blocks).any(-2)
+    return np.asarray(np.repeat(visible, BLOCK, axis=2)[:, :, :queries])
 
 
 def documents(length: int) -> Any:  # [B, T]
@@ -57,86 +59,93 @@ CASES: dict[str, Any] = {
 }
 
 
-def softmax(q: Any, k: Any, v: Any, seen: Any) -> Any:
-    """The formula, so that it can be differentiated."""
+def dense_attention(q: Any, k: Any, v: Any, seen: Any) -> Any:
+    """Compute softmax attention by the formula, differentiable."""
     k, v = (jnp.repeat(each, N // K, axis=2) for each in (k, v))
     scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / H**0.5
-    raised = jnp.where(seen, jnp.exp(scores), 0)
-    total = raised.sum(-1, keepdims=True)
-    return jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), v)
+    exp_scores = jnp.where(seen, jnp.exp(scores), 0)
+    total = exp_scores.sum(-1, keepdims=True)
+    return jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), v)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_are_those_of_softmax(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several steps of several blocks, the last of them not full."""
+def test_matches_dense_attention(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several steps of several blocks, the last step not full."""
     monkeypatch.setattr(block_gather, "QUERIES_PER_STEP", 3 * BLOCK)
     queries, keys, mask, tables = CASES[case]
-    arrays, table = inputs(queries, keys), chosen(tables, queries, keys)
-    seen = shown(table, queries, keys) & np.asarray(dense_mask(mask, queries, keys))[:, None]
+    arrays, table = inputs(queries, keys), random_block_table(tables, queries, keys)
+    visible = (
+        visible_pairs(table, queries, keys) & np.asarray(dense_mask(mask, queries, keys))[:, None]
+    )
 
-    def blocks(q: Any, k: Any, v: Any) -> Any:
+    def selected_blocks(q: Any, k: Any, v: Any) -> Any:
         return attend_selected_blocks(q, k, v, mask, ScoreSpec(H**-0.5), table, BLOCK).y
 
-    def both(run: Any) -> Any:
+    def values_and_gradients(run: Any) -> Any:
         def inner(*arrays: Any) -> Any:
-            y, pull = jax.vjp(run, *arrays)
-            return y, pull(jnp.cos(3 * y))
+            y, vjp_fn = jax.vjp(run, *arrays)
+            return y, vjp_fn(jnp.cos(3 * y))
 
         return jax.jit(inner)(*arrays)
 
-    (y, gradients), (_, wanted) = both(blocks), both(lambda q, k, v: softmax(q, k, v, seen))
-    assert not seen.any(-1).all()  # some queries see nothing
-    assert_close(y, reference_softmax_attention(*arrays, seen))
-    for got, want in zip(gradients, wanted, strict=True):
-        assert_close(got, want)
+    (y, gradients), (_, expected_gradients) = (
+        values_and_gradients(selected_blocks),
+        values_and_gradients(lambda q, k, v: dense_attention(q, k, v, visible)),
+    )
+    assert not visible.any(-1).all()  # some queries have no visible key
+    assert_close(y, reference_softmax_attention(*arrays, visible))
+    for actual, expected in zip(gradients, expected_gradients, strict=True):
+        assert_close(actual, expected)
 
 
 @pytest.mark.slow
-def test_merged_with_the_other_blocks_it_is_full_attention() -> None:
-    """This also tests the log-sum-exp and its gradients."""
+def test_merged_with_remaining_blocks_is_full_attention() -> None:
+    """Also tests the log-sum-exp and its gradients."""
     queries = keys = 23
     arrays, blocks = inputs(queries, keys), -(-keys // BLOCK)
-    split: Any = np.random.default_rng(1).permuted(
+    shuffled: Any = np.random.default_rng(1).permuted(
         np.tile(np.arange(blocks), (1, N, blocks, 1)), axis=3
     )
-    parts: Any = (split[..., :2], split[..., 2:])
+    parts: Any = (shuffled[..., :2], shuffled[..., 2:])
 
-    scoring = ScoreSpec(H**-0.5)
+    score_spec = ScoreSpec(H**-0.5)
 
     def merged(q: Any, k: Any, v: Any) -> Any:
-        looked = [attend_selected_blocks(q, k, v, Mask(), scoring, part, BLOCK) for part in parts]
-        return merge_partials(looked).y
+        partials = [
+            attend_selected_blocks(q, k, v, Mask(), score_spec, part, BLOCK) for part in parts
+        ]
+        return merge_partials(partials).y
 
-    def loss(run: Any) -> Any:
+    def gradients(run: Any) -> Any:
         return jax.jit(jax.grad(lambda *arrays: jnp.sin(run(*arrays)).sum(), (0, 1, 2)))(*arrays)
 
     def full(q: Any, k: Any, v: Any) -> Any:
-        return attend_blockwise(q, k, v, Mask(), scoring).y
+        return attend_blockwise(q, k, v, Mask(), score_spec).y
 
-    for got, want in zip(loss(merged), loss(full), strict=True):
-        assert_close(got, want)
+    for actual, expected in zip(gradients(merged), gradients(full), strict=True):
+        assert_close(actual, expected)
 
 
-def test_dropped_weights_are_dropped_again_in_the_backward_pass() -> None:
-    """The result is linear in the values: a difference is the gradient's, but for rounding."""
+def test_backward_pass_drops_the_same_weights() -> None:
+    """The output is linear in v, so a finite difference equals the gradient up to rounding."""
     q, k, v = inputs(37, 37)
-    table = chosen((1, N), 37, 37)
-    scoring = ScoreSpec(0.3, dropout_rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B))
+    table = random_block_table((1, N), 37, 37)
+    score_spec = ScoreSpec(
+        0.3, dropout_rate=0.5, dropout_rngs=jax.random.split(jax.random.key(0), B)
+    )
 
     @jax.jit
     def total(v: Any) -> Any:
-        y = attend_selected_blocks(q, k, v, Mask(), scoring, table, BLOCK).y
+        y = attend_selected_blocks(q, k, v, Mask(), score_spec, table, BLOCK).y
         return (y * normal(5, B, 37, N, VALUES)).sum()
 
     step = normal(6, *v.shape)
-    moved, gradient = total(v + step) - total(v), jax.jit(jax.grad(total))(v)
-    assert float(moved) == pytest.approx(float((gradient * step).sum()), rel=1e-3)
+    difference, gradient = total(v + step) - total(v), jax.jit(jax.grad(total))(v)
+    assert float(difference) == pytest.approx(float((gradient * step).sum()), rel=1e-3)
 
 
-def test_no_square_array_is_ever_made() -> None:
+def test_no_quadratic_array_is_allocated() -> None:
     length, block = 1024, 16
     q, k, v = inputs(length, length)
     table = np.arange(length // block)[None, None, :, None] + np.array([-1, 0])
@@ -149,8 +158,8 @@ def test_no_square_array_is_ever_made() -> None:
     assert f"{block},{2 * block}]" in program
 
 
-def test_refusals() -> None:
-    (q, k, v), table = inputs(23, 23), chosen((1, 1), 23, 23)
+def test_unsupported_scores_and_masks_raise() -> None:
+    (q, k, v), table = inputs(23, 23), random_block_table((1, 1), 23, 23)
     with pytest.raises(ValueError, match=r"^selected blocks: support dot-product scores only"):
         attend_selected_blocks(q, k, v, Mask(), ScoreSpec(1.0, soft_cap=2.0), table, BLOCK)
     with pytest.raises(ValueError, match=r"^selected blocks: do not support masks with a prefix"):

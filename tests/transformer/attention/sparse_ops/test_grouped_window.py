@@ -1,4 +1,4 @@
-"""Attention within groups against loops over all pairs."""
+"""Attention within groups of tokens, against loops over all pairs."""
 
 import math
 from typing import Any
@@ -18,21 +18,29 @@ from transformer.attention.sparse_ops.grouped_window import (
 )
 
 B, N, H, VALUES, WINDOW = 2, 3, 5, 7, 4
-T = CHUNK_SIZE + 13  # more than a chunk, and no multiple
+T = CHUNK_SIZE + 13  # more than one chunk, and not a multiple
 
 
-def grouped(groups: int, length: int = T) -> Any:  # [B, N, T]
-    """Some tokens of no group; the first head has all others in one, longer than a chunk."""
-    found = np.random.default_rng(0).integers(-1, groups, (B, N, length))
-    return np.where(np.arange(N)[None, :, None] == 0, np.minimum(found, 0), found)
+def random_groups(groups: int, length: int = T) -> Any:  # [B, N, T]
+    """Return the group of each token, -1 for none.
+
+    In the first head, one group is longer than a chunk.
+    """
+    groups_of_tokens = np.random.default_rng(0).integers(-1, groups, (B, N, length))
+    return np.where(
+        np.arange(N)[None, :, None] == 0, np.minimum(groups_of_tokens, 0), groups_of_tokens
+    )
 
 
-def members(groups: Array, b: int, n: int, t: int, window: int, causal: bool) -> list[int]:
-    """Return the last `window` members of the query's group; not causal: as many after it too."""
+def visible_keys(groups: Array, b: int, n: int, t: int, window: int, causal: bool) -> list[int]:
+    """Return the keys that query t sees: the last `window` members of its group up to itself.
+
+    Without `causal`, also the next `window - 1` members after it.
+    """
     if groups[b, n, t] < 0:
         return []
-    alike = np.flatnonzero(groups[b, n] == groups[b, n, t])
-    before, after = alike[alike <= t], alike[alike > t]
+    equal_marks_bias = np.flatnonzero(groups[b, n] == groups[b, n, t])
+    before, after = equal_marks_bias[equal_marks_bias <= t], equal_marks_bias[equal_marks_bias > t]
     return [*before[-window:], *([] if causal else after[: window - 1])]
 
 
@@ -41,49 +49,51 @@ def inputs(length: int = T) -> Any:
     return tuple(normal(seed, B, length, N, width) for seed, width in shapes)
 
 
-def dense(groups: Array, window: int, causal: bool) -> Any:  # [B, N, T, T]
-    seen = np.zeros((*groups.shape, groups.shape[2]), bool)
+def dense_mask_of_groups(groups: Array, window: int, causal: bool) -> Any:  # [B, N, T, T]
+    visible = np.zeros((*groups.shape, groups.shape[2]), bool)
     for b, n, t in np.ndindex(groups.shape):
-        seen[b, n, t, members(groups, b, n, t, window, causal)] = True
-    return seen
+        visible[b, n, t, visible_keys(groups, b, n, t, window, causal)] = True
+    return visible
 
 
-def whole(q: Any, k: Any, v: Any, seen: Any, gain: Any = 0.0) -> tuple[jax.Array, jax.Array]:
-    """The same with all scores at once, to be differentiated."""
-    scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H) + gain
-    raised = jnp.where(seen, jnp.exp(scores), 0)
-    total = raised.sum(-1)
-    y = jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1)[..., None], v)
+def dense_attention(
+    q: Any, k: Any, v: Any, visible: Any, score_bias: Any = 0.0
+) -> tuple[jax.Array, jax.Array]:
+    """Return y and the log-sum-exp from a full matrix of scores, differentiable."""
+    scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H) + score_bias
+    exp_scores = jnp.where(visible, jnp.exp(scores), 0)
+    total = exp_scores.sum(-1)
+    y = jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1)[..., None], v)
     return y, jnp.log(jnp.where(total > 0, total, 1))
 
 
-def probe(found: Any) -> jax.Array:
-    """A number that goes by every entry of results and sums; no group counts nothing."""
-    y, lse = found
+def scalar_of(outputs: Any) -> jax.Array:
+    """Reduce outputs to one number that depends on every finite entry of y and lse."""
+    y, lse = outputs
     return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(jnp.where(jnp.isfinite(lse), lse, 0)))
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [1, WINDOW, 2 * T])
-def test_values_query_by_query(window: int, causal: bool) -> None:
+def test_matches_loop_over_queries(window: int, causal: bool) -> None:
     q, k, v = inputs()
-    groups = grouped(4)
-    how: Any = dict(causal=causal, scale=1 / math.sqrt(H))
-    attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, window, **how))
-    found = attend(q, k, v, groups)
+    groups = random_groups(4)
+    kwargs: Any = dict(causal=causal, scale=1 / math.sqrt(H))
+    attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, window, **kwargs))
+    result = attend(q, k, v, groups)
     y, lse = np.zeros((B, T, N, VALUES)), np.full((B, N, T), -np.inf)
     for b, n, t in np.ndindex(B, N, T):
-        seen = members(groups, b, n, t, window, causal)
-        if seen:
-            scores = k[b, seen, n] @ q[b, t, n] / math.sqrt(H)
-            y[b, t, n] = softmax(scores) @ v[b, seen, n]
+        keys = visible_keys(groups, b, n, t, window, causal)
+        if keys:
+            scores = k[b, keys, n] @ q[b, t, n] / math.sqrt(H)
+            y[b, t, n] = softmax(scores) @ v[b, keys, n]
             lse[b, n, t] = np.log(np.exp(scores).sum())
-    assert_close(found.y, y)
-    assert np.array_equal(np.isfinite(found.lse), groups >= 0)
-    assert_close(np.where(groups >= 0, found.lse, 0), np.where(groups >= 0, lse, 0))
+    assert_close(result.y, y)
+    assert np.array_equal(np.isfinite(result.lse), groups >= 0)
+    assert_close(np.where(groups >= 0, result.lse, 0), np.where(groups >= 0, lse, 0))
 
 
-def alike(q_marks: Any, k_marks: Any) -> Any:
+def equal_marks_bias(q_marks: Any, k_marks: Any) -> Any:
     """Return a score bias of 0.5 where the first inputs of query and key are equal."""
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
@@ -91,62 +101,66 @@ def alike(q_marks: Any, k_marks: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.sampled("True-True", "False-False")
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("gains", [True, False])
-def test_gradients(causal: bool, gains: bool) -> None:
-    groups = grouped(4)
+@pytest.mark.parametrize("biased", [True, False])
+def test_gradients_match_dense_attention(causal: bool, biased: bool) -> None:
+    groups = random_groups(4)
     marks = np.random.default_rng(1).integers(0, 3, (B, N, T, 1))
-    gain = alike(marks, marks) if gains else 0.0
-    given: dict[str, Any] = (
-        dict(score_bias_fn=alike, bias_inputs=jnp.asarray(marks)) if gains else {}
+    score_bias = equal_marks_bias(marks, marks) if biased else 0.0
+    kwargs: dict[str, Any] = (
+        dict(score_bias_fn=equal_marks_bias, bias_inputs=jnp.asarray(marks)) if biased else {}
     )
-    given |= dict(causal=causal, scale=1 / math.sqrt(H))
+    kwargs |= dict(causal=causal, scale=1 / math.sqrt(H))
 
-    def one(q: Any, k: Any, v: Any) -> jax.Array:
-        return probe(attend_grouped(q, k, v, groups, WINDOW, **given))
+    def grouped_loss(q: Any, k: Any, v: Any) -> jax.Array:
+        return scalar_of(attend_grouped(q, k, v, groups, WINDOW, **kwargs))
 
-    def other(q: Any, k: Any, v: Any) -> jax.Array:
-        return probe(whole(q, k, v, dense(groups, WINDOW, causal), gain))
+    def dense_loss(q: Any, k: Any, v: Any) -> jax.Array:
+        return scalar_of(
+            dense_attention(q, k, v, dense_mask_of_groups(groups, WINDOW, causal), score_bias)
+        )
 
-    got = jax.jit(jax.value_and_grad(one, (0, 1, 2)))(*inputs())
-    expected = jax.jit(jax.value_and_grad(other, (0, 1, 2)))(*inputs())
-    assert_close(got[0], expected[0])
-    for each, like in zip(got[1], expected[1], strict=True):
-        assert_close(each, like)
+    actual = jax.jit(jax.value_and_grad(grouped_loss, (0, 1, 2)))(*inputs())
+    expected = jax.jit(jax.value_and_grad(dense_loss, (0, 1, 2)))(*inputs())
+    assert_close(actual[0], expected[0])
+    for actual_gradient, expected_gradient in zip(actual[1], expected[1], strict=True):
+        assert_close(actual_gradient, expected_gradient)
 
 
-def test_later_tokens_change_no_bit_wherever_they_are_sorted() -> None:
-    """Later tokens of earlier groups come first in the sorted row and shift all others."""
+def test_future_tokens_do_not_change_past_outputs() -> None:
+    """Bit for bit, also when later tokens sort before earlier ones because their group comes
+    first.
+    """
     q, k, v = inputs()
-    groups, cut = grouped(4), T // 2
+    groups, cut = random_groups(4), T // 2
     attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, WINDOW, causal=True, scale=1.0))
     y = attend(q, k, v, groups).y
     for group in (-1, 0, 3):
-        later = np.where(np.arange(T) < cut, groups, group)
-        assert np.array_equal(attend(q, k, v, later).y[:, :cut], y[:, :cut])
+        changed = np.where(np.arange(T) < cut, groups, group)
+        assert np.array_equal(attend(q, k, v, changed).y[:, :cut], y[:, :cut])
 
 
-def test_places_tell_who_sees_whom() -> None:
-    groups = grouped(4)
-    where = np.asarray(group_positions(groups, WINDOW))
-    near = np.abs(where[..., :, None] - where[..., None, :]) < WINDOW
-    near &= (groups >= 0)[..., None]
-    assert np.array_equal(near, dense(groups, WINDOW, causal=False))
+def test_group_positions_determine_visibility() -> None:
+    groups = random_groups(4)
+    positions = np.asarray(group_positions(groups, WINDOW))
+    visible = np.abs(positions[..., :, None] - positions[..., None, :]) < WINDOW
+    visible &= (groups >= 0)[..., None]
+    assert np.array_equal(visible, dense_mask_of_groups(groups, WINDOW, causal=False))
 
 
-def test_documents_have_groups_of_their_own() -> None:
+def test_groups_are_split_by_document() -> None:
     groups: Any = np.array([[[0, 2, 2, 1, 2]]])
     documents: Any = np.array([[1, 1, 2, 2, 0]])
     assert split_groups_by_document(groups, 3, documents).tolist() == [[[3, 5, 8, 7, -1]]]
     assert split_groups_by_document(groups, 3, None) is groups
 
 
-def test_no_array_is_as_large_as_all_pairs() -> None:
-    """Neither forward nor backward, in the compiled program."""
+def test_no_quadratic_array_is_allocated() -> None:
+    """In the compiled program, forward and backward."""
     length = 2048
     arrays = [jax.ShapeDtypeStruct((1, length, 1, 2), np.float32)] * 3
     groups = jax.ShapeDtypeStruct((1, 1, length), np.int32)
 
     def total(q: Any, k: Any, v: Any, groups: Any) -> jax.Array:
-        return probe(attend_grouped(q, k, v, groups, 16, causal=True, scale=1.0))
+        return scalar_of(attend_grouped(q, k, v, groups, 16, causal=True, scale=1.0))
 
     assert largest_array(jax.grad(total, (0, 1, 2)), *arrays, groups) < 20 * length

@@ -1,4 +1,6 @@
-"""Sums over keys equal all weights one by one, in chunks and not."""
+"""Feature-map attention: running sums equal explicit weights for every pair, with and without
+chunks.
+"""
 
 import functools
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.kernels import FORMULAS, dense_attention
-from tests.transformer.mixers import applied, made
+from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.documents import document_boundaries
@@ -21,14 +23,14 @@ from transformer.attention.variants.linear_attention import elu_features
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 
 B, T, S, N, K, H, VALUES, M = 2, 29, 19, 6, 3, 5, 7, 13
-DIRECTIONS = draw_random_vectors(M, H, orthogonal=True, seed=(3,))
+RANDOM_VECTORS = draw_random_vectors(M, H, orthogonal=True, seed=(3,))
 SEGMENTS = array([np.repeat([1, 2, 3, 0], [3, 9, 13, 4]), np.repeat([7, 0, 5], [17, 2, 10])])
-OTHERS = array([np.repeat([3, 0, 1, 2], [6, 2, 7, 4]), np.repeat([5, 7, 0], [8, 9, 2])])
+KEY_SEGMENTS = array([np.repeat([3, 0, 1, 2], [6, 2, 7, 4]), np.repeat([5, 7, 0], [8, 9, 2])])
 LENGTHS = array([23, 0])
 
 
 def feature_map(kind: Any) -> sums.FeatureMap:
-    return elu_features if kind == "elu" else make_feature_map(kind, DIRECTIONS)
+    return elu_features if kind == "elu" else make_feature_map(kind, RANDOM_VECTORS)
 
 
 def inputs(keys: int = T, scale: float = 1.0) -> tuple[Any, Any, Any]:
@@ -36,18 +38,18 @@ def inputs(keys: int = T, scale: float = 1.0) -> tuple[Any, Any, Any]:
     return np.float32(q), np.float32(k), normal(2, B, keys, K, VALUES)
 
 
-def in_chunks(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
-    line = document_boundaries(mask, jnp.arange(T)[None])
-    return sums.attend_causal(q, k, v, feature_map(kind), line)[0]
+def attend_in_chunks(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
+    boundaries = document_boundaries(mask, jnp.arange(T)[None])
+    return sums.attend_causal(q, k, v, feature_map(kind), boundaries)[0]
 
 
-def at_once(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
+def attend_all(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
     return attend_bidirectional(q, k, v, feature_map(kind), mask)
 
 
-def by_pairs(kind: str, seen: Array, q: Any, k: Any, v: Any, xp: Any = np) -> Any:
-    phi = functools.partial(FORMULAS[kind], directions=DIRECTIONS, xp=xp)
-    return dense_attention(phi(q), phi(k), v, seen, xp)
+def attend_by_pairs(kind: str, visible: Array, q: Any, k: Any, v: Any, xp: Any = np) -> Any:
+    phi = functools.partial(FORMULAS[kind], directions=RANDOM_VECTORS, xp=xp)
+    return dense_attention(phi(q), phi(k), v, visible, xp)
 
 
 CAUSAL = MaskPattern(causal=True)
@@ -61,47 +63,52 @@ CASES = [
     ("positive", Mask(segments=SEGMENTS)),
     ("trigonometric", Mask(key_lengths=LENGTHS)),
     ("elu", Mask(segments=array(SEGMENTS != 0) * 4)),
-    ("positive", Mask(segments=SEGMENTS, key_segments=OTHERS)),
+    ("positive", Mask(segments=SEGMENTS, key_segments=KEY_SEGMENTS)),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.sampled("0", "3", "5", "7")
 @pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
-def test_sums_equal_all_pairs(kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_match_explicit_weights(
+    kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sums, "CHUNK_SIZE", 8)
-    # With smaller vectors, trigonometric weights have no sums near zero: no digits are lost there.
+    # Smaller vectors keep sums of trigonometric weights away from zero, where digits are lost.
     scale = 0.3 if kind == "trigonometric" else 1.0
     q, k, v = inputs(T if mask.key_segments is None else S, scale)
-    seen = np.broadcast_to(dense_mask(mask, T, k.shape[1]), (B, T, k.shape[1]))
-    expected = by_pairs(kind, seen, *(np.float64(each) for each in (q, k, v)))
-    real = np.ones((B, T)) if mask.segments is None else mask.segments != 0
+    visible = np.broadcast_to(dense_mask(mask, T, k.shape[1]), (B, T, k.shape[1]))
+    expected = attend_by_pairs(kind, visible, *(np.float64(each) for each in (q, k, v)))
+    is_token = np.ones((B, T)) if mask.segments is None else mask.segments != 0
     if mask.pattern.causal:
-        form: Any = in_chunks  # which leaves the padding to its caller
+        attend: Any = attend_in_chunks  # padding rows are left to the caller
     else:
-        form, real = at_once, np.ones((B, T))
-    cotangent = normal(5, B, T, N, VALUES) * real.astype(np.float32)[:, :, None, None]
+        attend, is_token = attend_all, np.ones((B, T))
+    cotangent = normal(5, B, T, N, VALUES) * is_token.astype(np.float32)[:, :, None, None]
 
-    def pulled(form: Any, *given: Any) -> Any:
-        y, pull = jax.vjp(form, *given)
-        return y, pull(cotangent)
+    def values_and_gradients(attend: Any, *arrays: Any) -> Any:
+        y, vjp_fn = jax.vjp(attend, *arrays)
+        return y, vjp_fn(cotangent)
 
-    y, gradients = jax.jit(functools.partial(pulled, functools.partial(form, kind, mask)))(q, k, v)
-    pairs = functools.partial(by_pairs, kind, seen, xp=jnp)
-    theirs = jax.jit(functools.partial(pulled, pairs))(q, k, v)[1]
-    assert_close(y * real[:, :, None, None], expected * real[:, :, None, None])
-    for got, wanted in zip(gradients, theirs, strict=True):
-        assert_close(got, wanted)
+    y, gradients = jax.jit(
+        functools.partial(values_and_gradients, functools.partial(attend, kind, mask))
+    )(q, k, v)
+    dense = functools.partial(attend_by_pairs, kind, visible, xp=jnp)
+    expected_gradients = jax.jit(functools.partial(values_and_gradients, dense))(q, k, v)[1]
+    assert_close(y * is_token[:, :, None, None], expected * is_token[:, :, None, None])
+    for actual, expected_gradient in zip(gradients, expected_gradients, strict=True):
+        assert_close(actual, expected_gradient)
 
 
 @pytest.mark.parametrize("kind", ["positive", "elu"])
-def test_large_inputs_give_averages_of_what_is_seen(kind: str) -> None:
-    """A hundred times the usual: weights are positive, none is lost, so that results stay within
-    the values, and gradients are numbers."""
+def test_large_inputs_give_averages_of_visible_values(kind: str) -> None:
+    """With inputs a hundred times larger, outputs stay within the values and gradients are
+    finite.
+    """
     q, k, v = inputs(scale=100.0)
 
     def total(*given: Any) -> Any:
-        y = in_chunks(kind, Mask(CAUSAL), *given)
+        y = attend_in_chunks(kind, Mask(CAUSAL), *given)
         return jnp.square(y).sum(), y
 
     run = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
@@ -115,33 +122,35 @@ def test_large_inputs_give_averages_of_what_is_seen(kind: str) -> None:
     assert all(np.isfinite(each).all() for each in gradients)
 
 
-def test_what_trigonometric_weights_leave_near_zero_stays_a_number() -> None:
-    found = jnp.array([[3.0, 1e-9], [3.0, -1e-9], [3.0, -2.0], [0.0, 0.0]])
-    y = sums._normalize(found, signed=True)
+def test_normalization_near_zero_is_finite() -> None:
+    sums_and_totals = jnp.array([[3.0, 1e-9], [3.0, -1e-9], [3.0, -2.0], [0.0, 0.0]])
+    y = sums._normalize(sums_and_totals, signed=True)
     assert_close(y[:, 0], [3e6, -3e6, -1.5, 0.0])
 
 
 @pytest.mark.parametrize(
     "config", [PerformerConfig(num_heads=2), LinearAttentionConfig(num_heads=2)]
 )
-def test_what_is_kept_does_not_grow(config: MixerConfig) -> None:
-    mixer, _ = made(config, 6)
-    for make in (mixer.init_cache, mixer.init_memory_cache):
-        short, long = (jax.eval_shape(functools.partial(make, 3, size)) for size in (1, 10**6))
+def test_cache_size_does_not_depend_on_length(config: MixerConfig) -> None:
+    mixer, _ = make_mixer(config, 6)
+    for init_cache in (mixer.init_cache, mixer.init_memory_cache):
+        short, long = (
+            jax.eval_shape(functools.partial(init_cache, 3, size)) for size in (1, 10**6)
+        )
         assert short == long
 
 
-def test_errors() -> None:
-    mixer, params = made(LinearAttentionConfig(num_heads=2), 6)
+def test_invalid_calls_raise() -> None:
+    mixer, params = make_mixer(LinearAttentionConfig(num_heads=2), 6)
     x = normal(0, 1, 3, 6)
-    whole = r"^mixer linear: attends to the whole memory; give a mask that is not causal"
-    with pytest.raises(ValueError, match=whole):
-        applied(mixer, params, x, memory=x, mask=Mask(CAUSAL))
-    with pytest.raises(ValueError, match=whole):
-        applied(mixer, params, x, memory=x, cache=mixer.init_cache(1, 3))
+    causal_memory = r"^mixer linear: attends to the whole memory; give a mask that is not causal"
+    with pytest.raises(ValueError, match=causal_memory):
+        apply_mixer(mixer, params, x, memory=x, mask=Mask(CAUSAL))
+    with pytest.raises(ValueError, match=causal_memory):
+        apply_mixer(mixer, params, x, memory=x, cache=mixer.init_cache(1, 3))
     with pytest.raises(
         ValueError, match=r"^mixer linear: decoding with a cache needs a causal mask"
     ):
-        applied(mixer, params, x, cache=mixer.init_cache(1, 3))
+        apply_mixer(mixer, params, x, cache=mixer.init_cache(1, 3))
     with pytest.raises(ValueError, match=r"^mixer linear: does not support a window"):
-        applied(mixer, params, x, mask=Mask(MaskPattern(causal=True, window=2)))
+        apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=True, window=2)))

@@ -1,4 +1,4 @@
-"""No compiled program of a variant of linear cost has an array of T x S, forward or backward.
+"""Compiled programs of variants with linear memory have no array of T x S, forward or backward.
 
 Top-k attention and full attention in tiles are included: their time grows with T x S, but not
 their memory.
@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.compiled import pairs_of_tokens, program_of, shapes_in
+from tests.transformer.compiled import compiled_text, quadratic_shapes, shapes_in
 from tests.transformer.formulas import array, normal
-from tests.transformer.mixers import made
+from tests.transformer.mixers import make_mixer
 from transformer import (
     AttentionConfig,
     BigBirdConfig,
@@ -34,8 +34,8 @@ from transformer import (
 from transformer.attention.mixer import MixerInputs, mixer_class
 
 T, D = 1021, 6
-"""A prime, which no other size equals: what is padded to blocks is longer. All else is small, so
-that what is kept of a token comes to a tenth of T at most; tiles have 128 x S."""
+"""T is a prime that no other size equals; padding to blocks makes it longer. All other sizes are
+small, so that what is stored per token is at most T / 10; tiles have 128 x S entries."""
 
 CONFIGS: dict[str, MixerConfig] = {
     "full in tiles": AttentionConfig(num_heads=1, backend="blockwise"),
@@ -64,35 +64,35 @@ CAUSAL, FULL = MaskPattern(causal=True), MaskPattern()
 DOCUMENTS = array(1 + np.arange(T)[None] // 400)
 
 
-def able(name: str) -> Any:
+def abilities(name: str) -> Any:
     return mixer_class(CONFIGS[name]).abilities(CONFIGS[name])
 
 
-BOTH_WAYS = [
+TRAINING_CASES = [
     pytest.param(name, pattern, id=f"{name}, {'causal' if pattern.causal else 'both ways'}")
     for name in CONFIGS
     for pattern in (CAUSAL, FULL)
-    if able(name).causal or not pattern.causal
+    if abilities(name).causal or not pattern.causal
 ]
-CACHED = [name for name in CONFIGS if able(name).cached]
+CACHED = [name for name in CONFIGS if abilities(name).cached]
 
 
-def called(config: MixerConfig) -> Any:
-    """The mixer as a function of weights, x and what else is given, and its weights."""
+def build_mixer(config: MixerConfig) -> Any:
+    """Return the mixer, a function that calls it, and its weights."""
     constants: Any = mixer_class(config).constants(config, 0, D)
-    mixer, params = made(config, D, constants=constants)
+    mixer, params = make_mixer(config, D, constants=constants)
     positions = jnp.arange(T)[None]
 
     def call(params: Any, x: Any, mask: Mask, cache: Any = None) -> Any:
-        given: Any = dict(positions=positions, constants=constants, mask=mask, cache=cache)
-        return mixer.apply({"params": params}, x, MixerInputs(**given))
+        kwargs: Any = dict(positions=positions, constants=constants, mask=mask, cache=cache)
+        return mixer.apply({"params": params}, x, MixerInputs(**kwargs))
 
     return mixer, call, params
 
 
-def training(config: MixerConfig, mask: Mask) -> str:
-    """The program of a result, and of a value with the gradients of weights and inputs."""
-    _, call, params = called(config)
+def training_program(config: MixerConfig, mask: Mask) -> str:
+    """Return the compiled program of outputs, loss and gradients of weights and inputs."""
+    _, call, params = build_mixer(config)
 
     def total(params: Any, x: Any) -> jax.Array:
         return jnp.square(call(params, x, mask).y).sum()
@@ -100,18 +100,18 @@ def training(config: MixerConfig, mask: Mask) -> str:
     def both(params: Any, x: Any) -> Any:
         return call(params, x, mask).y, jax.value_and_grad(total, argnums=(0, 1))(params, x)
 
-    return program_of(both, params, normal(0, 1, T, D))
+    return compiled_text(both, params, normal(0, 1, T, D))
 
 
-def prefill(config: MixerConfig) -> str:
-    """The program that reads T tokens into an empty cache."""
-    mixer, call, params = called(config)
+def prefill_program(config: MixerConfig) -> str:
+    """Return the compiled program that reads T tokens into an empty cache."""
+    mixer, call, params = build_mixer(config)
 
     def read(params: Any, x: Any, cache: Any) -> Any:
         mask = Mask(CAUSAL, positions=jnp.arange(T)[None])
         return call(params, x, mask, cache)[:2]
 
-    return program_of(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
+    return compiled_text(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
 
 
 @pytest.mark.slow
@@ -124,45 +124,47 @@ def prefill(config: MixerConfig) -> str:
     "balanced",
     "[top_k, causal",
 )
-@pytest.mark.parametrize(("name", "pattern"), BOTH_WAYS)
-def test_nothing_of_pairs_of_tokens_exists(name: str, pattern: MaskPattern) -> None:
-    """In a row of one document, and in a pack where the variant takes one."""
+@pytest.mark.parametrize(("name", "pattern"), TRAINING_CASES)
+def test_training_allocates_no_quadratic_array(name: str, pattern: MaskPattern) -> None:
+    """For a row of one document, and for packed documents if the variant supports segments."""
     masks = [Mask(pattern)]
-    if able(name).segments:
+    if abilities(name).segments:
         masks.append(dataclasses.replace(masks[0], segments=DOCUMENTS))
     for mask in masks:
-        program = training(CONFIGS[name], mask)
-        assert pairs_of_tokens(program, T) == []
-        assert any(T in shape for shape in shapes_in(program))  # it is the program of so many
+        program = training_program(CONFIGS[name], mask)
+        assert quadratic_shapes(program, T) == []
+        assert any(
+            T in shape for shape in shapes_in(program)
+        )  # the program does have arrays of T tokens
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CACHED)
-def test_reading_a_prompt_makes_nothing_of_pairs_of_tokens(name: str) -> None:
-    assert pairs_of_tokens(prefill(CONFIGS[name]), T) == []
+def test_prefill_allocates_no_quadratic_array(name: str) -> None:
+    assert quadratic_shapes(prefill_program(CONFIGS[name]), T) == []
 
 
 @pytest.mark.parametrize("pattern", [CAUSAL, FULL], ids=["causal", "both ways"])
-def test_pairs_of_tokens_would_be_seen(pattern: MaskPattern) -> None:
-    """Full attention with all scores in memory is detected, with and without a cache."""
-    assert (1, 1, T, T) in pairs_of_tokens(training(QUADRATIC, Mask(pattern)), T)
+def test_quadratic_arrays_are_detected(pattern: MaskPattern) -> None:
+    """Full attention that materializes its scores is detected, with and without a cache."""
+    assert (1, 1, T, T) in quadratic_shapes(training_program(QUADRATIC, Mask(pattern)), T)
     if pattern.causal:
-        assert (1, 1, T, T) in pairs_of_tokens(prefill(QUADRATIC), T)
+        assert (1, 1, T, T) in quadratic_shapes(prefill_program(QUADRATIC), T)
 
 
 @pytest.mark.parametrize(
     "shape",
     [(T, T), (T, 3, T), (2, T, T, 5), (1024, 1, T), (16, 64, 16, 64), (T * T,), (8, 128, 1030)],
 )
-def test_no_layout_hides_them(shape: tuple[int, ...]) -> None:
-    """Transposed, split, padded, in tiles, flat, and in blocks of too many rows."""
+def test_quadratic_arrays_are_detected_in_any_layout(shape: tuple[int, ...]) -> None:
+    """Transposed, split, padded, tiled, flat, and in blocks with too many rows."""
     text = f"  x = bf16[{','.join(map(str, shape))}]{{1,0}} add(f32[{T},6]{{1,0}} y, s32[] z)"
-    assert pairs_of_tokens(text, T) == [shape]
+    assert quadratic_shapes(text, T) == [shape]
     assert shapes_in(text) == {shape, (T, 6)}
 
 
-def test_a_triangle_of_pairs_would_be_seen() -> None:
-    """In a real program, flat."""
+def test_triangular_arrays_are_detected() -> None:
+    """In a real program, as a flat array."""
     rows, columns = np.tril_indices(T)
-    program = program_of(lambda x: jnp.sort(x[rows] * x[columns]), normal(0, T))
-    assert (T * (T + 1) // 2,) in pairs_of_tokens(program, T)
+    program = compiled_text(lambda x: jnp.sort(x[rows] * x[columns]), normal(0, T))
+    assert (T * (T + 1) // 2,) in quadratic_shapes(program, T)

@@ -1,4 +1,4 @@
-"""Longformer is two dense passes: its window and global keys, and the rows of global tokens."""
+"""Longformer equals two dense passes: window and global keys, and the rows of global tokens."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from tests.fixtures.long import LONGFORMER, real, stream
 from tests.fixtures.tiny import drawn
 from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from tests.transformer.layouts import attention, linear
-from tests.transformer.mixers import applied, made
+from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.visible_keys import longformer_visible_keys
@@ -31,18 +31,22 @@ FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
 B, T, D, N, K = 2, 41, 8, 4, 2
 PACKED = array(np.repeat([[1, 2, 0], [1, 2, 3]], [13, 21, 7], axis=1))
 RESTARTED = array([np.concatenate([np.arange(size) for size in (13, 21, 7)])])
-LISTED = array([[3, 0, 3, -1], [39, -1, 5, 8]])
+GLOBALS = array([[3, 0, 3, -1], [39, -1, 5, 8]])
 
 
-def window(config: LongformerConfig, positions: Array) -> Array:  # [B or 1, N, T, T] booleans
-    """Distances 0, d, ..., window d."""
+def window_mask(config: LongformerConfig, positions: Array) -> Array:  # [B or 1, N, T, T] booleans
+    """Return the pairs within the window: distances 0, d, ..., window d."""
     steps = np.broadcast_to(config.dilations, (config.num_heads,))[:, None, None]
     distance = np.abs(positions[:, None, :, None] - positions[:, None, None, :])
     return np.asarray((distance % steps == 0) & (distance <= config.one_sided_window * steps))
 
 
-def passes(params: Any, x: Any, shown: Array, near: Array, is_global: Array) -> Any:  # [B, T, D]
-    """Softmax over window and global keys, then over all keys by the global projections."""
+def expected_output(
+    params: Any, x: Any, visible_pairs: Array, in_window: Array, is_global: Array
+) -> Any:  # [B, T, D]
+    """Compute softmax over window and global keys, then softmax over all keys with the global
+    projections.
+    """
 
     def softmax(suffix: str, seen: Array) -> Any:
         q, k, v = (
@@ -52,36 +56,36 @@ def passes(params: Any, x: Any, shown: Array, near: Array, is_global: Array) -> 
         )
         k, v = (jnp.repeat(each, q.shape[2] // k.shape[2], axis=2) for each in (k, v))
         scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
-        raised = jnp.where(seen, jnp.exp(scores), 0)
-        total = raised.sum(-1, keepdims=True)
-        return jnp.einsum("BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), v)
+        exp_scores = jnp.where(seen, jnp.exp(scores), 0)
+        total = exp_scores.sum(-1, keepdims=True)
+        return jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), v)
 
-    most = softmax("", shown[:, None] & (near | is_global[:, None, None, :]))
-    few = softmax("_global", np.broadcast_to(shown[:, None], (B, 1, T, T)))
+    most = softmax("", visible_pairs[:, None] & (in_window | is_global[:, None, None, :]))
+    few = softmax("_global", np.broadcast_to(visible_pairs[:, None], (B, 1, T, T)))
     y = jnp.where(is_global[:, :, None, None], few, most)
     return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
 
-def shown(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
+def visible_pairs(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
     """Return the visible keys of each query, from the arrays of the mask."""
-    seen = np.ones((1, T, T), bool)
+    visible = np.ones((1, T, T), bool)
     if mask.pattern.causal:
-        seen = seen & (positions[:, :, None] >= positions[:, None, :])
+        visible = visible & (positions[:, :, None] >= positions[:, None, :])
     if mask.segments is not None:
         segments = np.asarray(mask.segments)
-        seen = seen & (segments[:, :, None] == segments[:, None]) & (segments[:, None] != 0)
+        visible = visible & (segments[:, :, None] == segments[:, None]) & (segments[:, None] != 0)
     if mask.key_lengths is not None:
-        seen = seen & (np.arange(T) < np.asarray(mask.key_lengths)[:, None, None])
-    return seen
+        visible = visible & (np.arange(T) < np.asarray(mask.key_lengths)[:, None, None])
+    return visible
 
 
 INDEX = array([np.arange(T)])
 CASES: dict[str, Any] = {
-    "listed, of two lengths": (Mask(key_lengths=array([T, 29]), global_positions=LISTED), INDEX),
-    "listed, causal": (Mask(MaskPattern(causal=True), global_positions=LISTED), INDEX),
+    "listed, of two lengths": (Mask(key_lengths=array([T, 29]), global_positions=GLOBALS), INDEX),
+    "listed, causal": (Mask(MaskPattern(causal=True), global_positions=GLOBALS), INDEX),
     "packed": (Mask(segments=PACKED), RESTARTED),
     "packed, listed, causal": (
-        Mask(MaskPattern(causal=True), segments=PACKED, global_positions=LISTED[:1]),
+        Mask(MaskPattern(causal=True), segments=PACKED, global_positions=GLOBALS[:1]),
         RESTARTED,
     ),
 }
@@ -90,13 +94,13 @@ CASES: dict[str, Any] = {
 @pytest.mark.slow
 @pytest.mark.sampled("[listed, causal")
 @pytest.mark.parametrize("case", CASES)
-def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
+def test_matches_two_dense_passes(case: str) -> None:
     mask, positions = CASES[case]
     dilations = (3, 1, 1, 2) if "listed" in case else (1,)
     config = LongformerConfig(
         num_heads=N, num_kv_heads=K, one_sided_window=3, dilations=dilations, num_global_tokens=2
     )
-    mixer, params = made(config, D)
+    mixer, params = make_mixer(config, D)
     x = 0.5 * normal(1, B, T, D)
     listed = (
         np.array([[0, 1]]) if mask.global_positions is None else np.asarray(mask.global_positions)
@@ -104,12 +108,12 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
     is_global = (positions[:, :, None] == listed[:, None, :]).any(-1)
     if mask.key_lengths is not None:  # padding is not global
         is_global = is_global & (np.asarray(mask.key_lengths)[:, None] > INDEX)
-    dense = (shown(mask, positions), window(config, positions), is_global)
+    dense = (visible_pairs(mask, positions), window_mask(config, positions), is_global)
 
     def both(run: Any) -> Any:
         def inner(params: Any, x: Any) -> Any:
-            y, pull = jax.vjp(run, params, x)
-            return y, pull(jnp.cos(3 * y))
+            y, vjp_fn = jax.vjp(run, params, x)
+            return y, vjp_fn(jnp.cos(3 * y))
 
         return jax.jit(inner)(params, x)
 
@@ -118,13 +122,13 @@ def test_values_and_gradients_are_those_of_two_dense_passes(case: str) -> None:
         return output.y
 
     y, gradients = both(mixed)
-    expected, wanted = both(lambda params, x: passes(params, x, *dense))
+    expected, wanted = both(lambda params, x: expected_output(params, x, *dense))
     assert_close(y, expected)
     assert_trees_close(gradients, wanted)
 
 
 @pytest.mark.full
-def test_the_contract_where_the_window_is_short() -> None:
+def test_contract_with_a_short_window() -> None:
     config = LongformerConfig(
         num_heads=N, one_sided_window=3, dilations=(1, 3, 1, 3), position=RoPE()
     )
@@ -145,14 +149,14 @@ def test_the_contract_where_the_window_is_short() -> None:
     ],
 )
 @pytest.mark.parametrize("length", [9, 37])
-def test_what_a_cache_holds_is_what_a_full_pass_sees(length: int, settings: dict[str, Any]) -> None:
-    """Also with single global tokens, and with a first chunk that is longer than the window."""
+def test_cached_decoding_matches_full_pass(length: int, settings: dict[str, Any]) -> None:
+    """Also with single global tokens, and with a first chunk longer than the window."""
     config = LongformerConfig(**dict(num_heads=N, num_kv_heads=K) | settings)
     check_cached(make_trial(config, D, length, (1,), Hardware()))
 
 
-def test_its_cache_does_not_grow_with_the_length() -> None:
-    mixer, _ = made(
+def test_cache_size_does_not_depend_on_length() -> None:
+    mixer, _ = make_mixer(
         LongformerConfig(num_heads=N, one_sided_window=5, dilations=(3,), num_global_tokens=2), D
     )
     sizes = [jax.tree.map(np.shape, mixer.init_cache(B, length)) for length in (16, 17, 100_000)]
@@ -160,9 +164,9 @@ def test_its_cache_does_not_grow_with_the_length() -> None:
     assert (sizes[0].window.keys[1], sizes[0].global_query_kv.keys[1]) == (5 * 3 + 1, 2)
 
 
-def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
-    """Return True where a query's result depends on a key's token."""
-    mixer, params = made(config, D)
+def dependence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
+    """Return True where a query's output depends on a key's token."""
+    mixer, params = make_mixer(config, D)
 
     def result(x: Any) -> Any:
         output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
@@ -173,17 +177,19 @@ def influence(config: LongformerConfig, mask: Mask) -> Array:  # [T, T] booleans
 
 
 @pytest.mark.full
-def test_how_many_keys_each_query_sees() -> None:
-    """2 w + 1 and the global ones; a global query all; under a causal mask those behind."""
-    sees = influence(LongformerConfig(num_heads=N, one_sided_window=3, dilations=(2,) * N), Mask())
+def test_number_of_visible_keys() -> None:
+    """2 w + 1 and the global ones; a global query sees all; under a causal mask only
+    earlier ones.
+    """
+    sees = dependence(LongformerConfig(num_heads=N, one_sided_window=3, dilations=(2,) * N), Mask())
     assert sees[0].all()
     assert sees[:, 0].all()
     assert np.flatnonzero(sees[20]).tolist() == [0, 14, 16, 18, 20, 22, 24, 26]
     config = LongformerConfig(num_heads=N, one_sided_window=3, num_global_tokens=0)
-    seen = influence(config, Mask(MaskPattern(causal=True), global_positions=array([[5, 30]])))
-    assert np.flatnonzero(seen[20]).tolist() == [5, 17, 18, 19, 20]
-    assert np.flatnonzero(seen[30]).tolist() == list(range(31))
-    assert influence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
+    visible = dependence(config, Mask(MaskPattern(causal=True), global_positions=array([[5, 30]])))
+    assert np.flatnonzero(visible[20]).tolist() == [5, 17, 18, 19, 20]
+    assert np.flatnonzero(visible[30]).tolist() == list(range(31))
+    assert dependence(config, Mask()).sum() == 7 * T - 2 * (1 + 2 + 3)
 
 
 ROWS = array(np.arange(T)[None] < np.array([[T], [29]]))  # of one document each, and padding
@@ -198,13 +204,14 @@ WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
         dict(head_dim=16, qk_norm=NormConfig(), position=RoPE(), num_global_tokens=2),
     ],
 )
-def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any]) -> None:
-    """Global tokens are found in another way as soon as one row is a pack, which is seen as the
-    program runs: the same numbers and gradients."""
+def test_single_documents_match_those_in_a_packed_batch(settings: dict[str, Any]) -> None:
+    """If one row holds several documents, global tokens take another code path for all rows at run
+    time. Results and gradients must be the same.
+    """
     config = LongformerConfig(num_heads=N, num_kv_heads=K, one_sided_window=3, **settings)
-    mixer, params = made(config, D)
+    mixer, params = make_mixer(config, D)
     x, real = normal(1, 3, T, D), jnp.asarray(ROWS)[..., None]
-    listed = None if "num_global_tokens" in settings else LISTED[[0, 1, 1]]
+    listed = None if "num_global_tokens" in settings else GLOBALS[[0, 1, 1]]
 
     @jax.jit
     def both(params: Any, x: Any, segments: Any) -> Any:
@@ -216,33 +223,35 @@ def test_one_document_a_row_is_the_same_as_beside_a_pack(settings: dict[str, Any
             output: Any = mixer.apply({"params": params}, x, MixerInputs(array(INDEX), mask))
             return jnp.where(real, output.y[:2], 0)
 
-        y, pull = jax.vjp(run, params, x)
-        of_params, of_x = pull(jnp.cos(3 * y))
+        y, vjp_fn = jax.vjp(run, params, x)
+        of_params, of_x = vjp_fn(jnp.cos(3 * y))
         return y, of_params, of_x[:2]
 
     apart, beside = both(params, x[:2], WITH_A_PACK[:2]), both(params, x, WITH_A_PACK)
     assert_trees_close(apart, beside)
-    known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else LISTED)
-    y = applied(mixer, params, x[:2], mask=known).y  # where it is known when compiled
+    known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else GLOBALS)
+    y = apply_mixer(mixer, params, x[:2], mask=known).y  # here it is known at compile time
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
-    told = known.replace(key_lengths=None, segments=7 * ROWS, single_document=True)
-    y = applied(mixer, params, x[:2], mask=told).y
+    reported = known.replace(key_lengths=None, segments=7 * ROWS, single_document=True)
+    y = apply_mixer(mixer, params, x[:2], mask=reported).y
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
 
 
-def test_what_is_dropped_does_not_depend_on_other_rows() -> None:
+def test_dropout_does_not_depend_on_other_rows() -> None:
     config = LongformerConfig(num_heads=N, one_sided_window=3, dropout=0.5)
-    mixer, params = made(config, D)
+    mixer, params = make_mixer(config, D)
     x, keys = normal(1, 3, T, D), jax.random.split(jax.random.key(0), 3)
     apart, beside = (
-        applied(mixer, params, x[:n], mask=Mask(segments=WITH_A_PACK[:n]), dropout_rngs=keys[:n]).y
+        apply_mixer(
+            mixer, params, x[:n], mask=Mask(segments=WITH_A_PACK[:n]), dropout_rngs=keys[:n]
+        ).y
         for n in (2, 3)
     )
     assert_close(np.where(ROWS[..., None], apart, 0), np.where(ROWS[..., None], beside[:2], 0))
 
 
-def test_it_computes_what_hugging_face_computes() -> None:
-    """Made by tests/fixtures/make_long.py."""
+def test_matches_hugging_face() -> None:
+    """The fixture is from tests/fixtures/make_long.py."""
     sizes, d = LONGFORMER, LONGFORMER.width
     config = LongformerConfig(num_heads=sizes.heads, one_sided_window=sizes.window)
     same = (np.eye(d, dtype=np.float32), np.zeros(d, np.float32))
@@ -252,60 +261,63 @@ def test_it_computes_what_hugging_face_computes() -> None:
         for name, leaf in attention(inner, same, sizes.heads).items():
             base, bias = name.removesuffix("_bias"), name.endswith("_bias")
             params[f"{base}{suffix if base != 'output' else ''}{'_bias' * bias}"] = leaf
-    there = real(sizes)
-    mask = Mask(segments=array(there), global_positions=array(sizes.globals))
-    y = np.asarray(applied(made(config, d)[0], params, stream(sizes), mask=mask).y)
-    assert_close(y[there == 1], FIXTURES["longformer"][there == 1])
+    is_token = real(sizes)
+    mask = Mask(segments=array(is_token), global_positions=array(sizes.globals))
+    y = np.asarray(apply_mixer(make_mixer(config, d)[0], params, stream(sizes), mask=mask).y)
+    assert_close(y[is_token == 1], FIXTURES["longformer"][is_token == 1])
 
 
-def test_errors() -> None:
+def test_invalid_configs_and_calls_raise() -> None:
     with pytest.raises(ValueError, match=r"^longformer.dilations \(1, 2\): give one number from 1"):
         LongformerConfig(num_heads=3, dilations=(1, 2))
     with pytest.raises(ValueError, match=r"^longformer.one_sided_window -1: give 0 or more$"):
         LongformerConfig(one_sided_window=-1)
-    mixer, params = made(LongformerConfig(num_heads=N), D)
+    mixer, params = make_mixer(LongformerConfig(num_heads=N), D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
     with pytest.raises(
         ValueError, match=r"^mixer longformer: decoding with a cache needs a causal mask; give"
     ):
-        applied(mixer, params, x, cache=cache)
-    listed = Mask(MaskPattern(causal=True), global_positions=LISTED)
+        apply_mixer(mixer, params, x, cache=cache)
+    listed = Mask(MaskPattern(causal=True), global_positions=GLOBALS)
     with pytest.raises(ValueError, match=r"^mixer longformer: in decoding, the global tokens"):
-        applied(mixer, params, x, cache=cache, mask=listed)
+        apply_mixer(mixer, params, x, cache=cache, mask=listed)
 
 
 @pytest.mark.parametrize("dilations", [(1,), (1, 3)])
-def test_flops_count_the_keys_that_are_seen(dilations: tuple[int, ...]) -> None:
+def test_flops_count_visible_keys(dilations: tuple[int, ...]) -> None:
     config = LongformerConfig(
         num_heads=2, one_sided_window=3, dilations=dilations, num_global_tokens=2
     )
-    near, first = window(config, INDEX)[0], np.arange(T) < 2
-    seen = near | first | first[:, None]
+    in_window, is_global = window_mask(config, INDEX)[0], np.arange(T) < 2
+    visible = in_window | is_global | is_global[:, None]
     counted = longformer_visible_keys(config, T)
-    assert counted.bidirectional == pytest.approx(seen.sum() / (2 * T))
-    assert counted.causal == pytest.approx((seen & np.tri(T, dtype=bool)).sum() / (2 * T))
+    assert counted.bidirectional == pytest.approx(visible.sum() / (2 * T))
+    assert counted.causal == pytest.approx((visible & np.tri(T, dtype=bool)).sum() / (2 * T))
 
 
 @pytest.mark.full
-def test_a_few_global_queries_need_no_keys_and_values_of_all_tokens() -> None:
-    """The same numbers, gradients and dropped weights' share, as with every token projected."""
+def test_absorbed_projections_match_full_projections() -> None:
+    """With few global queries, their keys and values need no projection of every token.
+
+    Results, gradients and the fraction of dropped weights must be the same.
+    """
     config = LongformerConfig(
         num_heads=N, num_kv_heads=K, head_dim=16, one_sided_window=5, num_global_tokens=2
     )
-    mixer, params = made(config, D)
+    mixer, params = make_mixer(config, D)
     x, positions = normal(0, B, T, D), np.arange(T)[None]
     ones = jnp.ones((1, T), int)
 
     @functools.partial(jax.jit, static_argnums=2)
     def both(params: Any, x: Any, segments: bool) -> Any:
-        pattern = MaskPattern(causal=True)  # with segments, any row is then taken for a pack
+        pattern = MaskPattern(causal=True)  # with segments, every row is treated as packed
         mask = Mask(pattern, segments=ones if segments else None)
 
         def run(params: Any, x: Any) -> Any:
             output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
             return output.y
 
-        y, pull = jax.vjp(run, params, x)
-        return y, pull(jnp.cos(y))
+        y, vjp_fn = jax.vjp(run, params, x)
+        return y, vjp_fn(jnp.cos(y))
 
     assert_trees_close(both(params, x, True), both(params, x, False))

@@ -1,4 +1,4 @@
-"""Performer: features of queries and keys in place of softmax."""
+"""Performer: random features of queries and keys in place of softmax."""
 
 import functools
 from typing import Any
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from tests.transformer.formulas import array, assert_close, attention, normal, weights_of
+from tests.transformer.formulas import array, assert_close, attention, normal, random_params_like
 from tests.transformer.kernels import dense_attention, positive, relu
-from tests.transformer.mixers import applied, made
+from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import (
     BlockConfig,
     Hardware,
@@ -39,31 +39,31 @@ CAUSAL = Mask(MaskPattern(causal=True))
 
 
 @pytest.mark.parametrize("kind", ["positive", "relu"])
-def test_the_whole_mixer_against_the_formula(kind: Any) -> None:
-    """Four heads of queries on two of keys."""
+def test_matches_formula(kind: Any) -> None:
+    """Four query heads on two key-value heads."""
     config = PerformerConfig(
         num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, feature_map=kind, seed=5
     )
-    mixer, w = made(config, D)
+    mixer, w = make_mixer(config, D)
     x, directions = normal(0, B, T, D), Performer.constants(config, 2, D)
-    y = applied(mixer, w, x, mask=CAUSAL, constants=directions).y
+    y = apply_mixer(mixer, w, x, mask=CAUSAL, constants=directions).y
     q, k, v = (
         np.einsum("BTD,DNH->BTNH", np.float64(x), w[name]) + w[f"{name}_bias"][None, None]
         for name in ("query", "key", "value")
     )
     phi = positive if kind == "positive" else relu
-    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
-    expected = dense_attention(phi(q, directions), phi(k, directions), v, seen)
+    visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    expected = dense_attention(phi(q, directions), phi(k, directions), v, visible)
     expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
     assert_close(y, expected)
 
 
 @pytest.mark.slow
-def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> None:
+def test_error_shrinks_with_features_and_averaging_over_seeds() -> None:
     """Constants are arguments, so all cases share one program."""
     config = PerformerConfig(num_heads=2, head_dim=H, num_features=64)
-    mixer, w = made(config, D)
-    x = 0.4 * normal(0, 1, T, D)  # small, so that no few directions rule the errors
+    mixer, w = make_mixer(config, D)
+    x = 0.4 * normal(0, 1, T, D)  # small, so that errors are not dominated by a few directions
     softmax, _ = attention(x, x, w, np.tri(T, dtype=bool)[None])
     drawn = [
         Performer.constants(PerformerConfig(head_dim=H, num_features=64, redraw_index=each), 0, D)
@@ -71,19 +71,19 @@ def test_many_features_are_nearly_softmax_and_so_is_the_mean_over_seeds() -> Non
     ]
 
     def run(constants: Any) -> Any:
-        given: Any = dict(positions=np.arange(T)[None], mask=CAUSAL, constants=constants)
-        output: Any = mixer.apply({"params": w}, x, MixerInputs(**given))
+        kwargs: Any = dict(positions=np.arange(T)[None], mask=CAUSAL, constants=constants)
+        output: Any = mixer.apply({"params": w}, x, MixerInputs(**kwargs))
         return output.y
 
     off = np.asarray(jax.jit(jax.vmap(run))(np.array(drawn)))[:, 0] - softmax
-    one = np.sqrt(np.mean(off**2))  # of 64 features; 64 times as many have an eighth of it
+    one = np.sqrt(np.mean(off**2))  # with 64 features; 64 times as many have an eighth of the error
     many = np.asarray(jax.jit(run)(np.concatenate(drawn))) - softmax
     assert np.sqrt(np.mean(many**2)) < one / 4
-    # The quotient of two estimates is off by something of order 1 / M even on average.
+    # The quotient of two estimates has a bias of order 1 / M.
     assert np.sqrt(np.mean(off.mean(0) ** 2)) < one / 2
 
 
-def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
+def test_constants_depend_on_seed_layer_and_redraw() -> None:
     def drawn(layer: int = 0, **given: Any) -> Any:
         return Performer.constants(PerformerConfig(num_features=M, head_dim=H, **given), layer, D)
 
@@ -95,22 +95,23 @@ def test_constants_are_a_function_of_seed_layer_and_redraw() -> None:
     assert Performer.constants(config, 0, D).shape == (5, H)
 
 
-def test_called_by_itself_it_has_the_features_of_layer_0() -> None:
-    mixer, w = made(CONFIG, D)
+def test_default_constants_are_those_of_layer_0() -> None:
+    mixer, w = make_mixer(CONFIG, D)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
-    given: Any = dict(memory=memory, mask=Mask(key_lengths=array([T + 2, 5])))
+    kwargs: Any = dict(memory=memory, mask=Mask(key_lengths=array([T + 2, 5])))
     first = Performer.constants(CONFIG, 0, D)
-    y = applied(mixer, w, x, **given).y
-    assert_close(y, applied(mixer, w, x, constants=first, **given).y)
+    y = apply_mixer(mixer, w, x, **kwargs).y
+    assert_close(y, apply_mixer(mixer, w, x, constants=first, **kwargs).y)
     other = Performer.constants(CONFIG, 1, D)
-    assert not np.allclose(y, applied(mixer, w, x, constants=other, **given).y, atol=1e-3)
+    assert not np.allclose(y, apply_mixer(mixer, w, x, constants=other, **kwargs).y, atol=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
-def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
-    """Three layers of nothing else, against the formula: with a memory, and with what is kept of
-    it."""
+def test_cross_attention_uses_constants_of_its_layer(loop: Any) -> None:
+    """Three layers of cross attention only, against the formula, with a memory and with a cached
+    memory.
+    """
     only = BlockConfig(
         mixer=IdentityConfig(), cross_attention=CONFIG, feed_forward=None, norm=None, residual=False
     )
@@ -118,12 +119,12 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
     stack = Stack((only,), shared, loop)
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
     positions: Any = np.arange(T)[None]
-    looks = Memory(memory, Mask(MaskPattern(ordered=False)))
+    encoder_memory = Memory(memory, Mask(MaskPattern(ordered=False)))
     given = MixerInputs(positions, CAUSAL)
-    make = lambda x: stack.init(jax.random.key(0), x, given, looks)  # noqa: E731
-    params = weights_of(meta.unbox(jax.eval_shape(make, x))["params"])
+    make = lambda x: stack.init(jax.random.key(0), x, given, encoder_memory)  # noqa: E731
+    params = random_params_like(meta.unbox(jax.eval_shape(make, x))["params"])
     run = jax.jit(functools.partial(stack.apply, {"params": params}))
-    found: Any = run(x, given, looks)
+    result: Any = run(x, given, encoder_memory)
     expected: Any = np.float64(x)
     for layer in range(3):
         w = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["place_0"]["cross"])
@@ -132,28 +133,28 @@ def test_in_cross_attention_it_has_the_features_of_its_layer(loop: Any) -> None:
             for name, of in (("query", expected), ("key", memory), ("value", memory))
         )
         directions = Performer.constants(CONFIG, layer, D)
-        seen = np.ones((B, T, T + 2), bool)
-        expected = dense_attention(positive(q, directions), positive(k, directions), v, seen)
+        visible = np.ones((B, T, T + 2), bool)
+        expected = dense_attention(positive(q, directions), positive(k, directions), v, visible)
         expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
-    assert_close(found.x, expected)
+    assert_close(result.x, expected)
     cache: Any = init_cache((only,), shared, B, T, T + 2)
     for tokens, source in ((slice(4), memory), (slice(4, None), None)):
         given = MixerInputs(positions[:, tokens], CAUSAL, cache=cache)
-        found = run(x[:, tokens], given, looks._replace(x=source))
-        cache = found.cache
-        assert_close(found.x, expected[:, tokens])
+        result = run(x[:, tokens], given, encoder_memory._replace(x=source))
+        cache = result.cache
+        assert_close(result.x, expected[:, tokens])
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["trigonometric", "relu"])
-def test_other_features_keep_the_contract(kind: Any) -> None:
+def test_contract_with_other_features(kind: Any) -> None:
     config = PerformerConfig(num_heads=2, num_kv_heads=1, num_features=10, feature_map=kind)
     trial = make_trial(config, 6, 17, (1, 17), Hardware())
     for ability in ("causal", "cached"):
         ABILITY_CHECKS[ability](trial)
 
 
-def test_costs() -> None:
+def test_flops() -> None:
     def scores(**given: Any) -> int:
         block = BlockConfig(mixer=PerformerConfig(num_heads=N, **given), feed_forward=None)
         config = TransformerConfig(
@@ -168,7 +169,7 @@ def test_costs() -> None:
     assert half == 2 * 2 * N * (5 * H + 10 * (H + 1))
 
 
-def test_errors() -> None:
+def test_invalid_configs_and_calls_raise() -> None:
     for message, given in (
         (r"^performer.num_features 0: give 1 or more$", dict(num_features=0)),
         (r"^performer.num_features 7: sines and cosines come in pairs; give an even number$",

@@ -17,31 +17,31 @@ H, SEEDS = 8, 500
 
 
 @pytest.mark.parametrize("kind", ["positive", "trigonometric", "relu"])
-def test_features_are_those_of_the_formula(kind: Any) -> None:
+def test_features_match_formula(kind: Any) -> None:
     """The extracted factor is exact too."""
     directions, x = draw_random_vectors(13, H, orthogonal=True, seed=(1,)), normal(0, 2, 3, 5, H)
-    found = make_feature_map(kind, directions)(x)
-    factor = 1 if found.log_scale is None else np.exp(found.log_scale)[..., None]
-    assert_close(found.values * factor, FORMULAS[kind](np.float64(x), directions))
+    result = make_feature_map(kind, directions)(x)
+    factor = 1 if result.log_scale is None else np.exp(result.log_scale)[..., None]
+    assert_close(result.values * factor, FORMULAS[kind](np.float64(x), directions))
     if kind == "positive":
-        assert_close(found.values.max(-1), np.ones((2, 3, 5)))
+        assert_close(result.values.max(-1), np.ones((2, 3, 5)))
 
 
-def test_positive_features_keep_their_digits_where_the_formula_overflows() -> None:
-    """Their logarithms, in float64, against those of the values and the factor."""
+def test_positive_features_do_not_overflow() -> None:
+    """Their logarithms, in float64, match those of the values times the factor."""
     directions, x = (
         draw_random_vectors(13, H, orthogonal=True, seed=(1,)),
         100 * normal(0, 1, 7, 1, H),
     )
-    found = make_feature_map("positive", directions)(x)
+    result = make_feature_map("positive", directions)(x)
     y = np.float64(x) / H**0.25
     log = y @ directions.T - (y * y).sum(-1)[..., None] / 2 - np.log(13) / 2
     top = log.max(-1, keepdims=True)
-    assert_close(found.log_scale, top[..., 0])
-    assert_close(np.log(found.values), np.maximum(log - top, -60), tolerance=1e-4)
+    assert_close(result.log_scale, top[..., 0])
+    assert_close(np.log(result.values), np.maximum(log - top, -60), tolerance=1e-4)
 
 
-def test_orthogonal_directions_are_so_in_blocks_with_lengths_of_normal_vectors() -> None:
+def test_orthogonal_vectors_within_blocks_have_gaussian_norms() -> None:
     drawn = draw_random_vectors(3 * H - 2, H, orthogonal=True, seed=(5, 0, 0))
     for block in (drawn[:H], drawn[H : 2 * H], drawn[2 * H :]):
         gram = block @ block.T
@@ -53,17 +53,17 @@ def test_orthogonal_directions_are_so_in_blocks_with_lengths_of_normal_vectors()
     assert_close(many.T @ many / 4000, np.eye(H), tolerance=0.09)
 
 
-def test_directions_are_a_function_of_the_seed() -> None:
+def test_random_vectors_depend_on_the_seed() -> None:
     draw = functools.partial(draw_random_vectors, 5, 3, orthogonal=True)
     assert np.array_equal(draw(seed=(0, 1, 2)), draw(seed=(0, 1, 2)))
     others = [(1, 1, 2), (0, 0, 2), (0, 1, 0), (2, 1, 0)]
     assert not any(np.allclose(draw(seed=(0, 1, 2)), draw(seed=other)) for other in others)
 
 
-def pair(product: float) -> Any:
-    """x and y, shaped [2, H], with x . y / sqrt(H) = product, both of one length.
+def make_pair(product: float) -> Any:
+    """Return x and y [2, H] of equal norm with x . y / sqrt(H) = product.
 
-    Not a large one: the more |x + y|, the more positive features are ruled by a few seeds.
+    The product must not be large: with a large |x + y|, a few seeds dominate positive features.
     """
     x, across = np.linalg.qr(np.float64(normal(4, H, 2)))[0].T
     length = max(1.0, 1.1 * abs(product) ** 0.5)
@@ -80,56 +80,56 @@ AT_HOME: dict[FeatureMapKind, float] = {"positive": -0.25, "trigonometric": 0.5}
 def estimates(
     kind: FeatureMapKind, orthogonal: bool, features: int, product: float
 ) -> Array:  # [seeds]
-    """Return estimates of exp(x . y / sqrt(H)), one for each seed."""
+    """Return estimates of exp(x . y / sqrt(H)), one per seed."""
     count = features // 2 if kind == "trigonometric" else features
     drawn = [
         draw_random_vectors(count, H, orthogonal=orthogonal, seed=(7, s)) for s in range(SEEDS)
     ]
 
     def estimate(directions: Any) -> Any:
-        found = make_feature_map(kind, directions)(pair(product)[None])
-        assert found.log_scale is not None
-        vectors = found.values * jnp.exp(found.log_scale)[..., None]
+        result = make_feature_map(kind, directions)(make_pair(product)[None])
+        assert result.log_scale is not None
+        vectors = result.values * jnp.exp(result.log_scale)[..., None]
         return vectors[0, 0] @ vectors[0, 1]
 
     return np.asarray(jax.jit(jax.vmap(estimate))(np.array(drawn)))
 
 
-def error(kind: FeatureMapKind, orthogonal: bool, features: int, product: float) -> float:
-    """Root mean square."""
+def rms_error(kind: FeatureMapKind, orthogonal: bool, features: int, product: float) -> float:
+    """Return the root mean square error of the estimates."""
     off = estimates(kind, orthogonal, features, product) - np.exp(product)
     return float(np.sqrt(np.mean(np.float64(off) ** 2)))
 
 
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_estimates_are_right_on_average(kind: FeatureMapKind, orthogonal: bool) -> None:
+def test_estimates_are_unbiased(kind: FeatureMapKind, orthogonal: bool) -> None:
     for product in (-2.0, 0.5):
-        found = estimates(kind, orthogonal, 16, product)
-        assert abs(found.mean() - np.exp(product)) < 4 * found.std() / SEEDS**0.5
+        result = estimates(kind, orthogonal, 16, product)
+        assert abs(result.mean() - np.exp(product)) < 4 * result.std() / SEEDS**0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_the_error_falls_as_one_over_the_root_of_the_features(kind: FeatureMapKind) -> None:
+def test_error_falls_with_the_square_root_of_num_features(kind: FeatureMapKind) -> None:
     counts = [16, 64, 256]
     for orthogonal in (True, False):
-        errors = [error(kind, orthogonal, count, AT_HOME[kind]) for count in counts]
+        errors = [rms_error(kind, orthogonal, count, AT_HOME[kind]) for count in counts]
         slope = np.polyfit(np.log(counts), np.log(errors), 1)[0]
         assert -0.62 < slope < -0.4
 
 
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_orthogonal_directions_are_nearer(kind: FeatureMapKind) -> None:
+def test_orthogonal_vectors_have_smaller_error(kind: FeatureMapKind) -> None:
     for features in (16, 64):
-        found = [error(kind, each, features, AT_HOME[kind]) for each in (True, False)]
-        assert found[0] < 0.95 * found[1]
+        actual = [rms_error(kind, each, features, AT_HOME[kind]) for each in (True, False)]
+        assert actual[0] < 0.95 * actual[1]
 
 
 @pytest.mark.slow
-def test_positive_features_are_nearer_where_weights_are_small_and_only_there() -> None:
+def test_positive_features_have_smaller_error_only_for_small_weights() -> None:
     for orthogonal in (True, False):
-        small = [error(kind, orthogonal, 64, -2.0) for kind in ("positive", "trigonometric")]
-        large = [error(kind, orthogonal, 64, 2.0) for kind in ("positive", "trigonometric")]
+        small = [rms_error(kind, orthogonal, 64, -2.0) for kind in ("positive", "trigonometric")]
+        large = [rms_error(kind, orthogonal, 64, 2.0) for kind in ("positive", "trigonometric")]
         assert small[0] < small[1] / 5
         assert large[0] > large[1]

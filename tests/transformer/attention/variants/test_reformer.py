@@ -1,4 +1,4 @@
-"""Reformer's attention against softmax with the same rotations, hashed and looked up in NumPy."""
+"""Reformer's attention against softmax in NumPy with the same hash rotations."""
 
 import math
 from typing import Any, cast
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Mask, MaskPattern, ReformerConfig
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.reformer import Reformer, hash_buckets
@@ -24,55 +24,64 @@ DOCUMENTS = array([[1] * 40 + [2] * 30 + [0], [0] + [3] * 3 + [7] * 67])
 CONSTANTS = Reformer.constants(CONFIG, 1, D)
 
 
-def hashed(q: Array, rotation: Array) -> Array:  # [T, H], [H, buckets / 2] -> [T]
-    turned = q @ rotation
-    return np.asarray(np.argmax(np.concatenate([turned, -turned], axis=-1), axis=-1))
+def bucket_of_tokens(q: Array, rotation: Array) -> Array:  # [T, H], [H, buckets / 2] -> [T]
+    rotated = q @ rotation
+    return np.asarray(np.argmax(np.concatenate([rotated, -rotated], axis=-1), axis=-1))
 
 
-def shown(bucket: Array, documents: Array, t: int, causal: bool) -> Array:  # [T] booleans
-    """Return the last members of the query's bucket in its document, and as many after it."""
+def visible_keys(bucket: Array, documents: Array, t: int, causal: bool) -> Array:  # [T] booleans
+    """Return the keys query t sees: the last members of its bucket and document, and as many after
+    it.
+    """
     index = np.arange(T)
-    alike = index[(bucket == bucket[t]) & (documents == documents[t]) & (documents[t] != 0)]
-    before, after = alike[alike <= t][-WINDOW:], alike[alike > t][: WINDOW - 1]
+    same_bucket = index[(bucket == bucket[t]) & (documents == documents[t]) & (documents[t] != 0)]
+    before, after = (
+        same_bucket[same_bucket <= t][-WINDOW:],
+        same_bucket[same_bucket > t][: WINDOW - 1],
+    )
     return np.isin(index, before) | (np.isin(index, after) & (not causal))
 
 
-def pattern(q: Array, documents: Array, causal: bool) -> Array:  # [B, T, N, H] -> [R, B, N, T, T]
+def visible_per_round(
+    q: Array, documents: Array, causal: bool
+) -> Array:  # [B, T, N, H] -> [R, B, N, T, T]
     """Return the keys that each query sees in each round of hashing."""
-    found = np.zeros((ROUNDS, B, N, T, T), bool)
+    actual = np.zeros((ROUNDS, B, N, T, T), bool)
     for r, b, n in np.ndindex(ROUNDS, B, N):
-        bucket = hashed(q[b, :, n], CONSTANTS["rotations"][r, n])
+        bucket = bucket_of_tokens(q[b, :, n], CONSTANTS["rotations"][r, n])
         for t in range(T):
-            found[r, b, n, t] = shown(bucket, documents[b], t, causal)
-    return found
+            actual[r, b, n, t] = visible_keys(bucket, documents[b], t, causal)
+    return actual
 
 
-def round_by_round(q: Any, v: Any, seen: Any) -> Any:
-    """Equations 3 to 6: each round's softmax, and their sum by shares of the whole."""
+def expected_attention(q: Any, v: Any, seen: Any) -> Any:
+    """Compute equations 3 to 6: the softmax of each round, and their sum weighted by shares of the
+    total.
+    """
     k = q / jnp.sqrt(jnp.mean(q**2, axis=-1, keepdims=True) + 1e-6)
     scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)
     scores = scores - np.log(np.maximum(seen.sum(0), 1))
     others = seen & ~np.eye(T, dtype=bool)
-    alone = seen.any(-1) & ~others.any(-1)  # in this round
+    only_self = seen.any(-1) & ~others.any(-1)  # in this round
     raised = jnp.exp(scores)[None] * others
-    # A token sees itself where no round shows anything else: 1e-12 vanishes beside all others.
-    raised = raised + 1e-12 * (np.eye(T) * alone[..., None])
+    # A token sees itself if no round shows anything else: 1e-12 vanishes beside all others.
+    raised = raised + 1e-12 * (np.eye(T) * only_self[..., None])
     total = raised.sum(-1)
-    found = jnp.einsum("RBNTS,BSNH->RBTNH", raised / jnp.where(total > 0, total, 1)[..., None], v)
+    actual = jnp.einsum("RBNTS,BSNH->RBTNH", raised / jnp.where(total > 0, total, 1)[..., None], v)
     shares = total / jnp.where(total.sum(0) > 0, total.sum(0), 1)[None]
-    return jnp.einsum("RBTNH,RBNT->BTNH", found, shares)
+    return jnp.einsum("RBTNH,RBNT->BTNH", actual, shares)
 
 
-def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
+def expected_output(params: Any, x: Any, documents: Any, causal: bool) -> Any:
     """Return the mixer's output by dense attention."""
 
     def project(p: Any, name: str) -> Any:
         return jnp.einsum("BTD,DNH->BTNH", x, p[name]) + p[f"{name}_bias"][None, None]
 
-    seen = pattern(np.asarray(project(params, "query")), documents, causal)
+    visible = visible_per_round(np.asarray(project(params, "query")), documents, causal)
 
     def run(params: Any) -> Any:
-        y = round_by_round(project(params, "query"), project(params, "value"), seen)
+        y = expected_attention(project(params, "query"), project(params, "value"), visible)
         return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
     return run
@@ -81,91 +90,95 @@ def dense(params: Any, x: Any, documents: Any, causal: bool) -> Any:
 @pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
-def test_values_and_gradients_round_by_round(causal: bool) -> None:
-    mixer, params = made(CONFIG, D, constants=CONSTANTS)
+def test_matches_rounds_of_dense_attention(causal: bool) -> None:
+    mixer, params = make_mixer(CONFIG, D, constants=CONSTANTS)
     x = normal(1, B, T, D)
-    given: Any = dict(
+    kwargs: Any = dict(
         mask=Mask(MaskPattern(causal=causal), segments=DOCUMENTS), constants=CONSTANTS
     )
 
-    def probed(f: Any) -> Any:  # y and the gradients
-        def probe(p: Any) -> tuple[jax.Array, jax.Array]:
+    def value_and_gradients(f: Any) -> Any:  # y and the gradients
+        def weighted_sum(p: Any) -> tuple[jax.Array, jax.Array]:
             y = f(p)
             return jnp.sum(jnp.sin(y)), y
 
-        (_, y), found = jax.jit(jax.value_and_grad(probe, has_aux=True))(params)
-        return y, found
+        (_, y), actual = jax.jit(jax.value_and_grad(weighted_sum, has_aux=True))(params)
+        return y, actual
 
-    y, got = probed(lambda p: applied(mixer, p, x, **given).y)
-    right, expected = probed(dense(params, x, DOCUMENTS, causal))
-    assert_close(y, right)
-    for name, each in expected.items():
-        assert_close(got[name], each)
+    y, gradients = value_and_gradients(lambda p: apply_mixer(mixer, p, x, **kwargs).y)
+    expected_y, expected_gradients = value_and_gradients(
+        expected_output(params, x, DOCUMENTS, causal)
+    )
+    assert_close(y, expected_y)
+    for name, each in expected_gradients.items():
+        assert_close(gradients[name], each)
 
 
 @pytest.mark.full
-def test_the_contract_with_many_tokens_to_a_bucket() -> None:
+def test_contract_with_many_tokens_per_bucket() -> None:
     config = ReformerConfig(num_heads=3, head_dim=4, num_buckets=2, num_hashes=2, window=5)
     check_mixer(config, d_model=7, length=71, lengths=(1, 71))
 
 
-def chunked(bucket: Array, t: int, size: int) -> set[int]:
-    """Return the keys that a query sees in the paper: members of its bucket up to itself, in
-    its own chunk of the sorted row and the one before."""
+def keys_in_chunks(bucket: Array, t: int, size: int) -> set[int]:
+    """Return the keys that a query sees in the paper: members of its bucket up to itself, in its
+    own and
+    the previous chunk of the sorted row.
+    """
     order = np.argsort(bucket, kind="stable")
     chunk = np.argsort(order) // size
-    near = (chunk == chunk[t]) | (chunk == chunk[t] - 1)
-    return set(np.flatnonzero(near & (bucket == bucket[t]) & (np.arange(len(bucket)) <= t)))
+    in_chunks = (chunk == chunk[t]) | (chunk == chunk[t] - 1)
+    return set(np.flatnonzero(in_chunks & (bucket == bucket[t]) & (np.arange(len(bucket)) <= t)))
 
 
-def test_chunks_of_the_sorted_row_leak_the_future_and_the_last_members_do_not() -> None:
-    """One later token goes to another bucket: the keys of earlier queries change with chunks."""
+def test_sorted_chunks_leak_the_future_but_last_members_do_not() -> None:
+    """When one later token moves to another bucket, chunks change the keys of earlier queries."""
     before, after = np.array([1, 1, 1, 1, 1, 1, 1, 0]), np.array([1, 1, 1, 1, 1, 1, 1, 2])
-    assert chunked(before, 6, 2) == {3, 4, 5, 6}
-    assert chunked(after, 6, 2) == {4, 5, 6}
+    assert keys_in_chunks(before, 6, 2) == {3, 4, 5, 6}
+    assert keys_in_chunks(after, 6, 2) == {4, 5, 6}
     documents = np.ones(T, int)
     long = [np.pad(bucket, (0, T - 8), constant_values=3) for bucket in (before, after)]
     for t in range(7):
-        first, other = (shown(bucket, documents, t, True)[:7] for bucket in long)
+        first, other = (visible_keys(bucket, documents, t, True)[:7] for bucket in long)
         assert np.array_equal(first, other)
 
 
-def test_a_token_sees_itself_only_where_there_is_nothing_else() -> None:
-    mixer, params = made(CONFIG, D, constants=CONSTANTS)
+def test_token_sees_itself_only_if_nothing_else_is_visible() -> None:
+    mixer, params = make_mixer(CONFIG, D, constants=CONSTANTS)
     x = normal(1, B, T, D)
     mask = Mask(MaskPattern(causal=True))
     inputs = MixerInputs(array([np.arange(T)]), mask, constants=CONSTANTS)
     heads = projections(mixer, params, x, inputs)
-    seen = np.asarray(jax.jit(cast(Any, mixer).select)(heads, inputs))
-    itself = np.diagonal(seen, axis1=-2, axis2=-1)
-    others = (seen & ~np.eye(T, dtype=bool)).any(-1)
+    visible = np.asarray(jax.jit(cast(Any, mixer).select)(heads, inputs))
+    itself = np.diagonal(visible, axis1=-2, axis2=-1)
+    others = (visible & ~np.eye(T, dtype=bool)).any(-1)
     assert itself[:, :, 0].all()
     assert np.array_equal(itself, ~others)
     assert others.mean() > 0.5
 
 
-def recall(rounds: int) -> float:
-    """The share of softmax weight on what the rounds show, of vectors with near neighbours."""
+def recalled_weight(rounds: int) -> float:
+    """Return the fraction of softmax weight on keys that the rounds show, for clustered vectors."""
     random = np.random.default_rng(0)
     count, width = 256, 16
-    middles = random.normal(size=(32, width))
-    q = middles[random.integers(0, 32, count)] + 0.3 * random.normal(size=(count, width))
+    centers = random.normal(size=(32, width))
+    q = centers[random.integers(0, 32, count)] + 0.3 * random.normal(size=(count, width))
     rotations = random.normal(size=(rounds, 1, width, 8)).astype(np.float32)
-    found = np.asarray(hash_buckets(array(np.float32(q))[None, :, None], jnp.asarray(rotations)))
-    alike = (found[:, 0, 0, :, None] == found[:, 0, 0, None, :]).any(0)
+    actual = np.asarray(hash_buckets(array(np.float32(q))[None, :, None], jnp.asarray(rotations)))
+    same_bucket = (actual[:, 0, 0, :, None] == actual[:, 0, 0, None, :]).any(0)
     scores = q @ (q / np.linalg.norm(q, axis=-1, keepdims=True)).T * 2
     weights = np.exp(scores) * ~np.eye(count, dtype=bool)
-    return float((weights * alike).sum() / weights.sum())
+    return float((weights * same_bucket).sum() / weights.sum())
 
 
-def test_more_rounds_find_more_of_what_full_attention_weighs() -> None:
-    found = [recall(rounds) for rounds in (1, 2, 4, 8)]
-    assert found == sorted(found)
-    assert found[0] < 0.75
-    assert found[-1] > 0.95
+def test_more_rounds_recall_more_softmax_weight() -> None:
+    actual = [recalled_weight(rounds) for rounds in (1, 2, 4, 8)]
+    assert actual == sorted(actual)
+    assert actual[0] < 0.75
+    assert actual[-1] > 0.95
 
 
-def test_rotations_are_a_function_of_seed_and_layer() -> None:
+def test_rotations_depend_on_seed_and_layer() -> None:
     make = lambda seed, layer: Reformer.constants(  # noqa: E731
         ReformerConfig(num_heads=N, head_dim=H, seed=seed), layer, D
     )["rotations"]
@@ -175,15 +188,19 @@ def test_rotations_are_a_function_of_seed_and_layer() -> None:
     assert not np.array_equal(make(3, 2), make(2, 2))
 
 
-def test_costs() -> None:
-    """Two of four buckets' directions, and the keys that a window of 3 shows: 139 / 71 a side."""
-    each, near = 2 * N * H, 139 / 71
-    full, causal = (round(2 * each * seen) for seen in (2 * near + 1, near + 1))
-    expected = ROUNDS * (2 * each + full), ROUNDS * (2 * each + causal)
+def test_flops() -> None:
+    """The rotation onto half of the four buckets, and the keys within a window of 3: 139 / 71 on
+    each side.
+    """
+    flops_per_key, keys_per_side = 2 * N * H, 139 / 71
+    full, causal = (
+        round(2 * flops_per_key * seen) for seen in (2 * keys_per_side + 1, keys_per_side + 1)
+    )
+    expected = ROUNDS * (2 * flops_per_key + full), ROUNDS * (2 * flops_per_key + causal)
     assert Reformer.score_flops(CONFIG, D, T) == expected
 
 
-def test_weights_and_errors() -> None:
+def test_weights_and_invalid_configs() -> None:
     names = axes(CONFIG, D, constants=CONSTANTS)
     assert "key" not in names
     assert names["output"] == ("heads", "head", "embed")
@@ -195,9 +212,9 @@ def test_weights_and_errors() -> None:
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):
             ReformerConfig(**given)
-    mixer, params = made(CONFIG, D, constants=CONSTANTS)
+    mixer, params = make_mixer(CONFIG, D, constants=CONSTANTS)
     with pytest.raises(ValueError, match=r"^mixer reformer: has no cache; decode with"):
         mixer.init_cache(B, T)
     window = Mask(MaskPattern(window=3))
     with pytest.raises(ValueError, match=r"^mixer reformer: does not support a window"):
-        applied(mixer, params, normal(0, B, T, D), mask=window, constants=CONSTANTS)
+        apply_mixer(mixer, params, normal(0, B, T, D), mask=window, constants=CONSTANTS)

@@ -1,4 +1,4 @@
-"""Routing attention against clusters looked up in NumPy."""
+"""Routing attention against clusters found in NumPy."""
 
 import dataclasses
 import math
@@ -16,9 +16,9 @@ from tests.transformer.formulas import (
     assert_trees_close,
     layer_norm,
     normal,
-    weights_of,
+    random_params_like,
 )
-from tests.transformer.mixers import applied, axes, made
+from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import (
     BlockConfig,
     Classifier,
@@ -45,94 +45,101 @@ DOCUMENTS = array([[1] * 40 + [2] * 30 + [0], [0] + [3] * 3 + [7] * 67])
 LOSSES = frozenset({"losses"})
 
 
-def normed(params: Any, x: Array, name: str) -> Any:  # [B, T, N, H]
-    made = np.einsum("BTD,DNH->BTNH", x, params[name]) + params[f"{name}_bias"]
-    return layer_norm(made, np.ones(()), 0.0, 1e-5)
+def normed_vectors(params: Any, x: Array, name: str) -> Any:  # [B, T, N, H]
+    make_mixer = np.einsum("BTD,DNH->BTNH", x, params[name]) + params[f"{name}_bias"]
+    return layer_norm(make_mixer, np.ones(()), 0.0, 1e-5)
 
 
-def far(vectors: Array, centroids: Array) -> Array:  # [T, H], [E, H] -> [T, E]
+def squared_distances(vectors: Array, centroids: Array) -> Array:  # [T, H], [E, H] -> [T, E]
     return np.asarray(np.square(vectors[:, None] - centroids[None]).sum(-1))
 
 
-def own_cluster(params: Any, x: Array, documents: Array, causal: bool) -> Array:
-    """Return [B, N, T, T] booleans: the query's cluster, its last members and as many after it."""
-    q, index = normed(params, x, "query"), np.arange(T)
-    seen = np.zeros((B, N, T, T), bool)
+def nearest_cluster_mask(params: Any, x: Array, documents: Array, causal: bool) -> Array:
+    """Return visible pairs [B, N, T, T]: the last members of the query's cluster, and as many after
+    it.
+    """
+    q, index = normed_vectors(params, x, "query"), np.arange(T)
+    visible = np.zeros((B, N, T, T), bool)
     for b, n, t in np.ndindex(B, N, T):
-        cluster = np.argmin(far(q[b, :, n], params["centroids"][n]), axis=-1)
+        cluster = np.argmin(squared_distances(q[b, :, n], params["centroids"][n]), axis=-1)
         if documents[b, t]:
-            alike = index[(cluster == cluster[t]) & (documents[b] == documents[b, t])]
-            before, after = alike[alike <= t][-WINDOW:], alike[alike > t][: WINDOW - 1]
-            seen[b, n, t, [*before, *([] if causal else after)]] = True
-    return seen
+            same_cluster = index[(cluster == cluster[t]) & (documents[b] == documents[b, t])]
+            before, after = (
+                same_cluster[same_cluster <= t][-WINDOW:],
+                same_cluster[same_cluster > t][: WINDOW - 1],
+            )
+            visible[b, n, t, [*before, *([] if causal else after)]] = True
+    return visible
 
 
-def any_cluster(params: Any, x: Array, there: Array) -> Array:
-    """[B, N, T, T] booleans: queries and keys that are among the nearest to one centroid."""
-    seen = np.zeros((B, N, T, T), bool)
+def balanced_cluster_mask(params: Any, x: Array, is_token: Array) -> Array:
+    """Return visible pairs [B, N, T, T]: query and key are both among the nearest tokens of one
+    centroid.
+    """
+    visible = np.zeros((B, N, T, T), bool)
     for b, n, e in np.ndindex(B, N, E):
-        both, real = [], np.flatnonzero(there[b])
+        both, real = [], np.flatnonzero(is_token[b])
         for name in ("query", "key"):
-            vectors = normed(params, x, name)[b, real, n]
-            distances = far(vectors, params["centroids"][n])[:, e]
+            vectors = normed_vectors(params, x, name)[b, real, n]
+            distances = squared_distances(vectors, params["centroids"][n])[:, e]
             both.append(real[np.argsort(distances, kind="stable")[: BALANCED.window]])
-        seen[b, n][np.ix_(*both)] = True
-    return seen
+        visible[b, n][np.ix_(*both)] = True
+    return visible
 
 
-def dense(seen: Array, keys: str, x: Array) -> Any:
-    """The mixer as softmax attention under `max_values`, to be differentiated."""
+def dense_attention(seen: Array, keys: str, x: Array) -> Any:
+    """Return the mixer as a function: softmax attention under the given masks, differentiable."""
 
     def heads(p: Any, name: str) -> Any:
         return jnp.einsum("BTD,DNH->BTNH", x, p[name]) + p[f"{name}_bias"][None, None]
 
-    def unit(made: Any) -> Any:
-        centred = made - made.mean(-1, keepdims=True)
+    def normalize(vectors: Any) -> Any:
+        centred = vectors - vectors.mean(-1, keepdims=True)
         return centred / (jnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5) ** 0.5
 
     def run(p: Any) -> Any:
-        q, k = (unit(heads(p, name)) for name in ("query", keys))
-        raised = jnp.exp(jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)) * seen
-        total = raised.sum(-1, keepdims=True)
+        q, k = (normalize(heads(p, name)) for name in ("query", keys))
+        exp_scores = jnp.exp(jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)) * seen
+        total = exp_scores.sum(-1, keepdims=True)
         y = jnp.einsum(
-            "BNTS,BSNH->BTNH", raised / jnp.where(total > 0, total, 1), heads(p, "value")
+            "BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), heads(p, "value")
         )
         return jnp.einsum("BTNH,NHD->BTD", y, p["output"]) + p["output_bias"][None, None]
 
     return run
 
 
-def assert_same(
+def assert_matches_dense(
     config: RoutingAttentionConfig, params: Any, x: Array, mask: Mask, run: Any
 ) -> None:
-    """Values, and the gradients of all weights."""
-    mixer, _ = made(config, D)
+    """Compare outputs, and the gradients of all weights."""
+    mixer, _ = make_mixer(config, D)
 
-    def probed(f: Any) -> Any:  # y and the gradients
-        def probe(p: Any) -> tuple[jax.Array, jax.Array]:
+    def value_and_gradients(f: Any) -> Any:  # y and the gradients
+        def weighted_sum(p: Any) -> tuple[jax.Array, jax.Array]:
             y = f(p)
             return jnp.sum(jnp.sin(y)), y
 
-        (_, y), found = jax.jit(jax.value_and_grad(probe, has_aux=True))(params)
-        return y, found
+        (_, y), actual = jax.jit(jax.value_and_grad(weighted_sum, has_aux=True))(params)
+        return y, actual
 
-    y, got = probed(lambda p: applied(mixer, p, x, mask=mask).y)
-    right, expected = probed(run)
-    assert_close(y, right)
-    for name, each in expected.items():
-        assert_close(got[name], each)
-    assert not np.any(got["centroids"])
+    y, gradients = value_and_gradients(lambda p: apply_mixer(mixer, p, x, mask=mask).y)
+    expected_y, expected_gradients = value_and_gradients(run)
+    assert_close(y, expected_y)
+    for name, each in expected_gradients.items():
+        assert_close(gradients[name], each)
+    assert not np.any(gradients["centroids"])
 
 
 @pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
-def test_each_token_in_its_nearest_cluster(causal: bool) -> None:
-    _, params = made(CONFIG, D)
+def test_nearest_clusters_match_dense_attention(causal: bool) -> None:
+    _, params = make_mixer(CONFIG, D)
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=causal), segments=DOCUMENTS)
-    seen = own_cluster(params, x, DOCUMENTS, causal)
-    assert 0.02 < seen.mean() < 0.5
-    assert_same(CONFIG, params, x, mask, dense(seen, "query", x))
+    visible = nearest_cluster_mask(params, x, DOCUMENTS, causal)
+    assert 0.02 < visible.mean() < 0.5
+    assert_matches_dense(CONFIG, params, x, mask, dense_attention(visible, "query", x))
 
 
 PADDED = {
@@ -145,57 +152,66 @@ PADDED = {
 @pytest.mark.slow
 @pytest.mark.sampled("[between")
 @pytest.mark.parametrize("padded", PADDED)
-def test_balanced_clusters_take_the_nearest_tokens_that_are_there(padded: str) -> None:
-    """A token may be in several clusters, or in none: then it has zeros, as padding has."""
-    mixer, params = made(BALANCED, D)
-    x, there = normal(1, B, T, D), PADDED[padded]
-    seen = any_cluster(params, x, there)
-    assert not seen.any(-1).all()
-    assert seen.sum(-1).max() > BALANCED.window or padded == "fewer than a cluster has"
-    mask = Mask(segments=array(3 * there), single_document=True)
+def test_balanced_clusters_match_dense_attention(padded: str) -> None:
+    """A token may be in several clusters, or in none; then its output is zero, as for padding."""
+    mixer, params = make_mixer(BALANCED, D)
+    x, is_token = normal(1, B, T, D), PADDED[padded]
+    visible = balanced_cluster_mask(params, x, is_token)
+    assert not visible.any(-1).all()
+    assert visible.sum(-1).max() > BALANCED.window or padded == "fewer than a cluster has"
+    mask = Mask(segments=array(3 * is_token), single_document=True)
     inputs = MixerInputs(array(np.arange(T)[None]), mask)
     chosen = cast(Any, mixer).select(projections(mixer, params, x, inputs), inputs)
-    assert np.array_equal(chosen, seen)
-    assert_same(BALANCED, params, x, mask, dense(seen, "key", x))
+    assert np.array_equal(chosen, visible)
+    assert_matches_dense(BALANCED, params, x, mask, dense_attention(visible, "key", x))
     if padded != "between":
-        lengths = Mask(key_lengths=array(there.sum(1)))
-        assert_same(BALANCED, params, x, lengths, dense(seen, "key", x))
+        lengths = Mask(key_lengths=array(is_token.sum(1)))
+        assert_matches_dense(BALANCED, params, x, lengths, dense_attention(visible, "key", x))
 
 
 @pytest.mark.slow
-def test_padding_takes_no_place_in_balanced_clusters() -> None:
-    """It is near to the centroids, or far: others are as if it were not there, bit for bit where
-    the same program computes it, and it has no gradient. Of 40 tokens and of fewer than a cluster
-    would hold."""
-    mixer, params = made(BALANCED, D)
+def test_padding_does_not_enter_balanced_clusters() -> None:
+    """Whether it is near to the centroids or far, other tokens are unchanged and it has no
+    gradient.
+
+    Within one compiled program, they are bit-equal. Tested with 40 tokens, and with fewer than a
+    cluster holds.
+    """
+    mixer, params = make_mixer(BALANCED, D)
     mask = Mask(segments=array(np.ones((1, T), int)), single_document=True)
-    x, others = normal(1, B, T, D), (0, 100)
+    x, padding_values = normal(1, B, T, D), (0, 100)
 
     @jax.jit
-    def probe(x: Any, there: Any) -> Any:
+    def value_and_gradient(x: Any, is_token: Any) -> Any:
         def run(x: Any) -> Any:
-            given: Any = dict(positions=jnp.arange(T)[None], mask=mask.replace(segments=there * 1))
-            output: Any = mixer.apply({"params": params}, x, MixerInputs(**given))
+            kwargs: Any = dict(
+                positions=jnp.arange(T)[None], mask=mask.replace(segments=is_token * 1)
+            )
+            output: Any = mixer.apply({"params": params}, x, MixerInputs(**kwargs))
             return output.y
 
-        y, pull = jax.vjp(run, x)
-        return y, pull(jnp.cos(y) * there[..., None])[0]
+        y, vjp_fn = jax.vjp(run, x)
+        return y, vjp_fn(jnp.cos(y) * is_token[..., None])[0]
 
     for length in (40, BALANCED.window - 4):
-        there = np.arange(T)[None] < length
-        alone = applied(mixer, params, x[:, :length]).y
-        filled = [np.where(there[..., None], x, by * normal(5, B, T, D)) for by in others]
-        (y, slope), (again, steep) = (probe(array(each), there) for each in filled)
+        is_token = np.arange(T)[None] < length
+        alone = apply_mixer(mixer, params, x[:, :length]).y
+        filled = [
+            np.where(is_token[..., None], x, by * normal(5, B, T, D)) for by in padding_values
+        ]
+        (y, gradient), (other_y, other_gradient) = (
+            value_and_gradient(array(each), is_token) for each in filled
+        )
         assert_close(y[:, :length], alone)
-        assert np.array_equal(y[:, :length], again[:, :length])
-        assert np.array_equal(slope, steep)
-        assert np.any(slope[:, :length])
-        assert not np.any(slope[:, length:])
+        assert np.array_equal(y[:, :length], other_y[:, :length])
+        assert np.array_equal(gradient, other_gradient)
+        assert np.any(gradient[:, :length])
+        assert not np.any(gradient[:, length:])
 
 
 @pytest.mark.full
-def test_a_classifier_pads_in_balanced_clusters() -> None:
-    """Logits and gradients are those of the examples alone; one row is empty."""
+def test_padding_does_not_change_a_classifier_with_balanced_clusters() -> None:
+    """Logits and gradients equal those of each example alone; one row is empty."""
     block = BlockConfig(mixer=BALANCED)
     model = Classifier(
         TransformerConfig(
@@ -204,7 +220,7 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
         pooling="mean",
     )
     tokens = array(np.random.default_rng(2).integers(0, 17, (3, 29)))
-    params = weights_of(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
+    params = random_params_like(jax.eval_shape(model.init, jax.random.key(0), tokens)["params"])
 
     def total(params: Any, tokens: Any, segments: Any) -> Any:
         logits: Any = model.apply({"params": params}, tokens, segments=segments).logits
@@ -212,25 +228,27 @@ def test_a_classifier_pads_in_balanced_clusters() -> None:
 
     run = jax.jit(jax.value_and_grad(total, has_aux=True))
     segments = array(np.arange(29)[None] < np.array([[23], [23], [0]]))
-    (_, logits), slope = run(params, tokens, segments * 1)
+    (_, logits), gradients = run(params, tokens, segments * 1)
     (_, alone), expected = run(params, tokens[:2, :23], None)
     assert_close(logits[:2], alone)
-    assert_trees_close(slope, expected)
+    assert_trees_close(gradients, expected)
 
 
 @pytest.mark.full
-def test_the_contract() -> None:
+def test_mixer_contract() -> None:
     small: dict[str, Any] = dict(d_model=7, length=71, lengths=(1, 71))
     check_mixer(dataclasses.replace(CONFIG, position=RoPE()), **small)
 
 
 @pytest.mark.full
-def test_the_contract_of_balanced_clusters() -> None:
+def test_mixer_contract_with_balanced_clusters() -> None:
     check_mixer(BALANCED, d_model=7, length=31, lengths=(1, 31))
 
 
-def test_the_last_members_of_a_cache() -> None:
-    """Three keys of the cluster before position 5, of which two are seen; none at -1."""
+def test_last_group_members_in_a_cache() -> None:
+    """Three keys of the cluster are before position 5 and two of them are visible; none at position
+    -1.
+    """
     groups, q = array([[[0], [1], [0], [0], [1], [1]]]), array(np.zeros((1, 2, 1, 2), np.float32))
     k = array(np.zeros((1, 6, 1, 2), np.float32))
     v = array(np.float32(2 ** np.arange(6)).reshape(1, 6, 1, 1))
@@ -238,35 +256,36 @@ def test_the_last_members_of_a_cache() -> None:
     def ask(own: int, at: list[int]) -> list[float]:
         owns, places = array([[[own], [own]]]), array([at])
         y = attend_last_group_members(q, k, v, owns, groups, places, 2, scale=1.0)
-        found: list[float] = y[0, :, 0, 0].tolist()
-        return found
+        actual: list[float] = y[0, :, 0, 0].tolist()
+        return actual
 
     assert ask(0, [5, 2]) == [(4 + 8) / 2, (1 + 4) / 2]
     assert ask(1, [3, -1]) == [2, 0]
 
 
 @pytest.mark.slow
-def test_the_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
-    mixer, params = made(CONFIG, D)
+def test_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
+    mixer, params = make_mixer(CONFIG, D)
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=True), segments=DOCUMENTS)
-    q, real = normed(params, x, "query"), DOCUMENTS != 0
+    q, real = normed_vectors(params, x, "query"), DOCUMENTS != 0
     nearest = [
-        far(q[b, :, n], params["centroids"][n]).min(-1)[real[b]] for b, n in np.ndindex(B, N)
+        squared_distances(q[b, :, n], params["centroids"][n]).min(-1)[real[b]]
+        for b, n in np.ndindex(B, N)
     ]
-    loss = lambda p: applied(mixer, p, x, LOSSES, mask=mask).aux["loss/centroids"]  # noqa: E731
+    loss = lambda p: apply_mixer(mixer, p, x, LOSSES, mask=mask).aux["loss/centroids"]  # noqa: E731
     assert_close(loss(params), 0.01 * np.concatenate(nearest).mean())
     moves = jax.jit(jax.grad(loss))(params)
     assert [name for name, each in moves.items() if np.any(each)] == ["centroids"]
-    assert not applied(mixer, params, x, mask=mask).aux
+    assert not apply_mixer(mixer, params, x, mask=mask).aux
 
 
-def test_the_auxiliary_loss_moves_centroids_to_planted_clusters() -> None:
-    """Gradient descent, from centroids that are elsewhere."""
+def test_auxiliary_loss_moves_centroids_to_clusters() -> None:
+    """By gradient descent, from centroids that start elsewhere."""
     random = np.random.default_rng(0)
-    middles: Any = 3 * np.eye(E, H, dtype=np.float32)
+    centers: Any = 3 * np.eye(E, H, dtype=np.float32)
     spread = random.normal(size=(1, 600, N, H)).astype(np.float32)
-    x: Any = middles[random.integers(0, E, (1, 600, N))] + 0.3 * spread
-    start = array(np.float32(0.3 * middles + 0.1 * random.normal(size=(N, E, H))))
+    x: Any = centers[random.integers(0, E, (1, 600, N))] + 0.3 * spread
+    start = array(np.float32(0.3 * centers + 0.1 * random.normal(size=(N, E, H))))
 
     def loss(centroids: Any) -> jax.Array:
         return kmeans_loss([centroid_affinity(x, centroids)], None)
@@ -275,22 +294,22 @@ def test_the_auxiliary_loss_moves_centroids_to_planted_clusters() -> None:
         return centroids - 0.5 * N * E * jax.grad(loss)(centroids), None
 
     after = jax.jit(lambda c: jax.lax.scan(step, c, length=40)[0])(start)
-    assert_close(after, np.broadcast_to(middles[None], (N, E, H)), tolerance=0.03)
+    assert_close(after, np.broadcast_to(centers[None], (N, E, H)), tolerance=0.03)
     assert_close(loss(after), H * 0.3**2, tolerance=0.03)
     assert float(loss(start)) > 3
 
 
-def test_costs() -> None:
-    """Three centroids, and the keys that a window of 4 shows: 207 / 71 on each side of a token."""
+def test_flops() -> None:
+    """Three centroids, and the keys within a window of 4: 207 / 71 on each side of a token."""
     each = 2 * N * H
-    near, centroids = 207 / 71, each * E
-    full, causal = (round(2 * each * seen) for seen in (2 * near + 1, near + 1))
+    keys_per_side, centroids = 207 / 71, each * E
+    full, causal = (round(2 * each * seen) for seen in (2 * keys_per_side + 1, keys_per_side + 1))
     assert RoutingAttention.score_flops(CONFIG, D, T) == (centroids + full, centroids + causal)
-    pairs = 2 * each * E * 11 * 11 // T  # of queries and keys that share a cluster, for each token
+    pairs = 2 * each * E * 11 * 11 // T  # pairs of queries and keys that share a cluster, per token
     assert RoutingAttention.score_flops(BALANCED, D, T) == (2 * centroids + pairs,) * 2
 
 
-def test_weights_and_errors() -> None:
+def test_weights_and_invalid_configs() -> None:
     assert axes(CONFIG, D)["centroids"] == ("heads", "clusters", "head")
     assert "key" not in axes(CONFIG, D)
     assert "key" in axes(BALANCED, D)
@@ -302,16 +321,16 @@ def test_weights_and_errors() -> None:
     for given, message in wrong:
         with pytest.raises(ValueError, match=message):
             RoutingAttentionConfig(**given)
-    mixer, params = made(CONFIG, D)
+    mixer, params = make_mixer(CONFIG, D)
     x, cache = normal(0, B, T, D), mixer.init_cache(B, T)
     with pytest.raises(
         ValueError, match=r"^mixer routing: decoding with a cache needs a causal mask"
     ):
-        applied(mixer, params, x, cache=cache)
-    mixer, params = made(BALANCED, D)
+        apply_mixer(mixer, params, x, cache=cache)
+    mixer, params = make_mixer(BALANCED, D)
     with pytest.raises(
         ValueError, match=r"^mixer routing: balanced clusters depend on the whole row"
     ):
-        applied(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
+        apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
     with pytest.raises(ValueError, match=r"^mixer routing: packed documents .* set balanced"):
-        applied(mixer, params, x, mask=Mask(segments=DOCUMENTS))
+        apply_mixer(mixer, params, x, mask=Mask(segments=DOCUMENTS))

@@ -1,4 +1,4 @@
-"""The sliding window is softmax attention under the window, decoded from a ring."""
+"""The sliding window is softmax attention under the window, decoded from a rolling cache."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from transformer.testing.contract import check_mixer
 from transformer.testing.trial import Trial, make_trial, run_mixer
 
 
-def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:
+def trial_of(config: SlidingWindowConfig, length: int = 67) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
@@ -32,16 +32,18 @@ def on_trial(config: SlidingWindowConfig, length: int = 67) -> Trial:
         SlidingWindowConfig(num_heads=2, window=1, qk_norm=NormConfig("rms")),
     ],
 )
-def test_it_keeps_the_contract(config: SlidingWindowConfig) -> None:
+def test_mixer_contract(config: SlidingWindowConfig) -> None:
     check_mixer(config, d_model=12, length=67, lengths=(1, 67, 71))
 
 
-def test_the_window_by_hand() -> None:
-    """Three steps of two positions: a query sees itself and those two and four behind it."""
-    trial = on_trial(SlidingWindowConfig(num_heads=2, window=3, dilation=2), 7)
+def test_window_by_hand() -> None:
+    """Three steps of dilation two: a query sees itself and the keys two and four positions before
+    it.
+    """
+    trial = trial_of(SlidingWindowConfig(num_heads=2, window=3, dilation=2), 7)
     x, mixer = array(trial.inputs(0)), cast(Any, trial.mixer)
-    seen = mixer.select(QKV(x, x, x), MixerInputs(array(np.arange(7)[None]), Mask()))
-    behind = np.tril(np.asarray(seen)[0, 0])
+    visible = mixer.select(QKV(x, x, x), MixerInputs(array(np.arange(7)[None]), Mask()))
+    behind = np.tril(np.asarray(visible)[0, 0])
     assert [np.flatnonzero(row).tolist() for row in behind] == [
         [0],
         [1],
@@ -56,13 +58,13 @@ def test_the_window_by_hand() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
-def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
-    """At a length that is no multiple of anything, with documents packed and padding."""
+def test_gradients_of_tiles_match_formula(causal: bool) -> None:
+    """At a prime length, with packed documents and padding."""
     segments, positions = map(array, pack_two_documents(67))
     mask = Mask(MaskPattern(causal=causal), positions=positions, segments=segments)
     results = []
     for form in ("blockwise", "reference"):
-        trial = on_trial(
+        trial = trial_of(
             SlidingWindowConfig(num_heads=3, window=9, backend=form, sinks=True, soft_cap=4.0)
         )
         inputs = trial.mixer_inputs(67, mask=mask, positions=positions)
@@ -75,13 +77,13 @@ def test_gradients_of_tiles_are_those_of_the_formula(causal: bool) -> None:
     assert_trees_close(*results)
 
 
-def test_the_ring_does_not_grow() -> None:
-    mixer = on_trial(SlidingWindowConfig(num_heads=2, window=5, dilation=2)).mixer
+def test_cache_size_does_not_depend_on_length() -> None:
+    mixer = trial_of(SlidingWindowConfig(num_heads=2, window=5, dilation=2)).mixer
     sizes = [mixer.init_cache(3, length).keys.shape[1] for length in (4, 9, 100_000)]
     assert sizes == [4, 9, 9]
 
 
-def test_the_ring_by_hand() -> None:
+def test_rolling_cache_by_hand() -> None:
     """Five tokens into three slots: the last three stay, each at its position modulo three."""
     zeros = jnp.zeros((2, 3, 1, 1))
     ring = RollingCache(zeros, zeros, jnp.full((2, 3), ABSENT_POSITION))
@@ -93,8 +95,8 @@ def test_the_ring_by_hand() -> None:
     assert np.asarray(ring.positions).tolist() == [[3, 4, 2], [0, 1, ABSENT_POSITION]]
 
 
-def test_the_ring_keeps_the_newest_of_a_slot_in_whatever_order_they_come() -> None:
-    """Positions 1 and 4 share a slot: the older must not be written over the newer."""
+def test_rolling_cache_keeps_the_newest_token_of_a_slot() -> None:
+    """Positions 1 and 4 share a slot: the older must not overwrite the newer, in either order."""
     zeros = jnp.zeros((1, 3, 1, 1))
     new = jnp.arange(5.0).reshape(1, 5, 1, 1)
     ring = RollingCache(zeros, zeros, jnp.full((1, 3), ABSENT_POSITION))
@@ -103,7 +105,7 @@ def test_the_ring_keeps_the_newest_of_a_slot_in_whatever_order_they_come() -> No
     assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[1, 0, 2]]
 
 
-def test_slots_in_order_by_hand() -> None:
+def test_rolling_cache_slots_in_position_order() -> None:
     """Empty slots come first, then tokens by position, whatever their slot."""
     tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
     ring = RollingCache(
@@ -126,12 +128,12 @@ CACHED = [
 @pytest.mark.slow
 @pytest.mark.sampled("config1")
 @pytest.mark.parametrize("config", CACHED)
-def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
+def test_chunked_prefill_matches_full_pass(
     config: SlidingWindowConfig,
 ) -> None:
-    """Rings of 9 or 10 slots, full and not, and chunks of more and of fewer tokens."""
+    """Caches of 9 or 10 slots, full and not, with chunks longer and shorter than the cache."""
     length = 340
-    trial = on_trial(config, length)
+    trial = trial_of(config, length)
     x = trial.inputs(0)
     full = trial(x).y
     for sizes in ((4, 30, 1, 7, 298), (300, 20, 10, 9, 1)):
@@ -146,27 +148,27 @@ def test_chunks_that_fit_the_ring_and_that_do_not_equal_the_full_pass(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CACHED)
-def test_padded_chunks_of_several_lengths_equal_the_full_pass(config: SlidingWindowConfig) -> None:
+def test_padded_chunks_match_full_pass(config: SlidingWindowConfig) -> None:
     """Each row continues from its own position, in the second chunk as in the first."""
-    trial = on_trial(config)
+    trial = trial_of(config)
     x, index, rows = trial.inputs(0), np.arange(25), np.arange(3)[:, None]
     full = trial(x).y
     cache, starts = trial.init_cache(67), np.zeros(3, int)
     for lengths in ([25, 11, 1], [3, 25, 0], [14, 20, 25]):
-        there = index < np.array(lengths)[:, None]
-        places = starts[:, None] + index
-        tokens = np.where(there[..., None], x[rows, places], 100 * trial.inputs(1, 25))
-        y, cache, _ = trial(tokens, cache=cache, positions=np.where(there, places, -1))
-        assert_close(y[there], full[rows, places][there])
+        is_token = index < np.array(lengths)[:, None]
+        positions = starts[:, None] + index
+        tokens = np.where(is_token[..., None], x[rows, positions], 100 * trial.inputs(1, 25))
+        y, cache, _ = trial(tokens, cache=cache, positions=np.where(is_token, positions, -1))
+        assert_close(y[is_token], full[rows, positions][is_token])
         starts = starts + lengths
 
 
-def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> None:
-    trial = on_trial(SlidingWindowConfig(num_heads=2, window=5, dilation=2))
+def test_returned_weights_with_a_cache() -> None:
+    trial = trial_of(SlidingWindowConfig(num_heads=2, window=5, dilation=2))
     x, given = trial.inputs(0), dict(outputs=frozenset({"weights"}))
     weights = np.asarray(trial(x, cache=trial.init_cache(67), **given).aux["weights"])
     assert weights.shape == (3, 2, 67, 9 + 67)
-    assert not np.any(weights[..., :9])  # of the empty ring
+    assert not np.any(weights[..., :9])  # of the empty slots
     assert_close(weights[..., 9:], trial(x, **given).aux["weights"])
 
 
@@ -179,13 +181,13 @@ def test_weights_of_a_prompt_read_into_the_cache_are_those_of_its_queries() -> N
         ("backend", "fast", "sliding_window.backend fast: is not known"),
     ],
 )
-def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
+def test_invalid_fields_raise(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SlidingWindowConfig(**{field: value})
 
 
-def test_what_it_refuses() -> None:
-    trial = on_trial(SlidingWindowConfig(num_heads=2, window=5))
+def test_unsupported_calls_raise() -> None:
+    trial = trial_of(SlidingWindowConfig(num_heads=2, window=5))
     with pytest.raises(ValueError, match=r"^mixer sliding_window: has a window of its own"):
         trial.trace(trial.inputs(0), mask=Mask(MaskPattern(causal=True, window=3)))
     cache = trial.mixer.init_cache(3, 67)

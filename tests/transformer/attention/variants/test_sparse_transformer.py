@@ -23,7 +23,7 @@ from transformer.testing.trial import (
 T = 67
 
 
-def on_trial(config: SparseTransformerConfig, length: int = T) -> Trial:
+def trial_of(config: SparseTransformerConfig, length: int = T) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
@@ -40,18 +40,18 @@ KINDS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
-def test_it_keeps_the_contract(kind: dict[str, Any]) -> None:
+def test_mixer_contract(kind: dict[str, Any]) -> None:
     config = SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind)
     check_mixer(config, d_model=12, length=T, lengths=(1, T, 71))
 
 
-def test_the_patterns_by_hand() -> None:
-    """Queries 0 to 8, a stride of three: what figure 3 of the paper draws."""
+def test_patterns_by_hand() -> None:
+    """Queries 0 to 8 with a stride of three, as in figure 3 of the paper."""
     index = array([np.arange(9)])
 
     def rows(kind: Any, part: Any) -> list[list[int]]:
-        seen = np.tril(np.asarray(pattern_mask(kind, 3, 1, part, index, index))[0])
-        return [np.flatnonzero(row).tolist() for row in seen]
+        visible = np.tril(np.asarray(pattern_mask(kind, 3, 1, part, index, index))[0])
+        return [np.flatnonzero(row).tolist() for row in visible]
 
     assert rows("strided", "local")[8] == [5, 6, 7, 8]
     assert rows("strided", "far")[8] == [2, 5, 8]
@@ -72,11 +72,11 @@ def test_the_patterns_by_hand() -> None:
     [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],
     ids=str,
 )
-def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], causal: bool) -> None:
-    """With documents packed and padding, at a length that is no multiple of the stride."""
+def test_matches_dense_attention_under_its_pattern(kind: dict[str, Any], causal: bool) -> None:
+    """With packed documents and padding, at a length that is not a multiple of the stride."""
     segments, positions = map(array, pack_two_documents(T))
     mask = Mask(MaskPattern(causal=causal), positions=positions, segments=segments)
-    trial = on_trial(SparseTransformerConfig(num_heads=4, **kind))
+    trial = trial_of(SparseTransformerConfig(num_heads=4, **kind))
     inputs = trial.mixer_inputs(T, mask=mask, positions=positions)
     chosen = normal(5, 3, T, 12)
 
@@ -85,24 +85,24 @@ def test_values_and_gradients_against_the_dense_pattern(kind: dict[str, Any], ca
 
     mixer: Any = trial.mixer
     heads = projections(mixer, trial.params, trial.inputs(0), inputs)
-    seen = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense_mask(mask, T, T))[:, None]
+    visible = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense_mask(mask, T, T))[:, None]
 
     def expected_total(params: Any, x: Any) -> Any:
         q, k, v = projections(mixer, params, x, inputs)
         scores = jax.numpy.einsum("BTNH,BSNH->BNTS", q, k) / q.shape[-1] ** 0.5
-        weights = jax.nn.softmax(jax.numpy.where(seen, scores, -1e30), axis=-1)
-        weights = jax.numpy.where(seen, weights, 0)
+        weights = jax.nn.softmax(jax.numpy.where(visible, scores, -1e30), axis=-1)
+        weights = jax.numpy.where(visible, weights, 0)
         y = jax.numpy.einsum("BNTS,BSNH,NHD->BTD", weights, v, params["output"])
         return ((y + params["output_bias"][None, None]) * chosen).sum()
 
-    got, expected = (
+    actual, expected = (
         jax.jit(jax.value_and_grad(each, (0, 1)))(trial.params, trial.inputs(0))
         for each in (total, expected_total)
     )
-    assert_trees_close(got, expected)
+    assert_trees_close(actual, expected)
     y = np.asarray(run_mixer(trial.mixer, trial.params, trial.inputs(0), inputs).y)
     q, k, v = (np.asarray(each) for each in heads)
-    assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
+    assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, visible)))
 
 
 def outputs(trial: Trial, y: Array) -> Array:
@@ -110,16 +110,16 @@ def outputs(trial: Trial, y: Array) -> Array:
 
 
 @pytest.mark.slow
-def test_padding_by_lengths_is_not_seen() -> None:
-    trial = on_trial(
+def test_padding_by_lengths_is_hidden() -> None:
+    trial = trial_of(
         SparseTransformerConfig(num_heads=2, pattern="fixed", stride=5, num_summary_tokens=2)
     )
     x, lengths = trial.inputs(0), array([T, 23, 1])
     mask = Mask(key_lengths=lengths)
-    there = np.arange(T)[None, :, None] < lengths[:, None, None]
+    is_token = np.arange(T)[None, :, None] < lengths[:, None, None]
     before = trial(x, mask=mask).y
-    after = trial(np.where(there, x, 100 * trial.inputs(1)), mask=mask).y
-    assert np.array_equal(np.where(there, before, 0), np.where(there, after, 0))
+    after = trial(np.where(is_token, x, 100 * trial.inputs(1)), mask=mask).y
+    assert np.array_equal(np.where(is_token, before, 0), np.where(is_token, after, 0))
 
 
 @pytest.mark.full
@@ -127,12 +127,12 @@ def test_padding_by_lengths_is_not_seen() -> None:
 @pytest.mark.parametrize(
     ("pattern", "length", "offset"), [("strided", 70, 40), ("fixed", 70, 40), ("fixed", 24, 40)]
 )
-def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, causal: bool) -> None:
-    """A row that begins and ends among the last tokens of a block has more of them than others.
+def test_positions_may_start_anywhere(pattern: Any, length: int, offset: int, causal: bool) -> None:
+    """A row that starts and ends among the last tokens of a block has more of them than others do.
 
-    So has a row whose first document does not start at position 0.
+    So does a row whose first document does not start at position 0.
     """
-    trial = on_trial(
+    trial = trial_of(
         SparseTransformerConfig(num_heads=2, pattern=pattern, stride=16, num_summary_tokens=8),
         length,
     )
@@ -146,19 +146,19 @@ def test_positions_may_begin_anywhere(pattern: Any, length: int, offset: int, ca
         mixer: Any = trial.mixer
         heads = projections(mixer, trial.params, x, inputs)
         shown = np.asarray(dense_mask(mask, length, length))[:, None]
-        seen = np.asarray(mixer.select(heads, inputs)) & shown
+        visible = np.asarray(mixer.select(heads, inputs)) & shown
         q, k, v = (np.asarray(each) for each in heads)
         y = run_mixer(trial.mixer, trial.params, x, inputs).y
-        assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, seen)))
+        assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, visible)))
 
 
 @pytest.mark.slow
 @pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
-def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> None:
-    """Queries attend to a cache in blocks, the last of which is not full."""
+def test_chunked_prefill_matches_full_pass(kind: dict[str, Any]) -> None:
+    """Queries attend to the cache in blocks, the last of which is not full."""
     length = 300
-    trial = on_trial(
+    trial = trial_of(
         SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind), length
     )
     x = trial.inputs(0)
@@ -183,6 +183,6 @@ def test_chunks_of_several_blocks_equal_the_full_pass(kind: dict[str, Any]) -> N
         (dict(num_heads=3, factorization="heads"), r"sparse.num_heads 3 \(of keys 3\): are odd"),
     ],
 )
-def test_bad_settings_are_named(given: Any, message: str) -> None:
+def test_invalid_fields_raise(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SparseTransformerConfig(**given)

@@ -1,4 +1,4 @@
-"""Top-k attention against a sort of all scores."""
+"""Top-k attention against sorting all scores."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ import pytest
 
 from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, array, assert_close, attention, normal
-from tests.transformer.mixers import applied, made
+from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import Mask, MaskPattern, TopKConfig
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import dense_mask
@@ -25,73 +25,73 @@ SEGMENTS = array([[1, 1, 1, 1, 1, 2, 2, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4, 4, 4,
 WEIGHTS = frozenset({"weights"})
 
 
-def best(q: Array, k: Array, b: int, n: int, t: int) -> Array:  # [S] what enters the softmax
-    """Under a causal mask: the highest scores, all others -inf."""
+def top_k_scores(q: Array, k: Array, b: int, n: int, t: int) -> Array:  # [S] inputs of the softmax
+    """Return the highest scores under a causal mask, and -inf for all other keys."""
     scores = k @ q / math.sqrt(H)
-    seen = np.flatnonzero((SEGMENTS[b] == SEGMENTS[b, t]) & (np.arange(T) <= t))
-    kept = seen[np.argsort(-scores[seen], kind="stable")[:CHOSEN]]
+    visible = np.flatnonzero((SEGMENTS[b] == SEGMENTS[b, t]) & (np.arange(T) <= t))
+    kept = visible[np.argsort(-scores[visible], kind="stable")[:CHOSEN]]
     return np.where(np.isin(np.arange(T), kept), scores, -np.inf)
 
 
-def test_values_and_weights_query_by_query() -> None:
-    mixer, params = made(CONFIG, D)
+def test_matches_loop_over_queries() -> None:
+    mixer, params = make_mixer(CONFIG, D)
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=True), segments=SEGMENTS)
-    seen = np.asarray(dense_mask(mask.replace(positions=array([np.arange(T)])), T, T))
-    y, weights = attention(x, x, params, seen, best)
-    assert_close(applied(mixer, params, x, mask=mask).y, y)
-    output = applied(mixer, params, x, WEIGHTS, mask=mask)
+    visible = np.asarray(dense_mask(mask.replace(positions=array([np.arange(T)])), T, T))
+    y, weights = attention(x, x, params, visible, top_k_scores)
+    assert_close(apply_mixer(mixer, params, x, mask=mask).y, y)
+    output = apply_mixer(mixer, params, x, WEIGHTS, mask=mask)
     assert_close(output.y, y)
     assert_close(output.aux["weights"], weights)
     assert np.asarray(weights > 0).sum(-1).max() == CHOSEN
 
 
 @pytest.mark.parametrize("block", [3, T, 64])
-def test_gradients_whatever_the_block(block: int) -> None:
+def test_gradients_do_not_depend_on_block_size(block: int) -> None:
     q, k, v = normal(0, B, T, N, H), normal(1, B, T, K, H), normal(2, B, T, K, H)
     mask = Mask(MaskPattern(causal=True), segments=SEGMENTS)
-    scoring = ScoreSpec(1 / math.sqrt(H))
+    score_spec = ScoreSpec(1 / math.sqrt(H))
     plain = np.einsum("BTNH,BSNH->BNTS", q, np.repeat(k, N // K, 2)) / math.sqrt(H)
     shown = np.asarray(dense_mask(mask.replace(positions=array([np.arange(T)])), T, T))[:, None]
     order = np.argsort(np.argsort(-np.where(shown, plain, -np.inf), axis=-1, kind="stable"), -1)
     chosen = (order < CHOSEN) & shown
 
-    def one(q: Any, k: Any, v: Any) -> jax.Array:
-        return jnp.sum(jnp.sin(attend_top_k(q, k, v, mask, scoring, CHOSEN, block_size=block)))
+    def top_k_loss(q: Any, k: Any, v: Any) -> jax.Array:
+        return jnp.sum(jnp.sin(attend_top_k(q, k, v, mask, score_spec, CHOSEN, block_size=block)))
 
-    def other(q: Any, k: Any, v: Any) -> jax.Array:
+    def dense_loss(q: Any, k: Any, v: Any) -> jax.Array:
         k, v = (jnp.repeat(each, N // K, axis=2) for each in (k, v))
-        raised = jnp.exp(jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)) * chosen
-        weights = raised / jnp.maximum(raised.sum(-1, keepdims=True), 1e-9)
+        exp_scores = jnp.exp(jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)) * chosen
+        weights = exp_scores / jnp.maximum(exp_scores.sum(-1, keepdims=True), 1e-9)
         return jnp.sum(jnp.sin(jnp.einsum("BNTS,BSNH->BTNH", weights, v)))
 
-    got = jax.jit(jax.grad(one, (0, 1, 2)))(q, k, v)
-    expected = jax.jit(jax.grad(other, (0, 1, 2)))(q, k, v)
-    for each, like in zip(got, expected, strict=True):
-        assert_close(each, like)
+    actual = jax.jit(jax.grad(top_k_loss, (0, 1, 2)))(q, k, v)
+    expected = jax.jit(jax.grad(dense_loss, (0, 1, 2)))(q, k, v)
+    for each, expected_gradient in zip(actual, expected, strict=True):
+        assert_close(each, expected_gradient)
 
 
-def test_of_equal_scores_the_first_keys_are_taken() -> None:
+def test_ties_select_the_first_keys() -> None:
     scores = array([2.0, 1.0, 3.0, 1.0, 1.0, 9.0]).reshape(1, 1, 1, 6)
-    seen = array([True] * 5 + [False]).reshape(1, 1, 1, 6)
+    visible = array([True] * 5 + [False]).reshape(1, 1, 1, 6)
     for count, chosen in ((1, [2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (7, [0, 1, 2, 3, 4])):
-        assert np.flatnonzero(top_k_mask(scores, seen, count)).tolist() == chosen
-    assert not np.any(top_k_mask(scores, array(np.zeros_like(seen)), 2))
+        assert np.flatnonzero(top_k_mask(scores, visible, count)).tolist() == chosen
+    assert not np.any(top_k_mask(scores, array(np.zeros_like(visible)), 2))
 
 
-def test_with_room_for_all_keys_it_is_full_attention() -> None:
-    mixer, params = made(dataclasses.replace(CONFIG, keys_per_query=T), D)
+def test_k_of_all_keys_is_full_attention() -> None:
+    mixer, params = make_mixer(dataclasses.replace(CONFIG, keys_per_query=T), D)
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=True))
-    seen = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
-    assert_close(applied(mixer, params, x, mask=mask).y, attention(x, x, params, seen)[0])
+    visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    assert_close(apply_mixer(mixer, params, x, mask=mask).y, attention(x, x, params, visible)[0])
 
 
 @pytest.mark.full
-def test_the_contract_where_most_keys_are_left_out() -> None:
+def test_contract_with_small_k() -> None:
     config = TopKConfig(num_heads=5, num_kv_heads=1, head_dim=8, keys_per_query=3)
     check_mixer(config, d_model=7, length=71, lengths=(1, 71))
 
 
-def test_memory_is_linear() -> None:
+def test_memory_is_linear_in_length() -> None:
     length = 4096
     arrays = [jax.ShapeDtypeStruct((1, length, 1, 2), np.float32)] * 3
 
@@ -102,8 +102,8 @@ def test_memory_is_linear() -> None:
     assert largest_array(jax.grad(total, (0, 1, 2)), *arrays) <= 16 * length
 
 
-def test_costs() -> None:
-    """Scores of 11 keys, 6 of them on average under a causal mask; values of 3, or 30 / 11."""
+def test_flops() -> None:
+    """Scores of 11 keys, or 6 on average under a causal mask; values of 3 keys, or 30 / 11."""
     each = 2 * N * H
     assert TopKAttention.score_flops(CONFIG, D, T) == (
         each * (11 + 3),
@@ -111,12 +111,12 @@ def test_costs() -> None:
     )
 
 
-def test_errors() -> None:
+def test_invalid_configs_and_calls_raise() -> None:
     with pytest.raises(ValueError, match=r"^top_k.keys_per_query 0: give 1 or more$"):
         TopKConfig(keys_per_query=0)
     with pytest.raises(ValueError, match=r"^top_k.dropout 1.0: give a fraction in \[0, 1\)$"):
         TopKConfig(dropout=1.0)
-    mixer, params = made(CONFIG, D)
+    mixer, params = make_mixer(CONFIG, D)
     x = normal(0, B, T, D)
     with pytest.raises(ValueError, match=r"^mixer top_k: with a memory, give a cache of init_mem"):
-        applied(mixer, params, x, memory=x, cache=mixer.init_cache(B, T))
+        apply_mixer(mixer, params, x, memory=x, cache=mixer.init_cache(B, T))

@@ -27,27 +27,27 @@ Group = Literal["heads", "documents", "residual", "norms", "feed_forward", "riva
 
 
 def heads(base: Experiment) -> dict[str, Experiment]:
-    """Different numbers of heads at the same total width."""
+    """Return different numbers of heads at the same total width."""
     counts = (1, 2, 3, 6, 12)
     changed = {n: with_mixer(base.model, num_heads=n, num_kv_heads=n) for n in counts}
     return {f"{n} heads": with_model(base, layer_pattern=each) for n, each in changed.items()}
 
 
 def documents(base: Experiment) -> dict[str, Experiment]:
-    """Windows as one token stream, or with packed documents masked from each other."""
-    apart = dataclasses.replace(base.text_data, document_masking=True)
-    return {"one stream": base, "documents apart": dataclasses.replace(base, data=apart)}
+    """Return windows as one token stream, or packed documents masked from each other."""
+    masked = dataclasses.replace(base.text_data, document_masking=True)
+    return {"one stream": base, "documents apart": dataclasses.replace(base, data=masked)}
 
 
 def residual(base: Experiment) -> dict[str, Experiment]:
-    """Blocks with and without residual connections."""
+    """Return blocks with and without residual connections."""
     [block] = base.model.layer_pattern
     without = dataclasses.replace(block, residual=False)
     return {"with": base, "without": with_model(base, layer_pattern=(without,))}
 
 
 def norms(base: Experiment) -> dict[str, Experiment]:
-    """Norm placement and kind."""
+    """Return norm placements and kinds."""
     [block] = base.model.layer_pattern
     rows = {}
     for placement in ("pre", "post", "sandwich"):
@@ -62,7 +62,7 @@ def norms(base: Experiment) -> dict[str, Experiment]:
 
 
 def feed_forward(base: Experiment) -> dict[str, Experiment]:
-    """Activations, plain and gated, at nearly the same number of weights."""
+    """Return activations, plain and gated, at nearly the same number of weights."""
     [block] = base.model.layer_pattern
     rows = {}
     for gated in (False, True):
@@ -75,7 +75,7 @@ def feed_forward(base: Experiment) -> dict[str, Experiment]:
 
 
 def rivals(base: Experiment) -> dict[str, Experiment]:
-    """The recipes of `configs/versus.py` unchanged, with the same number of steps."""
+    """Return the recipes of `configs/versus.py` unchanged, with the same number of steps."""
     return {
         name: dataclasses.replace(each, steps=base.steps)
         for name, each in RIVALS.items()
@@ -94,7 +94,7 @@ GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {
 
 
 def main(group: tyro.conf.Positional[Group], steps: int = 600, seeds: int = 1) -> None:
-    """Print the held-out loss of each row, its spread over seeds, and the time of training."""
+    """Print the held-out loss of each row, its spread over seeds, and the training time."""
     table = Table(group, "loss", "spread", "seconds", title=f"{steps} steps, {seeds} seeds")
     for name, experiment in GROUPS[group](small(steps)).items():
         losses, seconds = [], []

@@ -1,10 +1,11 @@
-"""Time and memory of every variant of attention against the length of the sequence.
+"""Time and memory of every attention variant against sequence length.
 
     python -m bench.attention [--variants full sliding_window ...] [--lengths 512 4096 ...]
 
-Each variant is a whole mixer, projections included, of one sequence of T tokens: forward and
-backward for its weights and its input, and with `--forward` the forward pass by itself. Variants
-take turns at one length, the median of the rounds is given. A variant whose step takes longer than
+Each variant is a whole mixer, projections included, on one sequence of T tokens: forward and
+backward for its weights and its input, and with `--forward` also the forward pass alone. Variants
+take turns at one length, and the median over rounds is reported. A variant whose step takes longer
+than
 a third of `--patience`, or needs more than `--most`, is skipped at greater lengths. Memory is what
 the compiler reserves besides arguments and results. The exponents are the slopes of log time
 and log memory over log T from 4,096 tokens on; `crossing` is the length from which a variant's step
@@ -112,7 +113,7 @@ def config_of(name: str, options: Options, length: int) -> MixerConfig:
     config = EXACT.get(name) or default_config(name)
     sizes: dict[str, Any] = dict(num_heads=options.num_heads, head_dim=options.head_dim)
     names = {field.name for field in dataclasses.fields(config)}
-    if "max_length" in names:  # Linformer: its projections are as long as the sequence
+    if "max_length" in names:  # Linformer's projections have the length of the sequence
         sizes["max_length"] = length
     return dataclasses.replace(config, **{k: v for k, v in sizes.items() if k in names})
 
@@ -138,8 +139,11 @@ def programs(config: MixerConfig, options: Options, length: int) -> tuple[list[A
         output: Any = mixer.apply(params, x, inputs)
         return jnp.sum(jnp.square(output.y.astype("float32")))
 
-    wanted: list[Any] = [jax.value_and_grad(total, (0, 1)), *([total] if options.forward else [])]
-    compiled = [jax.jit(each).lower(params, x).compile() for each in wanted]
+    functions: list[Any] = [
+        jax.value_and_grad(total, (0, 1)),
+        *([total] if options.forward else []),
+    ]
+    compiled = [jax.jit(each).lower(params, x).compile() for each in functions]
     calls = [functools.partial(each, params, x) for each in compiled]
     memory: Any = compiled[0].memory_analysis()
     return calls, int(memory.temp_size_in_bytes)
@@ -155,34 +159,34 @@ def seconds(call: Callable[[], Any]) -> float:
 def measured(options: Options) -> Costs:
     """Measure all variants at all lengths within their limits."""
     costs: Costs = {name: {} for name in options.variants}
-    tired: set[str] = set()
+    over_limit: set[str] = set()
     for length in track(options.lengths, "lengths"):
-        for name, cost in at_length(options, length, tired).items():
+        for name, cost in at_length(options, length, over_limit).items():
             costs[name][length] = cost
         save(costs, options.output)
         jax.clear_caches()
     return costs
 
 
-def at_length(options: Options, length: int, tired: set[str]) -> dict[str, Cost]:
-    """Measure variants in turns at one length; add those that reach a limit to `tired`."""
+def at_length(options: Options, length: int, over_limit: set[str]) -> dict[str, Cost]:
+    """Measure variants in turns at one length; add those that reach a limit to `over_limit`."""
     ready: dict[str, Any] = {}
     for name in options.variants:
-        if name in tired:
+        if name in over_limit:
             continue
         calls, memory = programs(config_of(name, options, length), options, length)
         if memory > options.most * 2**30:
-            tired.add(name)
+            over_limit.add(name)
             continue
         first = [seconds(call) for call in calls]
         slow = first[0] > options.patience / 3
-        tired |= {name} if slow else set()
+        over_limit |= {name} if slow else set()
         ready[name] = (calls, memory, [[each] if slow else [] for each in first])
     for _ in range(options.rounds):
-        for name in ready.keys() - tired:
+        for name in ready.keys() - over_limit:
             calls, _, times = ready[name]
-            for call, found in zip(calls, times, strict=True):
-                found.append(seconds(call))
+            for call, costs in zip(calls, times, strict=True):
+                costs.append(seconds(call))
     return {
         name: Cost(median(times[0]), median(times[1]) if times[1:] else None, memory)
         for name, (_, memory, times) in ready.items()
@@ -199,36 +203,38 @@ def save(costs: Costs, path: Path | None) -> None:
         path.write_text(json.dumps({"machine": machine(), "costs": plain}, indent=1))
 
 
-def slope(found: dict[int, Cost], what: str) -> float | None:
+def slope(costs: dict[int, Cost], what: str) -> float | None:
     """Return the exponent p of cost ~ T^p, fitted by least squares to the longer lengths."""
-    points = [(t, getattr(cost, what)) for t, cost in found.items() if t >= FIRST_OF_SLOPE]
+    points = [(t, getattr(cost, what)) for t, cost in costs.items() if t >= FIRST_OF_SLOPE]
     if len(points) < 2:
         return None
     x, y = np.log(np.array(points, float)).T
     return float(np.polyfit(x, y, 1)[0])
 
 
-def crossing(found: dict[int, Cost], full: dict[int, Cost]) -> int | None:
+def crossing(costs: dict[int, Cost], full: dict[int, Cost]) -> int | None:
     """Return the length from which on the step is always faster than full attention's."""
-    both = sorted(set(found) & set(full))
-    later = [t for t in both if all(found[u].step < full[u].step for u in both if u >= t)]
+    both = sorted(set(costs) & set(full))
+    later = [t for t in both if all(costs[u].step < full[u].step for u in both if u >= t)]
     return min(later, default=None)
 
 
 def table(costs: Costs, lengths: list[int]) -> Table:
     """Return a table with one row per variant."""
-    shown = [t for t in lengths if t in (1024, 4096, 16_384, 65_536)] or lengths[-1:]
+    lengths_shown = [t for t in lengths if t in (1024, 4096, 16_384, 65_536)] or lengths[-1:]
     grid = Table(title="forward and backward, seconds and MiB")
-    for title in ("", *(f"{t:,}" for t in shown), "time ~ T^", "memory ~ T^", "crossing"):
+    for title in ("", *(f"{t:,}" for t in lengths_shown), "time ~ T^", "memory ~ T^", "crossing"):
         grid.add_column(title, justify="left" if not title else "right")
-    for name, found in costs.items():
+    for name, costs_of_variant in costs.items():
         cells = [
-            f"{found[t].step:.3f} s, {found[t].memory / 2**20:,.0f}" if t in found else "-"
-            for t in shown
+            f"{costs_of_variant[t].step:.3f} s, {costs_of_variant[t].memory / 2**20:,.0f}"
+            if t in costs_of_variant
+            else "-"
+            for t in lengths_shown
         ]
-        slopes = (slope(found, what) for what in ("step", "memory"))
+        slopes = (slope(costs_of_variant, what) for what in ("step", "memory"))
         exponents = ["-" if each is None else f"{each:.2f}" for each in slopes]
-        cross = crossing(found, costs.get("full", {})) if name != "full" else None
+        cross = crossing(costs_of_variant, costs.get("full", {})) if name != "full" else None
         grid.add_row(name, *cells, *exponents, f"{cross:,}" if cross else "-")
     return grid
 
@@ -237,11 +243,17 @@ def draw(costs: Costs, path: Path) -> None:
     """Plot time and memory against length, on logarithmic axes."""
     fig, axes = pyplot.subplots(1, 2, figsize=(12, 5), layout="constrained")
     colours = pyplot.get_cmap("tab20").colors  # type: ignore[attr-defined]
-    for index, (name, found) in enumerate(costs.items()):
+    for index, (name, costs_of_variant) in enumerate(costs.items()):
         style: Any = dict(label=name, color=colours[index % 20], marker=".")
         style["linestyle"] = "--" if name.startswith("full") else "-"
-        axes[0].loglog(list(found), [cost.step for cost in found.values()], **style)
-        axes[1].loglog(list(found), [cost.memory / 2**20 for cost in found.values()], **style)
+        axes[0].loglog(
+            list(costs_of_variant), [cost.step for cost in costs_of_variant.values()], **style
+        )
+        axes[1].loglog(
+            list(costs_of_variant),
+            [cost.memory / 2**20 for cost in costs_of_variant.values()],
+            **style,
+        )
     axes[0].set(xlabel="tokens", ylabel="seconds, forward and backward")
     axes[1].set(xlabel="tokens", ylabel="MiB beside arguments and results")
     axes[0].legend(fontsize=7)
@@ -251,7 +263,7 @@ def draw(costs: Costs, path: Path) -> None:
 
 
 def main(options: Options) -> None:
-    """Measures, prints the table, draws the figure."""
+    """Measure, print the table and draw the figure."""
     unknown = [name for name in options.variants if name not in {*MIXERS, *EXACT}]
     if unknown:
         raise SystemExit(f"variant {unknown[0]}: is not known; give some of {', '.join(FAMILY)}")

@@ -2,8 +2,8 @@
 
     python -m bench.attention_viewer [--tokens 512 --layers 12 --heads 12 --rounds 5]
 
-The page shows random causal weights whose entropies differ between heads, as those of trained
-models do: they compress no better than real ones. `ready` is the time from the start of the
+The page shows random causal weights whose entropies differ between heads, like those of trained
+models, so they compress no better than real ones. `ready` is the time from the start of the
 navigation until all thumbnails and the first head are drawn, by the browser's own clock.
 """
 

@@ -88,8 +88,9 @@ def unigrams_and_bigrams(text: str) -> list[Hashable]:
 class MostFrequentTag:
     """Tag each word with its most frequent tag in training.
 
-    An unknown word gets the most frequent tag of the words that training has seen once: such words
-    are what unknown words are like.
+    An unknown word gets the most frequent tag of words that occur once in training, because such
+    words
+    resemble unknown ones.
     """
 
     def __init__(self, words: Iterable[tuple[str, str]]) -> None:
@@ -128,7 +129,7 @@ class KneserNey:
         ends: list[np.ndarray] = []  # where each distinct n-gram first ends in the stream
         numbers: list[np.ndarray] = []  # which n-gram ends at each position, from n - 1 on
         occurrences = np.zeros(0, np.int64)
-        context = np.zeros(len(tokens), np.int64)  # there is one 0-gram
+        context = np.zeros(len(tokens), np.int64)  # the only 0-gram is the empty one
         for n in range(1, order + 1):
             key = context * vocab_size + tokens[n - 1 :]
             keys, first, number, occurrences = np.unique(
@@ -139,7 +140,9 @@ class KneserNey:
             numbers.append(number)
             context = number[:-1]
         self.counts = []
-        for n in range(1, order):  # distinct tokens before: one for each (n + 1)-gram it ends
+        for n in range(
+            1, order
+        ):  # distinct previous tokens: one for each (n + 1)-gram that ends with it
             suffixes = numbers[n - 1][ends[n] - (n - 1)]
             self.counts.append(np.bincount(suffixes, minlength=len(self.keys[n - 1])))
         self.counts.append(occurrences)
@@ -148,23 +151,23 @@ class KneserNey:
     def probabilities(self, tokens: np.ndarray) -> np.ndarray:  # [N - 1]
         """Return P of each token of a stream [N] but the first, given the tokens before it."""
         tokens = np.asarray(tokens, np.int64)
-        found = np.full(len(tokens), 1 / self.vocab_size)
-        context = np.zeros(len(tokens), np.int64)  # of each position; -1: unknown
+        probs = np.full(len(tokens), 1 / self.vocab_size)
+        context = np.zeros(len(tokens), np.int64)  # per position; -1 for unknown
         for n, keys in enumerate(self.keys, start=1):
             counts, discount = self.counts[n - 1], self.discounts[n - 1]
             contexts = len(self.keys[n - 2]) if n > 1 else 1
             owner = keys // self.vocab_size
             totals = np.bincount(owner, counts, contexts)
             types = np.bincount(owner, counts > 0, contexts)
-            place = _lookup(keys, np.where(context >= 0, context * self.vocab_size + tokens, -1))
-            count = np.where(place >= 0, counts[place], 0)
+            index = _lookup(keys, np.where(context >= 0, context * self.vocab_size + tokens, -1))
+            count = np.where(index >= 0, counts[index], 0)
             usable = (context >= 0) & (totals[context] > 0)
             total = np.where(usable, totals[context], 1)
-            higher = (np.maximum(count - discount, 0) + discount * types[context] * found) / total
-            found = np.where(usable, higher, found)
+            higher = (np.maximum(count - discount, 0) + discount * types[context] * probs) / total
+            probs = np.where(usable, higher, probs)
             # The n-gram that ends at a position is the context of the next position.
-            context = np.concatenate([[-1], place[:-1]])
-        return found[1:]
+            context = np.concatenate([[-1], index[:-1]])
+        return probs[1:]
 
     def loss(self, tokens: np.ndarray) -> float:
         """Return the mean negative log probability of the stream's tokens, in nats."""
@@ -177,10 +180,10 @@ def _discount(counts: np.ndarray) -> float:
     return once / (once + 2 * twice) if once else 0.5
 
 
-def _lookup(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def _lookup(keys: np.ndarray, keys_to_find: np.ndarray) -> np.ndarray:
     """Return the index of each wanted number among sorted keys, -1 where it is missing."""
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, place, -1)
+    index = np.minimum(np.searchsorted(keys, keys_to_find), len(keys) - 1)
+    return np.where(keys[index] == keys_to_find, index, -1)
 
 
 class WordByWord:
@@ -229,8 +232,8 @@ def classification(experiment: Experiment) -> Scores:
     """Score class guesses and naive Bayes by accuracy on the test split."""
     corpus = ClassificationTask(experiment).prepare_corpus()
     train, validation, test = (corpus.split(n) for n in ("train", "validation", "test"))
-    commonest = np.bincount(train.targets).argmax()
-    predictions = {"most frequent class": np.full(len(test.targets), commonest)}
+    most_frequent = np.bincount(train.targets).argmax()
+    predictions = {"most frequent class": np.full(len(test.targets), most_frequent)}
     for name, features in (("words", unigrams), ("words and bigrams", unigrams_and_bigrams)):
         # Nothing is selected on the validation split here, so its examples can be counted too.
         for title, splits in (
@@ -297,11 +300,13 @@ def translation(experiment: Experiment) -> Scores:
     model = WordByWord((_words(pair.source), _words(pair.target)) for pair in splits["train"])
     test: Sequence[SentencePair] = splits["test"]
     references = [pair.target for pair in test]
-    found = {
+    translations = {
         "source copied": [pair.source for pair in test],
         "word by word": [" ".join(model.translate(_words(pair.source))) for pair in test],
     }
-    return {name: f"test BLEU {sacre_bleu(t, references).score:.1f}" for name, t in found.items()}
+    return {
+        name: f"test BLEU {sacre_bleu(t, references).score:.1f}" for name, t in translations.items()
+    }
 
 
 def _words(text: str) -> list[str]:

@@ -2,8 +2,8 @@
 
     python -m bench.compile_time [--layers 48 --against 12] [--rounds 3]
 
-The step of `gpt2:xl` with its layers scanned, at two depths of the same width, from tracing to
-machine code, in turns; nothing is allocated. The unrolled step of the shallow one is shown beside.
+The step of `gpt2:xl` with scanned layers, at two depths of the same width, from tracing to
+machine code, in turns; nothing is allocated. The unrolled step of the shallow model is also shown.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ def deepened(layers: int, loop: LayerLoop) -> Experiment:
 
 
 def compile_seconds(experiment: Experiment) -> float:
-    """Seconds to trace, lower and compile the training step."""
+    """Return the seconds to trace, lower and compile the training step."""
     jax.clear_caches()
     engine = JitEngine(experiment, make_mesh(experiment.mesh), local_hardware())
     shape = (experiment.batch_size, experiment.sequence_length)
@@ -50,7 +50,7 @@ def compile_seconds(experiment: Experiment) -> float:
 
 
 def main(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
-    """Print seconds and their ratio to those of the scanned shallow model."""
+    """Print seconds, and their ratio to those of the scanned shallow model."""
     jax.config.update("jax_enable_compilation_cache", False)
     cases: dict[tuple[int, LayerLoop], list[float]] = {
         (layers, "scan"): [],

@@ -1,4 +1,4 @@
-"""Contender process as seen by its parent: it speaks ``bench.protocol``."""
+"""Parent's side of a contender process; it speaks ``bench.protocol``."""
 
 import json
 import shlex
@@ -22,17 +22,17 @@ def interpreter(path: Path) -> str:
 
     Raises UserError if neither the path nor the search path has an executable of that name.
     """
-    found = shutil.which(path)
-    if found is None:
+    executable = shutil.which(path)
+    if executable is None:
         raise UserError(f"{path}: is not a program; give the path of a Python interpreter")
-    return str(Path(found).absolute())
+    return str(Path(executable).absolute())
 
 
 @dataclass(frozen=True)
 class Contender:
     """Command to start from the root of the repository, and its settings.
 
-    settings: JSON-compatible settings of what the contender builds.
+    settings: JSON-compatible settings of the contender's model.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Record:
     """Measurements of one contender.
 
     seconds, losses: of its turn in every round; the loss is the last one.
-    others: what other processes took of the machine's cores in each of its turns, 0 to 1.
+    others: fraction of the machine's cores used by other processes in each turn, 0 to 1.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Record:
 class Runner:
     """Running contender, built and warmed up.
 
-    Every method raises UserError if the process has ended before its time.
+    Every method raises UserError if the process has exited early.
     """
 
     def __init__(self, name: str, process: subprocess.Popen[str], errors: TextIO) -> None:
@@ -110,10 +110,10 @@ class Runner:
     def _ended_early(self) -> UserError:
         status = self._process.wait()
         self._errors.seek(0)
-        last_words = (self._errors.read().strip().splitlines() or ["no message"])[-1]
+        last_output = (self._errors.read().strip().splitlines() or ["no message"])[-1]
         command: Any = self._process.args
         return UserError(
-            f"{self.name}: ended early with status {status} ({last_words}); "
+            f"{self.name}: ended early with status {status} ({last_output}); "
             f"to see all of it run {shlex.join(command)}"
         )
 

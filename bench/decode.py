@@ -3,7 +3,7 @@
     python bench/decode.py --torch-python ~/torch/bin/python
 
 Both sides continue random prompts by 128 tokens, greedily, in float32 with a key-value cache, on
-all cores; the prefill counts. The model is GPT-2's smallest with random weights. PyTorch
+all cores; the time includes the prefill. The model is GPT-2's smallest with random weights. PyTorch
 and transformers are imported by ``--torch-python``, which may belong to another environment.
 """
 
@@ -97,8 +97,8 @@ def main(options: Options) -> None:
         if not options.json:
             console.print(table(_title(options, batch), measurement.rows, PEER, "tokens"))
     if options.json:
-        found = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
-        print(json.dumps(found, indent=2))
+        output = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
+        print(json.dumps(output, indent=2))
 
 
 def _title(options: Options, batch: int) -> str:

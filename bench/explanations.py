@@ -54,8 +54,8 @@ def draw_attention_steps() -> Figure:
     scores = np.asarray(jnp.einsum("BTNH,BSNH->BNTS", q, k)[0, 0]) / np.sqrt(width)
     mask = Mask(MaskPattern(causal=True))
     visible = np.asarray(dense_mask(mask, length, length)[0])
-    scores_of, wanted = ScoreSpec(1 / np.sqrt(width)), frozenset({"weights"})
-    _, aux = attend(q, k, k, mask, scores_of, hardware=Hardware(), outputs=wanted)
+    scores_of, outputs = ScoreSpec(1 / np.sqrt(width)), frozenset({"weights"})
+    _, aux = attend(q, k, k, mask, scores_of, hardware=Hardware(), outputs=outputs)
     weights = np.asarray(aux["weights"])[0, 0]
     panels = {
         "scores q kᵀ / √H": scores,

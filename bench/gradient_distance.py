@@ -2,12 +2,12 @@
 
     python -m bench.gradient_distance [--figure docs/figures/gradient_distance.png]
 
-The gradient of the last token's result in the input of each token before it. In a recurrence it is
+The gradient of the last token's output in the input of each earlier token. In a recurrence it is
 a product of as many matrices as there are steps between them, so it vanishes or explodes (Bengio et
 al. 1994); the forget gate of an LSTM slows that down; attention reaches every token in one step.
-Without residual connections a stack of attention loses the token itself: what is left comes mostly
+Without residual connections a stack of attention loses the token itself: what remains comes mostly
 from the first tokens, which are in every average under a causal mask. Inputs are random, weights
-start by their fan-in; the recurrences have one layer, the transformers four.
+are initialized by their fan-in; the recurrences have one layer, the transformers four.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _TRANSFORMER = BlockConfig(mixer=AttentionConfig(num_heads=4))
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A stack, and what its recurrent matrices are multiplied by."""
+    """A stack, and the factor of its recurrent matrices."""
 
     block: BlockConfig
     layers: int
@@ -66,7 +66,7 @@ STACKS = {
 def gradient_norms(
     row: Row, *, length: int = LENGTH, rows: int = ROWS, seed: int = 0
 ) -> np.ndarray:  # [T] by distance from the last token
-    """The root mean square, over rows, of the norm of each token's gradient."""
+    """Return the root mean square, over rows, of the norm of each token's gradient."""
     start = Initialization(std=0.0, depth_scaled=False)
     shared = ModelContext(WIDTH, row.layers, Precision(), start, Hardware())
     stack = Stack((row.block,), shared, "scan")
@@ -93,7 +93,7 @@ def _is_recurrent(path: Any) -> bool:
 
 
 def main(figure: Path = Path("docs/figures/gradient_distance.png")) -> None:
-    """Print the gradients at some distances, and draws all."""
+    """Print the gradients at some distances, and draw all."""
     fig, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     table = Table("distance", *map(str, DISTANCES), title=f"Gradient norms, width {WIDTH}")
     for name, row in STACKS.items():

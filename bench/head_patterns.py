@@ -1,11 +1,10 @@
-"""Do the heads of a trained language model see different things?
+"""Compare the attention patterns of the heads of a trained language model.
 
     python -m bench.head_patterns runs/quickstart [--windows 32]
 
-For each layer of a run, on its held-out text: how far back each head looks, and how far apart two
-heads of a layer are, as the total variation distance of what they see (0: the same, 1: nothing in
-common), in the mean over all pairs and queries. Beside them the same of the weights that the run
-began with.
+For each layer of a run, on its held-out text: how far back each head attends, and how different two
+heads of a layer are, as the total variation distance of their weights (0: equal, 1: disjoint),
+averaged over all pairs and queries. The same is printed for the weights at the start of the run.
 """
 
 from typing import Any
@@ -37,15 +36,17 @@ def reaches(
 def distances(
     weights: jax.Array,  # [L, B, N, T, S]
 ) -> jax.Array:  # [L]
-    """The total variation distance of two heads of a layer, over all pairs of them."""
+    """Return the mean total variation distance of two heads of a layer, over all pairs."""
     heads = weights.shape[2]
     pairs = [(one, other) for one in range(heads) for other in range(one)]
-    apart = [jnp.abs(weights[:, :, i] - weights[:, :, j]).sum(-1).mean((1, 2)) for i, j in pairs]
-    return sum(apart, start=jnp.zeros(len(weights))) / (2 * len(pairs))
+    total_variation = [
+        jnp.abs(weights[:, :, i] - weights[:, :, j]).sum(-1).mean((1, 2)) for i, j in pairs
+    ]
+    return sum(total_variation, start=jnp.zeros(len(weights))) / (2 * len(pairs))
 
 
 def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reaches [L, N] and distances [L] over held-out windows."""
+    """Return reaches [L, N] and distances [L] over held-out windows."""
     corpus = LanguageModelTask(run.experiment).prepare_corpus()
     batches = make_text_evaluation_batches(
         corpus.split("validation"),
@@ -61,17 +62,17 @@ def patterns(run: Run, params: Any, windows: int) -> tuple[np.ndarray, np.ndarra
         weights = jnp.concatenate([each["weights"] for each in output.aux])
         return reaches(weights), distances(weights)
 
-    found = [one(params, batches.host_batch(n, 0, 1)["tokens"]) for n in range(len(batches))]
-    reach, apart = (np.mean(jax.device_get(each), axis=0) for each in zip(*found, strict=True))
-    return reach, apart
+    results = [one(params, batches.host_batch(n, 0, 1)["tokens"]) for n in range(len(batches))]
+    reach, distance = (np.mean(jax.device_get(each), axis=0) for each in zip(*results, strict=True))
+    return reach, distance
 
 
 def main(workdir: tyro.conf.Positional[str], windows: int = 32) -> None:
     """Print a table.
 
     Args:
-      workdir: The folder of a language model's run whose layers are all of softmax attention.
-      windows: Held-out windows to look at.
+      workdir: Folder of a language model's run with only softmax attention layers.
+      windows: Number of held-out windows.
     """
     run = train.load(workdir)
     first = jax.jit(run.model.init_params)(jax.random.key(run.experiment.seed))

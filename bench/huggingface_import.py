@@ -1,11 +1,11 @@
-"""Peak host memory and seconds of reading a Llama of 1.3 billion parameters, beside transformers.
+"""Peak host memory and seconds of reading a Llama of 1.3 billion parameters, against transformers.
 
     python -m bench.huggingface_import [--layers 24] [--folder FOLDER]
 
 A random model in bfloat16 is written in shards, then read in one process each: by `read_model`, by
 `read_model` onto a mesh of 8 CPU devices, and by `AutoModelForCausalLM.from_pretrained`. Memory is
-the largest resident size while reading, less that after the imports; `anonymous` leaves out pages
-of mapped files, which the system can drop. Needs the extra `hf`, and room for the model on disk.
+the largest resident size while reading, minus that after the imports; `anonymous` excludes pages
+of mapped files, which the system can drop. Needs the extra `hf`, and disk space for the model.
 """
 
 import argparse
@@ -170,12 +170,12 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--folder", default="")
     parser.add_argument("--read", choices=READERS, default="")
-    given = parser.parse_args()
-    if given.read:
-        read_and_report(given.read, given.folder)
+    options = parser.parse_args()
+    if options.read:
+        read_and_report(options.read, options.folder)
         return 0
-    with tempfile.TemporaryDirectory(dir=given.folder or None) as folder:
-        total = write_random_model(Path(folder), given.layers)
+    with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
+        total = write_random_model(Path(folder), options.layers)
         print(f"{total / 2e9:.2f} billion parameters, {total / 1e9:.2f} GB in bfloat16")
         print(f"{'reader':16} {'seconds':>8} {'peak GB':>8} {'anonymous':>9} {'a device':>8}")
         for reader in READERS:
@@ -187,12 +187,12 @@ def main() -> int:
                 check=True,
                 text=True,
             )
-            found = json.loads(done.stdout.splitlines()[-1])
+            report = json.loads(done.stdout.splitlines()[-1])
             resident, anonymous, device = (
-                found[name] / 1e9 for name in ("resident", "anonymous", "device")
+                report[name] / 1e9 for name in ("resident", "anonymous", "device")
             )
             print(
-                f"{reader:16} {found['seconds']:8.1f} {resident:8.2f} {anonymous:9.2f} "
+                f"{reader:16} {report['seconds']:8.1f} {resident:8.2f} {anonymous:9.2f} "
                 f"{device:8.2f}",
                 flush=True,
             )

@@ -1,6 +1,6 @@
 """Differences between the supported versions of JAX (0.7 to 0.12), each with its reason.
 
-Everything else in the project is written for all of them alike.
+All other code works the same way with every version.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,15 +1,17 @@
-"""Every variant of attention on a task of the Long Range Arena, beside the arena's own table.
+"""Every attention variant on a task of the Long Range Arena, beside the arena's own table.
 
     python -m bench.long_range [listops | byte_text] [--steps 200] [--variants full performer]
 
 Each experiment of `configs/listops.py` (or `configs/byte_text.py`) of the small size is trained for
-as many steps: the same encoder, data, order of data and schedule, another mixer. Accuracy is that
-of the test split, in percent. The last rows are answers without a model: what training has most
-often, and what it has most often for the first token, which of ListOps is the outermost operator.
-Steps a second leave out the first one. Memory is what the compiler sets aside for a training step
-beside its arguments and results. The last column is table 1 of the paper (Tay et al. 2021): larger
-models, texts of 2,000 to 4,000 tokens, thousands of steps. It is there to be looked at, not to be
-met.
+the same number of steps: the same encoder, data, data order and schedule, with another mixer.
+Accuracy
+is that of the test split, in percent. The last rows are guesses without a model: the most frequent
+class of the training split, and the most frequent one for the first token, which in ListOps is the
+outermost operator. Steps per second exclude the first one. Memory is what the compiler reserves for
+a
+training step besides its arguments and results. The last column is table 1 of the paper (Tay et al.
+2021): larger models, texts of 2,000 to 4,000 tokens, thousands of steps. It is shown for reference,
+not as a target.
 """
 
 import dataclasses
@@ -95,7 +97,7 @@ def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) 
     assert isinstance(engine, JitEngine)
     batches, state = task.training_batches(corpus), engine.init()
     rows = engine.put_batch(batches.host_batch(0, 0, 1))
-    # All batches are of one shape, so there is one program: it tells its memory, and is run.
+    # All batches have one shape, so one program is compiled, measured and run.
     step = engine.lower_step(state, rows).compile()
     memory: Any = step.memory_analysis()
     start = time.perf_counter()
@@ -107,12 +109,14 @@ def trained(experiment: Experiment, corpus: ExampleCorpus[ClassificationSplit]) 
             start = time.perf_counter()
     jax.block_until_ready(state.params)
     speed = (experiment.steps - 1) / (time.perf_counter() - start)
-    found = task.evaluate(engine, state.params, corpus, "test", full_split=True)
-    return Outcome(100 * found["accuracy"], found["loss"], speed, int(memory.temp_size_in_bytes))
+    evaluation = task.evaluate(engine, state.params, corpus, "test", full_split=True)
+    return Outcome(
+        100 * evaluation["accuracy"], evaluation["loss"], speed, int(memory.temp_size_in_bytes)
+    )
 
 
 def guesses(corpus: ExampleCorpus[ClassificationSplit]) -> dict[str, float]:
-    """Percent of the test split that the commonest classes of training get right."""
+    """Return the percentage of the test split that the most frequent training classes get right."""
     train, test = corpus.split("train"), corpus.split("test")
     counts = np.zeros((corpus.tokenizer.vocab_size, len(corpus.labels)), int)
     np.add.at(counts, (first_tokens(train), train.targets), 1)
@@ -129,7 +133,7 @@ def first_tokens(split: ClassificationSplit) -> np.ndarray:  # [n]
 
 
 def table(options: Options, outcomes: dict[str, Outcome], guessed: dict[str, float]) -> Table:
-    """A row for each variant, and for what the paper alone has."""
+    """Return a row for each variant, and for results that only the paper has."""
     grid = Table(title=f"{options.task}, {options.steps} steps")
     for title in ("", "accuracy", "loss", "steps/s", "MiB", "published"):
         grid.add_column(title, justify="right" if title else "left")
@@ -158,7 +162,7 @@ def chosen(options: Options) -> dict[str, Experiment]:
 
 
 def main(options: Options) -> None:
-    """Trains, and prints the table."""
+    """Train, and print the table."""
     experiments: Sequence[tuple[str, Experiment]] = list(chosen(options).items())
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
@@ -171,8 +175,8 @@ def main(options: Options) -> None:
     guessed = guesses(corpus)
     console.print(table(options, outcomes, guessed))
     if options.output:
-        found = {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}
-        plain = {"machine": machine(), "guesses": guessed, "outcomes": found}
+        plain_outcomes = {name: dataclasses.asdict(each) for name, each in outcomes.items()}
+        plain = {"machine": machine(), "guesses": guessed, "outcomes": plain_outcomes}
         options.output.write_text(json.dumps(plain, indent=1))
 
 

@@ -1,16 +1,16 @@
-"""Attention within a window in four ways: time and memory against the length of the sequence.
+"""Attention within a window in four ways: time and memory against sequence length.
 
     python -m bench.longformer [--longest 16384]
     python -m bench.longformer --against hf --torch-python ~/torch/bin/python
 
 Figure 1 of Beltagy et al. 2020, from this code: all scores of full attention; a loop over the
-diagonals of the window (section 3.2's memory-efficient form, and its slow one); overlapping chunks
-of two windows, as products of matrices; and this library's tiles. All four compute the same
-numbers, which is checked before anything is timed. Memory is what the compiler sets aside for a
-forward pass beside arguments and results; what would need more than `--most` is not run.
+diagonals of the window (section 3.2's memory-efficient but slow form); overlapping chunks
+of two windows, as matrix products; and this library's tiles. All four compute the same
+results, which is checked before anything is timed. Memory is what the compiler reserves for a
+forward pass besides arguments and results; what would need more than `--most` is not run.
 
 `--against hf` times the mixer `longformer` beside Hugging Face's module, projections included, in
-processes that take turns, and compares how the memory of both sides' BigBird grows with the length.
+processes that take turns, and compares how the memory of both sides' BigBird grows with length.
 """
 
 import functools
@@ -81,19 +81,19 @@ Heads = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def inputs(length: int, heads: int, width: int) -> Heads:  # [1, T, N, H] each
-    """Queries, keys, values."""
+    """Return queries, keys and values."""
     random = np.random.default_rng(0)
     q, k, v = random.normal(size=(3, 1, length, heads, width)).astype(np.float32)
     return jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
 
 
 def check(window: int = 8, length: int = 56) -> None:
-    """Raises AssertionError unless all forms give the same numbers to 1e-5."""
+    """Raise AssertionError unless all implementations agree to 1e-5."""
     heads = inputs(length, 3, 5)
     results = {name: np.asarray(form(*heads, window=window)) for name, form in FORMS.items()}
     expected = results["full"]
-    for name, found in results.items():
-        difference = np.abs(found - expected).max()
+    for name, actual in results.items():
+        difference = np.abs(actual - expected).max()
         limit = 1e-5 * max(1, np.abs(expected).max())
         assert difference <= limit, f"{name}: {difference:.1e} off"
 
@@ -101,7 +101,7 @@ def check(window: int = 8, length: int = 56) -> None:
 def measured(options: Options, lengths: Sequence[int]) -> Costs:
     """Measure all implementations at all lengths, in turns."""
     costs: Costs = {name: {} for name in FORMS}
-    tired: set[str] = set()
+    over_limit: set[str] = set()
     for length in track(lengths, "lengths"):
         heads = inputs(length, options.heads, options.head_width)
         calls: dict[str, Callable[[], Any]] = {}
@@ -110,12 +110,12 @@ def measured(options: Options, lengths: Sequence[int]) -> Costs:
             program = jax.jit(cut).lower(*heads).compile()
             memory: Any = program.memory_analysis()
             costs[name][length] = Cost(None, int(memory.temp_size_in_bytes))
-            if name not in tired and costs[name][length].memory <= options.most * 2**30:
+            if name not in over_limit and costs[name][length].memory <= options.most * 2**30:
                 calls[name] = functools.partial(program, *heads)
         first = {name: seconds(call) for name, call in calls.items()}
-        tired |= {name for name, taken in first.items() if taken > options.patience / 3}
+        over_limit |= {name for name, taken in first.items() if taken > options.patience / 3}
         rounds = [
-            {name: seconds(call) for name, call in calls.items() if name not in tired}
+            {name: seconds(call) for name, call in calls.items() if name not in over_limit}
             for _ in range(options.rounds)
         ]
         for name, taken in first.items():
@@ -125,28 +125,34 @@ def measured(options: Options, lengths: Sequence[int]) -> Costs:
 
 
 def table(costs: Costs, lengths: Sequence[int]) -> Table:
-    """A row for each form."""
+    """Return a row for each implementation."""
     grid = Table(title="forward: milliseconds, MiB beside arguments and results")
     for title in ("", *(f"{length:,}" for length in lengths)):
         grid.add_column(title, justify="right" if title else "left")
-    for name, found in costs.items():
+    for name, costs_of_form in costs.items():
         cells = [
             f"{'-' if cost.seconds is None else f'{1e3 * cost.seconds:,.1f}'}, "
             f"{cost.memory / 2**20:,.1f}"
-            for cost in found.values()
+            for cost in costs_of_form.values()
         ]
         grid.add_row(name, *cells)
     return grid
 
 
 def draw(costs: Costs, path: Path) -> None:
-    """Time and memory against length, as the paper has them."""
+    """Draw time and memory against length, as in the paper."""
     fig, axes = pyplot.subplots(1, 2, figsize=(9.5, 3.9), layout="constrained")
-    for name, found in costs.items():
-        run = {length: cost.seconds for length, cost in found.items() if cost.seconds is not None}
+    for name, costs_of_form in costs.items():
+        run = {
+            length: cost.seconds
+            for length, cost in costs_of_form.items()
+            if cost.seconds is not None
+        }
         label = f"{name}: {LABELS[name]}"
         axes[0].loglog(list(run), list(run.values()), ".-", label=label)
-        axes[1].loglog(list(found), [cost.memory / 2**20 for cost in found.values()], ".-")
+        axes[1].loglog(
+            list(costs_of_form), [cost.memory / 2**20 for cost in costs_of_form.values()], ".-"
+        )
     for each, label in zip(
         axes, ("seconds, forward", "MiB beside arguments and results"), strict=True
     ):
@@ -168,7 +174,7 @@ LABELS = {
 
 
 def main(options: Options) -> None:
-    """The figure with its table, or the races."""
+    """Print the table and draw the figure, or run the races."""
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     if options.against:

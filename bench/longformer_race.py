@@ -72,7 +72,7 @@ def growth(memory: dict[int, list[Record]]) -> Table:
 
 
 def exponent(lengths: Sequence[int], taken: Sequence[int]) -> str:
-    """The p of memory ~ T^p between the two longest."""
+    """Return p of memory ~ T^p between the two longest lengths."""
     if len(lengths) < 2 or min(taken[-2:]) <= 0:
         return "-"
     return f"{np.log(taken[-1] / taken[-2]) / np.log(lengths[-1] / lengths[-2]):.2f}"

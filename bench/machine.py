@@ -15,7 +15,7 @@ def cores() -> int:
 
 
 def machine() -> dict[str, str | int]:
-    """The processor, its cores and the system, for the record."""
+    """Return the processor, its cores and the system, for the record."""
     return {"cpu": _cpu_model(), "cores": cores(), "system": platform.platform()}
 
 
@@ -37,17 +37,17 @@ def commit() -> str:
 
 
 class Neighbours:
-    """Watches, from when it is made, what other processes take of this machine's cores."""
+    """Watch the fraction of this machine's cores that other processes use."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._busy = _busy_seconds()
 
     def share(self, own: float) -> float | None:
-        """The part of all cores' time since then that others had, 0 to 1.
+        """Return the fraction of all cores' time since creation that others used, 0 to 1.
 
-        own: the processor seconds that are not theirs.
-        None where the system does not tell (only Linux does).
+        own: Processor seconds of this measurement's own processes.
+        None if the system does not report it (only Linux does).
         """
         busy = _busy_seconds()
         if busy is None or self._busy is None:
@@ -57,7 +57,7 @@ class Neighbours:
 
 
 def _busy_seconds() -> float | None:
-    """Processor time spent by anyone since this machine started, summed over its cores."""
+    """Return the processor time used by all processes since boot, summed over cores."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None

@@ -2,13 +2,13 @@
 
     python -m bench.mixer_costs [--width 512 --length 512]
 
-Operations are those of products of matrices in the traced program, a multiplication and an addition
-as two; those in a loop count as often as it goes round (the compiler's own count takes a loop's
+FLOPs are those of matrix products in the traced program, with a multiplication and an addition
+as two; those in a loop count once per iteration (the compiler's own count takes a loop's
 body once). For n tokens, width d, and a convolution of k taps.
 
-The bag is its MLP; its mean takes no product. The block is attention and an MLP.
-That attention costs O(n d^2) leaves its scores out: 4 n^2 d beside 8 n d^2, so they are the larger
-part from n = 2 d on. The last table shows from which length each is cheaper than attention.
+The bag is its MLP; its mean needs no product. The block is attention and an MLP.
+The cost O(n d^2) of attention excludes its scores: 4 n^2 d beside 8 n d^2, so they are the larger
+part from n = 2 d on. The last table shows from which length each mixer is cheaper than attention.
 """
 
 import dataclasses
@@ -156,7 +156,7 @@ def products(jaxpr: Any) -> int:
 
 
 def main(width: int = 512, length: int = 512) -> None:
-    """Print the costs at one size, and where attention stops being the cheaper."""
+    """Print the costs at one size, and the length up to which attention is cheaper."""
     costs = Table(title=f"{length} tokens of width {width}, {TAPS} taps, {HEADS} heads")
     for column in ("kind", "formula", "GFLOP", "traced", "steps", "path", "memory ~"):
         costs.add_column(column)

@@ -2,12 +2,15 @@
 
     python -m bench.norm_placement [--figure docs/figures/norm_placement.png]
 
-With the norm behind each residual connection, as published in 2017, the gradients of a decoder's
-first layers are smaller than its last's by a factor that is exponential in depth; with the norm
-before each sublayer all are much the same (Xiong et al. 2020). Most of it is the work of cross
-attention: what it adds hardly depends on the decoder's own stream, and the norm behind it scales
-that stream down, and the gradient with it. An encoder has none, and is nearly level either way
-(Liu et al. 2020). Weights start by their fan-in, alike in every layer; tokens are random.
+With the norm after each residual connection, as published in 2017, the gradients of a decoder's
+first layers are smaller than those of the last by a factor that is exponential in depth; with the
+norm
+before each sublayer they are nearly equal (Xiong et al. 2020). Most of the effect comes from cross
+attention: what it adds hardly depends on the decoder's own stream, and the norm after it scales
+that stream down, and the gradient with it. An encoder has no cross attention, and is nearly level
+either
+way (Liu et al. 2020). Weights are initialized by their fan-in, equally in every layer; tokens are
+random.
 """
 
 from pathlib import Path
@@ -40,7 +43,7 @@ SIDES = {"decoder": "-", "encoder": ":"}
 
 
 def block(placement: NormPlacement, cross: AttentionConfig | None) -> BlockConfig:
-    """A layer of the decoder, or without `cross` one of the encoder."""
+    """Return a layer of the decoder, or without `cross` one of the encoder."""
     return BlockConfig(
         mixer=AttentionConfig(num_heads=4),
         cross_attention=cross,
@@ -50,7 +53,7 @@ def block(placement: NormPlacement, cross: AttentionConfig | None) -> BlockConfi
 
 
 def model(placement: NormPlacement, layers: int) -> EncoderDecoder:
-    """The transformer of 2017 but for its size, or the same with pre-norm."""
+    """Return the transformer of 2017 in another size, or the same with pre-norm."""
     last = None if placement == "post" else NormConfig()
     config = TransformerConfig(
         vocab_size=WORDS,
@@ -70,7 +73,7 @@ def model(placement: NormPlacement, layers: int) -> EncoderDecoder:
 def gradient_norms(
     placement: NormPlacement, layers: int
 ) -> dict[str, np.ndarray]:  # [L] of each side
-    """The norm of the loss's gradient in the weights of each layer, first to last."""
+    """Return the norm of the loss gradient in the weights of each layer, first to last."""
     stacks = model(placement, layers)
     random = np.random.default_rng(0)
     source = jnp.asarray(random.integers(0, WORDS, (ROWS, LENGTH)))
@@ -79,22 +82,24 @@ def gradient_norms(
     def loss(params: Any) -> jax.Array:
         logits = stacks.apply({"params": params}, source, target[:, :-1]).logits
         assert logits is not None
-        chances = jax.nn.log_softmax(logits, axis=-1)
-        return -jnp.mean(jnp.take_along_axis(chances, target[:, 1:, None], axis=-1))
+        log_probs = jax.nn.log_softmax(logits, axis=-1)
+        return -jnp.mean(jnp.take_along_axis(log_probs, target[:, 1:, None], axis=-1))
 
-    key = jax.random.key(0, impl="unsafe_rbg")  # compiles in a fifth of the time
+    key = jax.random.key(
+        0, impl="unsafe_rbg"
+    )  # unrolled layers would take five times as long to compile
     gradients = jax.jit(jax.grad(loss))(jax.jit(stacks.init_params)(key))
     return {side: by_layer(gradients[side]["layers"]["place_0"]) for side in SIDES}
 
 
 def by_layer(stacked: Any) -> np.ndarray:  # [L]
-    """The norm over all weights of each layer."""
+    """Return the norm over all weights of each layer."""
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(stacked)]
     return np.sqrt(sum(np.square(leaf).reshape(len(leaf), -1).sum(1) for leaf in leaves))
 
 
 def main(figure: Path = Path("docs/figures/norm_placement.png")) -> None:
-    """Print how many times a stack's first gradient the last is, and draws those of all layers."""
+    """Print the ratio of the last to the first layer's gradient, and draw those of all layers."""
     fig, panels = pyplot.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
     for placement, axes in zip(PLACEMENTS, panels, strict=True):
         for layers, shade in zip(DEPTHS, np.linspace(0.85, 0.1, len(DEPTHS)), strict=True):

@@ -2,11 +2,11 @@
 
     python -m bench.patterns [--figure docs/figures/attention_patterns.png]
 
-Mixers with a pattern of their own report it (`select`). For the others (Longformer, whose global
+Mixers with a sparse pattern report it (`select`). For the others (Longformer, whose global
 tokens have their own weights, and full attention) a key counts as visible to the tokens whose
-results change when it changes. If a pattern has several parts, the mixer is also run with fewer of
+outputs change when it changes. If a pattern has several parts, the mixer is also run with fewer of
 them, and a key gets the color of the first part that shows it. Only the first head is drawn.
-Performer and linear attention see all keys and Linformer projections of all: they have no pattern.
+Performer and linear attention see all keys, and Linformer projections of all: they have no pattern.
 """
 
 import functools
@@ -73,20 +73,20 @@ def trial_of(config: MixerConfig) -> Trial:
 
 @functools.cache
 def seen(config: MixerConfig, *, causal: bool, packed: bool = False) -> np.ndarray:
-    """Return as booleans [T, S] which keys each query of the first head sees."""
+    """Return booleans [T, S]: the keys that each query of the first head sees."""
     trial, mask = trial_of(config), mask_of(causal=causal, packed=packed)
     mixer: Any = trial.mixer
     if not hasattr(mixer, "select"):
         return changed(trial, mask)
     inputs = trial.mixer_inputs(LENGTH, positions=np.asarray(mask.positions), mask=mask)
-    chosen = mixer.select(projections(mixer, trial.params, text(), inputs), inputs)
-    return np.asarray(chosen)[0, 0] & np.asarray(dense_mask(mask, LENGTH, LENGTH))[0]
+    selected = mixer.select(projections(mixer, trial.params, text(), inputs), inputs)
+    return np.asarray(selected)[0, 0] & np.asarray(dense_mask(mask, LENGTH, LENGTH))[0]
 
 
 def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
-    """Return which results change when a token changes, with one example per changed token.
+    """Return which outputs change when a token changes, with one example per changed token.
 
-    A token's own result always changes, whether or not the pattern shows the token to itself.
+    A token's own output always changes, whether or not the pattern shows the token to itself.
     """
     x = text()
     many = np.repeat(x, LENGTH, axis=0)
@@ -99,17 +99,17 @@ def changed(trial: Trial, mask: Mask) -> np.ndarray:  # [T, S] booleans
 def reasons(panel: Panel, *, causal: bool) -> np.ndarray:  # [T, S] ints
     """Return the first part of the pattern that shows a key to a query."""
     mask = mask_of(causal=causal, packed=panel.packed)
-    found = np.where(np.asarray(dense_mask(mask, LENGTH, LENGTH))[0], UNSEEN, HIDDEN)
+    first_part = np.where(np.asarray(dense_mask(mask, LENGTH, LENGTH))[0], UNSEEN, HIDDEN)
     for part, config in panel.parts.items():
-        shown = seen(config, causal=causal, packed=panel.packed)
-        found[(found == UNSEEN) & shown] = part
-    return found
+        visible = seen(config, causal=causal, packed=panel.packed)
+        first_part[(first_part == UNSEEN) & visible] = part
+    return first_part
 
 
-def draw(axes: Any, found: np.ndarray) -> None:
+def draw(axes: Any, parts_shown: np.ndarray) -> None:
     """Draw queries as rows and keys as columns."""
     colours = colors.ListedColormap([colour for _, colour in LOOKS.values()])
-    axes.imshow(found, cmap=colours, vmin=0, vmax=len(LOOKS) - 1, interpolation="nearest")
+    axes.imshow(parts_shown, cmap=colours, vmin=0, vmax=len(LOOKS) - 1, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
     for side in axes.spines.values():
         side.set(color="#aab1bc", linewidth=0.8)
@@ -131,9 +131,9 @@ def main(figure: Path = Path("docs/figures/attention_patterns.png")) -> None:
                 if causal and not panel.can_be_causal:
                     axes.axis("off")
                     continue
-                found = reasons(panel, causal=causal)
-                draw(axes, found)
-                share = (found > UNSEEN).mean()
+                parts_shown = reasons(panel, causal=causal)
+                draw(axes, parts_shown)
+                share = (parts_shown > UNSEEN).mean()
                 print(f"{panel.kind}, {panel.name}{', causal' * causal}: {share:.1%} of all pairs")
         for axes, label in zip(grid[:, 0], ("queries", "queries, causal"), strict=True):
             axes.set_ylabel(label)

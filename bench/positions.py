@@ -50,14 +50,14 @@ CONTROL = f"learned, trained on {LONGEST:,}"
 BANDS = ((0, 128), (128, 256), (256, 512), (512, 1024))
 """Ranges of positions of the longest window, for the second table; the first is the training
 length."""
-SMOOTHING = 32  # positions averaged for a point of the figure
+SMOOTHING = 32  # positions averaged per point of the figure
 
 
 def with_positions(experiment: Experiment, kind: str) -> Experiment:
     """Return the experiment with a kind of position encoding, or the control."""
     if kind == CONTROL:
         data = dataclasses.replace(experiment.text_data, sequence_length=LONGEST)
-        # As many tokens a step as the other runs have.
+        # The same number of tokens per step as the other runs.
         batch_size = experiment.batch_size // FACTORS[-1]
         experiment = dataclasses.replace(experiment, data=data, batch_size=batch_size)
         kind = "learned"
@@ -66,7 +66,7 @@ def with_positions(experiment: Experiment, kind: str) -> Experiment:
     pattern = with_mixer(model, position=attended)
     model = dataclasses.replace(model, layer_pattern=pattern, position_embedding=embedded)
     if isinstance(embedded, SinusoidalPositions):
-        # The sinusoids have amplitude 1: embeddings of the usual size would vanish beside them.
+        # Sinusoids have amplitude 1, which would dominate embeddings of the usual size.
         # As published, embeddings are scaled by sqrt(D).
         start = dataclasses.replace(model.initialization, embedding_std=model.d_model**-0.5)
         model = dataclasses.replace(model, scale_embeddings=True, initialization=start)

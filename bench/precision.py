@@ -2,16 +2,16 @@
 
     python -m bench.precision [--steps 300] [--rounds 7]
 
-Three tables about the quickstart's model, on the device at hand:
+Three tables about the quickstart's model, on the local device:
 
 1. Memory and time of a training step under each policy. Memory is from the compiler; the policies
-   take turns at the device, and the time is the median over the rounds.
+   take turns on the device, and the time is the median over the rounds.
 2. Gradients of the trained float32 model computed in float16: the fraction of their elements that
    float16 rounds to zero, and whether any overflows, at several loss scales.
 3. The held-out loss after the same steps from the same seed, and float16 without a loss scale.
 
 The last table lists the peak rates that vendors state for each dtype and that `python -m train
-plan` uses: nothing of it is measured here.
+plan` uses: they are not measured here.
 """
 
 import dataclasses
@@ -81,7 +81,7 @@ def tree_bytes(tree: Any) -> int:
 def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> dict[str, Measured]:
     """Return memory and times of each policy's step; policies take turns of `turn` steps."""
     sides: dict[str, tuple[Any, Any, Any]] = {}
-    found = {}
+    results = {}
     for name in POLICIES:
         experiment = resolved(in_precision(base, name), corpus)
         engine = make_engine(experiment, local_hardware())
@@ -93,7 +93,7 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
         step = engine.lower_step(state, rows).compile()
         memory: Any = step.memory_analysis()
         sizes = tree_bytes(state.params), tree_bytes(state.optimizer)
-        found[name] = Measured(*sizes, int(memory.temp_size_in_bytes), [])
+        results[name] = Measured(*sizes, int(memory.temp_size_in_bytes), [])
         sides[name] = step, state, rows
     for number in range(rounds + 1):  # the first round warms up
         for name, (step, state, rows) in sides.items():
@@ -102,9 +102,9 @@ def measure(base: Experiment, corpus: TextCorpus, *, rounds: int, turn: int) -> 
                 state, _ = step(state, rows, None)
             jax.block_until_ready(state.params)
             if number:
-                found[name].seconds.append((time.perf_counter() - start) / turn)
+                results[name].seconds.append((time.perf_counter() - start) / turn)
             sides[name] = step, state, rows
-    return found
+    return results
 
 
 def underflow(
@@ -116,15 +116,16 @@ def underflow(
       The fraction of the gradients' elements that are zero in float16 and not in float32, and
       whether any element overflows.
     """
-    [wide] = _gradients(in_precision(experiment, "float32"), params, corpus, [1.0])
-    present = sum(int((leaf != 0).sum()) for leaf in wide)
-    found = []
-    for narrow in _gradients(in_precision(experiment, "float16"), params, corpus, scales):
+    [in_float32] = _gradients(in_precision(experiment, "float32"), params, corpus, [1.0])
+    present = sum(int((leaf != 0).sum()) for leaf in in_float32)
+    results = []
+    for in_float16 in _gradients(in_precision(experiment, "float16"), params, corpus, scales):
         lost = sum(
-            int(((low == 0) & (high != 0)).sum()) for low, high in zip(narrow, wide, strict=True)
+            int(((low == 0) & (high != 0)).sum())
+            for low, high in zip(in_float16, in_float32, strict=True)
         )
-        found.append((lost / present, any(not np.isfinite(leaf).all() for leaf in narrow)))
-    return found
+        results.append((lost / present, any(not np.isfinite(leaf).all() for leaf in in_float16)))
+    return results
 
 
 def _gradients(
@@ -142,11 +143,11 @@ def _gradients(
         yield [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
 
 
-def cost_table(found: dict[str, Measured], steps: str) -> Table:
+def cost_table(results: dict[str, Measured], steps: str) -> Table:
     """Return the table of memory and time."""
     table = Table("precision", "weights", "optimizer", "temporaries", "step", "times", title=steps)
-    reference = found["float32"].median
-    for name, each in found.items():
+    reference = results["float32"].median
+    for name, each in results.items():
         sizes = (each.weights, each.optimizer, each.temporaries)
         table.add_row(
             name,
@@ -177,7 +178,7 @@ def loss_table(base: Experiment, reference: Trained) -> Table:
     runs["float16, no loss scale"] = unscaled
     for name, experiment in ("float32", None), *runs.items():
         run = trained(experiment) if experiment else reference
-        # Evaluated in float32 whatever the run, so that the losses compare the trainings alone.
+        # Evaluated in float32 for every run, so that the losses compare only the training.
         loss = losses_by_position(run, LENGTH, config=reference.model.config).mean()
         print(name, f"{loss:.3f}", file=sys.stderr, flush=True)
         table.add_row(name, f"{loss:.3f}")
@@ -187,8 +188,8 @@ def loss_table(base: Experiment, reference: Trained) -> Table:
 def underflow_table(base: Experiment, params: Any, corpus: TextCorpus) -> Table:
     """Return the table of what float16 does to gradients."""
     table = Table("loss scale", "rounded to zero", "overflow", title="gradients in float16")
-    found = underflow(base, params, corpus, SCALES)
-    for scale, (fraction, overflows) in zip(SCALES, found, strict=True):
+    results = underflow(base, params, corpus, SCALES)
+    for scale, (fraction, overflows) in zip(SCALES, results, strict=True):
         table.add_row(f"{scale:,.0f}", f"{100 * fraction:.3f}%", "yes" if overflows else "no")
     return table
 
@@ -202,18 +203,18 @@ def main(
     """Print the tables.
 
     Args:
-      steps: Of each training.
-      rounds: How many turns each policy takes when steps are timed.
+      steps: Steps of each training.
+      rounds: Turns per policy when steps are timed.
       turn: Steps in a turn.
-      tables: `cost` is memory and time, `loss` trainings and underflow, `peaks` makers' figures.
+      tables: `cost` is memory and time, `loss` trainings and underflow, `peaks` vendors' figures.
     """
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     base = small(steps)
     corpus = LanguageModelTask(base).prepare_corpus()
     if "cost" in tables:
-        found = measure(base, corpus, rounds=rounds, turn=turn)
-        console.print(cost_table(found, "a training step"))
+        results = measure(base, corpus, rounds=rounds, turn=turn)
+        console.print(cost_table(results, "a training step"))
     if "loss" in tables:
         reference = trained(in_precision(base, "float32"))
         console.print(underflow_table(base, reference.params, corpus))

@@ -3,7 +3,7 @@
     python -m bench.profile_tests [PYTEST ARGUMENTS]
     python -m bench.profile_tests -n 2 --dist loadfile tests/train
 
-Runs pytest with a plugin that listens to `jax.monitoring`, and prints three tables when it is done.
+Runs pytest with a plugin that listens to `jax.monitoring`, and prints three tables at the end.
 `--read FOLDER` prints the tables of an earlier run again, whose folder was printed at its end.
 """
 
@@ -35,7 +35,7 @@ class Recorder:
         self.listening = False
 
     def listen(self) -> None:
-        """Subscribe to JAX's events. Not before conftest has set the environment JAX reads."""
+        """Subscribe to JAX's events, after conftest has set the environment that JAX reads."""
         import jax
 
         def record(event: str, duration_secs: float, **details: str | int) -> None:

@@ -5,7 +5,7 @@ Standard library only: a peer's interpreter runs this file without having this p
 A contender is a process. It finds its settings, a JSON object, in the last argument of its command
 line; it builds, warms up, and from then on every line in and out is one JSON object:
 
-    once, unasked                    -> {"ready": {"versions", "facts", "build_seconds"}}
+    once, at the start               -> {"ready": {"versions", "facts", "build_seconds"}}
     {"command": "run", "steps": 5}   -> {"seconds": 0.71, "cpu_seconds": 1.36, "loss": 4.17}
     {"command": "quit"}              -> {"peak_memory_bytes": 812345678}
 """
@@ -53,8 +53,8 @@ class Work:
 
     run: runs the given number of steps and returns the last loss, or None. It must not
         return before every result is ready.
-    versions: of the libraries that do the work.
-    facts: what shows that the contenders do the same work, such as the number of parameters.
+    versions: versions of the libraries that do the work.
+    facts: facts that show that contenders do the same work, such as the number of parameters.
     peak_memory: in bytes; on an accelerator, give its own counter here.
     """
 

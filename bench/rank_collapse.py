@@ -3,10 +3,10 @@
     python -m bench.rank_collapse [--figure docs/figures/rank_collapse.png]
 
 Dong et al. 2021 (Attention is Not All You Need): layers of self-attention alone take their outputs
-to rank one, doubly exponentially in depth. Residual connections make that slow; with pre-norm,
-where a layer adds the less to the stream the deeper it stands, tokens stay apart. What is drawn is
-the share of the outputs X that differs from token to token, |X - mean| / |X|, in stacks with random
-weights over random inputs: the median of several.
+to rank one, doubly exponentially in depth. Residual connections slow that down; with pre-norm,
+where deeper layers add relatively less to the stream, tokens stay distinct. The figure shows
+the part of the outputs X that differs from token to token, |X - mean| / |X|, in stacks with random
+weights on random inputs: the median of several.
 """
 
 import dataclasses
@@ -49,9 +49,9 @@ STACKS = {
 
 
 def differing(x: jax.Array) -> jax.Array:  # [B, T, D] -> [B]
-    """The share of each example, by its norm, that is not the same for all tokens."""
-    apart = x - jnp.mean(x, axis=1, keepdims=True)
-    return jnp.linalg.norm(apart, axis=(1, 2)) / jnp.linalg.norm(x, axis=(1, 2))
+    """Return the fraction of each example, by norm, that differs between tokens."""
+    deviation = x - jnp.mean(x, axis=1, keepdims=True)
+    return jnp.linalg.norm(deviation, axis=(1, 2)) / jnp.linalg.norm(x, axis=(1, 2))
 
 
 def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
@@ -66,21 +66,21 @@ def shares(config: BlockConfig, layers: int) -> np.ndarray:  # [L + 1, examples]
         return output.x
 
     x = jax.random.normal(jax.random.key(0), (SEEDS, LENGTH, WIDTH))
-    found = [differing(x)]
+    fractions = [differing(x)]
     for number in range(layers):
         x = layer(jax.random.key(1 + number), x)
-        found.append(differing(x))
-    return np.asarray(found)
+        fractions.append(differing(x))
+    return np.asarray(fractions)
 
 
 def main(layers: int = 32, figure: Path = Path("docs/figures/rank_collapse.png")) -> None:
-    """Print the share that is left behind the last layer, and draws it layer by layer."""
+    """Print the fraction that remains after the last layer, and draw it layer by layer."""
     fig, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for name, config in STACKS.items():
-        found = shares(config, layers)
-        axes.semilogy(np.median(found, axis=1), ".-", label=name)
-        print(f"{name}: {np.median(found[-1]):.1e} of the output differs between tokens")
-    # Float32 knows no smaller differences.
+        fractions = shares(config, layers)
+        axes.semilogy(np.median(fractions, axis=1), ".-", label=name)
+        print(f"{name}: {np.median(fractions[-1]):.1e} of the output differs between tokens")
+    # Float32 cannot resolve smaller differences.
     axes.set(xlabel="layers", ylabel="share that differs, |X - mean| / |X|", ylim=(1e-8, 2))
     axes.legend(fontsize=8)
     figure.parent.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
     python -m bench.release_check [--python python3.11] [--output dist] [--constraints FILE]
 
-It needs `build` and `twine` beside the Python that runs it, and the network. It exits with 1 at the
-first step that fails.
+It needs `build` and `twine` in the Python that runs it, and the network. It exits with 1 at the
+first failing step.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def main(options: Options) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary)
         built = pathlib.Path(options.output or folder / "dist").absolute()
-        # From what is committed: a build in place would pick up stray files.
+        # From the committed files: a build in place would include stray files.
         source = folder / "source"
         run("git", "clone", "--quiet", "--no-local", ROOT, source, folder=folder)
         run(sys.executable, "-m", "build", "--outdir", built, source, folder=folder)

@@ -51,7 +51,7 @@ NANOGPT_TRAIN = (
 
 @dataclass(frozen=True)
 class Options:
-    """Train the character model of Shakespeare here and in nanoGPT, by turns."""
+    """Train the character model of Shakespeare here and in nanoGPT, in turns."""
 
     data: Path
     """tiny Shakespeare, as one text file."""
@@ -69,9 +69,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Run:
-    """One training: wall time, and nats a character over the whole validation text.
+    """One training: wall time, and nats per character over the whole validation text.
 
-    reported: the validation loss that the trainer itself printed last, if it did.
+    reported: the last validation loss that the trainer itself printed, if any.
     """
 
     seconds: float
@@ -80,7 +80,7 @@ class Run:
 
 
 def train_ours(options: Options, folder: Path) -> Run:
-    """Train and evaluates by the command line, as a user does."""
+    """Train and evaluate on the command line, as a user does."""
     work = str(folder / "run")
     fit = [
         "fit",
@@ -97,7 +97,7 @@ def train_ours(options: Options, folder: Path) -> Run:
 
 
 def train_nanogpt(options: Options, folder: Path, checkout: Path) -> Run:
-    """Train in a prepared copy, and measures its best checkpoint, the one it keeps."""
+    """Train in a prepared copy, and evaluate the best checkpoint, which is the one it keeps."""
     python = interpreter(options.torch_python)
     train = [python, *NANOGPT_TRAIN, f"--out_dir={folder}"]
     seconds, log = timed(train, checkout, folder / "train.log")
@@ -109,13 +109,13 @@ def train_nanogpt(options: Options, folder: Path, checkout: Path) -> Run:
 
 
 def last_reported(log: str) -> float | None:
-    """The last validation loss in what nanoGPT printed."""
-    found = re.findall(r"val loss ([\d.]+)", log)
-    return float(found[-1]) if found else None
+    """Return the last validation loss in nanoGPT's output."""
+    losses = re.findall(r"val loss ([\d.]+)", log)
+    return float(losses[-1]) if losses else None
 
 
 def timed(command: Sequence[str], folder: Path, errors: Path) -> tuple[float, str]:
-    """Run a command in a folder: its wall time in seconds, and its standard output.
+    """Run a command in a folder; return its wall time in seconds and its standard output.
 
     Raises UserError, with the last line of its standard error, if it fails.
     """
@@ -126,16 +126,16 @@ def timed(command: Sequence[str], folder: Path, errors: Path) -> tuple[float, st
         )
     seconds = time.perf_counter() - started
     if done.returncode != 0:
-        last_words = (errors.read_text().strip().splitlines() or ["no message"])[-1]
+        last_output = (errors.read_text().strip().splitlines() or ["no message"])[-1]
         raise UserError(
-            f"{' '.join(command)}: ended with status {done.returncode} ({last_words}); "
+            f"{' '.join(command)}: ended with status {done.returncode} ({last_output}); "
             f"run it in {folder} to see all of it"
         )
     return seconds, done.stdout
 
 
 def prepare(options: Options, folder: Path) -> Path:
-    """A copy of nanoGPT with our text prepared in its own way."""
+    """Return a copy of nanoGPT with our text prepared in its own way."""
     if not options.data.is_file():
         raise UserError(f"--data {options.data}: is not a file; give tiny Shakespeare's input.txt")
     data = Path("data/shakespeare_char")
@@ -151,7 +151,7 @@ def prepare(options: Options, folder: Path) -> Path:
 
 
 def compete(options: Options) -> dict[str, list[Run]]:
-    """Both sides' runs, one a round, in shuffled order."""
+    """Return both sides' runs, one per round, in random order."""
     runs: dict[str, list[Run]] = {"ours": [], "nanoGPT": []}
     shuffled = random.Random(options.seed).sample
     waiting = Console(stderr=True)
@@ -171,7 +171,7 @@ def compete(options: Options) -> dict[str, list[Run]]:
 
 
 def table(runs: dict[str, list[Run]]) -> Table:
-    """The comparison for people; a ratio above 1 is faster than nanoGPT."""
+    """Return the comparison as a table; a ratio above 1 is faster than nanoGPT."""
     base = runs["nanoGPT"]
     reported = base[-1].reported
     caption = None if reported is None else f"nanoGPT itself reports {reported}, from 20 batches"
@@ -194,7 +194,7 @@ def table(runs: dict[str, list[Run]]) -> Table:
 
 
 def main(options: Options) -> None:
-    """Train both sides and prints how they did."""
+    """Train both sides and print the comparison."""
     if options.rounds < 1:
         raise UserError(f"--rounds {options.rounds}: too few; give at least 1")
     runs = compete(options)
@@ -202,10 +202,10 @@ def main(options: Options) -> None:
         ratio, quartiles = spread(
             [b.seconds / o.seconds for b, o in zip(runs["nanoGPT"], runs["ours"], strict=True)]
         )
-        found = {name: [asdict(run) for run in own] for name, own in runs.items()}
+        output = {name: [asdict(run) for run in own] for name, own in runs.items()}
         print(
             json.dumps(
-                {"machine": machine(), "runs": found, "ratio": ratio, "quartiles": quartiles},
+                {"machine": machine(), "runs": output, "ratio": ratio, "quartiles": quartiles},
                 indent=2,
             )
         )

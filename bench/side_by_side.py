@@ -48,11 +48,11 @@ def race(
 class Row:
     """Contender compared with the reference.
 
-    rate: median over rounds, in units of work a second.
+    rate: median over rounds, in units of work per second.
     ratio: median over rounds of this rate to the reference's in the same round; above 1 is faster.
     ratio_quartiles: the first and third quartile of those ratios.
-    others: what other processes took of the cores in its turns, as a median, 0 to 1. Contenders do
-        not suffer alike from neighbours: beyond a few hundredths, measure again.
+    others: median fraction of the cores used by other processes in its turns, 0 to 1. Contenders do
+        not suffer equally from other load: beyond a few hundredths, measure again.
     """
 
     record: Record
@@ -77,7 +77,7 @@ def _row(record: Record, base: Sequence[float], work: float) -> Row:
 
 def spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the median and quartiles of the values; a single value stands for all three."""
-    if len(values) == 1:  # quantiles wants two before Python 3.13
+    if len(values) == 1:  # before Python 3.13, quantiles needs two values
         return values[0], (values[0], values[0])
     first, middle, third = quantiles(values, n=4, method="inclusive")
     return middle, (first, third)
@@ -86,8 +86,9 @@ def spread(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
 def table(title: str, rows: Sequence[Row], reference: str, unit: str) -> Table:
     """Return the comparison as a table; ``unit`` is the unit of work, for example "tokens".
 
-    "others" is what other processes took of the cores meanwhile, "ready in" the seconds that
-    building and warming up took.
+    "others" is the fraction of the cores that other processes used meanwhile, "ready in" the
+    seconds
+    for building and warming up.
     """
     shown = Table(title=title, caption="\n".join(_made_of(row.record) for row in rows))
     shown.add_column("")

@@ -30,7 +30,7 @@ def small(steps: int, *, seed: int = 0) -> Experiment:
     """Return the quickstart with `steps` steps, windows of 128 tokens, no document masking."""
     base = find_experiment("quickstart")
     data = dataclasses.replace(base.text_data, sequence_length=LENGTH, document_masking=False)
-    # Its optimizer stays what it was when the figures in `docs/claims.md` were measured.
+    # The optimizer with which the figures in `docs/claims.md` were measured.
     optimizer = Muon(beta2=0.95, weight_decay=0.05)
     return dataclasses.replace(base, data=data, optimizer=optimizer, steps=steps, seed=seed)
 

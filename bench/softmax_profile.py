@@ -3,8 +3,8 @@
     python -m bench.softmax_profile [--length 8192]
 
 Causal, float32, forward and backward. Each part of the compiled program that ran is counted once,
-in the thread that ran it, less what ran within it. The rest of a thread's time went into starting
-parts, and into waiting for them.
+in the thread that ran it, without parts nested in it. The rest of a thread's time is spent on
+starting parts and on waiting for them.
 """
 
 import math
@@ -61,22 +61,22 @@ class Span(NamedTuple):
 
 def alone(spans: Iterable[Span]) -> Counter[str]:
     """Return nanoseconds by name in one thread, excluding nested events."""
-    found: Counter[str] = Counter()
+    nanoseconds_by_name: Counter[str] = Counter()
     around: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         while around and around[-1].end <= span.start:
             around.pop()
-        found[span.name] += span.end - span.start
+        nanoseconds_by_name[span.name] += span.end - span.start
         if around:
-            found[around[-1].name] -= span.end - span.start
+            nanoseconds_by_name[around[-1].name] -= span.end - span.start
         around.append(span)
-    return found
+    return nanoseconds_by_name
 
 
-def by_part(found: Counter[str]) -> Counter[str]:
+def by_part(nanoseconds_by_name: Counter[str]) -> Counter[str]:
     """Return nanoseconds of each of `PARTS` and of the rest."""
     parts: Counter[str] = Counter()
-    for name, nanoseconds in found.items():
+    for name, nanoseconds in nanoseconds_by_name.items():
         matching = (part for part, names in PARTS.items() if re.search(names, name))
         parts[next(matching, "starting parts")] += nanoseconds
     return parts
@@ -87,10 +87,10 @@ def profiled(options: Options) -> tuple[Counter[str], float]:
     shape = (4, 1, options.length, options.heads, options.head_width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
-    mask, scoring = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(options.head_width))
+    mask, score_spec = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(options.head_width))
 
     def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend_blockwise(q, k, v, mask, scoring, block_size=options.tile).y
+        return attend_blockwise(q, k, v, mask, score_spec, block_size=options.tile).y
 
     def step(*heads: jax.Array) -> Any:
         return jax.vjp(looked, *heads)[1](cotangent)
@@ -108,7 +108,7 @@ def profiled(options: Options) -> tuple[Counter[str], float]:
         total: Counter[str] = Counter()
         for plane in data.planes:
             for line in plane.lines:
-                if "XLAEigen" in line.name:  # the threads that run programs
+                if "XLAEigen" in line.name:  # threads that run programs
                     spans = [Span(e.name, round(e.start_ns), round(e.end_ns)) for e in line.events]
                     total += by_part(alone(spans))
     return total, seconds
@@ -119,7 +119,7 @@ def main(options: Options) -> None:
     console = Console()
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     parts, seconds = profiled(options)
-    # Of the two products forward and the five backward a causal mask leaves half.
+    # A causal mask halves the two forward and five backward matrix products.
     operations = 7 * options.length**2 * options.heads * options.head_width
     rate = operations / (parts["matmuls"] / cores()) if parts["matmuls"] else math.nan
     title = f"T {options.length:,}, {seconds:.2f} s without the profiler"

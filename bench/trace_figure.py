@@ -59,7 +59,7 @@ def traced_events(folder: pathlib.Path) -> list[dict[str, Any]]:
 def draw(axes: Axes, events: list[dict[str, Any]], title: str) -> None:
     """Draw one line of bars for each row."""
     for row, (name, belongs) in enumerate(ROWS.items()):
-        # From microseconds to seconds. Dispatch takes a millisecond: thin bars get some width.
+        # From microseconds to seconds. Dispatch takes a millisecond, so thin bars are widened.
         bars = [(e["ts"] / 1e6, max(e["dur"] / 1e6, 0.02)) for e in events if belongs(e)]
         axes.broken_barh(bars, (row - 0.35, 0.7), color=f"C{row}", alpha=0.7, label=name)
     axes.set(yticks=range(len(ROWS)), yticklabels=list(ROWS), title=title)

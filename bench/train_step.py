@@ -143,8 +143,8 @@ def main(options: Options) -> None:
         console.print(table(title, measurement.rows, measurement.reference, "tokens"))
         measurements.append(measurement)
     if options.json:
-        found = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
-        print(json.dumps(found, indent=2))
+        output = {"machine": machine(), "measurements": [asdict(m) for m in measurements]}
+        print(json.dumps(output, indent=2))
 
 
 def _describe(shape: Shape) -> str:

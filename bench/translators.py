@@ -59,14 +59,14 @@ def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
 
 
 def by_length(
-    sources: Sequence[str], found: Sequence[str], references: Sequence[str]
+    sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
 ) -> list[float]:  # BLEU of the sources below each of `BEYOND`, and of the rest
     """Return the BLEU of each length group."""
     groups = np.digitize([len(source.split()) for source in sources], BEYOND)
     scores = []
     for group in range(len(BEYOND) + 1):
         [chosen] = np.nonzero(groups == group)
-        own = [[texts[int(number)] for number in chosen] for texts in (found, references)]
+        own = [[texts[int(number)] for number in chosen] for texts in (translations, references)]
         scores.append(sacre_bleu(*own).score)
     return scores
 
@@ -92,10 +92,13 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
     test = corpus.split("test")
     chosen = test.pairs[: pairs or None]
     sources = [test.source[number] for number in range(len(chosen))]
-    found = task.translate_sources(engine.model, state.params, corpus.tokenizer, sources)
+    translations = task.translate_sources(engine.model, state.params, corpus.tokenizer, sources)
     references = [pair.target for pair in chosen]
     words = [pair.source for pair in chosen]
-    scores = [sacre_bleu(found, references).score, *by_length(words, found, references)]
+    scores = [
+        sacre_bleu(translations, references).score,
+        *by_length(words, translations, references),
+    ]
     return scores, trained - start, time.perf_counter() - trained
 
 
@@ -108,9 +111,9 @@ def main(
     """Print a table, and each row on standard error as soon as it is known.
 
     Args:
-      systems: Which.
-      steps: Of each.
-      data: The folder of Multi30k.
+      systems: Systems to train.
+      steps: Steps of each.
+      data: Folder of Multi30k.
       pairs: Number of test sentences to translate; 0: all.
     """
     bounds = [f"below {BEYOND[0]}"]

@@ -1,7 +1,8 @@
 """Softmax attention within a window: the four implementations that Longformer's paper compares.
 
 Beltagy et al. 2020, section 3.2 and appendix A. A query sees the keys up to `window` tokens away on
-both sides. All give the same numbers; lengths are multiples of the window, two at least.
+both sides. All give the same results; lengths are multiples of the window, and at least two
+windows.
 """
 
 import math
@@ -33,8 +34,8 @@ def loop(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H] ea
     """Loop over diagonals: only the band [2 w + 1, B, T, N] is stored."""
     length = q.shape[1]
     offsets = jnp.arange(2 * window + 1)
-    around = [(0, 0), (window, window), (0, 0), (0, 0)]
-    k, v = jnp.pad(k, around), jnp.pad(v, around)
+    padding = [(0, 0), (window, window), (0, 0), (0, 0)]
+    k, v = jnp.pad(k, padding), jnp.pad(v, padding)
 
     def shifted(x: Array, offset: Array) -> Array:  # [B, T, N, H] tokens offset - w away
         return jax.lax.dynamic_slice_in_dim(x, offset, length, axis=1)
@@ -58,7 +59,7 @@ def chunked(q: Array, k: Array, v: Array, window: int) -> Array:  # [B, T, N, H]
     here, there = slice(None, window), slice(window, None)
     pairs = [_overlapping(_blocks(x, window), 2) for x in (q, k)]  # [B, T / w - 1, 2 w, N, H]
     scores = jnp.einsum("BCTNH,BCSNH->BNCTS", *pairs) / math.sqrt(q.shape[-1])
-    # Of each block of w queries: the blocks of keys before it, its own, and behind it.
+    # For each block of w queries: the previous, own and next block of keys.
     none = [(0, 0)] * 5
     before, behind = list(none), list(none)
     before[2], behind[2] = (1, 0), (0, 1)
@@ -84,7 +85,7 @@ def _blocks(x: Array, size: int) -> Array:  # [B, T, N, H] -> [B, T / size, size
 
 
 def _overlapping(x: Array, count: int) -> Array:
-    """Blocks [B, C, w, N, H] -> chunks [B, C + 1 - count, count w, N, H], w apart."""
+    """Return overlapping chunks [B, C + 1 - count, count w, N, H] of blocks [B, C, w, N, H]."""
     chunks = x.shape[1] + 1 - count
     return jnp.concatenate([x[:, each : each + chunks] for each in range(count)], axis=2)
 

@@ -51,7 +51,7 @@ def lstm(bag: TransformerConfig) -> TransformerConfig:
 
 
 def learned(
-    texts: Sequence[np.ndarray],  # each [n] words
+    texts: Sequence[np.ndarray],  # each has [n] words
     words: int,  # rows of the table
     width: int,  # D
     *,
@@ -71,10 +71,10 @@ def learned(
     )
     order = np.random.default_rng(seed)
     model, adam = SkipGram(words, width), optax.adam(optax.linear_schedule(3e-3, 0.0, steps))
-    chances = jnp.asarray(noise_distribution(counts))
+    noise_probs = jnp.asarray(noise_distribution(counts))
 
     def loss(params: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
-        negatives = jax.random.choice(key, words, (len(batch), NEGATIVES), p=chances)
+        negatives = jax.random.choice(key, words, (len(batch), NEGATIVES), p=noise_probs)
         losses: Any = model.apply({"params": params}, batch[:, 0], batch[:, 1], negatives)
         return jnp.mean(losses)
 
@@ -131,12 +131,14 @@ def main(
     vectors = learned(read(bag, text), words, bag.model.d_model, steps=steps)
     table = Table("model", "embeddings", "accuracy", "least", "most", title=f"{seeds} seeds")
     for name, model in models.items():
-        for start, given in (("random", None), ("skip-gram", vectors)):
-            found = []
+        for start, initial_vectors in (("random", None), ("skip-gram", vectors)):
+            accuracies = []
             for seed in range(seeds):
-                found.append(accuracy(dataclasses.replace(bag, model=model, seed=seed), given))
-                print(f"{name}, {start}, seed {seed}: {found[-1]:.3f}", file=sys.stderr)
-            shown = (statistics.mean(found), min(found), max(found))
+                accuracies.append(
+                    accuracy(dataclasses.replace(bag, model=model, seed=seed), initial_vectors)
+                )
+                print(f"{name}, {start}, seed {seed}: {accuracies[-1]:.3f}", file=sys.stderr)
+            shown = (statistics.mean(accuracies), min(accuracies), max(accuracies))
             table.add_row(name, start, *(f"{100 * each:.1f}" for each in shown))
     Console().print(table)
 

@@ -1,8 +1,7 @@
 """Headless Chromium over its debugging pipe: open a page, run scripts in it, move the mouse.
 
 The protocol is JSON messages that end with a zero byte, on file descriptors 3 and 4 of the
-browser, so nothing but the browser is needed. Messages of the console and uncaught errors are
-collected.
+browser, so only the browser is needed. Console messages and uncaught errors are collected.
 """
 
 import base64
@@ -90,7 +89,7 @@ class Chromium:
         return self
 
     def _attach(self) -> None:
-        """Attach to the page that the browser begins with."""
+        """Attach to the page that the browser opens first."""
         targets = self.send("Target.getTargets")["targetInfos"]
         target = next(each["targetId"] for each in targets if each["type"] == "page")
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
@@ -114,7 +113,7 @@ class Chromium:
         self._profile.cleanup()
 
     def resize(self, width: int, height: int) -> None:
-        """Set the size of the window, in CSS pixels; narrow ones are those of a phone."""
+        """Set the size of the window, in CSS pixels; a narrow window emulates a phone."""
         phone = width < 600
         self.send(
             "Emulation.setDeviceMetricsOverride",
@@ -133,7 +132,7 @@ class Chromium:
     def wait_for(self, condition: str) -> None:
         """Wait until a condition in the page holds."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        # While a page is loaded, parts of its document are missing, which is no error.
+        # While a page loads, parts of its document are missing, which is not an error.
         attempt = (
             f"(() => {{ try {{ return Boolean({condition}); }} catch {{ return false; }} }})()"
         )
@@ -174,7 +173,7 @@ class Chromium:
             self.mouse(kind, x, y, button="left", clickCount=1)
 
     def mouse(self, kind: str, x: float, y: float, **options: Any) -> None:
-        """Send an event of the mouse at a place in the window."""
+        """Send a mouse event at a position in the window."""
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **options)
 
     def press(self, key: str) -> None:

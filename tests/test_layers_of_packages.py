@@ -8,18 +8,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-MAY_NOT = {
+FORBIDDEN = {
     "transformer": {"train", "configs", "tests", "bench"},
     "train": {"configs", "tests", "bench"},
     "configs": {"tests", "bench"},
 }
 
-# A config is found by its name: the one place where the trainer looks at what is above it.
+# Configs are found by name: the only place where the trainer refers to an upper layer.
 ALLOWED = {("train/config/experiment_files.py", "configs")}
 
 
 def imports(file: Path) -> Iterator[str]:
-    """The top-level packages that a file imports, wherever in it."""
+    """Return the top-level packages that a file imports, anywhere in it."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -27,14 +27,14 @@ def imports(file: Path) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-@pytest.mark.parametrize("package", MAY_NOT)
-def test_packages_import_nothing_above_them(package: str) -> None:
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_packages_do_not_import_upper_layers(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
     actual = {
         (str(file.relative_to(ROOT)), name)
         for file in files
         for name in imports(file)
-        if name in MAY_NOT[package]
+        if name in FORBIDDEN[package]
     }
     assert actual <= ALLOWED

@@ -43,22 +43,22 @@ def test_help_describes_each_public_name_and_field(module: ModuleType, name: str
         assert f"|    {field}: " in shown, field
 
 
-def test_documentation_is_that_of_the_source() -> None:
+def test_documentation_comes_from_the_source() -> None:
     docs = field_docs(transformer.NormConfig)
     assert docs["epsilon"].strip()
     text = " ".join(str(transformer.NormConfig.__doc__).split())
     assert all(" ".join(f"{name}: {doc}".split()) in text for name, doc in docs.items())
     assert field_docs(transformer.MixerOutput)["y"] == "[B, T, D]"  # a comment
     assert "path" in field_docs(train.TextDataConfig)
-    assert "max_length" in field_docs(train.ClassificationDataConfig)  # of a base class
+    assert "max_length" in field_docs(train.ClassificationDataConfig)  # documented by a base class
 
 
-def test_fields_of_a_class_without_source_are_left_out() -> None:
+def test_fields_of_a_class_without_source_are_omitted() -> None:
     actual = dataclasses.make_dataclass("Made", [("x", int)])
     assert field_docs(actual) == {}
 
 
-def test_no_source_is_read_before_help() -> None:
+def test_source_is_read_only_for_help() -> None:
     """Importing a public name neither loads JAX nor parses a file."""
     code = (
         "import sys; from transformer import TransformerConfig; from train import TextDataConfig\n"

@@ -91,8 +91,8 @@ def wrong_settings() -> list[Any]:
 
 
 @pytest.mark.parametrize(("config", "field"), wrong_settings())
-def test_a_wrong_setting_is_named(config: type[Any], field: str) -> None:
-    """Or it is found later, by the model or the experiment that holds it."""
+def test_wrong_setting_is_named(config: type[Any], field: str) -> None:
+    """The class itself may raise, or later the model or the experiment that contains it."""
     for value in WRONG_SETTINGS:
         try:
             config(**{field: value})
@@ -134,15 +134,15 @@ def weights_of(model: Model) -> Any:
     return jax.tree.map(lambda leaf: floats(*leaf.shape), shapes)
 
 
-def applied(model: Model, **arguments: Any) -> Any:
+def trace_model(model: Model, **arguments: Any) -> Any:
     """Trace a model."""
     return jax.eval_shape(lambda p: model.apply({"params": p}, **arguments), weights_of(model))
 
 
-def edited(make_edit: Callable[..., Any], **arguments: Any) -> Any:
-    """Trace a model of one layer with an edit of its heads' outputs [B, T, D, 1]."""
+def trace_edited_model(make_edit: Callable[..., Any], **arguments: Any) -> Any:
+    """Trace a one-layer model with an edit of its heads' outputs [B, T, D, 1]."""
     edits = {"head_outputs": make_edit(**arguments)}
-    return applied(DECODER, tokens=ints(B, T), edits=edits)
+    return trace_model(DECODER, tokens=ints(B, T), edits=edits)
 
 
 def decode_nothing(cache: Any, tokens: jax.Array, positions: jax.Array) -> Any:
@@ -157,7 +157,10 @@ RNGS = jax.random.split(jax.random.key(0), B)
 
 CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     **{
-        type(model).__name__: (functools.partial(applied, model), dict(tokens=ints(B, T), **more))
+        type(model).__name__: (
+            functools.partial(trace_model, model),
+            dict(tokens=ints(B, T), **more),
+        )
         for model, more in (
             (DECODER, dict(positions=None, segments=None, outputs=frozenset({"logits"}))),
             (MaskedLanguageModel(ENCODER), dict(positions=None, segments=None)),
@@ -245,11 +248,17 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "init_cache": (DECODER.init_cache, dict(batch_size=B, length=T)),
     "layer_values": (layer_values, dict(output=RESIDUAL, name="residual_post")),
-    "at_layers": (functools.partial(edited, at_layers), dict(layers=[0], edit=lambda x: x)),
-    "zero_heads": (functools.partial(edited, zero_heads), dict(layer=0, heads=[0])),
-    "add_vector": (functools.partial(edited, add_vector), dict(layer=0, vector=floats(D, 1))),
+    "at_layers": (
+        functools.partial(trace_edited_model, at_layers),
+        dict(layers=[0], edit=lambda x: x),
+    ),
+    "zero_heads": (functools.partial(trace_edited_model, zero_heads), dict(layer=0, heads=[0])),
+    "add_vector": (
+        functools.partial(trace_edited_model, add_vector),
+        dict(layer=0, vector=floats(D, 1)),
+    ),
     "patch": (
-        functools.partial(edited, patch),
+        functools.partial(trace_edited_model, patch),
         dict(layer=0, source=floats(B, T, D, 1), positions=None),
     ),
     "logit_lens": (
@@ -354,7 +363,7 @@ NEED_MORE = ("prefill", "decode_step", "translate", "generate", "fit", "load")
 @pytest.mark.parametrize("name", [n for n in CALLS if not n.startswith(("register", *NEED_MORE))])
 def test_valid_arguments_are_accepted(name: str) -> None:
     call, arguments = CALLS[name]
-    if name not in ("attention_maps", "check_mixer"):  # which look at values
+    if name not in ("attention_maps", "check_mixer"):  # functions that inspect values
         jax.eval_shape(lambda: (call(**arguments), 0)[1])
 
 
@@ -388,7 +397,7 @@ VALID = {
     ("fit", "init_only"): "text",
     ("fit", "workdir"): "text",
     ("generate", "stop_token"): "none",
-    ("load", "average_checkpoints"): "negative",  # refused by the run
+    ("load", "average_checkpoints"): "negative",  # rejected by the run
     ("load", "step"): "negative",
     ("token_loss", "label_smoothing"): "number",
     ("translate", "length_factor"): "number scalar",
@@ -401,7 +410,7 @@ VALID = {
     ("name", "argument"),
     [(name, argument) for name, (_, arguments) in CALLS.items() for argument in arguments],
 )
-def test_a_wrong_argument_is_named(name: str, argument: str, value: str) -> None:
+def test_wrong_argument_is_named(name: str, argument: str, value: str) -> None:
     call, arguments = CALLS[name]
     is_default = value == "none" and arguments[argument] is None and not name.startswith("register")
     if is_default or value in VALID.get((name, argument), "").split():

@@ -1,17 +1,17 @@
-"""Device test suite: checks of the library and the trainer on the accelerator of this machine.
+"""Device test suite: checks of the library and the trainer on this machine's accelerator.
 
     make test-device
     TEST_DEVICE=cpu make test-device    # the same checks, on two CPU devices
 
-`tests/` runs on the CPU, with small programs; it cannot tell that a kernel, a driver or a compiler
+`tests/` runs small programs on the CPU, so it cannot detect that a kernel, a driver or a compiler
 of an accelerator computes something else. This suite can: attention backends against float64,
-training in bfloat16 and float16, rematerialization, donation, resume to the last bit, two devices
+training in bfloat16 and float16, rematerialization, donation, bit-exact resume, two devices
 against one, and a short quickstart. It takes minutes. Without an accelerator all tests are skipped
 and the exit status is 0.
 
-At the end a table is printed. To report a machine, paste all of the table into an issue, with the
-name of the machine (Colab T4, Kaggle TPU v5e-8, ...), whether all checks passed or not. For a check
-that failed, add pytest's output above the table.
+At the end a table is printed. To report a machine, paste the whole table into an issue, with the
+name of the machine (Colab T4, Kaggle TPU v5e-8, ...), whether all checks passed or not. For a
+failed check, add pytest's output above the table.
 """
 
 import dataclasses
@@ -61,10 +61,10 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="test-device-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["TRANSFORMER_CACHE"] = f"{folder.name}/data"
-    # Runs of the same program (a resume, its comparison) compile it once.
+    # Runs of the same program (a resume, its comparison) share a compilation cache.
     jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
     if asked == "cpu":
-        # Before the backend starts; also keeps a GPU that is here out of the run.
+        # Before the backend starts; this also hides a GPU.
         os.environ["JAX_PLATFORMS"] = "cpu"
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", 2)
@@ -106,7 +106,7 @@ def _reason(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:
         return ""
     lines = str(call.excinfo.value).strip().splitlines() or [""]
-    # The message of an assertion says enough by itself.
+    # An assertion's message is clear by itself.
     kind = "" if call.excinfo.errisinstance(AssertionError) else f"{call.excinfo.typename}: "
     return f"{kind}{lines[0]}"[:160]
 
@@ -129,12 +129,12 @@ def hardware() -> Hardware:
 
 @pytest.fixture(scope="session")
 def one_device(hardware: Hardware) -> Hardware:
-    """Hardware of the first device alone."""
+    """Hardware of the first device only."""
     return dataclasses.replace(hardware, count=1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table, or the one line that says why there is none."""
+    """Print the table, or one line that explains why there is none."""
     if SESSION["skip"]:
         terminalreporter.write_line(NO_ACCELERATOR, yellow=True, bold=True)
         return
@@ -163,7 +163,7 @@ OUTCOMES = ("passed", "failed", "skipped")
 
 
 def _merged(rows: list[Row]) -> list[Row]:
-    """Return the rows with those joined that are cases of one test, skipped for one reason."""
+    """Return the rows, with cases of one test that were skipped for the same reason joined."""
     skipped: dict[tuple[str, str], list[str]] = {}
     merged = []
     for row in rows:
@@ -189,13 +189,13 @@ def _error(row: Row) -> str:
     """Return the error that is closest to its tolerance, or furthest beyond it."""
     if not row.measured:
         return ""
-    # NaN compares with nothing: it counts as the largest error of all.
+    # NaN does not compare: it counts as the largest error.
     error, tolerance = max(row.measured, key=lambda each: (each[0] != each[0], each[0] / each[1]))
     return f"{error:.1e} / {tolerance:.1e}"
 
 
 def _machine() -> list[str]:
-    """Return lines that name the devices and the versions of what drives them."""
+    """Return lines that name the devices and the versions of their drivers."""
     hardware, devices = SESSION["hardware"], jax.devices()
     chip = f"{hardware.kind} ({hardware.platform})"
     if hardware.compute_capability:

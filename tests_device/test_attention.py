@@ -20,8 +20,8 @@ B, N, K, H = 2, 4, 2, 64
 WINDOW = 100
 SCALE = H**-0.5
 
-# `ring` is for a sequence that is spread over devices.
-FORMS = [form for form in get_args(Backend) if form not in ("auto", "ring")]
+# `ring` needs a sequence that is sharded over devices.
+BACKENDS = [form for form in get_args(Backend) if form not in ("auto", "ring")]
 MASKS = ("causal", "full", "window", "segments")
 
 Array = np.ndarray[Any, Any]
@@ -44,8 +44,8 @@ def tokens(hardware: Hardware) -> int:
     return 2 * hardware.tile_size + 64
 
 
-def mask_of(name: str, length: int) -> Mask:
-    """Return a mask by name; that of segments is causal and ends in padding."""
+def make_mask(name: str, length: int) -> Mask:
+    """Return a mask by name; the one with segments is causal and ends in padding."""
     pattern = MaskPattern(causal=name != "full", window=WINDOW if name == "window" else 0)
     if name != "segments":
         return Mask(pattern)
@@ -54,7 +54,9 @@ def mask_of(name: str, length: int) -> Mask:
     return Mask(pattern, segments=jnp.asarray(np.where(segments == 4, 0, segments), jnp.int32))
 
 
-def choice_of(form: Any, mask: Mask, dtype: str, length: int, hardware: Hardware) -> BackendChoice:
+def resolved_backend(
+    form: Any, mask: Mask, dtype: str, length: int, hardware: Hardware
+) -> BackendChoice:
     """Return the backend that the library uses for a requested one."""
     case = AttentionSpec(
         hardware=hardware,
@@ -87,9 +89,9 @@ def expected(name: str, dtype: str, length: int) -> tuple[Array, ...]:
     arrays = (each.astype(np.float64).swapaxes(1, 2) for each in inputs(dtype, length))
     q, k, v, dy = arrays  # [B, heads, T, H]
     k, v = (np.repeat(each, N // K, axis=1) for each in (k, v))
-    visible = np.asarray(dense_mask(mask_of(name, length), length, length))[:, None]
+    visible = np.asarray(dense_mask(make_mask(name, length), length, length))[:, None]
     scores = np.where(visible, SCALE * q @ k.swapaxes(2, 3), -np.inf)
-    # A query that sees nothing (padding) has no largest score, and weights of zero.
+    # A query without visible keys (padding) has no largest score, and weights of zero.
     top = np.where(visible.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0)
     exp_scores = np.exp(scores - top)
     weights = exp_scores / np.maximum(exp_scores.sum(-1, keepdims=True), 1e-300)
@@ -97,13 +99,13 @@ def expected(name: str, dtype: str, length: int) -> tuple[Array, ...]:
     dscores = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
     dq, dk = SCALE * dscores @ k, SCALE * dscores.swapaxes(2, 3) @ q
     dv = weights.swapaxes(2, 3) @ dy
-    # A key-value head has the gradients of all query heads that read it.
+    # The gradients of a key-value head sum over the query heads that read it.
     dk, dv = (each.reshape(B, K, N // K, length, H).sum(2) for each in (dk, dv))
     return tuple(each.swapaxes(1, 2) for each in (weights @ v, dq, dk, dv))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", BACKENDS)
 def test_attention(form: Any, dtype: str, one_device: Hardware, meter: Meter) -> None:
     """A backend that this hardware supports computes y and its gradients within the tolerance."""
     if dtype == "float16" and one_device.platform != "gpu":
@@ -116,8 +118,8 @@ def test_attention(form: Any, dtype: str, one_device: Hardware, meter: Meter) ->
         exact = jax.default_matmul_precision("highest")
     checked, why = [], ""
     for name in MASKS:
-        mask = mask_of(name, length)
-        choice = choice_of(form, mask, dtype, length, one_device)
+        mask = make_mask(name, length)
+        choice = resolved_backend(form, mask, dtype, length, one_device)
         if choice.is_fallback:
             why = why or choice.reason.partition(": ")[2]
             continue

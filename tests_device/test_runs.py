@@ -1,4 +1,4 @@
-"""Whole runs of `train.fit` on all devices: resume to the last bit, and a short quickstart."""
+"""Whole runs of `train.fit` on all devices: bit-exact resume, and a short quickstart."""
 
 import dataclasses
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
     assert sorted(losses(tmp_path / "whole")) == [1, 2, 3, 4, 5, 6]
     actual = differing(full, resumed)
     if actual and differing(full, fit(experiment, tmp_path / "again")):
-        # Scatters of a GPU add in any order: then no two runs are equal, resumed or not.
+        # GPU scatters add in any order, so no two runs are equal, resumed or not.
         pytest.skip(
             "two runs that were not stopped differ as well; on a GPU repeat it with "
             "XLA_FLAGS=--xla_gpu_deterministic_ops=true"

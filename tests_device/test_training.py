@@ -39,7 +39,7 @@ def test_bfloat16_training(folder: Path, one_device: Hardware, meter: Meter) -> 
 
 
 def test_float16_training(folder: Path, one_device: Hardware, meter: Meter) -> None:
-    """The loss falls, after the first scale was halved until gradients are finite."""
+    """The loss falls, after the initial loss scale was halved until gradients are finite."""
     # 2**24 times the gradients of this model is beyond float16, whose largest number is 65504.
     experiment = kernel_experiment(
         folder, precision="float16", loss_scale=LossScaleConfig(2.0**24, growth_interval=1000)
@@ -122,7 +122,7 @@ def test_rematerialization(
     (expected_loss, expected), (loss, updates) = one_step(float32), one_step(other)
     tolerance = float32_tolerance(one_device)
     meter.check("loss", abs(loss - expected_loss) / abs(expected_loss), tolerance)
-    # Relative to the largest gradient of all: some are zero but for rounding.
+    # Relative to the largest gradient: some are zero except for rounding.
     largest = max(np.abs(each).max() for each in expected)
     assert largest > 0
     for one, two in zip(updates, expected, strict=True):

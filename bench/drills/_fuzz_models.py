@@ -33,14 +33,14 @@ BROKEN = st.sampled_from([-1.0, 0.0, 1e-9, 0.1, 0.5, 1.0, 2.0, 1e9, float("nan")
 @functools.cache
 def words() -> tuple[str, ...]:
     """Return every string value and kind that occurs in some base."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for base in BASES:
         experiment = find_experiment(base)
-        found |= {
+        texts |= {
             value for value in flatten_experiment(experiment).values() if isinstance(value, str)
         }
-        found |= {kind for _, known in kind_options(experiment) for kind in known}
-    return tuple(sorted(found))
+        texts |= {kind for _, known in kind_options(experiment) for kind in known}
+    return tuple(sorted(texts))
 
 
 def values(value: Any) -> st.SearchStrategy[Any]:
@@ -63,8 +63,8 @@ def experiments(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a base with some kinds and values replaced, in the form of `config.json`."""
     base = find_experiment(draw(st.sampled_from(BASES)))
     plain = experiment_to_dict(base)
-    for name, known in draw(st.lists(st.sampled_from(list(kind_options(base))), max_size=2)):
-        put(plain, name, {"kind": draw(st.sampled_from(sorted(known)))})
+    for name, kinds in draw(st.lists(st.sampled_from(list(kind_options(base))), max_size=2)):
+        put(plain, name, {"kind": draw(st.sampled_from(sorted(kinds)))})
     present = {name: value for name, value in flatten_fields(plain) if not name.endswith("kind")}
     for name in draw(st.lists(st.sampled_from(sorted(present)), max_size=3)):
         other = draw(values(present[name]) | st.none())

@@ -60,22 +60,22 @@ def other_kinds(base: Experiment, tried: set[type], within: str = "") -> Iterato
 
     Args:
       base: The experiment.
-      tried: Kinds that need not be tried; those that are tried are added.
-      within: Only parts of the part of this name are changed.
+      tried: Kinds to skip; those that are tried are added.
+      within: Change only parts of the part of this name.
     """
     for path, known in kind_options(base):
-        for kind, found_kind in known.items() if path.startswith(within) else ():
-            if found_kind in tried:
+        for kind, current_kind in known.items() if path.startswith(within) else ():
+            if current_kind in tried:
                 continue
             plain = experiment_to_dict(base)
             put(plain, path, {"kind": kind})
             try:
-                found = experiment_from_dict(plain, "an experiment")
+                other_experiment = experiment_from_dict(plain, "an experiment")
             except UserError:
                 continue
-            tried.add(found_kind)
-            yield found
-            yield from other_kinds(found, tried, f"{path}.")
+            tried.add(current_kind)
+            yield other_experiment
+            yield from other_kinds(other_experiment, tried, f"{path}.")
 
 
 def numbers_of(config: Any, path: str = "") -> Iterator[tuple[str, str, int | float]]:

@@ -247,8 +247,8 @@ ENTRIES = (
 
 def files(scratch: pathlib.Path) -> Iterator[Case]:
     """Yield each file of a run replaced by something odd, for each reader."""
-    whole = scratch / "whole"
-    train(scratch, 2, whole)
+    intact = scratch / "whole"
+    train(scratch, 2, intact)
     readers: dict[str, Callable[[pathlib.Path], object]] = {
         "fit": lambda workdir: train(scratch, 3, workdir),
         "load": lambda workdir: load(str(workdir)),
@@ -256,13 +256,13 @@ def files(scratch: pathlib.Path) -> Iterator[Case]:
     }
     kinds = ("fifo", "folder", "sparse", "loop", "zeros", "outside")
     for entry, kind, (verb, read) in itertools.product(ENTRIES, kinds, readers.items()):
-        yield Case(f"{verb}, {entry}: {kind}", _replaced(whole, entry, kind, read))
+        yield Case(f"{verb}, {entry}: {kind}", _replaced(intact, entry, kind, read))
 
 
-def _replaced(whole: pathlib.Path, entry: str, kind: str, read: Callable[..., object]) -> Use:
+def _replaced(intact: pathlib.Path, entry: str, kind: str, read: Callable[..., object]) -> Use:
     def use(folder: pathlib.Path) -> None:
         workdir = folder / "run"
-        shutil.copytree(whole, workdir)
+        shutil.copytree(intact, workdir)
         place, outside = workdir / entry, folder / "outside"
         if place.is_dir():
             shutil.move(place, outside)
@@ -275,8 +275,8 @@ def _replaced(whole: pathlib.Path, entry: str, kind: str, read: Callable[..., ob
         if kind == "outside":
             place.symlink_to(outside)
         else:
-            found = dict(odd_files(folder / "odd", ""))
-            pathlib.Path(found[kind]).rename(place)
+            odd = dict(odd_files(folder / "odd", ""))
+            pathlib.Path(odd[kind]).rename(place)
         try:
             read(workdir)
         finally:

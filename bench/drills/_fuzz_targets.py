@@ -104,9 +104,9 @@ def _lines(records: Sequence[dict[str, Any]]) -> bytes:
 
 def _config(folder: pathlib.Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
-    found = RunFolder.open_existing(folder)
-    read_experiment(found)
-    read_auto_choices(found, Hardware("cpu"))
+    run_folder = RunFolder.open_existing(folder)
+    read_experiment(run_folder)
+    read_auto_choices(run_folder, Hardware("cpu"))
 
 
 def _labels(folder: pathlib.Path, data: bytes) -> None:
@@ -133,20 +133,20 @@ def _logbook(folder: pathlib.Path, data: bytes) -> None:
 
 def _recovery(folder: pathlib.Path, data: bytes) -> None:
     (folder / "recovery.json").write_bytes(data)
-    found = RollbackRecord.read(folder / "recovery.json")
-    for each in found.rollbacks:
+    record = RollbackRecord.read(folder / "recovery.json")
+    for each in record.rollbacks:
         np.int32(each.cursor), np.float32(each.rate)
-    again = Anomaly(8, 8, 12, "why")
-    plan_rollback(again, found.last, [2, 4], RecoveryConfig())
+    anomaly = Anomaly(8, 8, 12, "why")
+    plan_rollback(anomaly, record.last, [2, 4], RecoveryConfig())
 
 
 def _times(folder: pathlib.Path, data: bytes) -> None:
     (folder / "time.jsonl").write_bytes(data)
-    found = RunFolder(folder)
-    log = TimeLog(found, ActivityTimer(), is_writer=True)
+    run_folder = RunFolder(folder)
+    log = TimeLog(run_folder, ActivityTimer(), is_writer=True)
     log.start_compiling(2)
     assert format_goodput(log.compute_goodput())
-    assert last_recorded_step(read_time_records(found.time_log)) >= 0
+    assert last_recorded_step(read_time_records(run_folder.time_log)) >= 0
 
 
 def _checkpoint(scratch: pathlib.Path) -> Target:
@@ -154,7 +154,7 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
     with CheckpointManager(scratch) as checkpoints:
         checkpoints.save(1, {"w": jnp.ones(3)}, {})
     files = {path.relative_to(scratch): path for path in scratch.rglob("*") if path.is_file()}
-    whole = (scratch / "1" / "manifest.json").read_bytes()
+    intact = (scratch / "1" / "manifest.json").read_bytes()
 
     def use(folder: pathlib.Path, data: bytes) -> None:
         for name, path in files.items():
@@ -162,15 +162,15 @@ def _checkpoint(scratch: pathlib.Path) -> Target:
             (folder / name).write_bytes(path.read_bytes())
         (folder / "1" / "manifest.json").write_bytes(data)
         with CheckpointManager(folder, read_only=True) as checkpoints:
-            found = checkpoints.find_newest_valid().step
-        assert found == (1 if data == whole else None) or _fewer(data, whole)
+            newest = checkpoints.find_newest_valid().step
+        assert newest == (1 if data == intact else None) or _fewer(data, intact)
 
-    return Target("manifest.json", use, [whole])
+    return Target("manifest.json", use, [intact])
 
 
-def _fewer(data: bytes, whole: bytes) -> bool:
-    """Return True for a manifest that lists a subset of the files of `whole`."""
-    return json.loads(data)["files"].items() <= json.loads(whole)["files"].items()
+def _fewer(data: bytes, intact: bytes) -> bool:
+    """Return True for a manifest that lists a subset of the files of `intact`."""
+    return json.loads(data)["files"].items() <= json.loads(intact)["files"].items()
 
 
 def settings() -> Target:

@@ -1,6 +1,6 @@
 """Tiny models of `transformers` with random weights: the families, three shapes or more of each.
 
-Shapes differ in head width (odd multiples too), grouping of heads and tying; other variants cover
+Shapes differ in head width (including odd multiples), head grouping and tying; other variants cover
 each field that changes what a family computes. Values are settings of a config class.
 """
 

@@ -2,7 +2,7 @@
 
     python -m bench.drills.chat [--output FILE]
 
-Templates in the style of published models (written here, by their formats' descriptions) are
+Templates in the style of published models (written here, from descriptions of their formats) are
 rendered for conversations with and without a system message, with line ends, quotes and other
 scripts, here and by `apply_chat_template` of a fast tokenizer with the same special tokens. For
 templates with `{% generation %}` the mask of the assistant's tokens is compared too.
@@ -114,8 +114,8 @@ def compare(name: str, source: str, ours: Tokenizer, theirs: Any) -> str:
         marked = theirs.apply_chat_template(
             messages, chat_template=source, return_dict=True, return_assistant_tokens_mask=True
         )
-        found = encode_chat(ours, template.render_with_spans(messages)).is_completion
-        same_mask += bool(np.array_equal(found, np.array(marked["assistant_masks"], bool)))
+        is_completion = encode_chat(ours, template.render_with_spans(messages)).is_completion
+        same_mask += bool(np.array_equal(is_completion, np.array(marked["assistant_masks"], bool)))
     masks = f"{same_mask}/{len(CONVERSATIONS)}" if "generation %}" in source else "-"
     passed = same_text == same_tokens == count and masks in ("-", "3/3")
     return f"{name:26} {same_text}/{count}   {same_tokens}/{count}   {masks}" + (
@@ -127,7 +127,7 @@ def main() -> int:
     """Print the table; return 1 if a template does not pass."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as name:
         ours = make_tokenizer(Path(name))
@@ -138,8 +138,8 @@ def main() -> int:
         ]
         lines += [compare(each, source, ours, theirs) for each, source in TEMPLATES.items()]
     print("\n".join(lines))
-    if given.output:
-        given.output.write_text("\n".join(lines) + "\n")
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
     return int(any("FAILED" in line for line in lines))
 
 

@@ -1,4 +1,4 @@
-"""There and back: train here, export, fine-tune in `transformers` and here, import, evaluate.
+"""Round trip: train here, export, fine-tune in `transformers` and here, import, evaluate.
 
     python -m bench.drills.circle RUN [RUN ...] [--steps N] [--output FILE]
 
@@ -6,7 +6,7 @@ For each run of a language model or a masked language model (such as `quickstart
 trained for some steps): export it, open it in `transformers`, and train both from these weights on
 the same batches in the same order, with AdamW of the same settings and no dropout. The table has
 the losses side by side and the largest difference. The model of `transformers` is then saved,
-imported and evaluated here, beside the one that was trained here.
+imported and evaluated here, beside the one trained here.
 
 It needs torch and transformers (the extra `hf`) and no network.
 """
@@ -38,7 +38,7 @@ BATCH_SIZE, EVALUATION_BATCHES = 4, 8
 
 
 class Result(NamedTuple):
-    """One run."""
+    """Result of one run."""
 
     name: str
     model_type: str
@@ -139,7 +139,7 @@ def held_out_loss(run: Run, experiment: Any, params: Any, corpus: Any) -> float:
 
 
 def run_circle(workdir: str, steps: int) -> Result:
-    """Take one run there and back."""
+    """Run the round trip of one run."""
     run = load(workdir)
     experiment = tuning_experiment(run, steps)
     task = make_task(experiment)
@@ -157,7 +157,7 @@ def run_circle(workdir: str, steps: int) -> Result:
         import_model(tuned, back)
         imported = load(back)
     params, ours = train_here(run, experiment, batches)
-    # Rows of padding: an import has none.
+    # Vocabulary padding rows, which an imported model does not have.
     same = dataclasses.replace(experiment, model=imported.experiment.model)
     return Result(
         experiment.name,
@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
+    options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
@@ -185,13 +185,13 @@ def main() -> int:
         f"batches of {BATCH_SIZE}, AdamW {LEARNING_RATE}, weight decay {WEIGHT_DECAY} of matrices",
     ]
     worst = 0.0
-    for workdir in given.runs:
-        result = run_circle(workdir, given.steps)
+    for workdir in options.runs:
+        result = run_circle(workdir, options.steps)
         worst = max(worst, *(abs(a - b) for a, b in zip(result.ours, result.theirs, strict=True)))
         lines += result.lines()
     print("\n".join(lines))
-    if given.output:
-        given.output.write_text("\n".join(lines) + "\n")
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
     return int(worst > 1e-3)
 
 

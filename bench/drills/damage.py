@@ -1,10 +1,10 @@
-"""Damage checkpoints in every way that disks do: each must be noticed and recovered.
+"""Damage checkpoints in every way that disks do: each must be detected and recovered.
 
     python -m bench.drills.damage [--count 500] [--resumed 8] [--seed 0]
 
 A small run has two checkpoints. In copies of its folder every file of the newer one is truncated,
-emptied, deleted, or has one bit flipped at a random place, repeatedly. Noticed: the older
-checkpoint is restored. Recovered: its state is equal bit for bit. Some of the copies are resumed to
+emptied, deleted, or has one bit flipped at a random position, repeatedly. Detected: the older
+checkpoint is restored. Recovered: its state is bit-equal. Some of the copies are resumed to
 the end and must reach the final weights of the run.
 """
 
@@ -47,8 +47,8 @@ def truncated(data: bytes, drawn: random.Random) -> bytes:
 
 def flipped(data: bytes, drawn: random.Random) -> bytes:
     """Flip one bit."""
-    place, bit = drawn.randrange(len(data)), drawn.randrange(8)
-    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+    position, bit = drawn.randrange(len(data)), drawn.randrange(8)
+    return data[:position] + bytes([data[position] ^ 1 << bit]) + data[position + 1 :]
 
 
 KINDS: dict[str, Damage] = {
@@ -102,7 +102,7 @@ def experiment(folder: pathlib.Path) -> Experiment:
 
 
 def copied(run: pathlib.Path, copy: pathlib.Path) -> None:
-    """Copy a run's folder; files of checkpoints are hard-linked because nobody writes into them."""
+    """Copy a run's folder; checkpoint files are hard-linked because nothing writes into them."""
 
     def put(source: str, target: str) -> None:
         if "checkpoints" in pathlib.Path(source).relative_to(run).parts:
@@ -134,29 +134,29 @@ class Drill:
     def case(
         self, kind: str, file: pathlib.Path, drawn: random.Random, *, resume: bool
     ) -> list[str]:
-        """Outcome of one damage."""
+        """Return the outcome of one damage."""
         copied(self.run, self.copy)
         apply(kind, self.copy / "checkpoints" / str(NEWER) / file, drawn)
         with CheckpointManager(self.copy / "checkpoints", read_only=True) as checkpoints:
-            noticed = checkpoints.find_newest_valid().step == OLDER
-        went_well = ["noticed"] if noticed else []
-        if noticed and state_of(self.copy, OLDER, self.shapes) == self.older:
-            went_well.append("recovered")
+            detected = checkpoints.find_newest_valid().step == OLDER
+        ok = ["noticed"] if detected else []
+        if detected and state_of(self.copy, OLDER, self.shapes) == self.older:
+            ok.append("recovered")
         if resume:
             train.fit(self.experiment, str(self.copy), quiet=True)
             same = state_of(self.copy, NEWER, self.shapes) == self.newer
-            went_well += ["resumed"] if same else []
+            ok += ["resumed"] if same else []
         shutil.rmtree(self.copy)
-        return went_well
+        return ok
 
 
 def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
-    """Print a table; exit with 1 if a damage was not noticed or not recovered.
+    """Print a table; exit with 1 if a damage was not detected or not recovered.
 
     Args:
-      count: Cases, or a few more.
-      resumed: How many of them are trained to the end.
-      seed: Of the places.
+      count: Number of cases, or slightly more.
+      resumed: Number of cases that are trained to the end.
+      seed: Seed of the damaged positions.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     drawn = random.Random(seed)
@@ -169,8 +169,8 @@ def main(count: int = 500, resumed: int = 8, seed: int = 0) -> None:
         for number, (kind, file) in enumerate(planned):
             resume = number in chosen
             tried.update([kind, *(["resumed"] if resume else [])])
-            went_well = drill.case(kind, file, drawn, resume=resume)
-            well.update((kind, what) for what in went_well)
+            ok = drill.case(kind, file, drawn, resume=resume)
+            well.update((kind, what) for what in ok)
     sys.exit(show(tried, well))
 
 
@@ -182,8 +182,8 @@ def show(tried: Counter[str], well: Counter[tuple[str, str]]) -> int:
         table.add_row(kind, str(tried[kind]), *results)
     Console().print(table)
     resumed = sum(well[kind, "resumed"] for kind in KINDS)
-    all_well = all(well[k, "noticed"] == well[k, "recovered"] == tried[k] for k in KINDS)
-    return 0 if all_well and resumed == tried["resumed"] else 1
+    all_ok = all(well[k, "noticed"] == well[k, "recovered"] == tried[k] for k in KINDS)
+    return 0 if all_ok and resumed == tried["resumed"] else 1
 
 
 if __name__ == "__main__":

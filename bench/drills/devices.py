@@ -1,12 +1,12 @@
-"""Train on several CPU devices of few cores beside a busy process: no run may abort or hang.
+"""Train on several CPU devices with few cores beside a busy process: no run may abort or hang.
 
     python -m bench.drills.devices [--runs 10] [--only pmap] [--cores 2] [--limit 600]
 
-XLA's collectives on a CPU block threads of a pool that all devices share, so programs that starve
-one another show here first (`train/jit_engine.py`). A small model trains a few steps on
+XLA's CPU collectives block threads of a pool that all devices share, so programs that starve
+each other show here first (`train/engine.py`). A small model trains a few steps on
 eight devices, over several meshes and by `pmap`, with evaluations, samples, checkpoints and an
 exponential moving average of the weights. At the end it evaluates the whole held-out split: 293
-batches. A process that burns a core runs beside it. Every run of every kind must end without an
+batches. A second process keeps one core busy. Every run of every kind must end without an
 error and with the same losses.
 
 A run that takes longer than `--limit` seconds counts as hung and is killed.
@@ -76,9 +76,9 @@ class Outcome:
 
     end: str  # "well", "aborted", "hung" or another exit status
     seconds: float
-    losses: tuple[float, ...]  # of the evaluations, the last one over the whole split
-    warned: bool  # XLA warned of a collective that had waited for 20 seconds
-    errors: str  # the end of its standard error, if it did not end well
+    losses: tuple[float, ...]  # losses of the evaluations; the last is over the whole split
+    warned: bool  # True if XLA warned of a collective that waited for 20 seconds
+    errors: str  # the end of its standard error, if it failed
 
 
 def run_once(kind: str, folder: pathlib.Path, limit: float) -> Outcome:
@@ -124,7 +124,7 @@ def evaluations(metrics: pathlib.Path) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def busy_process() -> Iterator[None]:
-    """Run a process that burns a core."""
+    """Run a process that keeps one core busy."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -149,10 +149,10 @@ def main(runs: int = 10, only: str = "", cores: int = 2, limit: float = 600.0) -
     """Print a table; exit with 1 if a run failed or its losses differ.
 
     Args:
-      runs: Of each kind.
-      only: The kinds whose names contain this.
-      cores: Cores that the runs, and the busy process, share. Fewer cores than devices is the case
-        that starves.
+      runs: Runs per kind.
+      only: Run only the kinds whose names contain this.
+      cores: Cores shared by the runs and the busy process. Starvation needs fewer cores than
+    devices.
       limit: Seconds after which a run counts as hung.
     """
     kinds = [kind for kind in KINDS if only in kind]

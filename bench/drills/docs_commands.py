@@ -2,17 +2,17 @@
 
     python -m bench.drills.docs_commands [--only docs/tutorial/own_text.md]
 
-Each page runs in a temporary folder of its own, on the CPU and without a network. Bash blocks run
+Each page runs in its own temporary folder, on the CPU and without a network. Bash blocks run
 in `bash`; the Python blocks of a page share one interpreter. Comments of the page, which readers do
-not see, stand before a block and say what is different here:
+not see, precede a block and say what is different here:
 
     <!-- run: skip REASON -->      the block is not run
     <!-- run: add FLAGS -->        its `fit`, `sweep` and `scaling` commands get these flags too
-    <!-- run: first COMMAND -->    a shell command to run before it, such as one that makes data
+    <!-- run: first COMMAND -->    a shell command to run before it, such as one that creates data
     <!-- run: file NAME -->        the block is a file, which is written and not run
-    <!-- run: replace A => B -->   text of the block that stands for something: CONFIG => quickstart
+    <!-- run: replace A => B -->   a placeholder in the block and its value: CONFIG => quickstart
 
-TINY among the flags stands for those of a model that trains in seconds.
+TINY among the flags stands for the flags of a model that trains in seconds.
 
 Prints a table of all blocks; the exit status is the number of blocks that failed, at most 99.
 """
@@ -83,11 +83,11 @@ class Block:
 
 def pages() -> list[str]:
     """Return the pages with blocks to run, as paths from the root."""
-    found = [
+    paths = [
         "README.md",
         *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))),
     ]
-    return [page for page in found if blocks((ROOT / page).read_text("utf-8"))]
+    return [page for page in paths if blocks((ROOT / page).read_text("utf-8"))]
 
 
 def blocks(text: str) -> list[Block]:
@@ -96,7 +96,7 @@ def blocks(text: str) -> list[Block]:
     Raises:
       ValueError: A directive is unknown.
     """
-    found = []
+    result = []
     for match in _BLOCK.finditer(text):
         comments, indent, language, code = match.groups()
         directives = tuple(_DIRECTIVE.findall(comments))
@@ -107,8 +107,8 @@ def blocks(text: str) -> list[Block]:
         if language in LANGUAGES:
             code = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)
             line = text.count("\n", 0, match.start(3)) + 1
-            found.append(Block(line, language, code, directives))
-    return found
+            result.append(Block(line, language, code, directives))
+    return result
 
 
 def with_flags(code: str, flags: str) -> str:
@@ -204,7 +204,7 @@ class Reader:
 
 def run_page(page: str, cache: Path) -> list[tuple[Block, str, float, str]]:
     """Run the blocks of a page; return each with its status, seconds, and reason or problem."""
-    found: list[tuple[Block, str, float, str]] = []
+    outcomes: list[tuple[Block, str, float, str]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "page"
         folder.mkdir()
@@ -212,22 +212,22 @@ def run_page(page: str, cache: Path) -> list[tuple[Block, str, float, str]]:
         try:
             for block in blocks((ROOT / page).read_text("utf-8")):
                 if reasons := block.texts("skip"):
-                    found.append((block, "skipped", 0.0, reasons[0]))
+                    outcomes.append((block, "skipped", 0.0, reasons[0]))
                     continue
                 start = time.monotonic()
                 problem = reader.run(block)
                 status = "FAILED" if problem else "ok"
-                found.append((block, status, time.monotonic() - start, problem))
+                outcomes.append((block, status, time.monotonic() - start, problem))
         finally:
             reader.close()
-    return found
+    return outcomes
 
 
 def main(only: tuple[str, ...] = ()) -> int:
     """Run the blocks of all pages, or of some.
 
     Args:
-      only: Pages, as paths from the root. Empty: all.
+      only: Pages to run, as paths from the root. Empty: all.
     """
     statuses: collections.Counter[str] = collections.Counter()
     problems = []

@@ -92,9 +92,9 @@ class _Batches(TrainingBatches):
 def _flipped(params: Any, bit: int) -> Any:
     """Flip one bit of one number in the middle of the largest matrix."""
     leaves, structure = jax.tree.flatten(params)
-    largest = max(range(len(leaves)), key=lambda i: (leaves[i].ndim > 1, leaves[i].size))
-    array = np.array(leaves[largest])
+    largest_index = max(range(len(leaves)), key=lambda i: (leaves[i].ndim > 1, leaves[i].size))
+    array = np.array(leaves[largest_index])
     bits = array.reshape(-1).view(np.uint32 if array.dtype == np.float32 else np.uint16)
     bits[bits.size // 2] ^= bits.dtype.type(1 << bit)
-    leaves[largest] = jax.device_put(array, leaves[largest].sharding)
+    leaves[largest_index] = jax.device_put(array, leaves[largest_index].sharding)
     return jax.tree.unflatten(structure, leaves)

@@ -66,7 +66,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a tree, with each of its keys."""
+    """Return every container in a tree, with each of its keys."""
     if isinstance(tree, dict | list):
         for key in list(tree if isinstance(tree, dict) else range(len(tree))):
             yield tree, key
@@ -75,7 +75,7 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def other_json(draw: st.DrawFn, data: bytes) -> bytes:
-    """A value somewhere is another, is gone, or has a companion. Of JSON lines: in one line."""
+    """Return the JSON with one value replaced, removed or joined by another (in one line)."""
     lines = data.splitlines()
     try:
         json.loads(data)
@@ -100,7 +100,7 @@ def other_json(draw: st.DrawFn, data: bytes) -> bytes:
 
 @st.composite
 def other_bytes(draw: st.DrawFn, data: bytes) -> bytes:
-    """Cut short, or with some bytes in place of others."""
+    """Return the bytes truncated, or with some of them replaced."""
     start = draw(st.integers(0, len(data)))
     stop = draw(st.integers(start, min(len(data), start + 99)))
     new = draw(
@@ -116,7 +116,7 @@ def other_bytes(draw: st.DrawFn, data: bytes) -> bytes:
 
 
 def inputs(target: Target) -> st.SearchStrategy[Any]:
-    """Strategy for the input of a target."""
+    """Return a strategy for the input of a target."""
     if target.drawn is not None:
         return target.drawn
     if target.arguments is not None:
@@ -126,22 +126,22 @@ def inputs(target: Target) -> st.SearchStrategy[Any]:
         return st.lists(word, max_size=6)
     seeds = st.sampled_from(target.seeds)
     changed = seeds.flatmap(lambda seed: other_json(seed) | other_bytes(seed))
-    whole = st.one_of(changed, changed, st.binary(max_size=300), seeds)
+    intact = st.one_of(changed, changed, st.binary(max_size=300), seeds)
     if target.packed:
-        packed = whole.map(lambda data: gzip.compress(data, 1))
-        return st.one_of(packed, packed.flatmap(other_bytes), whole)
-    return whole
+        packed = intact.map(lambda data: gzip.compress(data, 1))
+        return st.one_of(packed, packed.flatmap(other_bytes), intact)
+    return intact
 
 
 @contextlib.contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raises HangError after so long."""
+    """Raise HangError after this many seconds."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise HangError
 
     before = signal.signal(signal.SIGALRM, ring)
-    # More than once: Python ignores what is raised in a callback of the garbage collector.
+    # Repeated, because Python ignores exceptions raised in a callback of the garbage collector.
     signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
@@ -162,14 +162,14 @@ def attempt(target: Target, root: pathlib.Path, given: Any, seconds: int = SECON
         except UserError:
             refused = True
         except SystemExit as stop:
-            if stop.code:  # without one it is --help
+            if stop.code:  # without an argument the command is --help
                 raise
     assert [path.name for path in root.iterdir()] == ["folder"], "there is a file outside"
     return refused
 
 
 def fuzz(target: Target, root: pathlib.Path, cases: int, seed: int) -> dict[str, int]:
-    """Many cases, counted. The first finding is shrunk and raised."""
+    """Run many cases and count them. The first finding is shrunk and raised."""
     counts = {"cases": 0, "refused": 0}
 
     @hypothesis.seed(seed)
@@ -193,8 +193,8 @@ def _alone(use: Callable[[pathlib.Path], object], folder: pathlib.Path, given: o
 
 
 def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], list[str]]:
-    """All cases of a class, counted; and what was found."""
-    counts, found = {"cases": 0, "refused": 0}, []
+    """Run all cases of a class; return the counts and the findings."""
+    counts, findings = {"cases": 0, "refused": 0}, []
     for name, use in cases:
         target = Target(name, functools.partial(_alone, use))
         counts["cases"] += 1
@@ -204,24 +204,26 @@ def sweep(cases: Iterable[Case], root: pathlib.Path) -> tuple[dict[str, int], li
         except (Exception, SystemExit) as error:  # noqa: BLE001, each is a finding
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(str(error).split())[:300]
-            found.append(f"{name}: {type(error).__name__} {text} ({where.filename}:{where.lineno})")
+            findings.append(
+                f"{name}: {type(error).__name__} {text} ({where.filename}:{where.lineno})"
+            )
         if (grown := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) > MEMORY:
-            found.append(f"{name}: takes {grown // 1024} MiB")
-    return counts, found
+            findings.append(f"{name}: takes {grown // 1024} MiB")
+    return counts, findings
 
 
 def main(cases: int = 10_000, only: str = "", seed: int = 0, sweeps: bool = True) -> None:
-    """Print a table; ends with a traceback of the first finding that was drawn.
+    """Print a table; end with a traceback of the first random finding.
 
-    Those of the sweeps are listed at the end, and then it exits with 1.
+    Findings of the sweeps are listed at the end, and then the exit status is 1.
 
     Args:
-      cases: Over all targets, which share them by how quick they are.
-      only: Those targets alone that have this in their names.
-      seed: Of what is drawn.
-      sweeps: Try all cases of some classes too.
+      cases: Number of cases, divided over the targets by their speed.
+      only: Run only the targets with this in their names.
+      seed: Seed of the random cases.
+      sweeps: Also try all cases of some classes.
     """
-    found: list[str] = []
+    findings: list[str] = []
     table = Table("input", "cases", "refused", "peak memory, MiB")
     with tempfile.TemporaryDirectory() as name:
         base = pathlib.Path(name)
@@ -240,13 +242,13 @@ def main(cases: int = 10_000, only: str = "", seed: int = 0, sweeps: bool = True
             root = base / f"sweep-{name.replace(' ', '-')}"
             root.mkdir()
             counts, more = sweep(cases_of(), root)
-            found += more
+            findings += more
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
             table.add_row(f"all {name}", *map(str, counts.values()), str(peak))
     Console().print(table)
-    for line in found:
+    for line in findings:
         print(line)
-    sys.exit(1 if found else 0)
+    sys.exit(1 if findings else 0)
 
 
 if __name__ == "__main__":

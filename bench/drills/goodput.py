@@ -1,11 +1,11 @@
-"""The useful share of a run's time when it is killed again and again.
+"""Fraction of useful time of a run that is killed again and again.
 
     python -m bench.drills.goodput [--every 60] [--config quickstart] [-- --steps 600 ...]
 
-The command that a user gives, killed (SIGKILL) `--every` seconds after each start, and started
-again, until it comes to its end. Then what all that time went into, and how long it took from the
-start of a process to its first step where the programs were compiled before (the median, and the
-longest of all lives but the first).
+The command that a user gives is killed (SIGKILL) `--every` seconds after each start and started
+again, until it finishes. Prints what all that time was spent on, and the time from the
+start of a process to its first step when the programs were compiled before (the median and the
+maximum over all starts but the first).
 """
 
 import itertools
@@ -32,7 +32,7 @@ from train.telemetry.goodput import (
 
 
 def run_killed(command: Sequence[str], every: float) -> int:
-    """Start a command until it ends well. Returns how often it was killed."""
+    """Run a command until it succeeds. Return how often it was killed."""
     for kills in itertools.count():
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:
@@ -48,9 +48,12 @@ def run_killed(command: Sequence[str], every: float) -> int:
 
 
 def to_first_step(lines: Sequence[JsonRecord]) -> list[float]:
-    """Seconds from the start of each life to the end of its first step, oldest first."""
-    lives = {line["began"]: line["seconds"] for line in lines}
-    return [sum(lives[b][w] for w in ("start", "restore", "compile")) for b in sorted(lives)]
+    """Return the seconds from each start to the end of its first step, oldest first."""
+    starts = {line["began"]: line["seconds"] for line in lines}
+    return [
+        sum(starts[start][activity] for activity in ("start", "restore", "compile"))
+        for start in sorted(starts)
+    ]
 
 
 def main(
@@ -58,33 +61,33 @@ def main(
     config: str = "quickstart",
     every: float = 60.0,
 ) -> None:
-    """Print what a run's time went into.
+    """Print what a run's time was spent on.
 
     Args:
-      settings: Of the config, after `--`.
-      config: What is trained.
-      every: Seconds that a life lasts.
+      settings: Settings of the config, after `--`.
+      config: Config to train.
+      every: Seconds from each start to the kill.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "train", "fit", config, "--workdir", folder, "--quiet"]
         kills = run_killed([*command, *settings], every)
         lines = read_time_records(RunFolder(pathlib.Path(folder)).time_log)
-    found, starts = compute_goodput(lines), to_first_step(lines)
+    result, starts = compute_goodput(lines), to_first_step(lines)
     table = Table("what", "share", "time", "", title=f"{config}, killed {kills} times")
-    for what, seconds in found.seconds.items():
-        share = f"{seconds / found.total:.1%}"
+    for what, seconds in result.seconds.items():
+        share = f"{seconds / result.total:.1%}"
         table.add_row(what, share, format_duration(seconds), ACTIVITY_DESCRIPTIONS[what])
     table.add_row(
         "all",
         "",
-        format_duration(found.total),
-        f"lives that came to their first step: {len(starts)}",
+        format_duration(result.total),
+        f"starts that reached their first step: {len(starts)}",
     )
     Console().print(table)
-    if again := starts[1:]:
-        median, most = statistics.median(again), max(again)
-        print(f"restart to first step: median {median:.1f} s, most {most:.1f} s")
+    if restarts := starts[1:]:
+        median, slowest = statistics.median(restarts), max(restarts)
+        print(f"restart to first step: median {median:.1f} s, max {slowest:.1f} s")
 
 
 if __name__ == "__main__":

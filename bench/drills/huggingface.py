@@ -1,12 +1,13 @@
 """Compare every supported family with `transformers`: tiny models, random weights, both ways.
 
     python -m bench.drills.huggingface [--only WORD] [--output FILE]
-    python -m bench.drills.huggingface --fixtures [--only WORD]      # write those of the tests
+    python -m bench.drills.huggingface --fixtures [--only WORD]      # write the test fixtures
 
-Each model is made and saved by transformers, read here, written again and opened there. The table
+Each model is created and saved by transformers, read here, written again and opened there. The
+table
 has the largest differences of logits, of hidden states of every layer, and of the gradient of the
 loss (relative to max(1, largest reference)), the number of greedy tokens that agree, and whether
-the tensors of the written files are those that were read, bit for bit.
+the tensors of the written files equal those read, bit for bit.
 
 It needs torch and transformers (the extra `hf`) and no network.
 """
@@ -77,18 +78,20 @@ NEW_TOKENS, MARGIN = 64, 1e-3
 
 
 class Reference(NamedTuple):
-    """Inputs of a model and what transformers computes of them."""
+    """Inputs of a model and the outputs of transformers."""
 
     source: Array  # [B, S]; unused without an encoder
     tokens: Array  # [B, T]
     logits: Array
     hidden: Array  # [L + 1, B, T, D] embeddings, then the states after each layer
-    gradient: Array  # [V, D] of the token embedding: it sums over all paths through the model
+    gradient: (
+        Array  # [V, D] of the token embedding, to which all paths through the model contribute
+    )
     greedy: Array  # [B, T + 64] prompt and continuation; empty for models that do not generate
 
 
 def make_model(variant: Variant) -> Any:
-    """Return a model with random weights, biases and gains too."""
+    """Return a model with random weights, including biases and gains."""
     torch.manual_seed(0)
     config = getattr(transformers, variant.config_class)(**variant.settings)
     config._attn_implementation = "eager"
@@ -123,7 +126,7 @@ def compute_reference(variant: Variant, model: Any) -> Reference:
     loss.backward()
     embedding = model.get_input_embeddings()
     if "share_encoder_decoder_embeddings" in variant.settings:
-        embedding = model.model.decoder.embed_tokens  # of the target
+        embedding = model.model.decoder.embed_tokens  # states of the target
     gradient = embedding.weight.grad.numpy().copy()
     greedy = np.zeros((0, 0), int)
     if variant.generates:
@@ -171,9 +174,9 @@ class Result(NamedTuple):
         return within and self.identical and self.reopened == 0 and "no" not in self.greedy
 
 
-def difference(found: Any, reference: Array) -> float:
-    """Return max |found - reference| / max(1, max |reference|)."""
-    gap = np.abs(np.asarray(found) - reference).max()
+def difference(actual: Any, reference: Array) -> float:
+    """Return max |actual - reference| / max(1, max |reference|)."""
+    gap = np.abs(np.asarray(actual) - reference).max()
     return float(gap / max(1, np.abs(reference).max()))
 
 
@@ -186,7 +189,7 @@ def compare(
     if model.config.encoder is not None:
         inputs = (reference.source, reference.tokens)
     output = model.apply({"params": params}, *inputs, outputs={"logits", "residual_pre"})
-    # transformers normalizes the last state, so it is compared as the model's own `hidden` is not.
+    # transformers normalizes the last hidden state, so only the inputs of layers are compared.
     entering = np.asarray(layer_values(output, "residual_pre"))
     hidden = difference(entering, reference.hidden[: len(entering)])
 
@@ -209,8 +212,9 @@ def _gradient_difference(
 ) -> float:
     """Return the largest difference of a gradient, relative to the tensor's largest entry.
 
-    Some gradients are zero but for rounding (a bias of keys shifts all scores alike), so an entry
-    counts at least a thousandth of the largest of all tensors.
+    Some gradients are zero up to rounding (a bias of keys shifts all scores equally), so the
+    denominator
+    is at least a thousandth of the largest entry of all tensors.
     """
     expected = {
         name: parameter.grad.numpy()
@@ -220,11 +224,11 @@ def _gradient_difference(
     largest = max(float(np.abs(each).max()) for each in expected.values())
     family, architecture = pretrained.family, pretrained.architecture
     tensors = model_tensors(family, architecture, model, model_leaves(model))
-    found = tensor_values(tensors, gradients)
-    common = expected.keys() & found.keys()
+    gradient = tensor_values(tensors, gradients)
+    common = expected.keys() & gradient.keys()
     assert len(common) > 5
     return max(
-        float(np.abs(found[name] - expected[name]).max())
+        float(np.abs(gradient[name] - expected[name]).max())
         / max(float(np.abs(expected[name]).max()), 1e-3 * largest)
         for name in common
     )
@@ -298,11 +302,11 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--fixtures", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if given.fixtures:
-        write_fixtures(given.only)
+    if options.fixtures:
+        write_fixtures(options.only)
         return 0
     head = f"{'model':20} {'logits':>8} {'hidden':>8} {'gradient':>8} {'greedy':>9}"
     versions = (
@@ -313,7 +317,7 @@ def main() -> int:
     failures = 0
     print("\n".join(lines))
     for variant in VARIANTS:
-        if given.only not in variant.name:
+        if options.only not in variant.name:
             continue
         result = run_variant(variant)
         failures += not result.passed
@@ -325,8 +329,8 @@ def main() -> int:
         )
         print(lines[-1], flush=True)
     lines.append(f"{failures} failed")
-    if given.output:
-        given.output.write_text("\n".join(lines) + "\n")
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
     return int(failures > 0)
 
 

@@ -2,8 +2,9 @@
 
     python -m bench.drills.notebooks [--only own_attention]
 
-A notebook fails if a cell raises or prints a warning to standard error. Prints seconds and pictures
-of each; the exit status is the number of notebooks that failed.
+A notebook fails if a cell raises or prints a warning to standard error. Prints seconds and number
+of
+pictures of each; the exit status is the number of notebooks that failed.
 """
 
 import os
@@ -78,7 +79,7 @@ def main(only: str = "") -> int:
     """Execute all notebooks, or one.
 
     Args:
-      only: Name of a notebook without its ending. Empty: all.
+      only: Name of a notebook without its suffix. Empty: all.
     """
     failed = 0
     for path in NOTEBOOKS:

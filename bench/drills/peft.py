@@ -1,12 +1,12 @@
 """Compare LoRA adapters with PEFT, both ways, for every supported family.
 
     python -m bench.drills.peft [--only WORD] [--output FILE]
-    python -m bench.drills.peft --fixtures      # write those of the tests
+    python -m bench.drills.peft --fixtures      # write the test fixtures
 
 Random adapters of a tiny model, on queries and values, on all matrices, and on two others, are
-written here and opened by `peft.PeftModel.from_pretrained`; adapters that PEFT made are read here.
+written here and opened by `peft.PeftModel.from_pretrained`; adapters created by PEFT are read here.
 The table has the largest differences of the logits, relative to max(1, largest logit), and the
-least effect of an adapter on them.
+smallest effect of an adapter on them.
 
 It needs torch, transformers and peft, and no network.
 """
@@ -62,7 +62,7 @@ class Result(NamedTuple):
 
 
 def inputs_of(variant: Variant) -> tuple[tuple[Array, ...], dict[str, torch.Tensor]]:
-    """Return the inputs of a model here and there."""
+    """Return the inputs of a model here and in transformers."""
     draw = np.random.RandomState(0)
     source, tokens = (draw.randint(3, 51, (2, length)) for length in (11, 14))
     if variant.is_seq2seq:
@@ -83,7 +83,7 @@ def peft_logits(variant: Variant, base: Path, adapter: Path) -> Array:
 
 
 def make_peft_adapter(variant: Variant, base: Path, folder: Path) -> None:
-    """Write an adapter of PEFT on every linear layer that it finds, heads left out."""
+    """Write an adapter of PEFT on every linear layer that it finds, except heads."""
     model = getattr(transformers, variant.model_class).from_pretrained(base)
     heads = ("lm_head", "score", "classifier", "cls", "pooler", "vocab_transform", "embed_out")
     kinds = (torch.nn.Linear, transformers.pytorch_utils.Conv1D)
@@ -178,11 +178,11 @@ def main() -> int:
     parser.add_argument("--only", default="")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--fixtures", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if given.fixtures:
+    if options.fixtures:
         write_fixtures()
         return 0
     versions = f"peft {peft.__version__}, transformers {transformers.__version__}"
@@ -193,7 +193,7 @@ def main() -> int:
     print("\n".join(lines))
     failures = 0
     for variant in VARIANTS:
-        if given.only not in variant.name:
+        if options.only not in variant.name:
             continue
         result = run_variant(variant)
         failures += not result.passed
@@ -204,8 +204,8 @@ def main() -> int:
         )
         print(lines[-1], flush=True)
     lines.append(f"{failures} failed")
-    if given.output:
-        given.output.write_text("\n".join(lines) + "\n")
+    if options.output:
+        options.output.write_text("\n".join(lines) + "\n")
     return int(failures > 0)
 
 

@@ -53,7 +53,7 @@ class Options:
 
 
 def cases(options: Options) -> Iterator[str]:
-    """The lines of the file."""
+    """Return the lines of the file."""
     for line in CASES.read_text().splitlines():
         if line and not line.startswith("#"):
             platform = parse_target(line.split()[1]).chip.platform
@@ -62,7 +62,7 @@ def cases(options: Options) -> Iterator[str]:
 
 
 def compiled(case: str) -> dict[str, Any]:
-    """Compiler's figures of a case, and the terms of the estimate."""
+    """Return the compiler's figures of a case, and the terms of the estimate."""
     config, name, *settings = case.split()
     default, left = select_kinds(find_experiment(config), settings)
     experiment = parse(Experiment, left, verb="plan", default=default)
@@ -83,49 +83,51 @@ def compiled(case: str) -> dict[str, Any]:
     }
 
 
-def ratio(found: dict[str, Any]) -> float:
-    """The estimate of all memory over the compiler's."""
-    size = sum(apply_coefficients(found["terms"]).values())
-    return float(found["arguments"] + size) / float(found["peak"])
+def ratio(case: dict[str, Any]) -> float:
+    """Return the estimate of all memory divided by the compiler's."""
+    size = sum(apply_coefficients(case["terms"]).values())
+    return float(case["arguments"] + size) / float(case["peak"])
 
 
 def main(options: Options) -> None:
     """Print a table."""
-    kept = {each["case"]: each for each in json.loads(FILE.read_text())} if FILE.exists() else {}
+    stored_cases = (
+        {each["case"]: each for each in json.loads(FILE.read_text())} if FILE.exists() else {}
+    )
     if options.fit:
-        fit(list(kept.values()))
+        fit(list(stored_cases.values()))
         return
     table = Table("case", "estimated", "compiled", "ratio", "seconds", box=None)
     ratios = []
     for case in cases(options):
-        if options.missing and case in kept:
+        if options.missing and case in stored_cases:
             continue
         try:
-            found = compiled(case)
+            result = compiled(case)
         except UserError as error:
             Console().print(f"{case}: {error}")
             continue
-        ratios.append(ratio(found))
-        shown = format_bytes(ratios[-1] * found["peak"]), format_bytes(found["peak"])
-        table.add_row(case, *shown, f"{ratios[-1]:.2f}", str(found["seconds"]))
+        ratios.append(ratio(result))
+        shown = format_bytes(ratios[-1] * result["peak"]), format_bytes(result["peak"])
+        table.add_row(case, *shown, f"{ratios[-1]:.2f}", str(result["seconds"]))
         if options.write:
-            kept[case] = found
-            FILE.write_text(json.dumps(list(kept.values()), indent=1) + "\n")
+            stored_cases[case] = result
+            FILE.write_text(json.dumps(list(stored_cases.values()), indent=1) + "\n")
     Console(width=160).print(table)
     within = sum(abs(each - 1) <= 0.1 for each in ratios)
     Console().print(f"{within} of {len(ratios)} within a tenth")
 
 
-def fit(found: list[dict[str, Any]]) -> None:
-    """Print coefficients fitted to all cases, errors relative to all memory."""
+def fit(all_cases: list[dict[str, Any]]) -> None:
+    """Print coefficients fitted to all cases, with errors relative to all memory."""
     names = Coefficients._fields
-    own = [each for each in found if not each["refused"]]
+    own = [each for each in all_cases if not each["refused"]]
     peak = np.array([each["peak"] for each in own])
     matrix = np.array([[each["terms"].get(name, 0) for name in names] for each in own])
-    wanted = np.array([each["peak"] - each["arguments"] for each in own])
-    coefficients, _ = nnls(matrix / peak[:, None], wanted / peak)
+    targets = np.array([each["peak"] - each["arguments"] for each in own])
+    coefficients, _ = nnls(matrix / peak[:, None], targets / peak)
     Console().print(dict(zip(names, coefficients.round(2).tolist(), strict=True)))
-    error = abs(matrix @ coefficients - wanted) / peak
+    error = abs(matrix @ coefficients - targets) / peak
     for platform in sorted({each["platform"] for each in own}):
         errors = [e for e, each in zip(error, own, strict=True) if each["platform"] == platform]
         within = sum(e <= 0.1 for e in errors)

@@ -1,9 +1,9 @@
-"""The time of a step that a plan estimates, beside that of the real step on the devices here.
+"""Step time estimated by a plan, compared with the real step on the local devices.
 
     python -m bench.drills.plan_time [--cases "gpt2:small --batch-size 8" ...] [--steps 5]
 
 Each case is planned as it is, compiled, and run on random tokens; the drill prints both times and
-what the estimate is made of, then the median and the worst error. Nothing is read: vocabularies are
+the terms of the estimate, then the median and the worst error. Nothing is read: vocabularies are
 given.
 """
 
@@ -89,14 +89,14 @@ def main(options: Options) -> None:
 
 
 def settings_of(case: str) -> tuple[Experiment, tuple[str, ...]]:
-    """The experiment of a case, and what was assumed to know its sizes."""
+    """Return the experiment of a case, and the assumptions about its sizes."""
     config, *settings = case.split()
     default, left = select_kinds(find_experiment(config), settings)
     return resolve_sizes(parse(Experiment, left, verb="plan", default=default))
 
 
 def compared(case: str, target: Target, options: Options) -> tuple[StepTime, float]:
-    """The estimate of a case, and the seconds that a step takes."""
+    """Return the estimate of a case, and the measured seconds of a step."""
     experiment, _ = settings_of(case)
     candidate = Candidate.from_experiment(experiment, target.num_chips)
     estimate = estimate_step_time(Quantities.from_experiment(experiment, target), candidate)

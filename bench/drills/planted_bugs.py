@@ -1,11 +1,11 @@
-"""Plant 24 bugs, one at a time, and run the tests of their modules: does the suite notice?
+"""Plant 24 bugs, one at a time, and run the tests of their modules: does the suite detect them?
 
     python -m bench.drills.planted_bugs [--tier quick|test|full] [--only WORD] [--output FILE]
 
-Each bug replaces one piece of text in a copy of the checkout; the checkout itself is not touched.
+Each bug replaces one piece of text in a copy of the checkout; the checkout itself is not changed.
 The test files of the module run until the first failure: a bug that lets them pass is MISSED, and
-the status is 1. `--tier test` (the default) runs what `make test` runs, `quick` what `make quick`
-does, `full` all tests.
+the exit status is 1. `--tier test` (the default) runs the tests of `make test`, `quick` those of
+`make quick`, and `full` all tests.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TIERS = {"quick": "not slow and not full", "test": "not full", "full": ""}
 
 
 class Bug(NamedTuple):
-    """A bug, as one replacement in one file, and the tests that should notice it."""
+    """One bug: a replacement in one file, and the tests that should detect it."""
 
     what: str
     file: str
@@ -212,8 +212,8 @@ BUGS = (
 )
 
 
-class Found(NamedTuple):
-    """The outcome of one bug."""
+class Outcome(NamedTuple):
+    """Outcome of one bug."""
 
     caught_by: str | None
     seconds: float
@@ -231,7 +231,7 @@ def copy_tree(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name)
 
 
-def run_tests(folder: Path, tests: str, tier: str) -> Found:
+def run_tests(folder: Path, tests: str, tier: str) -> Outcome:
     """Run tests until the first failure."""
     paths = [f"tests/{name}" for name in tests.split()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *paths]
@@ -242,15 +242,15 @@ def run_tests(folder: Path, tests: str, tier: str) -> Found:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     seconds = time.perf_counter() - start
     if done.returncode == 0:
-        return Found(None, seconds)
+        return Outcome(None, seconds)
     failed = re.search(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*?)?(?: - .*)?$", done.stdout, re.M)
     if done.returncode != 1 or not failed:
         raise SystemExit(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-3000:]}")
-    return Found(failed[1], seconds)
+    return Outcome(failed[1], seconds)
 
 
 def plant(folder: Path, bug: Bug) -> str:
-    """Write the bug into the copy, and return the file's text as it was."""
+    """Write the bug into the copy, and return the original text of the file."""
     path = folder / bug.file
     text = path.read_text()
     if text.count(bug.right) != 1:
@@ -260,7 +260,7 @@ def plant(folder: Path, bug: Bug) -> str:
 
 
 def main() -> int:
-    """Plant every bug and print what noticed it."""
+    """Plant every bug and print which test detected it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tier", choices=TIERS, default="test")
     parser.add_argument("--only", default="", help="only bugs whose description has this")
@@ -274,16 +274,17 @@ def main() -> int:
             if options.only not in bug.what:
                 continue
             text = plant(folder, bug)
-            found = run_tests(folder, bug.tests, options.tier)
+            outcome = run_tests(folder, bug.tests, options.tier)
             (folder / bug.file).write_text(text)
             total += 1
-            missed += found.caught_by is None
+            missed += outcome.caught_by is None
             print(
-                f"{bug.what:62} {found.seconds:6.0f} s  {found.caught_by or 'MISSED'}", flush=True
+                f"{bug.what:62} {outcome.seconds:6.0f} s  {outcome.caught_by or 'MISSED'}",
+                flush=True,
             )
             if options.output:
                 with Path(options.output).open("a") as file:
-                    file.write(json.dumps({"bug": bug.what, **found._asdict()}) + "\n")
+                    file.write(json.dumps({"bug": bug.what, **outcome._asdict()}) + "\n")
     print(f"{total - missed} of {total} planted bugs caught by {options.tier}")
     return int(missed > 0)
 

@@ -1,15 +1,16 @@
-"""Run killed at random moments and started again, against one that was left alone.
+"""Kill a run at random moments and restart it, and compare it with an uninterrupted run.
 
     python -m bench.drills.resume [--kills 200] [--devices 8] [--processes 2] [--seed 0]
 
-A small model with dropout trains on the text that every Python carries, on one device, on eight,
-and on the devices of two processes. One run is unbroken; another is killed (SIGKILL, or a signal to
-stop one time in four) at a random moment, again and again, and always started by the same command.
-It saves every few steps, so that many kills fall into a save. At the end every loss and every
-parameter must be the same, bit for bit.
+A small model with dropout trains on Python's own library text, on one device, on eight,
+and on the devices of two processes. One run is uninterrupted; another is killed (SIGKILL, or one
+time in
+four a signal to stop) at random moments, again and again, and always restarted by the same command.
+It saves every few steps, so that many kills interrupt a save. At the end every loss and every
+parameter must be bit-equal.
 
-Each life is a process of its own, forked from one that has imported the libraries and nothing more:
-that is most of what a life so short would do.
+Each start is a new process, forked from one that has only imported the libraries, because imports
+would take most of the time of such short starts.
 """
 
 import dataclasses
@@ -55,11 +56,11 @@ SETTINGS = (
     "--quiet",
 )
 
-STEPS_A_LIFE = 20
-"""Steps of the run for each time that it is killed."""
+STEPS_PER_KILL = 20
+"""Steps of the run per kill."""
 
-OFTEN, SELDOM = 3, 500
-"""Steps between the saves of the run that is killed, and of the one that is not."""
+SAVE_STEPS_KILLED, SAVE_STEPS_UNINTERRUPTED = 3, 500
+"""Steps between saves of the killed run, and of the uninterrupted one."""
 
 PRELOADED = [
     "train.loop",
@@ -68,19 +69,19 @@ PRELOADED = [
     "train.tasks.language_modeling",
     "bench.drills",
 ]
-"""Modules that lives are born with. None of them starts a backend of JAX."""
+"""Modules imported before forking. None of them starts a JAX backend."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Life:
+class RunProcess:
     """One process of a run."""
 
     process: BaseProcess
     errors: pathlib.Path
     """File of its standard error."""
 
-    def ended(self) -> int:
-        """Wait for its end, and returns its exit status."""
+    def wait_for_exit(self) -> int:
+        """Wait for the process to exit, and return its exit status."""
         self.process.join()
         assert self.process.exitcode is not None
         return self.process.exitcode
@@ -93,26 +94,26 @@ class Machine:
     devices: int
     processes: int
 
-    def start(self, workdir: pathlib.Path, steps: int, every: int) -> list[Life]:
-        """The command that a user gives, each time the same, once for each process."""
+    def start(self, workdir: pathlib.Path, steps: int, every: int) -> list[RunProcess]:
+        """Start the run by the user's command, once per process."""
         command = ["fit", "quickstart", "--workdir", str(workdir), *SETTINGS]
         command += [f"--steps={steps}", f"--checkpoint.every={every}"]
         with socket.socket() as free:
             free.bind(("localhost", 0))
             address = f"localhost:{free.getsockname()[1]}"
-        together = {
+        shared = {
             "JAX_COORDINATOR_ADDRESS": address,
             "JAX_NUM_PROCESSES": str(self.processes),
         }
-        lives = []
+        started = []
         for index in range(self.processes):
-            environment = together | {"JAX_PROCESS_ID": str(index)} if self.processes > 1 else {}
+            environment = shared | {"JAX_PROCESS_ID": str(index)} if self.processes > 1 else {}
             errors = workdir.with_name(f"errors-{index}.txt")
-            own = (self.devices // self.processes, environment, errors, command)
-            process = FORKS.Process(target=live, args=own)
+            arguments = (self.devices // self.processes, environment, errors, command)
+            process = FORKS.Process(target=run_command_line, args=arguments)
             process.start()
-            lives.append(Life(process, errors))
-        return lives
+            started.append(RunProcess(process, errors))
+        return started
 
     def __str__(self) -> str:
         return f"{self.devices} devices, {self.processes} processes"
@@ -121,11 +122,11 @@ class Machine:
 FORKS = multiprocessing.get_context("forkserver")
 
 
-def live(
+def run_command_line(
     devices: int, environment: dict[str, str], errors: pathlib.Path, command: list[str]
 ) -> None:
     """Run the command line in a new process, as `python -m train` does after its imports."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` sets it to ignored
     os.environ.update(environment)
     jax.config.update("jax_num_cpu_devices", devices)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -133,87 +134,93 @@ def live(
     train.cli.main.main(command)
 
 
-def finish(machine: Machine, workdir: pathlib.Path, steps: int, every: int) -> None:
-    """Run to the end. Raises RuntimeError if the run does not end well."""
-    for life in machine.start(workdir, steps, every):
-        if life.ended():
-            raise RuntimeError(life.errors.read_text())
+def run_to_end(machine: Machine, workdir: pathlib.Path, steps: int, every: int) -> None:
+    """Run to the end. Raises RuntimeError if the run fails."""
+    for process in machine.start(workdir, steps, every):
+        if process.wait_for_exit():
+            raise RuntimeError(process.errors.read_text())
 
 
-def torment(
-    machine: Machine, workdir: pathlib.Path, kills: int, drawn: random.Random
+def kill_repeatedly(
+    machine: Machine, workdir: pathlib.Path, kills: int, rng: random.Random
 ) -> Counter[str]:
-    """Kill the run `kills` times, or until it is done. Returns how its lives ended."""
+    """Kill the run `kills` times, or until it is done. Return how its starts ended."""
     ends: Counter[str] = Counter()
-    steps = kills * STEPS_A_LIFE
+    steps = kills * STEPS_PER_KILL
     for _ in range(kills):
-        lives = machine.start(workdir, steps, OFTEN)
-        wait(workdir, lives, drawn)
-        last_step = newest(workdir / "metrics.jsonl")
-        how = signal.SIGKILL
-        if drawn.random() < 1 / 4:
-            how = drawn.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-        send(drawn.choice(lives), how)
-        if how == signal.SIGKILL:  # a scheduler does not leave the others
-            for life in lives:
-                life.process.kill()
-        codes = {life.ended() for life in lives}
+        processes = machine.start(workdir, steps, SAVE_STEPS_KILLED)
+        wait_for_random_moment(workdir, processes, rng)
+        last_step = last_complete_step(workdir / "metrics.jsonl")
+        number = signal.SIGKILL
+        if rng.random() < 1 / 4:
+            number = rng.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+        send_signal(rng.choice(processes), number)
+        if number == signal.SIGKILL:  # a scheduler kills the other processes too
+            for each in processes:
+                each.process.kill()
+        codes = {each.wait_for_exit() for each in processes}
         if codes == {0}:
-            if last_step < steps - STEPS_A_LIFE:
-                words = f"{how.name} at step {last_step}: the run continued to its end"
-                raise RuntimeError(f"{words}\n{lives[0].errors.read_text()}\n{dict(ends)}")
+            if last_step < steps - STEPS_PER_KILL:
+                words = f"{number.name} at step {last_step}: the run continued to its end"
+                raise RuntimeError(f"{words}\n{processes[0].errors.read_text()}\n{dict(ends)}")
             ends["done"] += 1
             break
-        if how == signal.SIGKILL:
-            ends[f"SIGKILL, {moment(workdir)}"] += 1
+        if number == signal.SIGKILL:
+            ends[f"SIGKILL, {interrupted_activity(workdir)}"] += 1
         elif codes == {75}:
-            ends[f"{how.name}, saved"] += 1
-        elif codes <= {-how, 75, 1, 130} | abandoned(machine, codes, how):
-            ends[f"{how.name}, at the start"] += 1  # before there was anything to save
+            ends[f"{number.name}, saved"] += 1
+        elif codes <= {-number, 75, 1, 130} | allowed_abort(machine, codes, number):
+            ends[f"{number.name}, at the start"] += 1  # before the first checkpoint
         else:
-            raise RuntimeError(f"{how.name}: exit status {codes}\n{lives[0].errors.read_text()}")
+            raise RuntimeError(
+                f"{number.name}: exit status {codes}\n{processes[0].errors.read_text()}"
+            )
     return ends
 
 
-def abandoned(machine: Machine, codes: set[int], how: signal.Signals) -> set[int]:
-    """Exit statuses of a process whose partner was killed by the signal before they had met.
+def allowed_abort(machine: Machine, codes: set[int], number: signal.Signals) -> set[int]:
+    """Return the exit statuses allowed for a process whose partner died before they connected.
 
-    JAX aborts it then. Alone, or where none died of the signal, an abort is a finding.
+    JAX aborts it then. With a single process, or if none died of the signal, an abort is a finding.
     """
-    return {-signal.SIGABRT} if machine.processes > 1 and -how in codes else set()
+    return {-signal.SIGABRT} if machine.processes > 1 and -number in codes else set()
 
 
-def send(life: Life, how: signal.Signals) -> None:
-    """Sends a signal, unless the process is gone."""
-    if life.process.is_alive() and life.process.pid is not None:
-        os.kill(life.process.pid, how)
+def send_signal(target: RunProcess, number: signal.Signals) -> None:
+    """Send a signal, unless the process has exited."""
+    if target.process.is_alive() and target.process.pid is not None:
+        os.kill(target.process.pid, number)
 
 
-def wait(workdir: pathlib.Path, lives: list[Life], drawn: random.Random) -> None:
-    """Until a random moment: mostly of training, now and then while the run starts."""
-    if drawn.random() < 1 / 8:
-        time.sleep(drawn.uniform(0, 5))
+def wait_for_random_moment(
+    workdir: pathlib.Path, processes: list[RunProcess], rng: random.Random
+) -> None:
+    """Wait until a random moment: mostly during training, sometimes during startup."""
+    if rng.random() < 1 / 8:
+        time.sleep(rng.uniform(0, 5))
         return
     metrics, since, last = workdir / "metrics.jsonl", time.time(), None
-    while last is None or newest(metrics) < last:
-        if not all(life.process.is_alive() for life in lives):
+    while last is None or last_complete_step(metrics) < last:
+        if not all(process.process.is_alive() for process in processes):
             return
         if last is None and metrics.exists() and metrics.stat().st_mtime >= since:
-            last = newest(metrics) + drawn.uniform(0, 2 * STEPS_A_LIFE - OFTEN)
+            last = last_complete_step(metrics) + rng.uniform(
+                0, 2 * STEPS_PER_KILL - SAVE_STEPS_KILLED
+            )
         time.sleep(0.01)
-    time.sleep(drawn.uniform(0, 0.1))  # anywhere in a step, too
+    time.sleep(rng.uniform(0, 0.1))  # anywhere within a step
 
 
-def newest(metrics: pathlib.Path) -> int:
-    """The step of the last line that is whole."""
+def last_complete_step(metrics: pathlib.Path) -> int:
+    """Return the step of the last complete line."""
     if not metrics.exists():
         return 0
     lines = metrics.read_text().splitlines(keepends=True)
-    whole = [line for line in lines[-2:] if line.endswith("\n")]
-    return int(json.loads(whole[-1])["step"]) if whole else 0
+    complete = [line for line in lines[-2:] if line.endswith("\n")]
+    return int(json.loads(complete[-1])["step"]) if complete else 0
 
 
-def moment(workdir: pathlib.Path) -> str:
+def interrupted_activity(workdir: pathlib.Path) -> str:
     """Return the activity that a kill interrupted, judging from the folder."""
     names = [path.name for path in (workdir / "checkpoints").glob("*")]
     if any("tmp" in name for name in names):
@@ -225,23 +232,23 @@ def moment(workdir: pathlib.Path) -> str:
 
 
 def losses(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on the clock."""
+    """Return metrics.jsonl without fields that depend on the clock."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return [{k: v for k, v in record.items() if k != "tokens_per_second"} for record in records]
 
 
 def drill(machine: Machine, kills: int, seed: int) -> bool:
-    """Print a table. Returns whether nothing differs."""
+    """Print a table. Return True if nothing differs."""
     with tempfile.TemporaryDirectory() as folder:
         unbroken, broken = (pathlib.Path(folder) / name for name in ("unbroken", "broken"))
-        finish(machine, unbroken, kills * STEPS_A_LIFE, SELDOM)
-        ends = torment(machine, broken, kills, random.Random(seed))
-        finish(machine, broken, kills * STEPS_A_LIFE, OFTEN)
+        run_to_end(machine, unbroken, kills * STEPS_PER_KILL, SAVE_STEPS_UNINTERRUPTED)
+        ends = kill_repeatedly(machine, broken, kills, random.Random(seed))
+        run_to_end(machine, broken, kills * STEPS_PER_KILL, SAVE_STEPS_KILLED)
         same_losses = losses(unbroken) == losses(broken)
         one, other = (jax.tree.leaves(train.load(str(run)).params) for run in (unbroken, broken))
         same_weights = all(map(np.array_equal, one, other))
-    table = Table("what", "result", title=f"{sum(ends.values())} lives of a run: {machine}")
+    table = Table("what", "result", title=f"{sum(ends.values())} starts of a run: {machine}")
     for end, count in sorted(ends.items()):
         table.add_row(end, str(count))
     table.add_row("losses of all steps", "equal, bit for bit" if same_losses else "DIFFER")
@@ -251,13 +258,13 @@ def drill(machine: Machine, kills: int, seed: int) -> bool:
 
 
 def main(kills: int = 200, devices: int = 0, processes: int = 0, seed: int = 0) -> None:
-    """Print a table for each machine; exits with 1 if anything differs.
+    """Print a table for each machine; exit with 1 if anything differs.
 
     Args:
-      kills: Over all machines.
-      devices: Of the one machine that is tried; 0: those of all three.
-      processes: Likewise, 1 if not given.
-      seed: Of the moments.
+      kills: Number of kills, over all machines.
+      devices: Devices of a single machine to try; 0: all three machines.
+      processes: Processes of that machine; 1 if not given.
+      seed: Seed of the random moments.
     """
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     FORKS.set_forkserver_preload(PRELOADED)

@@ -1,10 +1,11 @@
-"""Faults planted in small runs: are they noticed within two steps, and what do they cost?
+"""Faults planted in small runs: are they detected within two steps, and what do they cost?
 
     python -m bench.drills.spikes [--steps 300] [--only decoder]
 
-Each kind of run is trained once untouched and once with each fault: gradients a thousand times too
-large, batches with random targets, a batch that is not finite, a bit that flips in a weight. The
-text is random sentences, so that there is a loss that no model gets below. The watch is that of the
+Each kind of run is trained once unchanged and once with each fault: gradients a thousand times too
+large, batches with random targets, a nonfinite batch, a flipped bit in a weight. The
+text is random sentences, so that there is a loss that no model gets below. The anomaly detector has
+its
 default settings; distances are shorter, as the runs are.
 """
 
@@ -56,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 def write_text(path: pathlib.Path, lines: int) -> str:
-    """Sentences of nine words drawn at random."""
+    """Write random sentences of nine words."""
     drawn = random.Random(0)
     sentences = (" ".join(drawn.choice(WORDS) for _ in range(9)) for _ in range(lines))
     path.write_text("".join(f"{sentence}.\n" for sentence in sentences))
@@ -64,7 +65,7 @@ def write_text(path: pathlib.Path, lines: int) -> str:
 
 
 def write_pairs(stem: pathlib.Path, pairs: int, seed: int) -> str:
-    """Words, and each in another language, which has two for it and no rule which to take."""
+    """Write words and their translations; each word has two, chosen at random."""
     drawn = random.Random(seed)
     sources = [[drawn.choice(WORDS) for _ in range(drawn.randint(2, 5))] for _ in range(pairs)]
     targets = [[word + drawn.choice(("en", "er")) for word in source] for source in sources]
@@ -75,7 +76,7 @@ def write_pairs(stem: pathlib.Path, pairs: int, seed: int) -> str:
 
 
 def decoder(folder: pathlib.Path, steps: int) -> Experiment:
-    """A small language model of characters."""
+    """Return a small character language model."""
     return Experiment(
         name="spikes",
         model=TransformerConfig(
@@ -97,7 +98,7 @@ def decoder(folder: pathlib.Path, steps: int) -> Experiment:
 
 
 def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
-    """A small translator of words."""
+    """Return a small word translator."""
     base = decoder(folder, steps)
     block = dataclasses.replace(_BLOCK, cross_attention=AttentionConfig(num_heads=2))
     encoder = EncoderConfig(num_layers=1, layer_pattern=(_BLOCK,))
@@ -120,7 +121,7 @@ def encoder_decoder(folder: pathlib.Path, steps: int) -> Experiment:
 
 
 def experiments(folder: pathlib.Path, steps: int) -> dict[str, Experiment]:
-    """Each kind of run by name."""
+    """Return each kind of run by name."""
     base = decoder(folder, steps)
     half = dataclasses.replace(base.model, precision=Precision.parse("float16"))
     return {
@@ -133,7 +134,7 @@ def experiments(folder: pathlib.Path, steps: int) -> dict[str, Experiment]:
 
 
 def faults(first: int) -> dict[str, Fault]:
-    """Each fault by name, from batch `first` on."""
+    """Return each fault by name, starting at batch `first`."""
     return {
         "gradients x 1,000": Fault(first, count=5, factor=1000.0),
         "poisoned batches": Fault(first, count=5, words=16),
@@ -143,7 +144,7 @@ def faults(first: int) -> dict[str, Fault]:
 
 
 def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outcome:
-    """Train with a fault planted."""
+    """Train with a planted fault; return the outcome."""
     with planted(fault), contextlib.redirect_stderr(io.StringIO()):
         run = train.fit(experiment, str(workdir), quiet=True)
     lines = (workdir / "logbook.jsonl").read_text().splitlines()
@@ -158,7 +159,7 @@ def outcome(experiment: Experiment, workdir: pathlib.Path, fault: Fault) -> Outc
 
 
 def main(steps: int = 300, only: str = "") -> None:
-    """Print a table; exits with 1 if a fault is noticed late, or costs 1% of the loss."""
+    """Print a table; exit with 1 if a fault is detected late, or costs 1% of the loss."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     table = Table("run", "fault", "noticed after", "what was done", "loss", "clean", "more", "")
     failed = False
@@ -169,15 +170,15 @@ def main(steps: int = 300, only: str = "") -> None:
                 continue
             clean = outcome(experiment, folder / kind, Fault(steps * 1000))
             for what, fault in faults(first).items():
-                found = outcome(experiment, folder / f"{kind}, {what}", fault)
-                late = found.noticed is None or found.noticed - first > 2
-                more = found.loss / clean.loss - 1
+                result = outcome(experiment, folder / f"{kind}, {what}", fault)
+                late = result.noticed is None or result.noticed - first > 2
+                more = result.loss / clean.loss - 1
                 bad = late or not more <= 0.01
                 failed |= bad
-                after = "never" if found.noticed is None else f"{found.noticed - first} step"
-                losses = f"{found.loss:.4f}", f"{clean.loss:.4f}", f"{more:+.2%}"
-                table.add_row(kind, what, after, found.done, *losses, "FAILED" if bad else "")
-                print(kind, what, *losses, found.done, file=sys.stderr, flush=True)
+                after = "never" if result.noticed is None else f"{result.noticed - first} step"
+                losses = f"{result.loss:.4f}", f"{clean.loss:.4f}", f"{more:+.2%}"
+                table.add_row(kind, what, after, result.done, *losses, "FAILED" if bad else "")
+                print(kind, what, *losses, result.done, file=sys.stderr, flush=True)
             failed |= clean.done != "nothing"
             table.add_row(kind, "none", "", clean.done, "", f"{clean.loss:.4f}", "", "")
     Console(width=140).print(table)

@@ -1,9 +1,10 @@
-"""Compiles the TPU's attention kernel by the TPU's own compiler, on a machine without one.
+"""Compile the TPU's attention kernel with the TPU's own compiler, on a machine without a TPU.
 
     pip install libtpu && python -m bench.drills.splash [--topology v5e:2x2]
 
-Forward and backward, in bfloat16. What the kernel needs beside arguments and results is printed
-beside what attention with all scores would.
+Forward and backward, in bfloat16. Prints the memory that the kernel needs besides arguments and
+results,
+and the memory of attention that materializes all scores.
 """
 
 import functools
@@ -26,7 +27,7 @@ from transformer.attention.backends.splash import attend_splash
 
 
 def main(topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: int = 128) -> None:
-    """One chip's program for [1, T, N, H]."""
+    """Compile one chip's program for [1, T, N, H]."""
     described = topologies.get_topology_desc(topology_name=topology, platform="tpu")
     mesh = Mesh(np.array(described.devices[:1]), ("one",))
     place = NamedSharding(mesh, PartitionSpec())

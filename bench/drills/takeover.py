@@ -1,14 +1,14 @@
-"""A run's folder and its owner: killed and restarted at once, here and as on another machine.
+"""Ownership of a run's folder: killed and restarted, on the same and on another machine.
 
     python -m bench.drills.takeover [--kills 3]
 
-One run is killed (SIGKILL) again and again, and started again at once by the same command: by turns
-on the same machine, where it has to begin at once, and as on another machine, where it has to wait
-for the owner's lease to run out. While it trains a second process is started by the same command,
-on the same machine and as on another: both have to be refused, the run must not notice, and at its
-end its losses must be those of a run that was left alone.
+One run is killed (SIGKILL) again and again, and immediately restarted by the same command: by turns
+on the same machine, where it must start immediately, and as on another machine, where it must wait
+until the owner's lease expires. While it trains, a second process is started by the same command,
+on the same machine and as on another: both must be rejected, the run must not notice, and at its
+end its losses must equal those of an uninterrupted run.
 
-Another machine is this one with another boot id: the two find each other in the folder alone.
+Another machine is this one with another boot id: the two find each other only through the folder.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ class Arguments:
 
 
 def start(workdir: pathlib.Path, machine: str) -> subprocess.Popen[str]:
-    """Start the run; `machine`: the boot id to assume, this one's own if empty."""
+    """Start the run; `machine` is the boot id to assume, or empty for this machine's own."""
     command = ["fit", "quickstart", "--workdir", str(workdir), *SETTINGS]
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, machine, *command], stderr=subprocess.PIPE, text=True
@@ -74,12 +74,12 @@ def losses(workdir: pathlib.Path) -> dict[int, float]:
     """Return the training losses by step."""
     file = workdir / "metrics.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    found = [json.loads(line) for line in lines]
-    return {line["step"]: line["loss"] for line in found if line["split"] == "train"}
+    result = [json.loads(line) for line in lines]
+    return {line["step"]: line["loss"] for line in result if line["split"] == "train"}
 
 
 def wait_for_steps(workdir: pathlib.Path, more: int) -> float:
-    """Wait for `count` more steps; return the seconds until the first of them."""
+    """Wait for `more` further steps; return the seconds until the first of them."""
     began, before, first = time.monotonic(), max(losses(workdir), default=0), 0.0
     while (now := max(losses(workdir), default=0)) < min(before + more, STEPS):
         first = first or (time.monotonic() - began if now > before else 0.0)
@@ -98,30 +98,30 @@ def refused(workdir: pathlib.Path, machine: str) -> str:
 
 
 def main() -> None:
-    """Kill, restart and compare; exit with an error for anything that is not as it has to be."""
+    """Kill, restart and compare; exit with an error if anything is wrong."""
     kills = tyro.cli(Arguments, description=__doc__).kills
     with tempfile.TemporaryDirectory() as folder:
-        whole, broken = pathlib.Path(folder, "whole"), pathlib.Path(folder, "broken")
-        start(whole, "").communicate()
-        run, machine = start(broken, ""), ""
+        uninterrupted, killed = pathlib.Path(folder, "whole"), pathlib.Path(folder, "broken")
+        start(uninterrupted, "").communicate()
+        run, machine = start(killed, ""), ""
         for kill in range(kills):
-            wait_for_steps(broken, 30)
-            print(f"second process on the owner's machine: {refused(broken, machine)}", flush=True)
+            wait_for_steps(killed, 30)
+            print(f"second process on the owner's machine: {refused(killed, machine)}", flush=True)
             other = f"machine {kill}"
-            print(f"second process on another machine: {refused(broken, other)}", flush=True)
+            print(f"second process on another machine: {refused(killed, other)}", flush=True)
             run.send_signal(signal.SIGKILL)
             run.wait()
             machine = machine if kill % 2 else other
             where = "on the same machine" if kill % 2 else "on another machine"
-            run = start(broken, machine)
-            waited = wait_for_steps(broken, 1)
+            run = start(killed, machine)
+            waited = wait_for_steps(killed, 1)
             print(
                 f"killed, restarted at once {where}: steps again after {waited:.0f} s", flush=True
             )
         error = run.communicate()[1]
         if run.returncode:
             raise SystemExit(f"the run ended with {run.returncode}: {error}")
-        if losses(broken) != losses(whole):
+        if losses(killed) != losses(uninterrupted):
             raise SystemExit("the losses are not those of the run that was left alone")
         print(f"all {STEPS} losses are those of the run that was left alone")
 

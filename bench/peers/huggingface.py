@@ -15,7 +15,7 @@ ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """GPT-2 in the requested shape with random weights, no dropout."""
+    """Build GPT-2 in the requested shape with random weights, without dropout."""
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     model = GPT2LMHeadModel(_config(settings))
@@ -27,7 +27,7 @@ def build(settings: dict[str, Any]) -> Work:
     )
     forward = torch.compile(model) if settings["compile"] else model
 
-    # The model shifts labels itself; these targets are shifted already, so that T tokens count.
+    # The model shifts labels itself. These targets are already shifted, so all T tokens count.
     def loss_of(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         logits = forward(tokens, use_cache=False).logits
         return cross_entropy(logits.flatten(0, 1), targets.flatten())

@@ -10,7 +10,7 @@ from bench.protocol import Work, serve
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """GPT-2 in the requested shape with random weights; a step continues new prompts."""
+    """Build GPT-2 in the requested shape with random weights; a step continues new prompts."""
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     model = GPT2LMHeadModel(

@@ -29,7 +29,7 @@ def load_model_file(checkout: Path) -> ModuleType:
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """nanoGPT in the requested shape, biases on, no dropout."""
+    """Build nanoGPT in the requested shape, with biases and without dropout."""
     torch.set_num_threads(settings["threads"])
     torch.manual_seed(0)
     source = load_model_file(Path(settings["checkout"]))

@@ -2,8 +2,8 @@
 
     python -m bench.peers.nanogpt_loss CHECKOUT CHECKPOINT TOKENS
 
-TOKENS is a file of uint16 ids, as nanoGPT prepares it. Prints {"loss": ...}: nats a token, over
-windows that do not overlap, each token but the first being predicted once.
+TOKENS is a file of uint16 ids, as nanoGPT prepares it. Prints {"loss": ...}: nats per token, over
+windows that do not overlap; each token but the first is predicted once.
 """
 
 import json

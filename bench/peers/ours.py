@@ -1,4 +1,4 @@
-"""Contender ours: an experiment and its engine, as ``fit`` makes them.
+"""Contender ours: an experiment and its engine, as ``fit`` builds them.
 
 Only the settings that define the training are changed.
 """
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
 
 
 def experiment_of(settings: dict[str, Any]) -> Experiment:
-    """GPT-2 in the requested shape: learned positions, pre-norm, biases, tied embeddings."""
+    """Return GPT-2 in the requested shape: learned positions, pre-norm, biases, tied embeddings."""
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=settings["heads"]),
         feed_forward=FeedForwardConfig(activation=ACTIVATIONS[settings["gelu"]]),

@@ -20,15 +20,15 @@ def build(settings: dict[str, Any]) -> Work:
     shape = (4, 1, settings["length"], settings["num_heads"], width)
     drawn = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     q, k, v, cotangent = (jnp.asarray(each) for each in drawn)
-    mask, scoring = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(width))
-    how: Any = dict(backend=settings["backend"], hardware=local_hardware())
+    mask, score_spec = Mask(MaskPattern(causal=True)), ScoreSpec(1 / math.sqrt(width))
+    kwargs: Any = dict(backend=settings["backend"], hardware=local_hardware())
 
-    def looked(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend(q, k, v, mask, scoring, **how).y
+    def run_attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend(q, k, v, mask, score_spec, **kwargs).y
 
     def step(*heads: jax.Array) -> Any:
-        _, pull = jax.vjp(looked, *heads)
-        return pull(cotangent)
+        _, vjp_fn = jax.vjp(run_attend, *heads)
+        return vjp_fn(cotangent)
 
     program = jax.jit(step).lower(q, k, v).compile()
     before = resident_bytes()

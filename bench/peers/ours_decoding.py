@@ -20,7 +20,7 @@ from transformer.parameter_counts import count_parameters
 
 
 def build(settings: dict[str, Any]) -> Work:
-    """GPT-2 in the requested shape with random weights; a step continues new prompts."""
+    """Build GPT-2 in the requested shape with random weights; a step continues new prompts."""
     config = TransformerConfig(
         vocab_size=settings["vocabulary"],
         d_model=settings["width"],

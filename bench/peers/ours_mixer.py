@@ -34,7 +34,7 @@ def build(settings: dict[str, Any]) -> Work:
     mixer = mixer_class(config)(config, shared, parent=None)
     positions = jnp.arange(length)[None, :]
     mask = Mask(positions=positions)
-    if settings["mixer"] == "longformer":  # as training passes them: any row might be padded
+    if settings["mixer"] == "longformer":  # as in training: any row might be padded
         mask = mask.replace(segments=jnp.ones((1, length), jnp.int32))
     inputs = MixerInputs(positions, mask, constants=mixer.constants(config, 0, width))
     x = jax.random.normal(jax.random.key(0), (1, length, width))

@@ -1,4 +1,4 @@
-"""The family compared: every causal mixer and the replaced systems, at equal parameters.
+"""Comparison of every causal mixer and the systems that transformers replaced, at equal parameters.
 
     python -m bench.studies.family [--language-steps 300] [--recall-steps 500] [--seeds 3]
 
@@ -8,15 +8,16 @@ Two tasks, on the resumable queue:
 - recall: `bench.studies.recall`, sequences of 128 tokens with 16 pairs, width 64; accuracy. The
   first layer is a convolution of three taps, which joins each value to the key before it, and the
   second the mixer, as Arora et al. 2023 compare them: two layers of attention alone stay at the
-  guess of one value in 16 for more steps than this study has.
+  level of guessing one value in 16 for more steps than this study has.
 
-Attention has rotary positions; recurrences and convolutions know the order by themselves. The width
+Attention has rotary positions; recurrences and convolutions know the order by construction. The
+width
 of the feed-forward layers is fitted so that all have as many parameters as `full` within 2%.
 Windows and numbers of keys are a quarter of the sequence. The learning rate is the same for all
 mixers of a task: none is tuned to one of them.
 
 Afterwards training steps of all mixers are timed in turns, in this process, and the memory of a
-step is the compiler's. `--rounds 0` leaves times out.
+step is the compiler's. `--rounds 0` skips the timing.
 """
 
 import dataclasses
@@ -130,9 +131,9 @@ def model_with(task: str, mixer: MixerConfig, width: int, feed_forward: int) -> 
 def same_size(
     task: str, mixer: MixerConfig, width: int, vocab_size: int, size: int
 ) -> TransformerConfig:
-    """Return a model whose feed-forward width makes it as large as `size`, as nearly as can be.
+    """Return a model whose feed-forward width brings its size as close as possible to `size`.
 
-    The count is linear in the width, so two models tell the width of the third.
+    The count is linear in the width, so two models determine the width of the third.
     """
     count = lambda config: count_without_embeddings(  # noqa: E731
         dataclasses.replace(config, vocab_size=vocab_size)
@@ -180,8 +181,8 @@ class Cost(NamedTuple):
     """Cost of a training step."""
 
     tokens_per_second: float  # median of the turns
-    ratio: float  # to `full`, median over turns
-    memory: int  # bytes beside arguments and results
+    ratio: float  # relative to `full`, median over turns
+    memory: int  # bytes besides arguments and results
 
 
 def measure_costs(experiments: Mapping[str, Experiment], rounds: int) -> dict[str, Cost]:
@@ -223,7 +224,7 @@ def score(result: RunResult, task: str) -> float:
 
 
 def draw(scores: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Draw loss against accuracy, a point for each mixer, with its range over seeds."""
+    """Draw loss against accuracy, one point per mixer, with its range over seeds."""
     figure = Figure(figsize=(7.5, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
     for name, by_task in scores.items():
@@ -273,7 +274,7 @@ def main(
         }
         for name in names
     }
-    # Costs are those of the longer sequences, of language.
+    # Costs are measured on the language task, which has the longer sequences.
     timed = {name: runs["language", name, 0].experiment for name in names}
     costs = measure_costs(timed, rounds) if rounds and "full" in names else {}
     rows = []

@@ -2,9 +2,9 @@
 
     python -m bench.studies.lengths [--steps 600] [--seeds 3] [--minutes 10]
 
-As `bench.positions`, on the resumable queue and with seeds: the quickstart's model with each kind
+Like `bench.positions`, on the resumable queue and with seeds: the quickstart's model with each kind
 of position, trained on windows of 128 tokens and evaluated, without further training, on longer
-windows of the same held-out text. The evaluations are kept with the results of the runs.
+windows of the same held-out text. Evaluations are stored with the runs.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ EVALUATED = 1 << 15
 
 
 def experiment(kind: str, steps: int, seed: int) -> Experiment:
-    """Return a run with a kind of position, evaluated at its end alone."""
+    """Return a run with a kind of position, evaluated only at its end."""
     return dataclasses.replace(
         with_positions(small(steps, seed=seed), kind),
         evaluation=EvaluationConfig(every=0),
@@ -102,12 +102,12 @@ def main(
     for run in runs:
         by_kind[run.settings["positions"]].append(records.measured(run))
     curves = {
-        kind: np.mean([each["by_position"] for each in found], axis=0)
-        for kind, found in by_kind.items()
+        kind: np.mean([each["by_position"] for each in losses_of_seeds], axis=0)
+        for kind, losses_of_seeds in by_kind.items()
     }
     rows, bands, numbers = [], [], {}
-    for kind, found in by_kind.items():
-        means = np.array([each["losses"] for each in found])  # [seeds, lengths]
+    for kind, losses_of_seeds in by_kind.items():
+        means = np.array([each["losses"] for each in losses_of_seeds])  # [seeds, lengths]
         numbers[kind] = means.tolist()
         spread = means.std(axis=0, ddof=1 if seeds > 1 else 0)
         rows.append(

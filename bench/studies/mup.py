@@ -2,8 +2,8 @@
 
     python -m bench.studies.mup [--widths 32 64 128 256] [--steps 300] [--minutes 10]
 
-`versus:gpt` of one depth, at several widths and learning rates, once by the rule `mup` from the
-smallest width and once by the rule `constant` with the same initial weights. Where a rule
+`versus:gpt` of one depth, at several widths and learning rates, with the rule `mup` from the
+smallest width and with the rule `constant` with the same initial weights. If a rule
 transfers, the best learning rate is the same at every width (Yang et al. 2022, figure 1).
 """
 
@@ -58,7 +58,7 @@ def experiment(
 
 
 def draw(losses: Mapping[tuple[str, int], np.ndarray], rates: Sequence[float], path: Path) -> None:
-    """Draw the loss over the learning rate, a panel for each rule and a line for each width."""
+    """Draw the loss over the learning rate, one panel per rule and one line per width."""
     figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
     panels = dict(zip(RULES, figure.subplots(1, 2, sharey=True), strict=True))
     widths = sorted({width for _, width in losses})

@@ -1,11 +1,11 @@
-"""Multi-query associative recall (Arora et al. 2023, section 3): a task on which attention matters.
+"""Multi-query associative recall (Arora et al. 2023, section 3): a task that needs attention.
 
-    3 b  7 d  1 a  1 3 3 7 1 7     keys with their values first, then keys alone
-                   a b b d a d     what has to be predicted there
+    3 b  7 d  1 a  1 3 3 7 1 7     keys with their values first, then only keys
+                   a b b d a d     values to predict
 
-A sequence begins with N pairs of a key and a value, in random order. The rest are questions: keys
-of the sequence, drawn at random. Loss and accuracy are those of their values, which are never in
-the sequence again. A model that cannot look a key up can at best guess one of the N values.
+A sequence starts with N pairs of a key and a value, in random order. The rest are questions: keys
+of the sequence, drawn at random. Loss and accuracy are over their values, which do not occur in
+the sequence again. A model that cannot look up a key can at best guess one of the N values.
 
 The paper puts fillers between the questions; here every position after the pairs is trained on.
 """
@@ -65,7 +65,7 @@ class AssociativeRecall(TaskConfig):
 
 def recall_examples(
     task: AssociativeRecall, length: int, count: int, seed: int
-) -> dict[str, np.ndarray]:  # each [count, length]
+) -> dict[str, np.ndarray]:  # each is [count, length]
     """Return `tokens`, `targets`, and `asked`, which is 1 where a value is to be predicted."""
     random = np.random.default_rng(seed)
     pairs, keys = task.pairs, task.keys

@@ -1,4 +1,4 @@
-"""Records of studies in docs/results: figure, table, and how they came about."""
+"""Records of studies in docs/results: figure, table, and how they were produced."""
 
 import json
 import sys
@@ -38,21 +38,10 @@ def train_all(
     processes: int = 1,
     minutes: float = 0,
 ) -> dict[str, RunResult]:
-    """Train the runs that are not in the records yet; return the results of all.
-
-    Results are written to the records when the queue ends or is stopped.
-
-    Args:
-      runs: Runs of the study, in the order to train them in.
-      workdir: Folder of the queue.
-      records: Finished runs of the study.
-      measure: Called with every run that finished; its numbers are kept with the result.
-      accept_failed: A run that diverges is a result, and is not tried again.
-      processes: Number of runs at a time.
-      minutes: Stop after this time; 0: no limit.
+    """Train the runs on the queue of a folder; return their results.
 
     Raises:
-      PreemptedError: The time is over, or a signal came. The same command goes on.
+      PreemptedError: The time is over, or a signal arrived. The same command resumes.
       UserError: A run failed.
     """
     found = {run.name: records.find(run) for run in runs}
@@ -88,7 +77,7 @@ def _is_final(result: RunResult, accept_failed: bool) -> bool:
 
 
 def run_study(main: Callable[..., None]) -> None:
-    """Run a study from the command line. Exit status 75: stopped, the same command goes on."""
+    """Run a study from the command line. Exit status 75: stopped; the same command resumes."""
     try:
         tyro.cli(main)
     except PreemptedError as stop:
@@ -99,7 +88,7 @@ def run_study(main: Callable[..., None]) -> None:
 
 
 def single_run(name: str, settings: Mapping[str, str], experiment: Any) -> SweepRun:
-    """Return a run of a study, weighed by its tokens and layers."""
+    """Return a run of a study, with its tokens and layers as cost."""
     layers, width = experiment.model.num_layers, experiment.model.d_model
     tokens = experiment.steps * experiment.batch_size * experiment.sequence_length
     return SweepRun(name, settings, experiment, float(tokens * (layers * width + 1000)))

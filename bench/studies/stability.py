@@ -131,11 +131,11 @@ def main(
             for placement in RECIPES:
                 for rise in (warmup, 0):
                     settings = {"norm": placement, "depth": str(depth), "warmup": str(rise)}
-                    found = experiment(
+                    norms_of_run = experiment(
                         placement, depth, rise, rate=rate, steps=steps, batch_size=batch_size
                     )
-                    found = dataclasses.replace(found, seed=seed)
-                    runs.append(single_run(run_name(settings, seed), settings, found))
+                    norms_of_run = dataclasses.replace(norms_of_run, seed=seed)
+                    runs.append(single_run(run_name(settings, seed), settings, norms_of_run))
     records = open_records("stability", output)
     # A run that diverges is a result.
     results = train_all(

@@ -3,16 +3,16 @@
     python -m bench.studies.versus [--widths 64 96 128 192] [--seeds 3] [--minutes 10]
 
 1. Learning rates: each recipe is tuned on the two smallest widths.
-2. Frontiers: each recipe at every width, trained on `tokens_per_parameter` tokens for each
+2. Frontiers: each recipe at every width, trained on `tokens_per_parameter` tokens per
    parameter without embeddings. The parameters of both agree within some percent at a width, so
-   that compute agrees too. Larger widths have the learning rate of the second width times
+   compute agrees too. Larger widths have the learning rate of the second width times
    sqrt(D2 / D).
 3. The factor: how much more compute the older recipe needs for the loss that it reaches at its
-   largest width, by the power law of the newer one's losses. Its interval is over seeds alone:
+   largest width, by the power law of the newer one's losses. Its interval is over seeds:
    resamples of each recipe's seeds.
 4. Changes: the older recipe at one width with each change alone, and with all of them.
 
-The queue resumes: with --minutes the command ends in time, and goes on when it is run again.
+The queue resumes: with --minutes the command stops in time, and continues when it is run again.
 """
 
 import dataclasses
@@ -151,7 +151,7 @@ def describe(
     ratio: float,
     vocab_size: int,
 ) -> str:
-    """Return the findings as Markdown, with the scale at which they stand."""
+    """Return the findings as Markdown, with the scale at which they hold."""
     largest = math.sqrt(float(flops[-1]) / FLOPS_PER_PARAMETER_AND_TOKEN / ratio)  # D is ratio N
     ddof = 1 if losses[OLD].shape[1] > 1 else 0
     header = ["width", "FLOPs", *(f"rate of {name}" for name in losses), *losses]
@@ -231,11 +231,11 @@ def main(
         for seed in range(seeds)
         for recipe in (OLD, NEW)
     ]
-    found = train_runs("frontiers", frontier)
+    rates_found = train_runs("frontiers", frontier)
     losses = {
         recipe: np.array(
             [
-                [found[f"{recipe},width={width},seed={seed}"].value for seed in range(seeds)]
+                [rates_found[f"{recipe},width={width},seed={seed}"].value for seed in range(seeds)]
                 for width in widths
             ]
         )
@@ -246,12 +246,12 @@ def main(
     draw(flops, losses, output / "versus.png")
     factor = compute_factor(flops, losses[OLD], losses[NEW])
 
-    # Every recipe has the old one's learning rate: a change that allows a higher one gains less.
+    # All recipes have the old one's learning rate, so a change that allows a higher one gains less.
     rate = chosen[OLD].get(change_width) or chosen[OLD][widths[1]]
     names = (OLD, *CHANGES, NEW)
     changes = [named(name, change_width, seed, rate) for name in names for seed in range(seeds)]
     changed = train_runs("changes", changes)
-    everything = {**tuned, **found, **changed}
+    everything = {**tuned, **rates_found, **changed}
     body = describe(
         widths, flops, losses, chosen, factor, names, change_width, changed, ratio, vocab_size
     )

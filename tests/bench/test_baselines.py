@@ -15,8 +15,10 @@ from train.data.example_configs import ClassificationDataConfig, TokenLabelDataC
 from train.errors import UserError
 
 
-def test_naive_bayes_is_the_example_of_manning_raghavan_and_schutze() -> None:
-    """Their example 13.1: P(c | d5) is proportional to 3/4 (3/7)^3 1/14 1/14, about 0.0003."""
+def test_naive_bayes_matches_textbook_example() -> None:
+    """Manning, Raghavan and Schütze, example 13.1: P(c | d5) is proportional to 3/4 (3/7)^3 1/14
+    1/14 = 0.0003.
+    """
     texts = [
         ["Chinese", "Beijing", "Chinese"],
         ["Chinese", "Chinese", "Shanghai"],
@@ -31,12 +33,12 @@ def test_naive_bayes_is_the_example_of_manning_raghavan_and_schutze() -> None:
     assert model.predict([document, ["Japan", "Seoul"]]).tolist() == [1, 0]
 
 
-def test_features() -> None:
+def test_word_and_bigram_features() -> None:
     assert baselines.unigrams("A  b a") == ["a", "b", "a"]
     assert baselines.unigrams_and_bigrams("A b c") == ["a", "b", "c", ("a", "b"), ("b", "c")]
 
 
-def test_a_word_gets_its_most_frequent_tag_and_an_unknown_one_that_of_rare_words() -> None:
+def test_most_frequent_tag_and_tag_of_unknown_words() -> None:
     words = [("run", "VERB"), ("run", "VERB"), ("run", "NOUN"), ("Ann", "PROPN"), ("Bo", "PROPN")]
     model = MostFrequentTag([*words, ("the", "DET"), ("the", "DET"), ("the", "DET")])
     assert [model.predict(word) for word in ("run", "the", "Ann", "Zoe")] == [
@@ -78,15 +80,17 @@ def test_kneser_ney_sums_to_one_after_any_context(order: int) -> None:
         assert sum(after) == pytest.approx(1)
 
 
-def test_a_longer_context_is_used() -> None:
-    stream = np.array([0, 0, 1, 1] * 50)  # two tokens decide what follows, one does not
+def test_longer_context_lowers_the_loss() -> None:
+    stream = np.array(
+        [0, 0, 1, 1] * 50
+    )  # two tokens determine the next one, a single token does not
     losses = [KneserNey(stream, 2, order).loss(stream) for order in (1, 2, 3)]
     assert losses[0] == pytest.approx(math.log(2), abs=0.01)
     assert losses[1] == pytest.approx(math.log(2), abs=0.02)
     assert losses[2] < 0.1
 
 
-def test_words_are_translated_by_what_they_share_sentences_with() -> None:
+def test_word_translation_by_ibm_model_1() -> None:
     """The example of Koehn's book: `das Haus`, `das Buch`, `ein Buch`."""
     pairs = [("das haus", "the house"), ("das buch", "the book"), ("ein buch", "a book")]
     model = WordByWord([(source.split(), target.split()) for source, target in pairs])
@@ -117,6 +121,6 @@ def test_scores_of_files(tmp_path: Path) -> None:
     ) == ["test accuracy 75.0%"]
 
 
-def test_a_config_without_baselines() -> None:
+def test_config_without_baselines_raises() -> None:
     with pytest.raises(UserError, match="task gpt2: has no baselines; give some of trec, sst2"):
         baselines.main(("gpt2",))

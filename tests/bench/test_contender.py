@@ -1,4 +1,4 @@
-"""Processes of a measurement: their answers, and their error messages."""
+"""Processes of a measurement: their results, and their error messages."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ import pytest
 from bench.contender import Contender, interpreter, running
 from train.errors import UserError
 
-# Counts its steps, and gives the count as its loss.
+# Counts its steps, and reports the count as its loss.
 COUNTER = """
 import itertools
 from bench.protocol import Work, serve
@@ -39,7 +39,7 @@ def contender(code: str, **settings: Any) -> Contender:
     return Contender("racer", (sys.executable, "-c", code), settings)
 
 
-def test_a_contender_answers_for_every_turn() -> None:
+def test_contender_reports_every_turn() -> None:
     with running(contender(COUNTER), warmup=2) as runner:
         runner.turn(3)
         runner.turn(5)
@@ -52,9 +52,9 @@ def test_a_contender_answers_for_every_turn() -> None:
     assert record.facts == {"parameters": 3}
 
 
-def test_peak_memory_is_the_contenders_own() -> None:
+def test_peak_memory_excludes_the_parent() -> None:
     size = 1 << 26
-    held = bytearray(b"x") * 3 * size  # in the parent: must not be counted
+    held = bytearray(b"x") * 3 * size  # memory of the parent must not be counted
     peaks = []
     for kept in (1, size):
         with running(contender(KEEPER, bytes=kept), warmup=1) as runner:
@@ -74,14 +74,14 @@ def test_peak_memory_is_the_contenders_own() -> None:
     ],
     ids=["an error", "silence"],
 )
-def test_a_contender_that_cannot_be_built_is_named(code: str, words: str) -> None:
+def test_contender_that_cannot_start_is_named(code: str, words: str) -> None:
     with pytest.raises(UserError) as caught, running(contender(code), warmup=1):
         pass
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
 
 
-def test_a_contender_that_ends_in_a_turn_is_named() -> None:
+def test_contender_that_exits_in_a_turn_is_named() -> None:
     code = """
 import os
 from bench.protocol import Work, serve
@@ -95,7 +95,7 @@ serve(lambda settings: Work(lambda steps: os._exit(4) if steps == 2 else None))
             runner.finish()
 
 
-def test_a_contender_is_ended_with_the_measurement() -> None:
+def test_contender_ends_with_the_measurement() -> None:
     started = []
 
     def interrupted() -> None:
@@ -108,7 +108,7 @@ def test_a_contender_is_ended_with_the_measurement() -> None:
     assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
-def test_an_interpreter_is_found_by_path_and_by_name(
+def test_interpreter_is_found_by_path_and_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path / "bin" / "python"

@@ -13,7 +13,7 @@ from bench.decode import Options, contenders, main
 from train.errors import UserError
 
 
-def test_both_sides_get_the_same_settings() -> None:
+def test_both_sides_have_the_same_settings() -> None:
     ours, peer = contenders(Options(torch_python=Path(sys.executable)), 8)
     assert ours.settings == peer.settings
     assert ours.settings["batch"] == 8

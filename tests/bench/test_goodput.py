@@ -14,16 +14,16 @@ time.sleep(0 if len(list(folder.iterdir())) > 2 else 600)
 
 
 @pytest.mark.full
-def test_it_is_started_until_it_ends(tmp_path: Path) -> None:
+def test_command_is_restarted_until_it_finishes(tmp_path: Path) -> None:
     assert run_killed([sys.executable, "-c", SLOW_TO_START, str(tmp_path)], every=2.0) == 2
 
 
-def test_a_command_that_fails_is_not_started_again() -> None:
+def test_failed_command_is_not_restarted() -> None:
     with pytest.raises(RuntimeError, match="no such thing"):
         run_killed([sys.executable, "-c", "raise SystemExit('no such thing')"], every=60.0)
 
 
-def test_the_time_to_the_first_step_of_each_life() -> None:
+def test_time_to_first_step_of_each_start() -> None:
     seconds = {"start": 3.0, "restore": 0.5, "compile": 2.0, "step": 7.0}
     lines = [
         {"began": 20.0, "seconds": {**seconds, "start": 1.0}},

@@ -17,7 +17,7 @@ def norms() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.full
-def test_recurrences_forget_or_explode_and_attention_does_neither(
+def test_recurrent_gradients_vanish_or_explode_and_attention_gradients_do_not(
     norms: dict[str, np.ndarray],
 ) -> None:
     far = {name: each[LENGTH - 2] / each[1] for name, each in norms.items()}
@@ -29,7 +29,7 @@ def test_recurrences_forget_or_explode_and_attention_does_neither(
     assert (without[1:-1] < norms["transformer"][1:-1]).all()
 
 
-def test_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_distance, "gradient_norms", lambda row: np.ones(256))
     gradient_distance.main(tmp_path / "new" / "figure.png")
     assert (tmp_path / "new" / "figure.png").stat().st_size > 10_000

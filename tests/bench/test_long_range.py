@@ -1,4 +1,4 @@
-"""The bench of long-range tasks: its table, and one variant trained from beginning to end."""
+"""The benchmark of long-range tasks: its table, and one variant trained end to end."""
 
 import dataclasses
 from pathlib import Path
@@ -24,7 +24,7 @@ DATA = ListOpsDataConfig(
 
 
 @pytest.mark.parametrize("name", ["listops", "byte_text"])
-def test_the_table_has_every_variant_and_what_the_paper_alone_has(name: Any) -> None:
+def test_table_has_every_variant_and_the_published_results(name: Any) -> None:
     outcome = Outcome(accuracy=12.34, loss=1.5, steps_per_second=6.25, memory=3 * 2**20)
     outcomes = dict.fromkeys(SMALL[name], outcome)
     guessed = {"most frequent": 17.5}
@@ -38,7 +38,7 @@ def test_the_table_has_every_variant_and_what_the_paper_alone_has(name: Any) -> 
     assert set(PUBLISHED) - set(MIXERS) == {"Sinkhorn", "Synthesizer"}
 
 
-def test_what_is_not_known_is_refused() -> None:
+def test_unknown_names_raise() -> None:
     assert list(chosen(Options(variants=("linear", "full")))) == ["linear", "full"]
     with pytest.raises(SystemExit, match="variant arena_full: is not known; give some of full, "):
         chosen(Options(variants=("arena_full",)))
@@ -46,7 +46,7 @@ def test_what_is_not_known_is_refused() -> None:
         chosen(Options(steps=1))
 
 
-def test_guesses_by_hand(tmp_path: Path) -> None:
+def test_guessing_baselines_by_hand(tmp_path: Path) -> None:
     """Training has 1 six times; after MIN it has 2 twice and 1 once, after MAX 9 twice."""
     rows = ["[MIN 2 3 ]\t2", "[MIN 2 4 ]\t2", "[MIN 1 4 ]\t1", "[MAX 9 4 ]\t9", "[MAX 9 3 ]\t9"]
     train, test = tmp_path / "train.tsv", tmp_path / "test.tsv"
@@ -62,7 +62,7 @@ def test_guesses_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_one_variant_from_beginning_to_end() -> None:
+def test_one_variant_end_to_end() -> None:
     [experiment] = chosen(Options(variants=("linear",), steps=3)).values()
     experiment = dataclasses.replace(experiment, data=DATA)
     corpus = prepare_listops(DATA)

@@ -1,4 +1,4 @@
-"""`bench.longformer` compares equal numbers, with equal settings on both sides."""
+"""`bench.longformer` compares equal results, with equal settings on both sides."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from train.errors import UserError
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_softmax_over_the_window(form: str) -> None:
+def test_every_implementation_is_softmax_over_the_window(form: str) -> None:
     window, length, width = 3, 15, 5
     q, k, v = (np.asarray(each) for each in inputs(length, 2, width))
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(width)
@@ -30,7 +30,7 @@ def test_every_form_is_softmax_over_the_window(form: str) -> None:
     assert np.abs(actual - expected).max() <= 1e-5 * max(1, np.abs(expected).max())
 
 
-def test_a_form_with_other_numbers_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implementation_with_other_results_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*heads: Any, window: int) -> Any:
         return 1.001 * FORMS["full"](*heads, window)
 
@@ -39,12 +39,12 @@ def test_a_form_with_other_numbers_is_not_timed(monkeypatch: pytest.MonkeyPatch)
         check()
 
 
-def test_a_length_that_chunks_do_not_fit_is_refused() -> None:
+def test_length_that_is_not_a_multiple_of_chunks_raises() -> None:
     with pytest.raises(UserError, match="shortest 300: chunks are of 256 tokens"):
         main(Options(shortest=300))
 
 
-def test_both_sides_get_the_same_settings() -> None:
+def test_both_sides_have_the_same_settings() -> None:
     ours, peer = contenders(Path(sys.executable), "bigbird", 640, Shape())
     assert ours.settings == peer.settings
     assert ours.settings["threads"] == len(os.sched_getaffinity(0))
@@ -57,7 +57,7 @@ def record(name: str, memory: int) -> Record:
     return Record(name, {}, {}, 1.0, (1.0,), (None,), (None,), memory)
 
 
-def test_memory_that_grows_with_the_square_has_exponent_two() -> None:
+def test_quadratic_memory_has_exponent_two() -> None:
     assert exponent([512, 1024], [3, 12]) == "2.00"
     assert exponent([512, 1024], [0, 12]) == "-"
     assert exponent([512], [3]) == "-"

@@ -7,7 +7,7 @@ import pytest
 from bench import machine
 
 
-def test_the_machine_is_described() -> None:
+def test_machine_description() -> None:
     described = machine.machine()
     assert described["cores"] == len(os.sched_getaffinity(0))
     assert described["cpu"]
@@ -17,14 +17,14 @@ def test_the_machine_is_described() -> None:
 @pytest.mark.parametrize(
     ("busy", "own", "share"),
     [
-        ([100.0, 106.0], 2.0, 0.5),  # 4 of 8 core seconds were others'
-        ([100.0, 102.0], 2.5, 0.0),  # the counters are coarse: never below nothing
+        ([100.0, 106.0], 2.0, 0.5),  # other processes used 4 of 8 core seconds
+        ([100.0, 102.0], 2.5, 0.0),  # the counters are coarse: the result is never negative
         ([100.0, 120.0], 2.0, 1.0),
         ([None, None], 2.0, None),
     ],
     ids=["half", "rounding", "all", "untold"],
 )
-def test_neighbours_get_what_is_not_ours(
+def test_load_of_other_processes(
     busy: list[float | None],
     own: float,
     share: float | None,

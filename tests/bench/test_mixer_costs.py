@@ -1,4 +1,4 @@
-"""The formulas of the table are what the traced programs do."""
+"""The formulas of the table match the traced programs."""
 
 import math
 
@@ -9,13 +9,13 @@ from bench.mixer_costs import KINDS, traced_operations
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("length", "width"), [(7, 16), (13, 24)])
-def test_operations_by_formula_are_those_of_the_program(name: str, length: int, width: int) -> None:
+def test_flop_formula_matches_the_program(name: str, length: int, width: int) -> None:
     kind = KINDS[name]
     assert traced_operations(kind.block, width, length) == kind.operations(length, width)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if kind.cheaper])
-def test_attention_is_the_cheaper_up_to_a_length(name: str) -> None:
+def test_attention_is_cheaper_up_to_a_length(name: str) -> None:
     kind, attention, width = KINDS[name], KINDS["attention"], 24
     assert kind.cheaper is not None
     last = math.floor(kind.cheaper(width))

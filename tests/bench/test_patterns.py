@@ -1,4 +1,4 @@
-"""The patterns that are drawn are those of the formulas."""
+"""The drawn patterns match the formulas."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ DISTANCE = INDEX[:, None] - INDEX[None]
 
 
 @pytest.mark.full
-def test_of_a_mixer_without_select_a_key_is_seen_if_it_changes_the_result() -> None:
+def test_visibility_without_select_is_by_perturbation() -> None:
     config = LongformerConfig(one_sided_window=5, dilations=(2,), num_global_tokens=3, **ONE)
     near = (np.abs(DISTANCE) <= 10) & (DISTANCE % 2 == 0)
     shown = near | (INDEX < 3)[:, None] | (INDEX < 3)[None]
@@ -26,7 +26,7 @@ def test_select_is_combined_with_the_mask() -> None:
     np.testing.assert_array_equal(seen(config, causal=True), shown & (DISTANCE >= 0))
 
 
-def test_a_key_gets_the_color_of_the_first_part_that_shows_it() -> None:
+def test_keys_are_colored_by_the_first_part_that_shows_them() -> None:
     (strided,) = (panel for panel in panels() if panel.name == "strided")
     expected = np.where(DISTANCE % 8 == 0, FAR, UNSEEN)
     expected = np.where(DISTANCE <= 8, NEAR, expected)

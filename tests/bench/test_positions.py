@@ -11,7 +11,7 @@ from bench.small_runs import LENGTH, small
 from transformer import LearnedPositions, RoPE
 
 
-def test_the_control_differs_in_the_length_of_its_windows_alone() -> None:
+def test_control_differs_only_in_window_length() -> None:
     base = small(3)
     learned, control = (with_positions(base, kind) for kind in ("learned", CONTROL))
     assert learned.model == control.model
@@ -22,7 +22,7 @@ def test_the_control_differs_in_the_length_of_its_windows_alone() -> None:
     )
 
 
-def test_every_kind_replaces_the_rotary_positions_of_the_quickstart() -> None:
+def test_every_kind_replaces_the_quickstarts_rope() -> None:
     for kind in KINDS:
         model = with_positions(small(3), kind).model
         embedded, attended = KINDS[kind]
@@ -32,14 +32,14 @@ def test_every_kind_replaces_the_rotary_positions_of_the_quickstart() -> None:
         assert isinstance(attended, RoPE) == (kind == "rotary")
 
 
-def test_bands_are_the_training_length_and_what_lies_beyond() -> None:
+def test_bands_start_with_the_training_length() -> None:
     losses = np.repeat(np.arange(8.0), LENGTH)
     assert band_means(losses) == [0, 1, 2.5, 5.5]
     assert positions.BANDS[0] == (0, LENGTH)
     assert positions.BANDS[-1][1] == LONGEST
 
 
-def test_the_figure(tmp_path: Path) -> None:
+def test_figure_is_written(tmp_path: Path) -> None:
     curves = {kind: np.linspace(5, 4, LONGEST) for kind in ("none", "learned", CONTROL, "ALiBi")}
     draw(curves, tmp_path / "new" / "figure.png")
     assert (tmp_path / "new" / "figure.png").stat().st_size > 10_000

@@ -18,7 +18,7 @@ from transformer.precision import POLICIES
 
 
 def tiny(folder: Path) -> Experiment:
-    """The quickstart's model, two narrow layers of it, on a few lines."""
+    """Return the quickstart's model with two narrow layers, on a few lines of text."""
     (folder / "text.txt").write_text("\n".join(f"line {n} of some text" for n in range(200)))
     base = small(2)
     data = TextDataConfig(
@@ -33,7 +33,7 @@ def tiny(folder: Path) -> Experiment:
 
 
 @pytest.mark.full
-def test_a_larger_scale_loses_fewer_gradients_until_one_overflows(tmp_path: Path) -> None:
+def test_larger_loss_scales_underflow_less_until_overflow(tmp_path: Path) -> None:
     base = tiny(tmp_path)
     corpus = LanguageModelTask(base).prepare_corpus()
     engine = make_engine(LanguageModelTask(base).resolve_experiment(corpus), local_hardware())
@@ -45,13 +45,13 @@ def test_a_larger_scale_loses_fewer_gradients_until_one_overflows(tmp_path: Path
     assert [overflows for _, overflows in actual] == [False, False, False, True]
 
 
-def test_each_policy_is_measured_by_its_name() -> None:
+def test_each_named_policy_is_measured() -> None:
     base = small(2)
     for name in POLICIES:
         assert in_precision(base, name).model.precision.name == name
 
 
-def test_the_table_has_medians_and_ratios() -> None:
+def test_table_has_medians_and_ratios() -> None:
     actual = {
         "float32": Measured(2**20, 2**21, 2**22, [0.1, 0.3, 0.2]),
         "bfloat16": Measured(2**20, 2**21, 2**21, [0.4, 0.1, 0.5]),

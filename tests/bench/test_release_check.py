@@ -1,4 +1,4 @@
-"""The release: what its packages must hold, and who may publish."""
+"""The release: contents of its packages, and permission to publish."""
 
 import shutil
 import tarfile
@@ -29,7 +29,7 @@ def make_sdist(folder: Path, *names: str) -> Path:
     return path
 
 
-def test_contents_are_packages_and_their_data_alone(tmp_path: Path) -> None:
+def test_archives_contain_only_packages_and_data(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path, (*DATA_FILES, "package-1.dist-info/RECORD"))
     sdist = make_sdist(tmp_path, "train/loop.py", "README.md")
     check_contents(wheel, sdist)
@@ -47,7 +47,7 @@ def test_data_files_exist() -> None:
     assert [name for name in DATA_FILES if not (ROOT / name).is_file()] == []
 
 
-def test_only_the_publishing_job_may_identify_itself() -> None:
+def test_only_the_publishing_job_has_an_identity_token() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["jobs"]["publish"]["permissions"] == {"id-token": "write"}

@@ -1,4 +1,4 @@
-"""The benchmark on Shakespeare's characters: preparation, error messages and arithmetic."""
+"""The Shakespeare character benchmark: preparation, error messages and arithmetic."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ def options(tmp_path: Path) -> Options:
     return Options(data=text, nanogpt=checkout, torch_python=Path(sys.executable))
 
 
-def test_a_copy_is_prepared_and_the_checkout_left_alone(options: Options, tmp_path: Path) -> None:
+def test_preparation_copies_the_checkout(options: Options, tmp_path: Path) -> None:
     before = sorted(options.nanogpt.rglob("*"))
     copy = prepare(options, tmp_path)
     assert (copy / "data/shakespeare_char/val.bin").read_text() == "SO FOUL AND FAIR"
@@ -37,7 +37,7 @@ def test_a_copy_is_prepared_and_the_checkout_left_alone(options: Options, tmp_pa
     assert sorted(options.nanogpt.rglob("*")) == before
 
 
-def test_what_is_missing_is_named(options: Options, tmp_path: Path) -> None:
+def test_missing_inputs_are_named(options: Options, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     wrong_text = Options(data=nowhere, nanogpt=options.nanogpt)
     with pytest.raises(UserError, match=r"^--data .*nowhere: is not a file"):
@@ -47,20 +47,20 @@ def test_what_is_missing_is_named(options: Options, tmp_path: Path) -> None:
         prepare(wrong_checkout, tmp_path)
 
 
-def test_a_failed_command_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_failed_command_is_named_with_its_last_output(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import sys; print('a'); sys.exit('no such corpus')"]
     with pytest.raises(UserError, match=r"status 1 \(no such corpus\)"):
         timed(command, tmp_path, tmp_path / "log")
 
 
-def test_a_command_is_timed_and_read(tmp_path: Path) -> None:
+def test_command_is_timed_and_its_output_read(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os; print(os.getcwd())"]
     seconds, output = timed(command, tmp_path, tmp_path / "log")
     assert seconds > 0
     assert output == f"{tmp_path}\n"
 
 
-def test_the_last_reported_loss_is_found() -> None:
+def test_last_reported_loss_is_parsed() -> None:
     log = "step 0: train loss 4.2, val loss 4.1999\niter 0: loss 4\nstep 9: val loss 1.5"
     assert last_reported(log) == 1.5
     assert last_reported("iter 0: loss 4") is None
@@ -83,7 +83,7 @@ def test_ratios_are_taken_round_by_round(
     assert [run["seconds"] for run in actual["runs"]["ours"]] == [10.0, 20.0, 30.0]
 
 
-def test_the_table_is_for_people(
+def test_table_output(
     options: Options, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_sides(monkeypatch)

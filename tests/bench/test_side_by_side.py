@@ -48,7 +48,7 @@ def record(
     )
 
 
-def test_every_round_has_one_turn_of_each_in_shuffled_order(tmp_path: Path) -> None:
+def test_rounds_have_one_turn_each_in_random_order(tmp_path: Path) -> None:
     log = tmp_path / "log"
     records = race(scribes(log, "abc"), rounds=5, steps=7, warmup=2, seed=1)
     lines = log.read_text().split("\n")
@@ -60,7 +60,7 @@ def test_every_round_has_one_turn_of_each_in_shuffled_order(tmp_path: Path) -> N
     assert all(record.losses == (None,) * 5 for record in records)
 
 
-def test_the_seed_decides_the_order(tmp_path: Path) -> None:
+def test_order_depends_on_the_seed(tmp_path: Path) -> None:
     logs = [tmp_path / "first", tmp_path / "second"]
     for log in logs:
         race(scribes(log, "ab"), rounds=5, steps=1, warmup=1, seed=3)
@@ -68,13 +68,13 @@ def test_the_seed_decides_the_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"steps": 0}, {"warmup": 0}], ids=str)
-def test_a_race_without_turns_is_refused(wrong: dict[str, int]) -> None:
+def test_race_without_turns_raises(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match="give at least 1"):
         race([], **{"rounds": 1, "steps": 1, "warmup": 1, **wrong})
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    # Both slow down together by 10 in the last round: the ratios do not notice, the rates do.
+    # Both slow down by 10 in the last round, which changes the rates but not the ratios.
     base = record("peer", (2.0, 2.0, 2.0, 2.0, 20.0))
     own = record("ours", (1.0, 2.0, 4.0, 0.5, 10.0))
     ours, peer = compare([own, base], "peer", work=120.0)
@@ -93,7 +93,7 @@ def test_quartiles_are_interpolated() -> None:
     assert spread([7.0]) == (7.0, (7.0, 7.0))
 
 
-def test_the_table_shows_what_was_found() -> None:
+def test_table_shows_the_results() -> None:
     own = record("ours", (0.5,), others=(0.25,), loss=4.25)
     rows = compare([own, record("peer", (1.0,))], "peer", work=1000)
     screen = StringIO()

@@ -1,4 +1,4 @@
-"""The picture shows the formula."""
+"""The figure of sinusoids shows the formula."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from bench import sinusoids
 
 
-def test_a_row_is_a_position_and_a_column_a_wave() -> None:
+def test_rows_are_positions_and_columns_frequencies() -> None:
     drawn = sinusoids.vectors()
     assert drawn.shape == (128, 64)
     for position, pair in ((0, 5), (3, 0), (127, 31)):
@@ -17,6 +17,6 @@ def test_a_row_is_a_position_and_a_column_a_wave() -> None:
         assert drawn[position, 2 * pair + 1] == pytest.approx(math.cos(angle), abs=1e-5)
 
 
-def test_the_figure(tmp_path: Path) -> None:
+def test_figure_is_written(tmp_path: Path) -> None:
     sinusoids.main(tmp_path / "new" / "figure.png")
     assert (tmp_path / "new" / "figure.png").stat().st_size > 10_000

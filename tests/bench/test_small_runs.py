@@ -1,4 +1,4 @@
-"""Lengths are compared on the same text."""
+"""Window lengths are compared on the same text."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ STREAM = TokenStream("validation", np.arange(1001), np.array([0, 300, 512, 900])
 
 
 def targets(length: int, windows: int | None = None) -> np.ndarray:
-    """The targets that count, in order."""
+    """Return the targets that count, in order."""
     batches = held_out(STREAM, length, segments=False, windows=windows)
     return np.concatenate([rows["targets"][rows["weights"] > 0] for rows in batches])
 
@@ -25,12 +25,15 @@ def test_any_length_evaluates_the_same_targets(
     np.testing.assert_array_equal(targets(length), np.arange(1, 513))
 
 
-def test_a_number_of_windows_is_spread_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limited_windows_are_spread_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_runs, "TOKENS_AT_ONCE", 100)
     actual = targets(50, windows=4)
     assert len(actual) == 200
     assert actual.max() > 700
 
 
-def test_a_short_text_is_evaluated_whole() -> None:
-    assert sorted(targets(64)) == [0, *range(1, 1000)]  # a stream ends as it begins
+def test_short_text_is_evaluated_completely() -> None:
+    assert sorted(targets(64)) == [
+        0,
+        *range(1, 1000),
+    ]  # a stream starts and ends with the separator

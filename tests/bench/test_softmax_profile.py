@@ -5,7 +5,7 @@ from collections import Counter
 from bench.softmax_profile import Span, alone, by_part
 
 
-def test_what_ran_within_is_not_counted_twice() -> None:
+def test_nested_events_are_counted_once() -> None:
     spans = [
         Span("ynn_fusion.3", 10, 40),
         Span("ThunkExecutor::Execute", 0, 100),

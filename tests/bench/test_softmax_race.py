@@ -1,4 +1,4 @@
-"""`bench.softmax_race` compares equal numbers, with equal settings on both sides."""
+"""`bench.softmax_race` compares equal results, with equal settings on both sides."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from bench.peers.ours_attention import build
 from bench.softmax_race import Options, contenders
 
 
-def test_all_sides_get_the_same_settings() -> None:
+def test_all_sides_have_the_same_settings() -> None:
     options = Options(torch_python=Path(sys.executable), num_heads=2, head_dim=8, full=True)
     tiles, scores, peer = contenders(options, 640)
     assert (tiles.settings["backend"], scores.settings["backend"]) == ("blockwise", "reference")
@@ -18,7 +18,7 @@ def test_all_sides_get_the_same_settings() -> None:
     assert peer.command[-1] == "bench.peers.torch_attention"
 
 
-def test_a_step_makes_the_gradients_of_softmax_attention() -> None:
+def test_step_computes_gradients_of_softmax_attention() -> None:
     """The sum of their means, from the formula."""
     length, width = 13, 3
     settings = dict(length=length, num_heads=1, head_dim=width, backend="blockwise")

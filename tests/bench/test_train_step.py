@@ -23,7 +23,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_shapes_have_the_sizes_that_are_published() -> None:
+def test_shapes_have_published_sizes() -> None:
     def parameters(name: str) -> int:
         s = SHAPES[name]
         block = 12 * s.width**2 + 13 * s.width
@@ -32,7 +32,7 @@ def test_the_shapes_have_the_sizes_that_are_published() -> None:
     assert {name: parameters(name) for name in SHAPES} == {"small": 10_770_816, "gpt2": 124_082_688}
 
 
-def test_both_sides_get_the_same_settings(checkout: Path) -> None:
+def test_both_sides_have_the_same_settings(checkout: Path) -> None:
     options = replace(HF, against="nanogpt", nanogpt=checkout)
     ours, peer = contenders(options, SHAPES["gpt2"])
     own = {"compile": False, "checkout": str(checkout)}
@@ -54,7 +54,7 @@ def test_both_sides_use_the_peers_gelu_by_default(
     assert [side.settings["gelu"] for side in sides] == [gelu, gelu]
 
 
-def test_a_compiled_peer_is_called_so() -> None:
+def test_compiled_peer_is_labeled() -> None:
     _, peer = contenders(replace(HF, compile=True), SHAPES["small"])
     assert peer.name == "Hugging Face, compiled"
     assert peer.settings["compile"] is True
@@ -69,13 +69,13 @@ def test_a_compiled_peer_is_called_so() -> None:
     ],
     ids=["no checkout", "not a checkout", "no interpreter"],
 )
-def test_what_is_missing_is_named(options: Options, words: str) -> None:
+def test_missing_options_are_named(options: Options, words: str) -> None:
     with pytest.raises(UserError) as caught:
         contenders(options, SHAPES["small"])
     assert str(caught.value).startswith(words)
 
 
-def test_a_mistake_is_one_line_and_status_1(tmp_path: Path) -> None:
+def test_error_is_one_line_with_status_1(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "bench/train_step.py"), "--against", "nanogpt"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -84,8 +84,8 @@ def test_a_mistake_is_one_line_and_status_1(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def raced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Race nothing: ours takes half the seconds of its peer. Return the requested steps."""
+def fake_race(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Replace the race: ours takes half the seconds of its peer. Return the requested steps."""
     asked = []
 
     def race(sides: list[Contender], *, rounds: int, steps: int, **_: int) -> list[Record]:
@@ -104,7 +104,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_one_json_object_holds_every_shape(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = raced(monkeypatch)
+    asked = fake_race(monkeypatch)
     main(replace(HF, json=True, rounds=3))
     actual = json.loads(capsys.readouterr().out)
     assert asked == [5, 5]
@@ -119,10 +119,8 @@ def test_one_json_object_holds_every_shape(
     assert ours["record"]["seconds"] == [0.5] * 3
 
 
-def test_tables_are_for_people(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = raced(monkeypatch)
+def test_table_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = fake_race(monkeypatch)
     main(replace(HF, shape="small", steps=2, rounds=3))
     shown = capsys.readouterr().out
     assert asked == [2]

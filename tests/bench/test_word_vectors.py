@@ -1,4 +1,4 @@
-"""Vectors are learned from texts, and a classifier begins from them."""
+"""Word vectors are learned from texts, and initialize a classifier."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformer.baselines.baseline_configs import bag_of_embeddings_config
 
 
 def questions(folder: Path) -> Experiment:
-    """A bag of embeddings for a few texts of two classes."""
+    """Return a bag of embeddings for a few texts of two classes."""
     lines = [f"{'animal' if n % 2 else 'tool'}\tthe {'cat' if n % 2 else 'axe'}" for n in range(40)]
     for name in ("train", "test"):
         (folder / name).write_text("label\ttext\n" + "\n".join(lines) + "\n")
@@ -32,22 +32,22 @@ def questions(folder: Path) -> Experiment:
 
 
 @pytest.mark.full
-def test_words_in_the_same_company_get_like_vectors() -> None:
+def test_words_in_the_same_contexts_get_similar_vectors() -> None:
     random = np.random.default_rng(0)
     texts = [random.integers(0, 2, 500) + 2 * (n % 2) for n in range(40)]
     vectors = learned(texts, 4, 8, steps=500)
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    likeness = unit @ unit.T
-    assert min(likeness[0, 1], likeness[2, 3]) > likeness[:2, 2:].max()
+    unit_vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    similarity = unit_vectors @ unit_vectors.T
+    assert min(similarity[0, 1], similarity[2, 3]) > similarity[:2, 2:].max()
 
 
 @pytest.mark.full
-def test_a_classifier_begins_from_the_vectors(tmp_path: Path) -> None:
+def test_classifier_starts_from_the_vectors(tmp_path: Path) -> None:
     experiment = questions(tmp_path)
     text = tmp_path / "text.txt"
     text.write_text("the cat met a dog\n\nthe axe\n")
     known = read(experiment, text)
-    assert [len(each) for each in known[:2]] == [2, 2]  # a, met and dog are not known
+    assert [len(each) for each in known[:2]] == [2, 2]  # a, met and dog are not in the vocabulary
     assert len(known) > 20
     vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     assert 0 <= accuracy(experiment, vectors) <= 1

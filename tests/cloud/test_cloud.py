@@ -33,10 +33,10 @@ GKE: dict[str, Any] = dict(
 )
 
 
-def ran(
+def run_script(
     script: str, *arguments: str, dry: bool = True, **variables: Any
 ) -> "subprocess.CompletedProcess[str]":
-    folder = Path(sys.executable).parent  # of python3 and shellcheck
+    folder = Path(sys.executable).parent  # python3 and shellcheck
     known = {"PATH": f"{folder}:{os.environ['PATH']}", "PAUSE": "0", **variables}
     known |= {"DRY_RUN": "1"} if dry else {}
     command = ["bash", str(CLOUD / script), *arguments]
@@ -119,7 +119,7 @@ class Repository:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_shell_has_no_complaint(script: str) -> None:
+def test_shellcheck_passes(script: str) -> None:
     checker = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     assert checker
     command = [checker, "-x", f"cloud/{script}"]
@@ -127,8 +127,8 @@ def test_the_shell_has_no_complaint(script: str) -> None:
     assert (result.returncode, result.stdout) == (0, "")
 
 
-def test_a_tpu_is_requested_set_up_used_and_released() -> None:
-    result = ran("tpu_vm.sh", "train", **TPU, SPOT="1", PROJECT="mine")
+def test_tpu_is_requested_set_up_used_and_released() -> None:
+    result = run_script("tpu_vm.sh", "train", **TPU, SPOT="1", PROJECT="mine")
     assert (result.returncode, result.stderr) == (0, "")
     steps = result.stdout.splitlines()
     assert len(steps) == 4
@@ -138,14 +138,14 @@ def test_a_tpu_is_requested_set_up_used_and_released() -> None:
     assert "--runtime-version v2-alpha-tpuv5 --spot" in create
     assert "constraints.txt" in remote_script(setup)
     assert "--worker all" in fit
-    # Quoted once for the shell here and once for the shell there.
+    # Quoted once for the local shell and once for the remote shell.
     assert re.search(r"fit\\ llama:3-8b\\ --workdir\\ gs://bucket/a\\\\\\ run", fit)
     assert "delete run --force" in delete
 
 
 def test_setup_installs_uv_and_updates_the_code(tmp_path: Path, host: Host) -> None:
     def setup(repository: Repository) -> list[str]:
-        shown = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url})
+        shown = run_script("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url})
         assert (shown.returncode, shown.stderr) == (0, "")
         [line] = shown.stdout.splitlines()
         result = host.run(remote_script(line))
@@ -168,16 +168,18 @@ def test_setup_installs_uv_and_updates_the_code(tmp_path: Path, host: Host) -> N
     assert code.read_text() == "three"
 
 
-def test_setup_ends_where_a_step_fails(tmp_path: Path, host: Host) -> None:
-    line = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": f"file://{tmp_path}/none"}).stdout
+def test_setup_stops_at_the_first_failure(tmp_path: Path, host: Host) -> None:
+    line = run_script(
+        "tpu_vm.sh", "setup", **TPU | {"REPOSITORY": f"file://{tmp_path}/none"}
+    ).stdout
     result = host.run(remote_script(line))
     assert result.returncode != 0
-    assert host.logged() == [INSTALLER]  # no install of code that was not fetched
+    assert host.logged() == [INSTALLER]  # code that was not fetched is not installed
     (host.home / ".local" / "bin" / "uv").unlink()
     (host.programs / "curl").write_text("#!/bin/sh\nexit 6\n")
     repository = Repository(tmp_path / "repository")
     repository.commit("one")
-    line = ran("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url}).stdout
+    line = run_script("tpu_vm.sh", "setup", **TPU | {"REPOSITORY": repository.url}).stdout
     assert host.run(remote_script(line)).returncode != 0
 
 
@@ -192,10 +194,10 @@ def test_setup_ends_where_a_step_fails(tmp_path: Path, host: Host) -> None:
         ("gke.sh", "xpk", GKE),
     ],
 )
-def test_a_workdir_on_a_local_disk_is_refused(
+def test_local_workdir_raises(
     script: str, verb: str, variables: dict[str, Any], folder: str
 ) -> None:
-    result = ran(script, verb, **variables | {"WORKDIR": folder})
+    result = run_script(script, verb, **variables | {"WORKDIR": folder})
     assert (result.returncode, result.stdout) == (2, "")
     [line] = result.stderr.splitlines()
     assert f"WORKDIR {folder}: is not in a bucket" in line
@@ -209,53 +211,53 @@ def test_a_workdir_on_a_local_disk_is_refused(
         ("v6e-16", "v2-alpha-tpuv6e"),
     ],
 )
-def test_each_kind_of_tpu_has_its_image(kind: str, image: str) -> None:
-    result = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": kind})
+def test_each_tpu_kind_has_its_image(kind: str, image: str) -> None:
+    result = run_script("tpu_vm.sh", "up", **{**TPU, "TYPE": kind})
     assert f"--runtime-version {image} " in result.stdout
     assert "--spot" not in result.stdout
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_what_is_missing_is_named(script: str) -> None:
+def test_missing_settings_are_named(script: str) -> None:
     verb = {"tpu_vm.sh": ["up"], "gke.sh": ["up"]}.get(script, [])
-    result = ran(script, *verb)
+    result = run_script(script, *verb)
     assert result.returncode == 2
     assert re.search(r"(NAME|CONFIG) is not set; see the top of the script", result.stderr)
     assert result.stdout == ""
 
 
-def test_a_kind_that_there_is_not() -> None:
-    result = ran("tpu_vm.sh", "up", **{**TPU, "TYPE": "v9-8"})
+def test_unknown_tpu_kind_raises() -> None:
+    result = run_script("tpu_vm.sh", "up", **{**TPU, "TYPE": "v9-8"})
     assert result.returncode == 2
     assert "TYPE v9-8: is not known" in result.stderr
 
 
-def test_a_missing_command_prints_the_usage() -> None:
+def test_missing_command_prints_usage() -> None:
     for script in ("tpu_vm.sh", "gke.sh"):
-        result = ran(script, **TPU)
+        result = run_script(script, **TPU)
         assert result.returncode == 2
         assert result.stderr.startswith(f"usage: cloud/{script}")
 
 
-def test_a_missing_program(tmp_path: Path) -> None:
+def test_missing_program_is_named(tmp_path: Path) -> None:
     for name in ("bash", "dirname"):
         actual = shutil.which(name)
         assert actual
         (tmp_path / name).symlink_to(actual)
-    shown = ran("tpu_vm.sh", "status", dry=False, **TPU | {"PATH": str(tmp_path)})
+    shown = run_script("tpu_vm.sh", "status", dry=False, **TPU | {"PATH": str(tmp_path)})
     assert shown.returncode == 2
     assert "gcloud is not installed" in shown.stderr
 
 
 @pytest.fixture(scope="module")
 def jobset() -> dict[str, Any]:
-    result = ran("gke.sh", "show", **GKE, ARGUMENTS="--mesh.fsdp -1 --seed '3'", CHIPS="8")
+    result = run_script("gke.sh", "show", **GKE, ARGUMENTS="--mesh.fsdp -1 --seed '3'", CHIPS="8")
     assert (result.returncode, result.stderr) == (0, "")
     loaded: dict[str, Any] = yaml.safe_load(result.stdout)
     return loaded
 
 
-def test_the_jobset_has_the_requested_settings(jobset: dict[str, Any]) -> None:
+def test_jobset_has_the_requested_settings(jobset: dict[str, Any]) -> None:
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 10
     [job] = jobset["spec"]["replicatedJobs"]
@@ -277,7 +279,7 @@ def test_the_jobset_has_the_requested_settings(jobset: dict[str, Any]) -> None:
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
 
 
-def test_its_jobs_are_jobs_of_kubernetes(jobset: dict[str, Any]) -> None:
+def test_jobset_jobs_are_valid_kubernetes_jobs(jobset: dict[str, Any]) -> None:
     [job] = jobset["spec"]["replicatedJobs"]
     full = {
         "apiVersion": "batch/v1",
@@ -291,54 +293,58 @@ def test_its_jobs_are_jobs_of_kubernetes(jobset: dict[str, Any]) -> None:
         kubernetes_validate.validate(full, "1.31", strict=True)
 
 
-def test_gke_says_what_it_would_do() -> None:
-    applied = ran("gke.sh", "up", **GKE).stdout
+def test_gke_dry_run() -> None:
+    applied = run_script("gke.sh", "up", **GKE).stdout
     assert applied.startswith("+ kubectl apply -f -\n")
     assert "kind: JobSet" in applied
-    assert ran("gke.sh", "down", **GKE).stdout == "+ kubectl delete jobset run\n"
-    line = ran("gke.sh", "xpk", **GKE, CLUSTER="pod", TYPE="v5p-128").stdout
+    assert run_script("gke.sh", "down", **GKE).stdout == "+ kubectl delete jobset run\n"
+    line = run_script("gke.sh", "xpk", **GKE, CLUSTER="pod", TYPE="v5p-128").stdout
     assert line.startswith("+ xpk workload create --cluster pod --workload run")
 
 
-def test_slurm_says_what_it_would_do() -> None:
-    result = ran("slurm.sbatch", CONFIG="gpt2", WORKDIR="/shared/a run", ARGUMENTS="--seed 1")
+def test_slurm_dry_run() -> None:
+    result = run_script(
+        "slurm.sbatch", CONFIG="gpt2", WORKDIR="/shared/a run", ARGUMENTS="--seed 1"
+    )
     assert result.stdout == (
         "+ srun --kill-on-bad-exit=1 .venv/bin/python -m train fit gpt2 "
         "--workdir /shared/a\\ run --seed 1\n"
     )
 
 
-def test_a_job_that_was_preempted_is_put_back(tmp_path: Path) -> None:
+def test_preempted_job_is_requeued(tmp_path: Path) -> None:
     for name, text in {"srun": "exit 75", "scontrol": 'echo "$@"'}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    result = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path, SLURM_JOB_ID="7")
+    result = run_script(
+        "slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path, SLURM_JOB_ID="7"
+    )
     assert (result.returncode, result.stdout) == (0, "requeue 7\n")
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
-    result = ran("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path)
+    result = run_script("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path)
     assert (result.returncode, result.stdout) == (1, "")
 
 
-def test_slurm_gives_a_warning_and_puts_jobs_back() -> None:
+def test_slurm_signals_and_requeues() -> None:
     text = (CLOUD / "slurm.sbatch").read_text()
     assert "#SBATCH --requeue" in text
     assert re.search(r"#SBATCH --signal=USR1@(\d+)", text)
 
 
-def test_skypilots_task_has_what_fit_needs() -> None:
+def test_skypilot_task_is_complete() -> None:
     task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
     assert set(task) == {"name", "num_nodes", "workdir", "resources", "envs", "setup", "run"}
     used = set(re.findall(r"\$(?!SKYPILOT)([A-Z]+)\b", task["run"]))
     assert used == set(task["envs"])
     assert task["resources"]["use_spot"]
-    # SkyPilot refuses to launch while the value of a variable is null.
+    # SkyPilot does not launch while a variable's value is null.
     assert [name for name, value in task["envs"].items() if value is None] == ["WORKDIR"]
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n", "-c", task[part]], check=True)
 
 
-def test_skypilots_setup_installs_uv(host: Host) -> None:
+def test_skypilot_setup_installs_uv(host: Host) -> None:
     task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
     installs = [f"{host.home}: {VENV}", f"{host.home}: {INSTALL} -e .[cuda13] s3fs gcsfs"]
     for expected in ([INSTALLER, *installs], installs):
@@ -347,7 +353,7 @@ def test_skypilots_setup_installs_uv(host: Host) -> None:
         assert host.logged() == expected
 
 
-def test_skypilots_run_refuses_a_workdir_on_a_local_disk(host: Host) -> None:
+def test_skypilot_run_rejects_a_local_workdir(host: Host) -> None:
     task = yaml.safe_load((CLOUD / "sky.yaml").read_text())
     python = host.home / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -3,9 +3,8 @@
     python -m tests.colab.build --write
 
 A title after `# %%` is the cell's id, so that tests can name cells. The markdown cell `setup`
-stands for the cells of `sources/_setup.py`, which every notebook has in common. Without --write the
-command lists the notebooks that differ from their sources, and its exit status is 1 if there are
-any.
+stands for the cells of `sources/_setup.py`, which all notebooks share. Without --write the
+command lists the notebooks that differ from their sources, and exits with status 1 if any do.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Compare a package list that Colab publishes with the versions that this project is tested with.
+"""Compare a package list that Colab publishes with this project's tested versions.
 
     python -m tests.colab.runtime LIST [--write]
 
 LIST is the output of `pip freeze`, as in github.com/googlecolab/backend-info. Exit status: 0 if
-nothing needs doing (versions that merely differ included), 1 if there is a problem, 2 if LIST
-cannot be used.
+nothing needs doing (including versions that merely differ), 1 if there is a problem, 2 if LIST
+cannot be read.
 """
 
 import argparse
@@ -187,7 +187,7 @@ def compare(
 
 
 def format_report(report: Report) -> str:
-    """Return the report as text, one finding per line."""
+    """Return the report as text, one line per finding."""
     lines = [f"differs: {name} {old} -> {new}" for name, old, new in report.differences]
     lines += [f"not in this list: {name}" for name in report.absent]
     lines += [f"in this list without a version, not checked: {name}" for name in report.unversioned]

@@ -1,4 +1,4 @@
-"""Every notebook is committed clean: as built from its source, with no outputs or local paths."""
+"""Every notebook is committed clean: as built from its source, without outputs or local paths."""
 
 import pathlib
 import re
@@ -12,8 +12,8 @@ from tests.colab.build import build, notebook_path, sources
 ROOT = pathlib.Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.ipynb"))
 
-# Where people keep what is theirs. Folders that Colab and Kaggle give to everyone are not among it.
-OWN = re.compile(r"/home/|/Users/|/root/|/tmp/|\b[A-Z]:\\")
+# Folders of personal files; the standard folders of Colab and Kaggle are not among them.
+PERSONAL_FOLDERS = re.compile(r"/home/|/Users/|/root/|/tmp/|\b[A-Z]:\\")
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -22,16 +22,16 @@ def path(request: pytest.FixtureRequest) -> pathlib.Path:
     return actual
 
 
-def test_every_notebook_is_what_its_source_says() -> None:
+def test_notebooks_match_their_sources() -> None:
     assert [notebook_path(source) for source in sources()] == NOTEBOOKS
     for source in sources():
         text = notebook_path(source).read_text(encoding="utf-8")
         assert text == build(source), "run python -m tests.colab.build --write"
 
 
-def test_every_notebook_starts_by_installing_without_touching_jax(path: pathlib.Path) -> None:
+def test_first_cells_install_without_changing_jax(path: pathlib.Path) -> None:
     code = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
-    if code[0].id == "devices":  # what JAX reads when it starts
+    if code[0].id == "devices":  # environment variables that JAX reads when it starts
         assert "import jax" not in code[0].source
         code = code[1:]
     look, install, doctor = (cell.source for cell in code[:3])
@@ -41,7 +41,7 @@ def test_every_notebook_starts_by_installing_without_touching_jax(path: pathlib.
 
 
 @pytest.mark.full
-def test_a_notebook_runs_from_top_to_bottom(tmp_path: pathlib.Path) -> None:
+def test_one_notebook_runs_completely(tmp_path: pathlib.Path) -> None:
     """All of them run in `bench.drills.notebooks`."""
     path = ROOT / "colab" / "survive_failures.ipynb"
     notebook = execute(path, tmp_path)
@@ -49,20 +49,20 @@ def test_a_notebook_runs_from_top_to_bottom(tmp_path: pathlib.Path) -> None:
     assert count_pictures(notebook) == 1
 
 
-def test_it_is_valid(path: pathlib.Path) -> None:
+def test_notebook_is_valid(path: pathlib.Path) -> None:
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     assert notebook.nbformat == 4
 
 
-def test_it_has_no_outputs(path: pathlib.Path) -> None:
+def test_notebook_has_no_outputs(path: pathlib.Path) -> None:
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
 
 
-def test_it_keeps_no_trace_of_an_editor(path: pathlib.Path) -> None:
+def test_notebook_has_no_editor_metadata(path: pathlib.Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     assert set(notebook.metadata) <= {"colab", "kernelspec", "language_info"}
     assert notebook.metadata.kernelspec.name == "python3"
@@ -70,8 +70,8 @@ def test_it_keeps_no_trace_of_an_editor(path: pathlib.Path) -> None:
     assert {key for cell in notebook.cells for key in cell.metadata} <= {"tags"}
 
 
-def test_it_names_no_folder_of_this_machine(path: pathlib.Path) -> None:
+def test_notebook_names_no_local_folder(path: pathlib.Path) -> None:
     for cell in nbformat.read(path, as_version=4).cells:
-        assert not OWN.search(cell.source)
+        assert not PERSONAL_FOLDERS.search(cell.source)
         for folder in (ROOT, pathlib.Path.home()):
             assert f"{folder}/" not in cell.source

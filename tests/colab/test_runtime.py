@@ -69,7 +69,7 @@ def checkout(tmp_path: pathlib.Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_the_constraints_admit_themselves(
+def test_constraints_match_themselves(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copy(CONSTRAINTS, tmp_path / "list.txt")
@@ -80,7 +80,7 @@ def test_the_constraints_admit_themselves(
     assert "PROBLEM" not in output
 
 
-def test_the_constraints_lie_within_the_ranges_of_the_dependencies() -> None:
+def test_constraints_are_within_the_dependency_ranges() -> None:
     constraints = read_packages(CONSTRAINTS)
     assert None not in constraints.values()
     report = compare(constraints, constraints, read_dependencies())
@@ -88,7 +88,7 @@ def test_the_constraints_lie_within_the_ranges_of_the_dependencies() -> None:
     assert len(report.added) <= MAX_ADDED
 
 
-def test_reads_every_form_of_a_line() -> None:
+def test_every_line_format_is_parsed() -> None:
     assert parse_packages(FREEZE) == {
         "jax": Version("0.7.2"),
         "jaxlib": Version("0.7.2"),
@@ -101,7 +101,7 @@ def test_reads_every_form_of_a_line() -> None:
     }
 
 
-def test_a_list_without_differences(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_without_differences(checkout: Checkout, capsys: pytest.CaptureFixture[str]) -> None:
     assert checkout.main() == 0
     assert capsys.readouterr().out == (
         "would be installed by us: tyro\n"
@@ -112,7 +112,7 @@ def test_a_list_without_differences(checkout: Checkout, capsys: pytest.CaptureFi
     )
 
 
-def test_a_version_that_differs_is_no_problem(
+def test_different_version_is_not_a_problem(
     checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkout.replace("numpy==2.1.3", "numpy==2.4.0rc1")
@@ -123,7 +123,7 @@ def test_a_version_that_differs_is_no_problem(
     assert checkout.constraints.read_text() == CONSTRAINED
 
 
-def test_a_package_that_the_list_lacks(
+def test_package_missing_from_the_list(
     checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkout.replace("numpy==2.1.3\n", "")
@@ -135,7 +135,7 @@ def test_a_package_that_the_list_lacks(
     assert "an installation adds 2 direct" in output
 
 
-def test_a_package_without_a_version_is_neither_checked_nor_installed(
+def test_package_without_version_is_ignored(
     checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkout.replace("numpy==2.1.3", "numpy @ git+https://example.org/numpy@0123abc")
@@ -160,7 +160,7 @@ def test_a_package_without_a_version_is_neither_checked_nor_installed(
     ],
     ids=["below_the_range", "normalized_name", "jaxlib", "no_jax", "cuda_plugin"],
 )
-def test_a_problem_is_reported_with_its_remedy(
+def test_problem_is_reported_with_its_remedy(
     checkout: Checkout, capsys: pytest.CaptureFixture[str], old: str, new: str, problem: str
 ) -> None:
     checkout.replace(old, new)
@@ -181,7 +181,7 @@ def test_libtpu_and_matching_plugins_are_shown(
     assert "accelerator: jax-cuda12-plugin 0.7.2\n" in output
 
 
-def test_write_changes_versions_and_nothing_else(
+def test_write_changes_only_versions(
     checkout: Checkout, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkout.replace("numpy==2.1.3", "numpy==2.4.0\nunrelated==1.0")
@@ -199,7 +199,7 @@ def test_write_changes_versions_and_nothing_else(
 
 
 @pytest.mark.parametrize("text", ["", "# only a comment\n\n", "<html><p>Not found</p></html>"])
-def test_a_list_without_packages_is_refused(
+def test_empty_list_raises(
     checkout: Checkout, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     checkout.list.write_text(text)
@@ -212,7 +212,7 @@ def test_a_list_without_packages_is_refused(
     )
 
 
-def test_a_list_that_cannot_be_read_is_refused(
+def test_unreadable_list_raises(
     checkout: Checkout, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkout.list.unlink()
@@ -225,7 +225,7 @@ def test_a_list_that_cannot_be_read_is_refused(
     assert "cannot be read (Is a directory); give a file" in capsys.readouterr().err
 
 
-def test_an_installation_leaves_colab_as_it_is() -> None:
+def test_installation_keeps_colabs_packages() -> None:
     constraints = read_packages(CONSTRAINTS)
     if Version(metadata.version("jax")) != constraints[canonicalize_name("jax")]:
         pytest.skip("this environment has another jax than Colab")

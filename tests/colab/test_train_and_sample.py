@@ -56,13 +56,13 @@ def execute(text: str, **names: Any) -> dict[str, Any]:
     return names
 
 
-def test_nothing_is_installed_where_the_project_is() -> None:
+def test_project_checkout_is_not_reinstalled() -> None:
     shell = Shell()
     execute(source("install"), get_ipython=lambda: shell)
     assert shell.magics == []
 
 
-def test_an_installation_leaves_jax_at_its_version(
+def test_installation_keeps_the_jax_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -81,7 +81,7 @@ def test_an_installation_leaves_jax_at_its_version(
     assert len(held) == len({each.name for each in metadata.distributions() if each.name})
 
 
-def test_an_installation_from_nowhere_says_what_to_set(
+def test_missing_address_names_the_setting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -92,7 +92,7 @@ def test_an_installation_from_nowhere_says_what_to_set(
 
 
 @pytest.mark.parametrize("what", ["a checkout", "an archive", "a wheel"])
-def test_an_installation_without_an_address(
+def test_installation_without_an_address(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, what: str
 ) -> None:
     """The source is the checkout around the notebook, or an uploaded archive."""
@@ -111,7 +111,7 @@ def test_an_installation_without_an_address(
     assert line.format(**names).split()[-1] == str(expected)
 
 
-def test_the_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     execute(source("look"))
     devices = jax.devices()
     shown = f"{len(devices)} x {devices[0].device_kind} (cpu), jax {jax.__version__}\n"
@@ -127,7 +127,7 @@ def test_the_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) ->
         ("ELSEWHERE", True, "runs/mine"),
     ],
 )
-def test_the_run_is_kept_where_it_outlives_the_machine(
+def test_run_folder_outlives_the_machine(
     monkeypatch: pytest.MonkeyPatch, variable: str, on_drive: bool, folder: str
 ) -> None:
     for name in ("COLAB_RELEASE_TAG", "KAGGLE_KERNEL_RUN_TYPE"):
@@ -143,7 +143,7 @@ def test_the_run_is_kept_where_it_outlives_the_machine(
     assert mounted == (["/content/drive"] if "drive" in folder else [])
 
 
-def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_match_the_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Experiment, str]] = []
     monkeypatch.setattr(train, "fit", lambda *arguments: asked.append(arguments))
     execute(source("settings") + "\n" + source("train"), workdir="there")
@@ -155,7 +155,7 @@ def test_the_settings_are_those_of_the_quickstart(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.full
-def test_it_runs_completely_and_resumes(tmp_path: pathlib.Path) -> None:
+def test_notebook_runs_completely_and_resumes(tmp_path: pathlib.Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
     for number in range(7):
@@ -168,7 +168,7 @@ def test_it_runs_completely_and_resumes(tmp_path: pathlib.Path) -> None:
     before = read_metrics(folder.metrics)
     assert steps_of(before) == [10, 20]
 
-    # Two devices, as Kaggle's pair of GPUs: a run may go on elsewhere than it began.
+    # Two devices, like Kaggle's pair of GPUs: a run may resume on other hardware.
     second = run_notebook(tmp_path, steps=30, devices=2)
     check_outputs(second)
     after = read_metrics(folder.metrics)
@@ -191,7 +191,7 @@ def run_notebook(folder: pathlib.Path, *, steps: int, devices: int = 1) -> Any:
 
 
 def check_outputs(notebook: Any) -> None:
-    """Check that pictures and texts exist and that nothing warned."""
+    """Check that images and texts exist and that nothing warned."""
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
     assert warnings(notebook) == []
     for name in ("curve", "attention"):

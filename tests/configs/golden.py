@@ -1,9 +1,9 @@
 """Golden files of the shipped experiments: `golden/<config file>.txt` and `golden/defaults.txt`.
 
-A config's file has one section for each of its experiments, with the settings that differ from
-their defaults, and one named `*` for those that all of them share; `defaults.txt` has the default
-of every setting. A changed default therefore shows once, and a changed experiment shows in its own
-section. Read the difference, then renew the files:
+A config's file has one section per experiment, with the settings that differ from their
+defaults, and one named `*` for those that all of them share; `defaults.txt` has the default
+of every setting. So a changed default shows once, and a changed experiment shows in its own
+section. Read the difference, then regenerate the files:
 
     python -m tests.configs.golden
 """
@@ -53,7 +53,7 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
             for field in dataclasses.fields(value)
             if getattr(value, field.name) != default_of(field)
         ]
-        if classes_by_kind(hint):  # one of several classes: the others' settings are not comparable
+        if classes_by_kind(hint):  # one of several classes, whose settings are not comparable
             yield f"{prefix}kind", scalar(kind_name(type(value)))
         elif not changed:
             yield name, "{}"
@@ -64,10 +64,10 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def config_classes(hint: Any = Experiment, found: dict[type, None] | None = None) -> list[type]:
-    """Return every dataclass that an experiment may hold, in the order of their discovery."""
+    """Return every dataclass that an experiment may contain, in order of discovery."""
     found = {} if found is None else found
     for each in (*all_classes_by_kind(hint).values(), hint, *get_args(hint)):
-        if inspect.isabstract(each):  # an interface: it has no settings of its own
+        if inspect.isabstract(each):  # an interface, without settings
             continue
         if isinstance(each, type) and dataclasses.is_dataclass(each) and each not in found:
             found[each] = None
@@ -83,8 +83,8 @@ def defaults() -> str:
     """Return the text of `defaults.txt`: every config class with the defaults of its fields."""
     sections = {}
     for each in config_classes():
-        # Registered ones of tests and benchmarks are there only if their module was imported.
-        # ArrayDataConfig is reached through such tasks alone.
+        # Classes registered by tests and benchmarks exist only if their module was imported.
+        # ArrayDataConfig is only reached through such tasks.
         ours = each.__module__.startswith(("train.", "transformer."))
         if each in (Precision, ArrayDataConfig) or not ours:
             continue
@@ -126,7 +126,7 @@ def _file(sections: dict[str, list[tuple[str, str]]]) -> str:
 
 
 def main() -> None:
-    """Write the golden files anew."""
+    """Write the golden files."""
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.txt"):
         old.unlink()

@@ -30,7 +30,7 @@ VARIANTS = tuple(listops.attention_variants(listops.SMALL))
 
 
 def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
-    """With few and short expressions."""
+    """Return the experiment with few and short expressions."""
     data = ListOpsDataConfig(
         train_examples=40,
         validation_examples=9,
@@ -43,7 +43,7 @@ def shrunk(experiment: Experiment, **changes: Any) -> Experiment:
 
 
 def test_every_bidirectional_variant_is_included() -> None:
-    """Attention variants only: other mixers have none, and Primer is for language models."""
+    """Attention variants only; Primer is for language models."""
     assert set(VARIANTS) <= set(MIXERS)
     for file in (listops, byte_text):
         names = [*VARIANTS, *(f"arena_{name}" for name in VARIANTS)]
@@ -56,7 +56,7 @@ def test_every_bidirectional_variant_is_included() -> None:
 
 
 def test_listops_model_has_the_published_size() -> None:
-    """6 layers of 512 with feed-forwards of 2,048, and 10 classes, over 17 words."""
+    """6 layers of 512 with feed-forwards of 2,048, 10 classes, and 17 words."""
     experiment = find_experiment("listops:arena_full")
     model = dataclasses.replace(experiment.model, vocab_size=17)
     task = make_task(dataclasses.replace(experiment, model=model))
@@ -71,7 +71,7 @@ def test_listops_model_has_the_published_size() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_models_accept_published_lengths(name: str) -> None:
-    """Nothing is computed."""
+    """Traced only; nothing is computed."""
     for file, words, classes in (("listops", 17, 10), ("byte_text", 257, 2)):
         experiment = find_experiment(f"{file}:arena_{name}")
         model = dataclasses.replace(experiment.model, vocab_size=words, layer_loop="scan")
@@ -117,8 +117,8 @@ def test_variant_learns_from_padded_batches(name: str) -> None:
             result = loss(params, rows, None)["loss"]
             return result.total / result.weight
 
-        value, slope = jax.value_and_grad(mean)(params)
-        return value, jax.tree.map(lambda p, g: p - 0.05 * g, params, slope)
+        value, gradient = jax.value_and_grad(mean)(params)
+        return value, jax.tree.map(lambda p, g: p - 0.05 * g, params, gradient)
 
     before, params = learned(jax.jit(model.init_params)(jax.random.key(0)))
     after, params = learned(params)

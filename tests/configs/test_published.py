@@ -1,4 +1,4 @@
-"""Shipped configs of published models have the published sizes; nothing of them is allocated."""
+"""Shipped configs of published models have the published parameter counts (shapes only)."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ EXACT = {
     "llama:3.2-1b": 1_235_814_400,
     "bert:base": 109_482_240,
     "bert:large": 335_141_888,
-    # Without two token types, and a pooler of D^2 + D.
+    # Without two token types and the pooler, of D^2 + D.
     "bert:base-mlm": 109_482_240 - 2 * 768 - 768 * 769,
     "bert:large-mlm": 335_141_888 - 2 * 1024 - 1024 * 1025,
     "transformer_base": 63_045_632,

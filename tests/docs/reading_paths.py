@@ -9,7 +9,7 @@ Three paths, in the order in which their files are first entered:
 - step: one training step of a tiny language model, without the files of the forward path;
 - resume: `restore_or_init`, from an existing run folder to a restored state.
 
-Runs in a process of its own, because functions that other code has called before may be cached.
+It runs in its own process, because functions that other code has called before may be cached.
 """
 
 import ast

@@ -74,7 +74,7 @@ def test_every_backend_is_documented() -> None:
     assert set(rows("backend")) == set(get_args(Backend)) - {"auto"}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", PAGE.read_text()):
         assert (PAGE.parent / target).exists(), target
 
@@ -84,7 +84,7 @@ def test_links_lead_somewhere() -> None:
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Take the process back to before the example was imported."""
+    """Return a function that undoes the import of the example."""
 
     def forget() -> None:
         MIXERS.pop("sharp", None)
@@ -118,7 +118,7 @@ def test_example_mixer_is_used_from_the_command_line(
     monkeypatch.chdir(tmp_path)
 
     def run(*line: str) -> str:
-        forget()  # as in a process of its own
+        forget()  # as in a new process
         result = command(capsys, *line, "--import", "sharp.py")
         assert (result.status, result.error) == (0, "")
         return result.output

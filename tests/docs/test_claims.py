@@ -1,4 +1,4 @@
-"""`docs/claims.md` uses its own verdicts, and names tests, commands and figures that exist."""
+"""`docs/claims.md` uses its own verdicts, and its tests, commands and figures exist."""
 
 import importlib.util
 import re
@@ -49,5 +49,5 @@ def test_named_benchmarks_exist(module: str) -> None:
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([\w/.]+)", TEXT))))
-def test_links_lead_somewhere(link: str) -> None:
+def test_links_resolve(link: str) -> None:
     assert (PAGE.parent / link).exists()

@@ -1,4 +1,4 @@
-"""The drill that runs the commands of the documentation reads pages right; a page of it runs."""
+"""The documentation drill parses pages correctly, and one of its pages runs."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_blocks_of_a_page() -> None:
     assert first.line == 5
 
 
-def test_an_unknown_directive_is_an_error() -> None:
+def test_unknown_directive_raises() -> None:
     with pytest.raises(ValueError, match="later"):
         blocks("<!-- run: later -x -->\n```bash\nls\n```\n")
 
@@ -61,18 +61,18 @@ def test_every_fence_names_its_language() -> None:
             assert fence.removeprefix("```") in (*LANGUAGES, "text", "toml"), (path, fence)
 
 
-def test_every_page_can_be_read() -> None:
+def test_every_page_is_parsed() -> None:
     assert "README.md" in pages()
 
 
 @pytest.mark.slow
-def test_a_page_runs_as_it_says() -> None:
+def test_page_commands_run() -> None:
     results = run_page("docs/explanation/masks.md", ROOT)
     assert [(status, problem) for _, status, _, problem in results] == [("ok", "")]
 
 
 @pytest.mark.full
-def test_a_block_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_block_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.drills.docs_commands.ROOT", tmp_path)
     (tmp_path / "page.md").write_text("```bash\necho why; exit 3\n```\n```python\n1 / 0\n```\n")
     (_, first, _, why), (_, second, _, trace) = run_page("page.md", tmp_path)

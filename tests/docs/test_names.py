@@ -34,7 +34,7 @@ def settings() -> frozenset[str]:
         for config in list_experiments()
         for name in flatten_experiment(find_experiment(config))
     }
-    # No shipped config has several sources of data.
+    # No shipped config has several data sources.
     names |= {f"data.sources.N.{field.name}" for field in dataclasses.fields(SourceConfig)}
     prefixes = {name.rsplit(".", depth)[0] for name in names for depth in range(1, 6)}
     return frozenset(names | prefixes)
@@ -45,7 +45,9 @@ def test_settings_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     flags = re.findall(rf"--((?:{PARTS.replace('_', '-')})(?:\.[\w-]+)+)", text)
     fields = re.findall(rf"`((?:{PARTS})(?:\.\w+)+)`", text)
-    fields = [name for name in fields if not name.endswith(".weight")]  # of Hugging Face models
+    fields = [
+        name for name in fields if not name.endswith(".weight")
+    ]  # settings of Hugging Face models
     for name in [flag.replace("-", "_") for flag in flags] + fields:
         expected = re.sub(r"\.\d+\b", ".N", name).replace(".no_", ".")
         assert expected in settings() | NOT_SETTINGS, name
@@ -66,7 +68,7 @@ def _anchor(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", [*PAGES, "RESULTS.md", "CHANGELOG.md"])
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_resolve(page: str) -> None:
     source = ROOT / page
     for target in re.findall(r"\]\(([^)\s]+)\)", source.read_text()):
         if target.startswith("http"):

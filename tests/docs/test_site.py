@@ -28,7 +28,7 @@ from transformer.field_docs import field_docs
 ROOT = Path(__file__).parents[2]
 
 
-def test_links_out_of_docs_lead_to_pages_of_the_site() -> None:
+def test_links_out_of_docs_point_to_site_pages() -> None:
     text = "[a](../README.md#x) [resume.md](resume.md) [b](https://e.org) [c](#d)\n```\n[e](f)\n```"
     actual, targets = rewrite(text, "docs/training.md")
     assert actual == (
@@ -44,7 +44,7 @@ def test_files_and_folders_have_pages() -> None:
     assert site_path("colab/translate.ipynb") == "notebooks/translate.md"
 
 
-def test_pages_that_no_section_names_are_not_lost() -> None:
+def test_unlisted_pages_are_included() -> None:
     assert ":caption: More\n\nnew_page\n" in contents(["training.md", "new_page.md"])
 
 
@@ -60,7 +60,7 @@ def test_every_setting_of_every_shipped_config_is_in_the_reference() -> None:
             assert last == "kind" or last.isdigit() or f"| `{last}` |" in page, field
 
 
-def test_every_class_of_settings_has_a_table_with_effects() -> None:
+def test_every_settings_class_has_a_table_with_effects() -> None:
     page = settings_page()
     for owner in setting_classes():
         section = page.partition(f"### {owner.__name__}\n")[2].partition("\n###")[0]
@@ -78,19 +78,19 @@ def test_every_verb_is_in_the_reference() -> None:
     assert "| `--max-new-tokens` | int | `" in page
 
 
-def test_the_page_of_errors_quotes_real_messages() -> None:
+def test_error_page_quotes_real_messages() -> None:
     """A quoted message is one that the source raises, with its variable parts as `…`."""
     known = [each.text for each in messages()]
     text = (ROOT / "docs" / "errors.md").read_text("utf-8")
     quoted = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| `")]
     assert len(quoted) > 20
     for row in quoted:
-        ticks = "``" if row.startswith("| ``") else "`"  # a message may have backticks itself
+        ticks = "``" if row.startswith("| ``") else "`"  # a message may contain backticks
         message = row.removeprefix(f"| {ticks}").removesuffix(ticks).strip()
         assert message in known, message
 
 
-def test_messages_are_read_with_their_variable_parts() -> None:
+def test_messages_are_parsed_with_their_variable_parts() -> None:
     source = 'f"field {name}: is {1 + 1}; " + "give " + names'
     node = ast.parse(source, mode="eval").body
     assert template(node) == "field …: is …; give …"
@@ -109,7 +109,7 @@ class _Links(HTMLParser):
 
 
 @pytest.mark.full
-def test_the_site_builds_without_warnings_and_loads_nothing_from_the_network(
+def test_site_builds_without_warnings_or_network_resources(
     tmp_path: Path,
 ) -> None:
     site = tmp_path / "site"

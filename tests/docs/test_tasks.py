@@ -1,4 +1,4 @@
-"""The worked example of docs/tasks.md runs unchanged: a user's task, without text."""
+"""The worked example of docs/tasks.md runs unchanged: a user-defined task without text."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def forget() -> None:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current folder, with the example in it."""
+    """Return the current folder, which contains the example."""
     (tmp_path / "regression.py").write_text(EXAMPLE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -46,16 +46,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def test_the_example_is_short() -> None:
+def test_example_is_short() -> None:
     assert EXAMPLE.count("\n") <= 60
 
 
 @pytest.mark.slow
-def test_it_trains_evaluates_predicts_and_resumes(
+def test_example_trains_evaluates_predicts_and_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*line: str) -> str:
-        forget()  # as in a process of its own
+        forget()  # as in a new process
         result = command(capsys, *line)
         assert (result.status, result.error) == (0, "")
         return result.output

@@ -1,4 +1,4 @@
-"""The scripts in `examples/` run and do what they say."""
+"""The scripts in `examples/` run and do what they claim."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def test_own_training_loop_learns() -> None:
 
 
 @pytest.mark.slow
-def test_members_of_the_ensemble_learn_and_differ() -> None:
+def test_ensemble_members_learn_and_differ() -> None:
     example = load("ensemble")
     params, losses = example.train(steps=60)
     assert losses.shape == (example.MEMBERS,)
@@ -71,17 +71,17 @@ def test_frozen_layers_keep_their_bits_and_others_learn() -> None:
 
 
 @pytest.mark.full
-def test_the_exported_model_computes_the_same() -> None:
+def test_exported_model_gives_the_same_logits() -> None:
     assert max(load("export").main()) < 1e-5
 
 
 @pytest.mark.slow
-def test_a_needed_head_is_found_by_removing_it() -> None:
+def test_ablation_finds_a_necessary_head() -> None:
     example = load("head_ablation")
     params = example.train(steps=500)
     tokens = example.make_batch(jax.random.key(10**6))
     first, last = example.read_layers(params, tokens)
-    assert last < 0.1 < 2 < first  # the repetition is known in the last layer, not before
+    assert last < 0.1 < 2 < first  # only the last layer knows the repeated token
     losses = np.array(example.ablate(params, tokens))
     assert losses.shape == (example.LAYERS, example.HEADS)
     assert losses.max() > 10 * last

@@ -1,4 +1,4 @@
-"""Scripts with user-defined parts: they run, and the command line reads their runs."""
+"""Scripts with user-defined parts run, and the command line reads their runs."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Leave no part registered; JAX is as a user has it."""
+    """Leave no part registered, and JAX with its default configuration."""
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.chdir(tmp_path)
     with jax.numpy_rank_promotion("allow"):
@@ -39,7 +39,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 @pytest.mark.parametrize("name", ["own_mixer", "own_task"])
-def test_they_are_short_and_linked(name: str) -> None:
+def test_examples_are_short_and_linked(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80
     assert f"(examples/{name}.py)" in README.read_text()
 

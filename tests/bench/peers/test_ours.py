@@ -1,4 +1,4 @@
-"""Our side of the race: what is built from the settings, and that it runs."""
+"""Our side of the race: the experiment built from the settings, and that it trains."""
 
 import math
 import sys
@@ -27,7 +27,7 @@ SETTINGS = {
 }
 
 
-def test_the_experiment_is_gpt2_and_otherwise_the_default() -> None:
+def test_experiment_is_gpt2_with_default_settings() -> None:
     experiment = experiment_of(SETTINGS)
     (block,) = experiment.model.layer_pattern
     assert block.feed_forward == FeedForwardConfig(activation="gelu")
@@ -47,7 +47,7 @@ def test_the_experiment_is_gpt2_and_otherwise_the_default() -> None:
     assert feed_forward.activation == "gelu_tanh"
 
 
-def test_rows_are_random_and_targets_are_the_tokens_after() -> None:
+def test_rows_are_random_and_targets_are_next_tokens() -> None:
     generator = np.random.default_rng(0)
     first, second = (random_rows(generator, SETTINGS, start) for start in (0, 3))
     assert first["tokens"].shape == first["targets"].shape == first["weights"].shape == (3, 5)
@@ -58,7 +58,7 @@ def test_rows_are_random_and_targets_are_the_tokens_after() -> None:
 
 
 @pytest.mark.full
-def test_it_trains() -> None:
+def test_contender_trains() -> None:
     contender = Contender("ours", (sys.executable, "-m", "bench.peers.ours"), SETTINGS)
     with running(contender, warmup=1) as runner:
         runner.turn(2)

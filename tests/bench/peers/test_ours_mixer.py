@@ -1,4 +1,4 @@
-"""Our side of the race of mixers: what is built from the settings, and that it runs."""
+"""Our side of the mixer race: the mixer built from the settings, and that it runs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ SETTINGS = {
 }
 
 
-def test_the_requested_mixer_is_built() -> None:
+def test_requested_mixer_is_built() -> None:
     assert config_of(SETTINGS) == LongformerConfig(num_heads=2, one_sided_window=3)
     asked = config_of({**SETTINGS, "mixer": "bigbird"})
     assert asked == BigBirdConfig(num_heads=2, block_size=4, random_block_span=24)
@@ -25,9 +25,9 @@ def test_the_requested_mixer_is_built() -> None:
 @pytest.mark.slow
 @pytest.mark.sampled("bigbird")
 @pytest.mark.parametrize("mixer", ["longformer", "bigbird"])
-def test_it_runs_and_has_as_many_parameters_as_the_peer(mixer: str) -> None:
+def test_mixer_runs_with_as_many_parameters_as_the_peer(mixer: str) -> None:
     work = build({**SETTINGS, "mixer": mixer})
     work.run(2)
-    matrices = 7 if mixer == "longformer" else 4  # 14 x 14, each with its bias
+    matrices = 7 if mixer == "longformer" else 4  # 14 x 14, each with a bias
     assert work.facts["parameters"] == matrices * (14 * 14 + 14)
     assert work.peak_memory() >= 0

@@ -1,4 +1,4 @@
-"""The family of mixers compared: the recall task, equal sizes, and a whole study of two mixers."""
+"""The comparison of mixers: the recall task, equal sizes, and a whole study of two mixers."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from train.scaling.design import count_without_embeddings
 from transformer.registry import BUILTIN_MIXERS, MIXERS
 
 
-def test_each_question_has_the_value_of_its_key() -> None:
+def test_answers_are_the_values_of_their_keys() -> None:
     task = AssociativeRecall(pairs=5, keys=9)
     examples = recall_examples(task, 24, 200, seed=0)
     tokens, targets, asked = (examples[name] for name in ("tokens", "targets", "asked"))
@@ -27,7 +27,7 @@ def test_each_question_has_the_value_of_its_key() -> None:
         assert all(0 <= key < 9 <= value < 18 for key, value in value_of.items())
         assert [value_of[key] for key in row[10:].tolist()] == answers[10:].tolist()
     counts = np.bincount(tokens[:, 10:].ravel(), minlength=9)
-    assert np.all(np.abs(counts / (200 * 14) - 1 / 9) < 0.03)  # five deviations
+    assert np.all(np.abs(counts / (200 * 14) - 1 / 9) < 0.03)  # five standard deviations
     again = recall_examples(task, 24, 200, seed=0)
     assert all(np.array_equal(again[name], examples[name]) for name in examples)
 
@@ -43,14 +43,14 @@ def test_all_mixers_have_equal_parameters(task: str) -> None:
     assert max(sizes.values()) < 1.02 * min(sizes.values()), sizes
 
 
-def test_every_causal_mixer_takes_part() -> None:
+def test_every_causal_mixer_is_compared() -> None:
     """Linformer has no causal form, and the rest need a memory to attend to."""
     taken = {type(mixer) for mixer in mixers(RECALL_LENGTH, 64).values()}
     names = {kind for kind in BUILTIN_MIXERS if MIXERS.config_class(kind) not in taken}
     assert names == {"linformer", "bahdanau", "luong", "seq2seq", "gnmt_encoder", "gnmt_decoder"}
 
 
-def test_sequences_that_are_too_short_are_refused() -> None:
+def test_too_short_sequences_raise() -> None:
     made = experiment("recall", "full", 10, 0)
     data = dataclasses.replace(made.data, length=2 * RECALL.pairs)  # type: ignore[call-arg]
     with pytest.raises(

@@ -170,7 +170,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         )
     },
     "FeatureClassifier": (
-        functools.partial(applied, FeatureClassifier(ENCODER)),
+        functools.partial(trace_model, FeatureClassifier(ENCODER)),
         dict(features=floats(B, T, 1), segments=None, adjacency=None),
     ),
     "generate": (

@@ -75,9 +75,9 @@ def rows_for(count: int) -> int:
 def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: Any) -> Experiment:
     """Return the tiny experiment with attention that cuDNN and splash support.
 
-    Their kernels support neither dropout of attention weights nor (cuDNN) segments, need head widths
-    that are multiples of 8, and pay off from 128 tokens on. Dropout elsewhere stays: a recomputed
-    layer must draw the same numbers again.
+    Their kernels support neither dropout of attention weights nor (cuDNN) segments, need head
+    widths that are multiples of 8, and pay off from 128 tokens on. Dropout elsewhere stays: a
+    recomputed layer must draw the same numbers again.
     """
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=4),

@@ -122,8 +122,8 @@ class TrackingConfig:
     """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
 
     trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
-    """wandb: Weights & Biases. mlflow: MLflow. Each needs the extra of its name, and takes server
-    and account from its own environment variables. Empty: none."""
+    """wandb: Weights & Biases. mlflow: MLflow. Each needs the extra of the same name, and reads
+    server and account from its own environment variables. Empty: none."""
     project: str = "linen-transformer"
     """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
 
@@ -200,7 +200,7 @@ class Experiment:
     """Number of weight updates."""
     batch_size: int = 32
     """Examples (windows, texts, sentence pairs) in a batch, over all devices and microbatches. With
-    data.batch_tokens (translation) it is an upper limit; 0: no limit beside data.batch_tokens."""
+    data.batch_tokens (translation) it is an upper limit; 0: limited by data.batch_tokens only."""
     grad_accum_steps: int = 1
     """Microbatches of each batch, processed one after the other. More of them need less memory; the
     result is the same."""
@@ -230,7 +230,7 @@ class Experiment:
     recovery: RecoveryConfig = RecoveryConfig()
     """Response to loss spikes and to non-finite updates."""
     tracking: TrackingConfig = TrackingConfig()
-    """Experiment trackers beside TensorBoard."""
+    """Experiment trackers, in addition to TensorBoard."""
     profile: str = ""
     """Steps to trace, as START:STOP, both included; written to `profile/` in the run's folder."""
     debug_checks: bool = False
@@ -258,8 +258,8 @@ class Experiment:
         """
         if not self.profile:
             return None
-        found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile, re.ASCII)
-        first, last = map(int, found.groups()) if found else (0, 0)
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", self.profile, re.ASCII)
+        first, last = map(int, match.groups()) if match else (0, 0)
         if not 1 <= first <= last <= self.steps:
             raise UsageError(
                 f"profile {self.profile}: is not a range of the run's steps; give START:STOP from "

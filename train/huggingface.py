@@ -133,11 +133,11 @@ def import_model(
     try:
         folder = RunFolder.create(workdir)
         _save(folder, experiment, params, found, tokenizer, pretrained.labels)
-        kept = Path(str(folder.pretrained))
-        kept.mkdir()
+        files_folder = Path(str(folder.pretrained))
+        files_folder.mkdir()
         for name in KEPT_FILES:
             if (origin / name).exists():
-                shutil.copyfile(origin / name, kept / name)
+                shutil.copyfile(origin / name, files_folder / name)
         # Last: config.json marks the folder as a run.
         write_run_files(
             folder,

@@ -54,9 +54,13 @@ def export_run(
     run = load(workdir)
     if weights != "merged":
         check_is_lora(run, weights)
-    kept = Path(str(run.folder.pretrained))
+    files_folder = Path(str(run.folder.pretrained))
     with as_user_errors():
-        original = read_json(kept / "config.json") if (kept / "config.json").exists() else {}
+        original = (
+            read_json(files_folder / "config.json")
+            if (files_folder / "config.json").exists()
+            else {}
+        )
     fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
     fields.pop("torch_dtype", None)
     fields.pop("dtype", None)
@@ -83,8 +87,8 @@ def export_run(
                 max_shard_bytes=max_shard_bytes,
                 on_progress=progress.advance,
             )
-        _write_tokenizer(run, kept, partial)
-        _write_generation_config(run, kept, partial)
+        _write_tokenizer(run, files_folder, partial)
+        _write_generation_config(run, files_folder, partial)
         (partial / "README.md").write_text(_model_card(run, written.model_type), encoding="utf-8")
         _replace_folder(target, partial)
     except OSError as error:
@@ -127,14 +131,14 @@ def _token_fields(run: Run) -> dict[str, Any]:
     return fields
 
 
-def _write_tokenizer(run: Run, kept: Path, folder: Path) -> None:
+def _write_tokenizer(run: Run, files_folder: Path, folder: Path) -> None:
     """Copy the tokenizer's files of an import; make those of a run with its own tokenizer."""
     if run.tokenizer is None:
         return
-    is_imported = (kept / "config.json").exists()
+    is_imported = (files_folder / "config.json").exists()
     for name in KEPT_FILES[2:] if is_imported else ():
-        if (kept / name).exists():
-            shutil.copyfile(kept / name, folder / name)
+        if (files_folder / name).exists():
+            shutil.copyfile(files_folder / name, folder / name)
     if run.tokenizer.chat_template:  # of the run: data.chat_template may have replaced it
         (folder / TEMPLATE_FILE).write_text(run.tokenizer.chat_template, encoding="utf-8")
     if not (folder / "tokenizer.json").exists():
@@ -161,11 +165,11 @@ def _write_tokenizer(run: Run, kept: Path, folder: Path) -> None:
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _write_generation_config(run: Run, kept: Path, folder: Path) -> None:
+def _write_generation_config(run: Run, files_folder: Path, folder: Path) -> None:
     """Copy the file of an import; else write the token ids, for models that generate."""
     name = "generation_config.json"
-    if (kept / name).exists():
-        shutil.copyfile(kept / name, folder / name)
+    if (files_folder / name).exists():
+        shutil.copyfile(files_folder / name, folder / name)
     elif isinstance(run.experiment.task, LanguageModeling | Translation):
         fields = _token_fields(run)
         ids = {field: fields[field] for field in sorted(fields) if field.endswith("token_id")}

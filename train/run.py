@@ -131,8 +131,10 @@ class Run:
             data = data[split]
         data = data if hasattr(data, "__len__") else list(data)
         splits = {"train": data, "validation": data, split: data}
-        experiment, held = hold_data(self.experiment, splits)
-        return evaluate_run(dataclasses.replace(self, experiment=experiment, data=held), split)
+        experiment, python_data = hold_data(self.experiment, splits)
+        return evaluate_run(
+            dataclasses.replace(self, experiment=experiment, data=python_data), split
+        )
 
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
         """Return the metrics logged so far, a dict for each line of metrics.jsonl.
@@ -208,10 +210,10 @@ def read_final_metrics(folder: RunFolder, step: int) -> dict[str, float] | None:
 def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     """Return a section of config.json. Raise UserError if it is missing."""
     config = read_json(folder.config_json)
-    found = config.get(section) if isinstance(config, dict) else None
-    if not isinstance(found, dict):
+    content = config.get(section) if isinstance(config, dict) else None
+    if not isinstance(content, dict):
         raise UserError(f"{folder.config_json}: has no {section}; restore the original file")
-    return found
+    return content
 
 
 @check_arguments

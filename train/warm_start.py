@@ -57,9 +57,9 @@ class WarmStart:
     step: int = 0
     """Step of the weights."""
     adapter: str = ""
-    """Folder of a LoRA adapter of PEFT to begin with."""
+    """Folder of a PEFT LoRA adapter to start with."""
     has_other_task: bool = False
-    """The source has learned another task, whose head does not suit this one."""
+    """True if the source was trained on another task, whose head does not fit this one."""
     model_type: str = ""
     """`model_type` of the source's import, which the modules of an adapter are named after."""
 
@@ -132,7 +132,7 @@ class WarmStartReport(NamedTuple):
     taken: tuple[str, ...]
     """Weights of the model with values of the source."""
     left: tuple[str, ...]
-    """Weights of the source that the model does not have, or that were not asked for."""
+    """Weights of the source that the model does not have, or that were not requested."""
     new: tuple[str, ...]
     """Weights of the model that keep their initial values."""
     resized: dict[str, int]
@@ -164,11 +164,11 @@ def copy_pretrained_files(
     source = warm_start.tokenizer
     if tokenizer is None or source is None or tokenizer.digest != source.digest:
         return
-    kept = RunFolder.open_existing(warm_start.source).pretrained
-    if not kept.exists():
+    files_folder = RunFolder.open_existing(warm_start.source).pretrained
+    if not files_folder.exists():
         return
     folder.pretrained.mkdir(exist_ok=True)
-    for file in kept.iterdir():
+    for file in files_folder.iterdir():
         (folder.pretrained / file.name).write_bytes(file.read_bytes())
 
 
@@ -209,9 +209,9 @@ def merge_params(
         merged[name] = _copy_like(leaf, value)
         taken.append(name)
     if not taken:
-        wanted = f" that match {warm_start.only}" if warm_start.only else ""
+        pattern_text = f" that match {warm_start.only}" if warm_start.only else ""
         raise UserError(
-            f"{warm_start.source}: has no weights{wanted} of this model; it has "
+            f"{warm_start.source}: has no weights{pattern_text} of this model; it has "
             f"{', '.join(list(source)[:3])}, ..., and the model {', '.join(list(own)[:3])}, ..."
         )
     left = tuple(name for name in source if name not in taken)
@@ -255,9 +255,9 @@ def warm_state(
     return state.replace(params=params, ema=ema), report
 
 
-def _shorten(names: tuple[str, ...], shown: int = 4) -> str:
-    hidden = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {hidden} more" if hidden > 0 else "")
+def _shorten(names: tuple[str, ...], all_names: int = 4) -> str:
+    hidden = len(names) - all_names
+    return ", ".join(names[:all_names]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def _copy_like(leaf: Any, value: Any) -> jax.Array:
@@ -313,7 +313,7 @@ def _shared_rows(
 
 def _copy_rows(to: Any, source: Any, rows: list[tuple[int, int]], axis: int) -> Any:
     """Return a copy of `to` with rows of `source`."""
-    found = np.moveaxis(to.copy(), axis, 0)
-    here, there = np.array(rows, int).reshape(-1, 2).T
-    found[here] = np.moveaxis(source, axis, 0)[there]
-    return np.moveaxis(found, 0, axis)
+    table = np.moveaxis(to.copy(), axis, 0)
+    rows_here, source_rows = np.array(rows, int).reshape(-1, 2).T
+    table[rows_here] = np.moveaxis(source, axis, 0)[source_rows]
+    return np.moveaxis(table, 0, axis)

@@ -254,9 +254,9 @@ def __getattr__(name: str) -> Any:
 
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     document_fields(module)
-    found = getattr(module, name)
-    globals()[name] = found
-    return found
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -138,8 +138,13 @@ def _describe_type(annotation: Any) -> str:
         return "an array"
     if origin in CONTAINERS:
         return "a list"
-    words: dict[Any, str] = {None: "None", int: "an integer", float: "a number", str: "a string"}
-    words |= {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
-    words |= {dict: "a dict", bool: "True or False"}
+    descriptions: dict[Any, str] = {
+        None: "None",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+    }
+    descriptions |= {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
+    descriptions |= {dict: "a dict", bool: "True or False"}
     name = annotation if isinstance(annotation, str) else getattr(origin, "__name__", str(origin))
-    return words.get(origin, f"a {name}")
+    return descriptions.get(origin, f"a {name}")

@@ -60,7 +60,7 @@ class ChunkedCrossEntropy:
     """Probability mass of each target spread evenly over V tokens (Szegedy et al. 2016, section 7;
     Vaswani et al. 2017, section 5.4)."""
     soft_cap: float = 0.0
-    """c of c tanh(logit / c). 0: no cap."""
+    """Soft cap c of the logits, c tanh(logit / c). 0: no cap."""
     context_sharded: bool = False
     """True if T is sharded: each device then has its share of every chunk."""
 

@@ -171,7 +171,7 @@ class TransformerConfig:
     final_norm: NormConfig | None = NormConfig()
     """Norm before the output matrix. Pre-norm stacks need one; post-norm stacks end with one."""
     logit_soft_cap: float = 0.0
-    """c of c tanh(logit / c), which limits logits to (-c, c) (Gemma Team 2024, section 2). 0: no
+    """Soft cap c: c tanh(logit / c) limits logits to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""
     embedding_dropout: float = 0.0
     """Dropout rate of the summed embeddings."""

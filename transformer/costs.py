@@ -208,8 +208,8 @@ def decode_step_weight_bytes(model: Model) -> int:
         if not _in_step(leaf, model):
             continue
         table = leaf.path_in_side[0] in ("embedding", "positions")
-        whole = _product_part(leaf, model) is not None or not table
-        read += leaf.num_bytes if whole else leaf.num_bytes // leaf.shape[0]
+        is_read_fully = _product_part(leaf, model) is not None or not table
+        read += leaf.num_bytes if is_read_fully else leaf.num_bytes // leaf.shape[0]
     return read
 
 

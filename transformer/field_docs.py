@@ -20,9 +20,9 @@ class FieldDocs(str):
     owner: type
 
     def __new__(cls, docstring: str, owner: type) -> "FieldDocs":
-        made = super().__new__(cls, docstring)
-        made.owner = owner
-        return made
+        docs = super().__new__(cls, docstring)
+        docs.owner = owner
+        return docs
 
     def __get__(self, instance: object, owner: type) -> str:
         return _with_fields(self.owner, str(self))
@@ -47,7 +47,7 @@ def field_docs(owner: type) -> dict[str, str]:
 
     Fields without one, and classes without source, are left out.
     """
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for each in reversed(owner.__mro__):
         if each.__module__ == "builtins":
             continue
@@ -62,10 +62,10 @@ def field_docs(owner: type) -> dict[str, str]:
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = after.value if isinstance(after, ast.Expr) else None
                 if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[field.target.id] = inspect.cleandoc(text.value)
+                    docs[field.target.id] = inspect.cleandoc(text.value)
                 elif comment := _comment(source, field):
-                    found[field.target.id] = comment
-    return found
+                    docs[field.target.id] = comment
+    return docs
 
 
 def _comment(source: str, field: ast.AnnAssign) -> str:

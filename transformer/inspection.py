@@ -278,10 +278,10 @@ def _indices(name: str, numbers: Indices) -> np.ndarray | jax.Array:  # [n] inte
     """Return numbers as an array. Raise ValueError unless they are integers."""
     if isinstance(numbers, jax.core.Tracer):
         return jnp.atleast_1d(numbers)
-    found = np.atleast_1d(np.asarray(list(numbers) if isinstance(numbers, Set) else numbers))
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        raise ValueError(f"{name} of shape {found.shape}, {found.dtype}: give integers")
-    return found.astype(np.int32)
+    indices = np.atleast_1d(np.asarray(list(numbers) if isinstance(numbers, Set) else numbers))
+    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
+        raise ValueError(f"{name} of shape {indices.shape}, {indices.dtype}: give integers")
+    return indices.astype(np.int32)
 
 
 def _check_below(name: str, indices: np.ndarray | jax.Array, size: int) -> None:
@@ -329,8 +329,8 @@ def add_vector(
     def add(value: jax.Array) -> jax.Array:
         shape = jnp.shape(vector)
         if len(shape) > value.ndim or any(
-            size not in (1, wanted)
-            for size, wanted in zip(reversed(shape), reversed(value.shape), strict=False)
+            size not in (1, target_size)
+            for size, target_size in zip(reversed(shape), reversed(value.shape), strict=False)
         ):
             raise ValueError(
                 f"vector of shape {shape}: does not broadcast to the value's {value.shape}; give "

@@ -195,7 +195,7 @@ def _expand_targets(targets: Iterable[str], known: set[str]) -> set[str]:
 
 def _select_trained(patterns: Iterable[str], axes: Mapping[Path, LogicalAxes]) -> frozenset[Path]:
     """Return the parameters whose tree paths match a pattern."""
-    found: set[Path] = set()
+    selected: set[Path] = set()
     for pattern in patterns:
         matching = {path for path in axes if matches_pattern("/".join(path), pattern)}
         if not matching:
@@ -203,8 +203,8 @@ def _select_trained(patterns: Iterable[str], axes: Mapping[Path, LogicalAxes]) -
                 f"trained {pattern}: this model has no such parameter; give tree paths such as "
                 f"{', '.join('/'.join(path) for path in sorted(axes)[:3])}"
             )
-        found |= matching
-    return frozenset(found)
+        selected |= matching
+    return frozenset(selected)
 
 
 def matches_pattern(name: str, pattern: str) -> bool:

@@ -155,8 +155,8 @@ def register_mixer(mixer: MixerClass) -> MixerClass:
 def check_is_class(part: str, value: object) -> None:
     """Raise ValueError unless the value is a class."""
     if not isinstance(value, type):
-        shown = type(value).__name__
-        raise ValueError(f"{part} of type {shown}: is not a class; decorate or give a class")
+        type_name = type(value).__name__
+        raise ValueError(f"{part} of type {type_name}: is not a class; decorate or give a class")
 
 
 def check_registration(part: str, kind: object, config: type) -> None:

@@ -23,22 +23,22 @@ def explain_mismatch(name: str, sizes: Mapping[str, int], values: Mapping[str, A
     shape, leading = array.shape, _count_leading(values)
     letters = _letters(axes, leading)
     if len(shape) != len(letters):
-        like = ""
+        hint = ""
         if "..." in axes:
             other = next(n for n, (_, each, *_) in values.items() if "..." in str(each))
-            like = f", to go with {other} of shape {values[other][0].shape}"
-        return f"{name} of shape {shape}: has {len(shape)} axes; give {expected}{like}"
+            hint = f", to go with {other} of shape {values[other][0].shape}"
+        return f"{name} of shape {shape}: has {len(shape)} axes; give {expected}{hint}"
     bound: dict[str, tuple[int, str]] = {each: (size, "the call") for each, size in sizes.items()}
     for other, (source, source_axes, *_) in values.items():
         names, source_shape = _letters(source_axes, leading), getattr(source, "shape", ())
         for letter, size in zip(names, source_shape, strict=False):
             if letter.endswith("?") and size == 1:
                 continue
-            wanted, owner = bound.setdefault(letter.rstrip("?"), (size, other))
-            if other == name and size != wanted:
+            expected_size, owner = bound.setdefault(letter.rstrip("?"), (size, other))
+            if other == name and size != expected_size:
                 return (
                     f"{name} of shape {shape}: axis {letter.rstrip('?')} is {size}, but {owner} "
-                    f"has {wanted}; give {expected} with equal sizes"
+                    f"has {expected_size}; give {expected} with equal sizes"
                 )
     return f"{name} of dtype {array.dtype}: give {_KINDS[kinds[0]]}"
 

@@ -90,8 +90,8 @@ def check_number(name: str, value: float) -> None:
         limit = MAX_INTEGER_BY_FIELD.get(name.rpartition(".")[2], default)
         if abs(value) > limit:
             # Python refuses to print integers of more than 4300 digits.
-            shown = str(value) if abs(value) < 10**30 else "with more than 30 digits"
-            raise ValueError(f"{name} {shown}: is too large; give at most {limit}")
+            value_text = str(value) if abs(value) < 10**30 else "with more than 30 digits"
+            raise ValueError(f"{name} {value_text}: is too large; give at most {limit}")
     elif not math.isfinite(value):
         raise ValueError(f"{name} {value}: is not a finite number; give one")
     elif abs(value) > MAX_FLOAT:
@@ -143,8 +143,8 @@ def check_field_types(config: Any, name: str = "") -> None:
     for field in dataclasses.fields(config):
         value, inner = getattr(config, field.name), f"{name}.{field.name}".lstrip(".")
         if field.name in hints and not _has_type(value, hints[field.name]):
-            shown = repr(value) if len(repr(value)) < 60 else type(value).__name__
-            raise ValueError(f"{inner} {shown}: {_type_remedy(value, hints[field.name])}")
+            value_text = repr(value) if len(repr(value)) < 60 else type(value).__name__
+            raise ValueError(f"{inner} {value_text}: {_type_remedy(value, hints[field.name])}")
 
 
 @functools.cache
@@ -212,10 +212,10 @@ def check_size(name: str, value: Any, minimum: int) -> None:
         check_integer(name, value, minimum)
 
 
-def check_instance(name: str, value: Any, wanted: type) -> None:
+def check_instance(name: str, value: Any, expected_type: type) -> None:
     """Raise ValueError unless the value is an instance of a class."""
-    if not isinstance(value, wanted):
-        raise ValueError(f"{name} of type {type(value).__name__}: give a {wanted.__name__}")
+    if not isinstance(value, expected_type):
+        raise ValueError(f"{name} of type {type(value).__name__}: give a {expected_type.__name__}")
 
 
 def check_sequences(name: str, value: Any) -> None:

@@ -59,8 +59,8 @@ def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
             folder / STATE_ITEM, arrays, process_index=process, process_count=count
         )
         # Files are sorted, and striped over the processes to balance their sizes.
-        share = manifest.list_files(folder)[process::count]
-        part = manifest.serialize_manifest(manifest.hash_files(folder, share))
+        own_files = manifest.list_files(folder)[process::count]
+        part = manifest.serialize_manifest(manifest.hash_files(folder, own_files))
         _part_path(folder, process).write_text(part)
     with _barrier_after(f"commit-{number}-written"):
         if process == 0:
@@ -139,16 +139,16 @@ def check_arrays_readable(
         header = f"{name}/.zarray".encode()
         if header not in keys:
             raise OSError(f"array {name} is not in the index that Orbax wrote")
-        found = [key for key in keys_by_array[name] if key != header]
-        if len(found) < _count_chunks(json.loads(store.read(header).result().value), leaf):
+        chunk_keys = [key for key in keys_by_array[name] if key != header]
+        if len(chunk_keys) < _count_chunks(json.loads(store.read(header).result().value), leaf):
             raise OSError(f"array {name} is not whole in the index that Orbax wrote")
-        chunks += found
+        chunks += chunk_keys
     if sum(leaf.size * _item_bytes(leaf) for leaf in stored.values()) > AUTO_VERIFY_BYTES:
         return  # reading everything would take minutes
-    share = sorted(chunks)[process_index::process_count]
+    own_chunks = sorted(chunks)[process_index::process_count]
     # In batches: a large model has more chunks than reads may be in flight.
-    for begin in range(0, len(share), _READS_IN_FLIGHT):
-        batch = share[begin : begin + _READS_IN_FLIGHT]
+    for begin in range(0, len(own_chunks), _READS_IN_FLIGHT):
+        batch = own_chunks[begin : begin + _READS_IN_FLIGHT]
         for key, read in zip(batch, [store.read(each) for each in batch], strict=True):
             # TensorStore returns an empty value, not an error, for a missing data file.
             if not read.result().value:

@@ -99,11 +99,13 @@ def no_valid_checkpoint_error(
     directory: epath.Path, skipped: Sequence[SkippedCheckpoint]
 ) -> UserError:
     """Return the error for a directory in which every checkpoint is damaged."""
-    found = "; ".join(f"step {each.step}: {each.problem}" for each in skipped[:_SHOWN_CHECKPOINTS])
+    problems = "; ".join(
+        f"step {each.step}: {each.problem}" for each in skipped[:_SHOWN_CHECKPOINTS]
+    )
     hidden = len(skipped) - _SHOWN_CHECKPOINTS
     more = f"; and {hidden} more" if hidden > 0 else ""
     return UserError(
-        f"checkpoints {directory}: none is intact ({found}{more}); restore what was "
+        f"checkpoints {directory}: none is intact ({problems}{more}); restore what was "
         "saved, or start again with another --workdir"
     )
 

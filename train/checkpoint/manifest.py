@@ -51,7 +51,7 @@ FileEntries = Mapping[str, FileEntry]
 
 def list_files(folder: epath.Path) -> list[str]:
     """Return the relative paths of all files but the manifest, sorted."""
-    found = []
+    files = []
     folders = [folder]
     # Not by `rglob`: characters in the folder's own name may be a pattern.
     while folders:
@@ -59,9 +59,9 @@ def list_files(folder: epath.Path) -> list[str]:
             if path.is_dir():
                 folders.append(path)
             else:
-                found.append(path.relative_to(folder).as_posix())
+                files.append(path.relative_to(folder).as_posix())
     # By prefix, as the processes of a commit write `manifest.json.0`, `manifest.json.1`, ...
-    return sorted(name for name in found if not name.startswith(MANIFEST_NAME))
+    return sorted(name for name in files if not name.startswith(MANIFEST_NAME))
 
 
 def hash_files(folder: epath.Path, files: Iterable[str]) -> dict[str, FileEntry]:
@@ -144,22 +144,26 @@ def find_manifest_problem(folder: epath.Path, verify: VerifyMode) -> str | None:
 
 def _find_size_problem(path: epath.Path, file: FileEntry) -> str | None:
     try:
-        found = path.stat().length
+        actual_size = path.stat().length
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    return None if found == file.bytes else f"has {found:,} bytes instead of {file.bytes:,}"
+    return (
+        None
+        if actual_size == file.bytes
+        else f"has {actual_size:,} bytes instead of {file.bytes:,}"
+    )
 
 
 def _find_digest_problem(folder: epath.Path, files: FileEntries) -> str | None:
     try:
-        found = hash_files(folder, files)
+        digests = hash_files(folder, files)
     except UserError:
         return "contains something that is not a regular file"
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    wrong = [name for name, file in files.items() if found[name] != file]
+    wrong = [name for name, file in files.items() if digests[name] != file]
     return f"{wrong[0]} differs from what was saved" if wrong else None
 
 

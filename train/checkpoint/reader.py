@@ -44,8 +44,8 @@ def restore_checkpoint(
     Raises:
       UserError: The checkpoint has other parameters, shapes or dtypes, or cannot be read.
     """
-    wanted = tree_paths.named_leaves(abstract_tree)
-    descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in wanted.items()}
+    requested = tree_paths.named_leaves(abstract_tree)
+    descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in requested.items()}
     with _explain_errors(path):
         # Shapes are compared before any array is read, so that the error names the parameters.
         items = _read_items(
@@ -59,13 +59,13 @@ def restore_checkpoint(
                 f"checkpoint {path}: is of another model ({difference}); "
                 "use the settings it was trained with, or another --workdir"
             )
-        arrays = _read_arrays(path, wanted, partial=not require_all)
+        arrays = _read_arrays(path, requested, partial=not require_all)
     # The digests do not show what Orbax makes of the files. Without its own metadata file, for
     # example, it restores random keys as plain integers.
-    if any(tree_paths.describe_leaf(arrays[name]) != descriptions[name] for name in wanted):
+    if any(tree_paths.describe_leaf(arrays[name]) != descriptions[name] for name in requested):
         raise _unreadable_error(path, "types were lost")
     structure = jax.tree_util.tree_structure(abstract_tree)
-    state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in wanted])
+    state = jax.tree_util.tree_unflatten(structure, [arrays[name] for name in requested])
     return RestoredCheckpoint(state, items[METADATA_ITEM])
 
 
@@ -78,11 +78,11 @@ def read_metadata(path: epath.Path) -> dict[str, Any]:
 
 
 def _read_arrays(
-    path: epath.Path, wanted: Mapping[str, Leaf], *, partial: bool
+    path: epath.Path, requested: Mapping[str, Leaf], *, partial: bool
 ) -> dict[str, jax.Array]:
     # A sharding for every array, since Orbax would otherwise take the one that was saved, whose
     # devices this machine may not have.
-    structs = {name: _with_sharding(leaf) for name, leaf in wanted.items()}
+    structs = {name: _with_sharding(leaf) for name, leaf in requested.items()}
     tree = tree_paths.nest_leaves(structs)
     request = args.PyTreeRestore(
         tree,

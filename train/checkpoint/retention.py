@@ -23,7 +23,7 @@ class RetentionPolicy:
     keep_last: int = 1
     """Number of newest checkpoints to keep, at least 1."""
     save_every: int = 0
-    """Steps between due checkpoints; 0: none is due."""
+    """Steps between due checkpoints; 0: no checkpoint is due."""
     keep_last_due: int = 1
     """Number of newest due checkpoints to keep; 1 adds nothing to `keep_last`."""
     keep_min_age: int = 0

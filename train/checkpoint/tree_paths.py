@@ -54,23 +54,23 @@ def describe_leaf(leaf: Leaf) -> str:
 
 
 def describe_difference(
-    stored: Mapping[str, str], wanted: Mapping[str, str], *, require_all: bool
+    stored: Mapping[str, str], requested: Mapping[str, str], *, require_all: bool
 ) -> str | None:
     """Describe why a checkpoint does not match the requested tree; None if it matches.
 
     Args:
       stored: `describe_leaf` of each leaf in the checkpoint, by name.
-      wanted: `describe_leaf` of each requested leaf, by name.
+      requested: `describe_leaf` of each requested leaf, by name.
       require_all: Treat a stored leaf that is not requested as a difference.
     """
     changed = [
-        f"{n} is {stored[n]} there and {wanted[n]} here"
-        for n in wanted
-        if n in stored and stored[n] != wanted[n]
+        f"{n} is {stored[n]} there and {requested[n]} here"
+        for n in requested
+        if n in stored and stored[n] != requested[n]
     ]
-    missing = [f"{n} is not in it" for n in wanted if n not in stored]
+    missing = [f"{n} is not in it" for n in requested if n not in stored]
     unexpected = [
-        f"{n} is in it and not in this model" for n in stored if require_all and n not in wanted
+        f"{n} is in it and not in this model" for n in stored if require_all and n not in requested
     ]
     differences = changed + missing + unexpected
     if not differences:

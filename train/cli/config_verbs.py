@@ -37,8 +37,8 @@ ASK_COMPILER_HELP = (
 MESH_AUTO_HELP = "--mesh auto uses the best mesh for the local devices, as `plan` finds it."
 """Help text of `--mesh auto`."""
 
-INIT_MODEL_HELP = """--init-model takes the model of the run of --init-from in place of CONFIG's,
-before other flags apply."""
+INIT_MODEL_HELP = """--init-model uses the model of the --init-from run instead of CONFIG's,
+and applies other flags to it."""
 """Help text of `--init-model`."""
 
 TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16),
@@ -82,8 +82,8 @@ def with_listed_sources(experiment: Experiment, arguments: list[str]) -> Experim
     the place of its path.
     """
     data = experiment.data
-    found = (re.match(r"--data[.]sources[.](\d{1,3})[.]", each) for each in arguments)
-    count = max((int(each[1]) + 1 for each in found if each), default=0)
+    matches = (re.match(r"--data[.]sources[.](\d{1,3})[.]", each) for each in arguments)
+    count = max((int(each[1]) + 1 for each in matches if each), default=0)
     if not isinstance(data, TextDataConfig) or count <= len(data.sources):
         return experiment
     sources = (*data.sources, *[SourceConfig()] * (count - len(data.sources)))
@@ -100,12 +100,11 @@ class FitArguments:
     workdir: str = ""
     """Folder of the run, local or remote; default: runs/NAME."""
     init_from: str = ""
-    """Folder of a run to start with the weights and the tokenizer of. Not read on resume."""
+    """Folder of a run whose weights and tokenizer this run starts with. Not read on resume."""
     init_only: str = ""
-    """With --init-from: tree paths of the weights to take, as layers or '*/mixer/*'."""
+    """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
     init_adapter: str = ""
-    """With --init-from: folder of a LoRA adapter of PEFT to start with; it gives the settings of
-    --lora."""
+    """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
     quiet: bool = False
     """Print no progress."""
 
@@ -116,21 +115,21 @@ def run_fit(arguments: list[str]) -> int:
     mesh_auto = pop_flag(arguments, "--mesh=auto") or _pop_mesh_auto(arguments)
     change = _with_source_model(arguments)
     help_text = f"{MESH_AUTO_HELP}\n\n{INIT_MODEL_HELP}"
-    given = parse_config_verb("fit", arguments, FitArguments, help_text, change)
+    options = parse_config_verb("fit", arguments, FitArguments, help_text, change)
     from train.loop import fit
     from train.parallel.distributed import explain_lost_peers, initialize_distributed
     from train.telemetry.goodput import process_start_time
 
     initialize_distributed()
-    experiment = _with_best_mesh(given) if mesh_auto else given.experiment
+    experiment = _with_best_mesh(options) if mesh_auto else options.experiment
     with explain_lost_peers():
-        quiet = given.quiet or json_wanted
+        quiet = options.quiet or json_wanted
         run = fit(
             experiment,
-            given.workdir,
-            init_from=given.init_from,
-            init_only=given.init_only,
-            init_adapter=given.init_adapter,
+            options.workdir,
+            init_from=options.init_from,
+            init_only=options.init_only,
+            init_adapter=options.init_adapter,
             quiet=quiet,
             start_time=process_start_time(),
         )
@@ -172,13 +171,13 @@ def _pop_mesh_auto(arguments: list[str]) -> bool:
     return False
 
 
-def _with_best_mesh(given: FitArguments) -> Experiment:
+def _with_best_mesh(options: FitArguments) -> Experiment:
     """Return the experiment on the best mesh for the local devices."""
     from train.estimate.search import with_best_mesh
     from train.estimate.target import local_target
 
-    experiment, candidate = with_best_mesh(given.experiment, local_target())
-    if not given.quiet:
+    experiment, candidate = with_best_mesh(options.experiment, local_target())
+    if not options.quiet:
         print(f"mesh auto: {candidate.mesh_text()}; {candidate.flags()}", file=sys.stderr)
     return experiment
 
@@ -224,11 +223,11 @@ class PlanArguments(PlanOptions):
 def run_plan(arguments: list[str]) -> int:
     """Print a plan of an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    given = parse_config_verb(
+    options = parse_config_verb(
         "plan", arguments, lambda experiment: PlanArguments(experiment=experiment), TARGET_HELP
     )
     if any(argument.startswith("--mesh.") for argument in arguments):
-        given = dataclasses.replace(given, search=False)
+        options = dataclasses.replace(options, search=False)
 
     from train.estimate.batch_shapes import resolve_sizes
     from train.estimate.expected_time import load_prices
@@ -236,12 +235,12 @@ def run_plan(arguments: list[str]) -> int:
     from train.estimate.plan_tables import print_plan
     from train.estimate.target import parse_target
 
-    load_prices(given.prices)  # before the devices are measured, and all else that takes a while
-    target = parse_target(given.target)
-    experiment, notes = resolve_sizes(given.experiment)
-    found = make_plan(experiment, target, given, notes)
+    load_prices(options.prices)  # before the devices are measured, and all else that takes a while
+    target = parse_target(options.target)
+    experiment, notes = resolve_sizes(options.experiment)
+    plan = make_plan(experiment, target, options, notes)
     if json_wanted:
-        print(json.dumps(found.as_dict()))
+        print(json.dumps(plan.as_dict()))
     else:
-        print_plan(found)
+        print_plan(plan)
     return 0

@@ -29,17 +29,17 @@ def run_import(arguments: list[str]) -> int:
     """Import a model; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     source = pop_positional(arguments, "SOURCE", "import")
-    given = parse(ImportArguments, arguments, verb="import SOURCE")
-    if not given.workdir:
+    options = parse(ImportArguments, arguments, verb="import SOURCE")
+    if not options.workdir:
         raise UsageError("import: --workdir is missing; give the folder of the run to make")
     from train.huggingface import import_model
 
     folder = import_model(
         source,
-        given.workdir,
-        data_path=given.data,
-        precision=given.precision,
-        adapter=given.adapter,
+        options.workdir,
+        data_path=options.data,
+        precision=options.precision,
+        adapter=options.adapter,
     )
     print(json.dumps({"workdir": str(folder.path)}) if json_wanted else f"imported: {folder.path}")
     return 0
@@ -66,21 +66,21 @@ def run_export(arguments: list[str]) -> int:
     """Export a run; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "export")
-    given = parse(ExportArguments, arguments, verb="export W")
-    if not given.output:
+    options = parse(ExportArguments, arguments, verb="export W")
+    if not options.output:
         raise UsageError("export: --output is missing; give the folder to write")
     from train.huggingface_export import export_run
 
     model_type = export_run(
         workdir,
-        given.output,
-        family=given.family,
-        dtype=given.dtype,
-        max_shard_bytes=given.max_shard_megabytes * 1_000_000,
-        weights=given.weights,
+        options.output,
+        family=options.family,
+        dtype=options.dtype,
+        max_shard_bytes=options.max_shard_megabytes * 1_000_000,
+        weights=options.weights,
     )
-    record = {"output": given.output, "model_type": model_type}
-    print(json.dumps(record) if json_wanted else f"exported as {model_type}: {given.output}")
+    record = {"output": options.output, "model_type": model_type}
+    print(json.dumps(record) if json_wanted else f"exported as {model_type}: {options.output}")
     return 0
 
 
@@ -98,12 +98,12 @@ def run_merge(arguments: list[str]) -> int:
     """Merge a LoRA run; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     source = pop_positional(arguments, "W", "merge")
-    given = parse(MergeArguments, arguments, verb="merge W")
-    if not given.workdir:
+    options = parse(MergeArguments, arguments, verb="merge W")
+    if not options.workdir:
         raise UsageError("merge: --workdir is missing; give the folder of the new run")
     from train.lora.export import merge_run
 
-    run = merge_run(source, given.workdir, step=given.step)
-    shown = str(run.folder.path)
-    print(json.dumps({"workdir": shown}) if json_wanted else f"merged weights in {shown}")
+    run = merge_run(source, options.workdir, step=options.step)
+    base_path = str(run.folder.path)
+    print(json.dumps({"workdir": base_path}) if json_wanted else f"merged weights in {base_path}")
     return 0

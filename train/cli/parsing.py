@@ -53,7 +53,7 @@ def parse(
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            found = tyro.cli(
+            parsed = tyro.cli(
                 arguments_type,
                 prog=f"{program_name()} {verb}",
                 args=normalize_switches(arguments, default),
@@ -69,8 +69,8 @@ def parse(
         from transformer.validation import check_numbers
 
         with as_usage_errors():
-            check_numbers(found)
-    return found
+            check_numbers(parsed)
+    return parsed
 
 
 def normalize_switches(arguments: Sequence[str], default: Any) -> list[str]:
@@ -79,16 +79,20 @@ def normalize_switches(arguments: Sequence[str], default: Any) -> list[str]:
     tyro's switches take no value, but `config.txt`, the errors and `sweep --set` show one.
     """
     switches = {path.replace("_", "-") for path in _switches(default)}
-    found: list[str] = []
+    normalized: list[str] = []
     for argument in arguments:
-        last = found[-1].removeprefix("--") if found and found[-1].startswith("--") else ""
+        last = (
+            normalized[-1].removeprefix("--")
+            if normalized and normalized[-1].startswith("--")
+            else ""
+        )
         value = argument.lower()
         if last.replace("_", "-") not in switches or value not in ("true", "false"):
-            found.append(argument)
+            normalized.append(argument)
         elif value == "false":
             parent, dot, name = last.rpartition(".")
-            found[-1] = f"--{parent}{dot}no-{name}"
-    return found
+            normalized[-1] = f"--{parent}{dot}no-{name}"
+    return normalized
 
 
 def _switches(config: Any) -> Iterator[str]:
@@ -154,10 +158,10 @@ def pop_json_flag(arguments: list[str]) -> bool:
 
 def pop_flag(arguments: list[str], flag: str) -> bool:
     """Remove a flag from the arguments; return True if it was given."""
-    found = flag in arguments
+    is_present = flag in arguments
     while flag in arguments:
         arguments.remove(flag)
-    return found
+    return is_present
 
 
 def pop_positional(arguments: list[str], name: str, verb: str) -> str:
@@ -192,7 +196,7 @@ def kinds_help(config: Any) -> str:
         f"--{path.replace('_', '-')}.kind {{{','.join(known)}}}"
         for path, known in kind_options(config)
     ]
-    return "\n".join(["Another kind has settings of its own:", *lines]) if lines else ""
+    return "\n".join(["Other kinds, each with its own settings:", *lines]) if lines else ""
 
 
 def kind_options(config: Any) -> Iterator[tuple[str, Mapping[str, type]]]:

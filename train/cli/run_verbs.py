@@ -28,15 +28,15 @@ def run_evaluate(arguments: list[str]) -> int:
     """Print a run's metrics; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "evaluate")
-    given = parse(EvaluateArguments, arguments, verb="evaluate W")
+    options = parse(EvaluateArguments, arguments, verb="evaluate W")
     from train.evaluation.evaluator import evaluate_run
     from train.run import load
     from train.tasks.task_registry import make_task
 
-    run = load(workdir, step=given.step, average_checkpoints=given.average_checkpoints)
-    metrics, notes = evaluate_run(run, given.split), make_task(run.experiment).metric_notes
+    run = load(workdir, step=options.step, average_checkpoints=options.average_checkpoints)
+    metrics, notes = evaluate_run(run, options.split), make_task(run.experiment).metric_notes
     if json_wanted:
-        print(json.dumps({"step": run.step, "split": given.split, **metrics, **notes}))
+        print(json.dumps({"step": run.step, "split": options.split, **metrics, **notes}))
     else:
         for name, value in metrics.items():
             print(f"{name.replace('_', ' ')}: {value:.4f}")
@@ -130,11 +130,11 @@ def run_sample(arguments: list[str]) -> int:
 
 def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
     """Raise UsageError for options that the run's task does not use."""
-    given = {each.partition("=")[0].replace("_", "-") for each in arguments}
+    flags = {each.partition("=")[0].replace("_", "-") for each in arguments}
     ignored = [
         flag
         for name in GENERATION_OPTIONS
-        if name not in supported and (flag := _flag(name)) in given
+        if name not in supported and (flag := _flag(name)) in flags
     ]
     if ignored:
         others = f" (it supports {', '.join(map(_flag, supported))})" if supported else ""
@@ -239,23 +239,23 @@ def run_attention(arguments: list[str]) -> int:
     """Write the attention of a run's model over a text; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "attention")
-    given = parse(AttentionArguments, arguments, verb="attention W")
+    options = parse(AttentionArguments, arguments, verb="attention W")
     from train.run import load
     from train.visualization.attention_view import FIGURE_FORMATS, bad_output, view_attention
 
-    is_figure = given.output.endswith(FIGURE_FORMATS)
-    if not is_figure and not given.output.endswith(".html"):
-        raise bad_output(given.output)
-    if given.one_head and not is_figure:
+    is_figure = options.output.endswith(FIGURE_FORMATS)
+    if not is_figure and not options.output.endswith(".html"):
+        raise bad_output(options.output)
+    if options.one_head and not is_figure:
         raise UsageError("--one-head: is for figures; give an --output that ends with .png")
-    run = load(workdir, step=given.step)
-    view = view_attention(run, given.text, given.target, layer=given.layer, head=given.head)
-    view.save(given.output, one_head=given.one_head)
+    run = load(workdir, step=options.step)
+    view = view_attention(run, options.text, options.target, layer=options.layer, head=options.head)
+    view.save(options.output, one_head=options.one_head)
     if json_wanted:
         heads = sum(each.weights.shape[1] for each in view.maps)
-        print(json.dumps({"output": given.output, "stages": view.stages, "heads": heads}))
+        print(json.dumps({"output": options.output, "stages": view.stages, "heads": heads}))
     else:
-        print(f"wrote {given.output}: {view.subtitle}")
+        print(f"wrote {options.output}: {view.subtitle}")
     return 0
 
 
@@ -273,14 +273,14 @@ def run_report(arguments: list[str]) -> int:
     workdirs = [pop_positional(arguments, "W", "report")]
     while arguments and not arguments[0].startswith("-"):
         workdirs.append(arguments.pop(0))
-    given = parse(ReportArguments, arguments, verb="report W")
+    options = parse(ReportArguments, arguments, verb="report W")
     from train.visualization.run_report import RunReport
 
     report = RunReport(workdirs)
-    report.save(given.output)
+    report.save(options.output)
     if json_wanted:
         summaries = {run["label"]: run["summary"] for run in report.runs}
-        print(json.dumps({"output": given.output, "runs": summaries}))
+        print(json.dumps({"output": options.output, "runs": summaries}))
     else:
-        print(f"wrote {given.output}: {report.title}")
+        print(f"wrote {options.output}: {report.title}")
     return 0

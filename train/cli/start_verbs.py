@@ -53,8 +53,8 @@ def run_init(arguments: list[str]) -> int:
 
     json_wanted = pop_json_flag(arguments)
     file = pop_positional(arguments, "FILE", "init")
-    given = parse(InitArguments, arguments, verb="init FILE")
-    write_config(file, given.data)
+    options = parse(InitArguments, arguments, verb="init FILE")
+    write_config(file, options.data)
     if json_wanted:
         print(json.dumps({"file": file}))
     else:
@@ -80,12 +80,12 @@ its target."""
 def run_data(arguments: list[str]) -> int:
     """Print a summary of a config's data; return the exit status."""
     json_wanted = pop_json_flag(arguments)
-    given = parse_config_verb("data", arguments, DataArguments, DATA_HELP)
-    if given.examples < 0:
-        raise UsageError(f"examples {given.examples}: is negative; give 0 or more")
+    options = parse_config_verb("data", arguments, DataArguments, DATA_HELP)
+    if options.examples < 0:
+        raise UsageError(f"examples {options.examples}: is negative; give 0 or more")
     from train.visualization.data_summary import print_summary, summarize_data
 
-    summary = summarize_data(given.experiment, given.examples)
+    summary = summarize_data(options.experiment, options.examples)
     if json_wanted:
         print(json.dumps(summary))
     else:

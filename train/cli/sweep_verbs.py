@@ -64,35 +64,37 @@ def run_sweep(arguments: list[str]) -> int:
     assignments = pop_option(arguments, "--set")
 
     def build(flags: Sequence[str]) -> SweepArguments:
-        given = [*arguments, *flags]
-        return parse_config_verb("sweep", given, lambda base: SweepArguments(base), SWEEP_HELP)
+        options = [*arguments, *flags]
+        return parse_config_verb("sweep", options, lambda base: SweepArguments(base), SWEEP_HELP)
 
-    given = build(())
-    if not assignments and given.seeds == 1:
+    options = build(())
+    if not assignments and options.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
     from train.sweep import queue
     from train.sweep.grid import expand_grid, parse_grid
     from train.sweep.summary import plot_sweep, print_summary, summarize
     from train.sweep.sweep_folder import SweepFolder
 
-    grid = parse_grid(assignments, given.experiment)
-    runs = expand_grid(grid, given.seeds, given.experiment, lambda flags: build(flags).experiment)
-    workdir = given.workdir or f"runs/{given.experiment.name}-sweep"
-    quiet = given.quiet or json_wanted
+    grid = parse_grid(assignments, options.experiment)
+    runs = expand_grid(
+        grid, options.seeds, options.experiment, lambda flags: build(flags).experiment
+    )
+    workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
+    quiet = options.quiet or json_wanted
     results = queue.run_sweep(
         runs,
         workdir,
-        processes=given.processes,
-        limit_seconds=60 * given.minutes,
+        processes=options.processes,
+        limit_seconds=60 * options.minutes,
         quiet=quiet,
     )
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
-    drawn = plot_sweep(summary, figure)
+    has_figure = plot_sweep(summary, figure)
     if json_wanted:
         print(json.dumps({"workdir": workdir, **summary.as_dict()}))
     else:
-        print_summary(summary, f"{given.experiment.name}: {len(runs)} runs")
-        if drawn:
+        print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
+        if has_figure:
             print(f"figure: {figure}")
     sys.stdout.flush()
     queue.check_results(results, workdir)
@@ -202,14 +204,14 @@ def run_scaling(arguments: list[str]) -> int:
     return _run_scaling_sweep(given, json_wanted)
 
 
-def _run_scaling_sweep(given: ScalingArguments, json_wanted: bool) -> int:
+def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     """Train the runs of a design, fit them, and print the fits."""
-    budgets = given.budgets()
-    sized = _design(given)
+    budgets = options.budgets()
+    sized = _design(options)
     from train.scaling.sweep import check_design, design_as_dicts, fit_results, print_design
 
     check_design(sized)
-    if given.dry_run:
+    if options.dry_run:
         if json_wanted:
             print(json.dumps({"sweep": design_as_dicts(sized)}))
         else:
@@ -219,24 +221,24 @@ def _run_scaling_sweep(given: ScalingArguments, json_wanted: bool) -> int:
     from train.scaling.tables import print_analysis
     from train.sweep import queue
 
-    workdir = given.workdir or f"runs/{given.experiment.name}-scaling"
-    quiet = given.quiet or json_wanted
+    workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
+    quiet = options.quiet or json_wanted
     runs = [each.run for each in sized]
     results = queue.run_sweep(
         runs,
         workdir,
-        processes=given.processes,
-        limit_seconds=60 * given.minutes,
+        processes=options.processes,
+        limit_seconds=60 * options.minutes,
         quiet=quiet,
     )
     if not json_wanted:
         print_design(sized, results)
     analysis = fit_results(
-        sized, results, budgets=budgets, bootstrap_samples=given.bootstrap_samples
+        sized, results, budgets=budgets, bootstrap_samples=options.bootstrap_samples
     )
     figure = write_report(analysis, workdir)
     if json_wanted:
-        rule = resolve_rule(given.lr_rule, given.experiment)
+        rule = resolve_rule(options.lr_rule, options.experiment)
         detail = {"workdir": workdir, "lr_rule": rule, "sweep": design_as_dicts(sized, results)}
         print(json.dumps({**analysis.as_dict(), **detail}))
     else:
@@ -247,48 +249,53 @@ def _run_scaling_sweep(given: ScalingArguments, json_wanted: bool) -> int:
     return 0
 
 
-def _design(given: ScalingArguments) -> "list[SizedRun]":
+def _design(options: ScalingArguments) -> "list[SizedRun]":
     """Return the runs that the flags describe."""
-    if bool(given.sizes) == bool(given.widths):
+    if bool(options.sizes) == bool(options.widths):
         raise UsageError("scaling: give either --sizes or --widths, as --sizes 100k,300k,1M")
-    if not given.tokens and not given.flops:
+    if not options.tokens and not options.flops:
         raise UsageError("scaling: --tokens is missing; write --tokens 1M,4M, or --flops 1e12,4e12")
     from train.scaling.design import design_runs, model_of_size, model_of_width, parse_counts
 
-    sizes = parse_counts(given.sizes or given.widths, "--sizes" if given.sizes else "--widths")
-    tokens = parse_counts(given.tokens, "--tokens") if given.tokens else []
-    budgets = parse_counts(given.flops, "--flops") if given.flops else []
+    sizes = parse_counts(
+        options.sizes or options.widths, "--sizes" if options.sizes else "--widths"
+    )
+    tokens = parse_counts(options.tokens, "--tokens") if options.tokens else []
+    budgets = parse_counts(options.flops, "--flops") if options.flops else []
     import jax
 
     # Shapes are counted here. The accelerator is for the processes that train.
     jax.config.update("jax_platforms", "cpu")
-    base, rules = given.experiment, SizeRules(given.lr_rule, given.aspect_ratio, given.min_steps)
+    base, rules = (
+        options.experiment,
+        SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps),
+    )
     models = [
         model_of_size(base.model, size, rules)
-        if given.sizes
+        if options.sizes
         else model_of_width(base.model, round(size), rules)
         for size in sizes
     ]
     # Small sizes may have the same closest model.
     distinct = list(dict.fromkeys(models))
     return design_runs(
-        base, distinct, tokens=tokens, budgets=budgets, seeds=given.seeds, rules=rules
+        base, distinct, tokens=tokens, budgets=budgets, seeds=options.seeds, rules=rules
     )
 
 
-def _fit_csv(given: CsvArguments, json_wanted: bool) -> int:
+def _fit_csv(options: CsvArguments, json_wanted: bool) -> int:
     """Fit the runs of a file, and print the fits."""
     from train.scaling.analysis import fit_csv
     from train.scaling.tables import print_analysis
 
-    analysis = fit_csv(given.from_csv, given.budgets(), given.bootstrap_samples)
-    found = analysis.as_dict()
-    if given.workdir:
+    analysis = fit_csv(options.from_csv, options.budgets(), options.bootstrap_samples)
+    result = analysis.as_dict()
+    if options.workdir:
         from train.scaling.figure import write_report
 
-        write_report(analysis, given.workdir)
+        write_report(analysis, options.workdir)
     if json_wanted:
-        print(json.dumps(found))
+        print(json.dumps(result))
     else:
         print_analysis(analysis)
     return 0

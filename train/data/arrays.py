@@ -49,13 +49,13 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
     Raises:
       UserError: A split is empty, or its arrays differ in length, or in names from the others.
     """
-    found = {name: arrays for name in SPLITS if (arrays := read(name)) is not None}
-    if "train" not in found:
+    splits_read = {name: arrays for name in SPLITS if (arrays := read(name)) is not None}
+    if "train" not in splits_read:
         raise UserError(
             "the train split: there is none; return its arrays from read_arrays, or give them to "
             "train.fit as data"
         )
-    splits = {name: check_arrays(name, arrays) for name, arrays in found.items()}
+    splits = {name: check_arrays(name, arrays) for name, arrays in splits_read.items()}
     for name, arrays in splits.items():
         # Else an evaluation would stop the training, in the middle, with a KeyError of the loss.
         if missing := splits["train"].keys() - arrays.keys() - {"weights"}:
@@ -71,9 +71,9 @@ def prepare_arrays(read: Callable[[str], Arrays | None]) -> ArrayCorpus:
             )
         chosen = np.zeros(count, bool)
         chosen[list(choose_held_out_examples(count, HELD_OUT_FRACTION, seed=0))] = True
-        whole = splits["train"]
-        splits["train"] = {key: array[~chosen] for key, array in whole.items()}
-        splits["validation"] = {key: array[chosen] for key, array in whole.items()}
+        all_examples = splits["train"]
+        splits["train"] = {key: array[~chosen] for key, array in all_examples.items()}
+        splits["validation"] = {key: array[chosen] for key, array in all_examples.items()}
     # Names, dtypes and shapes are part of the digest: the same bytes may be other numbers.
     digest = hashlib.blake2b(digest_size=16)
     for name, arrays in sorted(splits.items()):
@@ -157,11 +157,11 @@ class ArrayTrainingBatches:
         """Return the rows of batch ``cursor`` that belong to one host."""
         count = num_examples(self.arrays)
         start, stop = host_rows(self.batch_size, host, num_hosts)
-        drawn = cursor * self.batch_size + np.arange(start, stop)
+        numbers = cursor * self.batch_size + np.arange(start, stop)
         # Counted over all epochs: no batch is cut short at the end of one, and the cursor alone
         # says which rows come next.
-        epochs, places = np.divmod(drawn, count)
-        indices = np.empty_like(drawn)
+        epochs, places = np.divmod(numbers, count)
+        indices = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
             indices[rows] = seeded_permutation(count, self.seed, int(epoch))[places[rows]]

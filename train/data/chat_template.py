@@ -93,13 +93,13 @@ class ChatTemplate:
           UserError: As in `render`; or the parts cannot be told apart.
         """
         answers = [i for i, each in enumerate(messages) if each["role"] == ASSISTANT]
-        wanted = [i for i in answers if i >= first]
+        counted = [i for i in answers if i >= first]
         marked = self._render(messages, False)
         if _START in marked:
             text, spans = _split_marked(marked)
-            return ChatText(text, tuple(spans[len(answers) - len(wanted) :]))
+            return ChatText(text, tuple(spans[len(answers) - len(counted) :]))
         spans = []
-        for index in wanted:
+        for index in counted:
             before = self.render(messages[:index], add_generation_prompt=True)
             after = self.render(messages[: index + 1])
             if not (after.startswith(before) and marked.startswith(after)):

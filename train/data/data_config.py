@@ -367,11 +367,11 @@ class TextDataConfig(DataConfig):
     """Maximum number of bytes of text to read from each path. 0: all of it."""
 
     sequence_length: int = 256
-    """Tokens of a window, T."""
+    """T, tokens per window."""
 
     document_masking: bool = True
-    """Documents that share a window do not attend to each other, and positions restart at each.
-    False: a window is one run of tokens, separators included."""
+    """Mask documents in one window from each other, and restart positions at each document.
+    False: a window is one stream of tokens, separators included."""
 
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Settings of the tokenizer."""

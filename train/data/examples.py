@@ -79,10 +79,10 @@ def read_splits(
         setting, path = paths[split]
         if config.has_own_examples and convert is not None:
             source, remedy = f"dataset {type(config).__name__}, split {split}", "yield some"
-            if (found := config.read_split(split)) is None:
+            if (in_split := config.read_split(split)) is None:
                 return None
             examples: Sequence[Example] = [
-                convert(f"{source}, example {index}", each) for index, each in enumerate(found)
+                convert(f"{source}, example {index}", each) for index, each in enumerate(in_split)
             ]
         elif path or split == "train":
             source, remedy = f"{setting} {path}", "give a file that has some"

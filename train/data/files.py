@@ -84,10 +84,10 @@ def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
     """
     if not path:
         raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
-    if found := _NUMBERS.search(path):
-        first, last = found.groups()
+    if match := _NUMBERS.search(path):
+        first, last = match.groups()
         numbers = [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)]
-        each = [path[: found.start()] + number + path[found.end() :] for number in numbers]
+        each = [path[: match.start()] + number + path[match.end() :] for number in numbers]
         if not each:
             raise UsageError(f"{setting} {path}: counts from {first} down to {last}; swap them")
         return tuple(file for one in each for file in find_files(one, setting))

@@ -116,8 +116,8 @@ def prepare_listops(
 
     def read(setting: str, path: str) -> list[LabeledText]:
         columns = ClassificationDataConfig(label_column="Target", text_column="Source")
-        found = read_labeled_texts(columns, setting, path)
-        return [each._replace(text=remove_parentheses(each.text)) for each in found]
+        examples = read_labeled_texts(columns, setting, path)
+        return [each._replace(text=remove_parentheses(each.text)) for each in examples]
 
     splits = read_splits(config, read) if config.path else _drawn(config)
     return make_classification_corpus(config, splits, labels or DIGITS, tokenizer)

@@ -54,8 +54,8 @@ class MixtureSchedule:
         """Return the number of examples of each source before an example."""
         block, within = divmod(example, BLOCK_EXAMPLES)
         sources, _ = self._block(block)
-        drawn = np.bincount(sources[:within], minlength=len(self._bounds) - 1)
-        return self.examples_before_block(block) + drawn
+        counts_in_block = np.bincount(sources[:within], minlength=len(self._bounds) - 1)
+        return self.examples_before_block(block) + counts_in_block
 
     def draw(
         self,
@@ -67,8 +67,8 @@ class MixtureSchedule:
             for example in examples.tolist()
             for sources, indices in [self._block(example // BLOCK_EXAMPLES)]
         ]
-        found = np.array(pairs, np.int64).reshape(-1, 2)
-        return found[:, 0], found[:, 1]
+        drawn = np.array(pairs, np.int64).reshape(-1, 2)
+        return drawn[:, 0], drawn[:, 1]
 
     def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the source, and the index within it, of each example of a block."""
@@ -186,10 +186,10 @@ class MixedTrainingBatches:
             if not rows.any():
                 continue
             for name, array in windows.examples(indices[rows]).items():
-                whole = batch.setdefault(
+                full = batch.setdefault(
                     name, np.zeros((len(examples), *array.shape[1:]), array.dtype)
                 )
-                whole[rows] = array
+                full[rows] = array
         # Of the whole mixture: dropout and masks differ where two sources have the same index.
         batch["examples"] = example_ids(examples)
         return batch

@@ -289,8 +289,8 @@ class StreamedSplits:
 
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""
-        found: dict[str, object] = {"stream": self._text.fingerprint()}
-        return found | {split: each.fingerprint() for split, each in self._sources.items()}
+        facts: dict[str, object] = {"stream": self._text.fingerprint()}
+        return facts | {split: each.fingerprint() for split, each in self._sources.items()}
 
 
 class MixedSplits:
@@ -311,8 +311,8 @@ class MixedSplits:
                 self._splits.append(StreamedSplits(text, own, section))
             else:
                 self._splits.append(TextSplits(own, section))
-        found = {name for splits in self._splits for name in splits.names}
-        self.names = tuple(name for name in SPLITS if name in found)
+        names = {name for splits in self._splits for name in splits.names}
+        self.names = tuple(name for name in SPLITS if name in names)
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yield the documents of a split: always of the source that is furthest behind its share.

@@ -82,19 +82,19 @@ def hold_data(
         raise UserError(f"data: has no split train (it has {', '.join(splits) or 'none'}); add it")
     ordered = {name: splits[name] for name in SPLITS if name in splits}
     if isinstance(config, ArrayDataConfig):
-        held = _hold_arrays(experiment, ordered)
+        python_data = _hold_arrays(experiment, ordered)
     else:
-        held = _hold_examples(config, ordered)
+        python_data = _hold_examples(config, ordered)
     # Equal data have one path and are held once: the first object stays, because the runs that name
     # it keep only that one alive.
-    held = _held.setdefault(held.path, held)
-    paths: dict[str, Any] = {"path": held.path}
+    python_data = _held.setdefault(python_data.path, python_data)
+    paths: dict[str, Any] = {"path": python_data.path}
     if not isinstance(config, ArrayDataConfig):
         paths |= {"validation_path": "", "test_path": ""}
     if isinstance(config, TextDataConfig):
         paths |= {"sources": (), "streaming": StreamingConfig()}
     named: Any = dataclasses.replace(config, **paths)
-    return dataclasses.replace(experiment, data=named), held
+    return dataclasses.replace(experiment, data=named), python_data
 
 
 def is_by_split(config: DataConfig, data: Any) -> bool:
@@ -193,10 +193,10 @@ def _check_split(
         raise UserError(f"{where}: is a {type(examples).__name__}; give a list of examples")
     if getattr(examples, "ndim", 2) == 1 and np.asarray(examples).dtype.kind in "iu":
         examples = [examples]  # one long array of token ids
-    found = [check(f"{where}, example {index}", each) for index, each in enumerate(examples)]
-    if not any(len(each) for each in found):
+    checked = [check(f"{where}, example {index}", each) for index, each in enumerate(examples)]
+    if not any(len(each) for each in checked):
         raise UserError(f"{where}: is empty; give some examples")
-    return found
+    return checked
 
 
 def _check_text(where: str, example: Any) -> Any:

@@ -77,10 +77,10 @@ class StreamedText:
     ) -> Iterator[tuple[RecordPosition, Document]]:
         """Yield the documents of a file that have text, each with the position after it."""
         setting = f"{self.section}.text_field"
-        found = read_records(
+        all_records = read_records(
             self.files[index], text_field=self.text_field, setting=setting, start=start
         )
-        return ((position, document) for position, document in found if document.text)
+        return ((position, document) for position, document in all_records if document.text)
 
     def is_held_out(self, index: int, position: RecordPosition) -> bool:
         """Return True for a document, given the position after it, that is not trained on."""

@@ -73,8 +73,8 @@ def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> lis
     for index, line in enumerate(read_lines(file)):
         if not line.strip():
             sentences.append([])
-        elif found := read(line, line_location(file, index)):
-            sentences[-1].append(TaggedWord(*found, index))
+        elif word := read(line, line_location(file, index)):
+            sentences[-1].append(TaggedWord(*word, index))
     return [TaggedSentence(words, file) for words in sentences if words]
 
 
@@ -176,9 +176,9 @@ class TokenLabelSplit:
         sentences: list[list[str]] = [[] for _ in range(self.sentence_indices[-1] + 1)]
         for row, sentence in enumerate(self.sentence_indices):
             targets = self.targets[row]
-            given = targets if predictions is None else predictions[row]
+            values = targets if predictions is None else predictions[row]
             first = np.flatnonzero(targets != NO_TAG)
-            sentences[sentence] += [self.labels[number] for number in given[first]]
+            sentences[sentence] += [self.labels[number] for number in values[first]]
         return sentences
 
 

@@ -58,9 +58,9 @@ def check_accelerator(platform: str, machine: "Machine", plugins: Sequence[str])
     """Check that JAX, which runs on `platform`, does not leave a GPU or TPU unused."""
     if platform != "cpu":
         return Finding("accelerator", "ok", f"in use ({platform})")
-    asked = machine.environment.get("JAX_PLATFORMS", "")
-    if (machine.gpu or machine.tpu) and "cpu" in asked.split(","):
-        detail = f"{machine.gpu or machine.tpu} is present, but JAX_PLATFORMS={asked} hides it"
+    requested = machine.environment.get("JAX_PLATFORMS", "")
+    if (machine.gpu or machine.tpu) and "cpu" in requested.split(","):
+        detail = f"{machine.gpu or machine.tpu} is present, but JAX_PLATFORMS={requested} hides it"
         return Finding("accelerator", "warning", detail, "unset JAX_PLATFORMS")
     if machine.gpu:
         return _unused_gpu(machine.gpu, plugins)
@@ -161,8 +161,8 @@ def check_speed(platform: str) -> Finding:
     dtype = "float32" if platform == "cpu" else "bfloat16"
     sizes = TIMED_SIZES.get(platform, ACCELERATOR_SIZES)
     speed = feed_forward_flops(*sizes) / time_feed_forward(*sizes, dtype)
-    shown = f"{speed / 1e12:.1f} TFLOP/s" if speed >= 1e12 else f"{speed / 1e9:.0f} GFLOP/s"
-    return Finding("speed", "ok", f"{shown} in {dtype}, a feed-forward layer's gradient")
+    speed_text = f"{speed / 1e12:.1f} TFLOP/s" if speed >= 1e12 else f"{speed / 1e9:.0f} GFLOP/s"
+    return Finding("speed", "ok", f"{speed_text} in {dtype}, a feed-forward layer's gradient")
 
 
 def feed_forward_flops(rows: int, width: int, hidden: int) -> int:

@@ -70,8 +70,8 @@ def inspect_machine(root: Path = Path("/")) -> Machine:
 
 def _first(root: Path, *patterns: str) -> str:
     """Return the first existing file that matches a pattern; empty if none does."""
-    found = (path for pattern in patterns for path in sorted(root.glob(pattern)))
-    return next((f"/{path.relative_to(root)}" for path in found), "")
+    paths = (path for pattern in patterns for path in sorted(root.glob(pattern)))
+    return next((f"/{path.relative_to(root)}" for path in paths), "")
 
 
 def _nvidia_smi() -> str:

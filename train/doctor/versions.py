@@ -68,40 +68,40 @@ def check_plugins() -> Iterator[Finding]:
     version = installed_version("jax") or ""
     extras = {each.name: each for each in requirements("jax", extras=True)} if version else {}
     for plugin in PLUGINS:
-        if found := installed_version(plugin):
-            yield check_plugin(plugin, found, extras.get(plugin), version)
+        if installed := installed_version(plugin):
+            yield check_plugin(plugin, installed, extras.get(plugin), version)
 
 
-def check_python(version: str, wanted: str) -> Finding:
+def check_python(version: str, specifier: str) -> Finding:
     """Check the Python version against `Requires-Python`, such as >=3.11."""
     from packaging.specifiers import SpecifierSet
 
-    if SpecifierSet(wanted).contains(version, prereleases=True):
-        return Finding("python", "ok", _in_range(version, wanted))
+    if SpecifierSet(specifier).contains(version, prereleases=True):
+        return Finding("python", "ok", _in_range(version, specifier))
     return Finding(
-        "python", "problem", f"{version} is not {wanted}", f"use a Python that is {wanted}"
+        "python", "problem", f"{version} is not {specifier}", f"use a Python that is {specifier}"
     )
 
 
-def check_package(wanted: "Requirement", version: str | None) -> Finding:
+def check_package(requirement: "Requirement", version: str | None) -> Finding:
     """Check a package: missing or too old is a problem, newer than tested a warning."""
-    remedy = f'pip install "{wanted.name}{wanted.specifier}"'
+    remedy = f'pip install "{requirement.name}{requirement.specifier}"'
     if version is None:
-        return Finding(wanted.name, "problem", "is not installed", remedy)
-    if wanted.specifier.contains(version, prereleases=True):
-        return Finding(wanted.name, "ok", _in_range(version, str(wanted.specifier)))
+        return Finding(requirement.name, "problem", "is not installed", remedy)
+    if requirement.specifier.contains(version, prereleases=True):
+        return Finding(requirement.name, "ok", _in_range(version, str(requirement.specifier)))
     # Upper bounds mark what was tested. A newer version may work, so it is only a warning.
-    if _floor(wanted.specifier).contains(version, prereleases=True):
-        detail = f"{version} is newer than the tested versions ({wanted.specifier})"
-        return Finding(wanted.name, "warning", detail, f"if something breaks: {remedy}")
-    return Finding(wanted.name, "problem", f"{version} is not {wanted.specifier}", remedy)
+    if _floor(requirement.specifier).contains(version, prereleases=True):
+        detail = f"{version} is newer than the tested versions ({requirement.specifier})"
+        return Finding(requirement.name, "warning", detail, f"if something breaks: {remedy}")
+    return Finding(requirement.name, "problem", f"{version} is not {requirement.specifier}", remedy)
 
 
-def check_plugin(name: str, version: str, wanted: "Requirement | None", jax: str) -> Finding:
+def check_plugin(name: str, version: str, requirement: "Requirement | None", jax: str) -> Finding:
     """Check a plugin: JAX ignores plugins of another version, or fails when they start."""
-    if wanted is None or wanted.specifier.contains(version, prereleases=True):
+    if requirement is None or requirement.specifier.contains(version, prereleases=True):
         return Finding(name, "ok", f"{version}, for jax {jax}")
-    detail = f"{version} is not {wanted.specifier}, which jax {jax} requires"
+    detail = f"{version} is not {requirement.specifier}, which jax {jax} requires"
     if runtime := PREINSTALLED_MISMATCHES.get((jax, name, version)):
         detail = f"{detail}, but {runtime} ships them together"
         remedy = (
@@ -121,8 +121,13 @@ def _extra(plugin: str) -> str:
 def plugin_remedy(plugin: str) -> str:
     """Return the command that installs a plugin matching the installed jax; empty if it matches."""
     version, jax = installed_version(plugin), installed_version("jax")
-    wanted = {each.name: each for each in requirements("jax", extras=True)}.get(plugin)
-    if version is None or jax is None or wanted is None or wanted.specifier.contains(version):
+    requirement = {each.name: each for each in requirements("jax", extras=True)}.get(plugin)
+    if (
+        version is None
+        or jax is None
+        or requirement is None
+        or requirement.specifier.contains(version)
+    ):
         return ""
     return f'in an environment of its own: pip install "jax[{_extra(plugin)}]=={jax}"'
 
@@ -144,12 +149,14 @@ def requirements(package: str, *, extras: bool = False) -> "list[Requirement]":
     """Return the requirements of an installed package; with `extras`, those of its extras too."""
     from packaging.requirements import Requirement
 
-    found = map(Requirement, metadata.requires(package) or ())
-    return [each for each in found if extras or not each.marker or each.marker.evaluate()]
+    all_requirements = map(Requirement, metadata.requires(package) or ())
+    return [
+        each for each in all_requirements if extras or not each.marker or each.marker.evaluate()
+    ]
 
 
-def _in_range(version: str, wanted: str) -> str:
-    return f"{version} ({wanted})" if wanted else version
+def _in_range(version: str, requirement: str) -> str:
+    return f"{version} ({requirement})" if requirement else version
 
 
 def _floor(specifier: "SpecifierSet") -> "SpecifierSet":

@@ -57,13 +57,13 @@ class Candidate(NamedTuple):
     def flags(self) -> str:
         """Return the flags of `fit` for these settings."""
         sizes = mesh_sizes(self.mesh)
-        given = [f"--mesh.{name} {size}" for name, size in sizes.items() if size > 1]
+        parts = [f"--mesh.{name} {size}" for name, size in sizes.items() if size > 1]
         if self.mesh.data == 1:  # by default it takes all devices
-            given.insert(0, "--mesh.data 1")
+            parts.insert(0, "--mesh.data 1")
         if self.mesh.optimizer_placement != "device":
-            given.append(f"--mesh.optimizer-placement {self.mesh.optimizer_placement}")
+            parts.append(f"--mesh.optimizer-placement {self.mesh.optimizer_placement}")
         return " ".join(
-            [*given, f"--grad-accum-steps {self.grad_accum_steps}", f"--model.remat {self.remat}"]
+            [*parts, f"--grad-accum-steps {self.grad_accum_steps}", f"--model.remat {self.remat}"]
         )
 
     def mesh_text(self) -> str:

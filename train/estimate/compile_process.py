@@ -60,15 +60,15 @@ def compile_in_subprocess(experiment: Experiment, target: Target) -> CompiledSte
                 f"died of {signal.Signals(-status).name}" if status < 0 else f"failed ({last})"
             )
             raise UserError(_failure_message(target, outcome))
-        found = pickle.loads(answer.read_bytes())
-    if isinstance(found, NotImportable):
+        answered = pickle.loads(answer.read_bytes())
+    if isinstance(answered, NotImportable):
         # Only this process knows the class of a mixer from a config file or a notebook.
         return compile_step(experiment, target)
-    if isinstance(found, CompilerFailure):
-        raise UserError(_failure_message(target, f"failed ({found.message})"))
-    if isinstance(found, Exception):
-        raise found
-    step: CompiledStep = found
+    if isinstance(answered, CompilerFailure):
+        raise UserError(_failure_message(target, f"failed ({answered.message})"))
+    if isinstance(answered, Exception):
+        raise answered
+    step: CompiledStep = answered
     return step
 
 

@@ -106,8 +106,8 @@ def bytes_per_device(tree: Any) -> int:
 
 def trace_residual_bytes(engine: "JitEngine", batch: Any, grad_accum_steps: int) -> tuple[int, int]:
     """Return the residual bytes of a microbatch: those that grow with it, and the others."""
-    once, twice = (_residual_bytes(engine, batch, times / grad_accum_steps) for times in (1, 2))
-    return twice - once, 2 * once - twice
+    single, double = (_residual_bytes(engine, batch, times / grad_accum_steps) for times in (1, 2))
+    return double - single, 2 * single - double
 
 
 def _residual_bytes(engine: "JitEngine", batch: Any, fraction: float) -> int:

@@ -128,8 +128,8 @@ def _combination(each: "MemoryVariant", count: int) -> tuple[str, ...]:
 
 def _sum(parts: tuple[float, ...]) -> str:
     """Format addends and their sum, for example `4+4+8=16`."""
-    shown = [f"{part:.2f}".rstrip("0").rstrip(".") for part in (*parts, sum(parts))]
-    return f"{'+'.join(shown[:-1])}={shown[-1]}"
+    terms = [f"{part:.2f}".rstrip("0").rstrip(".") for part in (*parts, sum(parts))]
+    return f"{'+'.join(terms[:-1])}={terms[-1]}"
 
 
 def _compiled(description: "Description") -> Iterable["RenderableType"]:
@@ -142,11 +142,14 @@ def _compiled(description: "Description") -> Iterable["RenderableType"]:
         return
     where = "the device" if compiled.devices == 1 else f"one device of {compiled.devices}"
     table = new_table(f"Compiled memory of {where}", "what", "described", "compiler")
-    given = compiled.state + compiled.batch
+    inputs = compiled.state + compiled.batch
     table.add_row("state: weights, optimizer, counters", format_bytes(compiled.state), "")
     table.add_row("batch", format_bytes(compiled.batch), "")
     table.add_row(
-        "arguments of the step", format_bytes(given), format_bytes(compiled.arguments), style="bold"
+        "arguments of the step",
+        format_bytes(inputs),
+        format_bytes(compiled.arguments),
+        style="bold",
     )
     table.add_row("donated outputs", format_bytes(compiled.state), format_bytes(compiled.donated))
     table.add_row("other outputs", "", format_bytes(compiled.results))
@@ -161,7 +164,7 @@ def _compiled(description: "Description") -> Iterable["RenderableType"]:
     yield table
     yield (
         "[dim]Batch fields that the step does not read "
-        f"({format_bytes(given - compiled.arguments)}) are not arguments. Residuals are traced "
+        f"({format_bytes(inputs - compiled.arguments)}) are not arguments. Residuals are traced "
         "from the real step: inputs of norms and activation functions, masks, rotated queries. The "
         "compiler recomputes cheap ones and shares memory between arrays that are not alive "
         "together (less), or copies arrays into other layouts (more).[/dim]"
@@ -223,8 +226,8 @@ def _parameter_table(description: "Description") -> Iterable["RenderableType"]:
     table.add_row("total", f"{parameters.total:,}", "", style="bold")
     table.add_row(f"padding of {config.padded_vocab_size:,} rows", f"{parameters.padding:,}")
     if description.trainable != parameters.allocated:
-        share = f"{description.trainable / parameters.allocated:.2%}"
-        table.add_row("trainable (LoRA)", f"{description.trainable:,}", share)
+        fraction = f"{description.trainable / parameters.allocated:.2%}"
+        table.add_row("trainable (LoRA)", f"{description.trainable:,}", fraction)
     if parameters.inactive:
         table.add_row("active per token, of all experts", f"{parameters.active:,}")
     if parameters.task_heads:
@@ -256,7 +259,7 @@ def _flops_table(description: "Description") -> Iterable["RenderableType"]:
         table.add_row(f"{each.sequence_length:,}", *map(format_count, counts), style=style)
     yield table
     frozen = own_training.total(causal=False) != 3 * own.total(causal=False)
-    how = (
+    origin = (
         "forward and backward, without gradients of frozen weights"
         if frozen
         else "three times forward"
@@ -264,7 +267,7 @@ def _flops_table(description: "Description") -> Iterable["RenderableType"]:
     yield (
         "[dim]Scores count all keys of each query's pattern, T with full attention; causal scores "
         "count the keys that a causal mask leaves, (T + 1) / 2 on average. Totals use the former. "
-        f"Training is {how}: with causal "
+        f"Training is {origin}: with causal "
         f"scores {format_count(own_training.total(causal=True))} at T = {own.sequence_length:,}; "
         f"by 6 N + 12 L D T, {format_count(description.training_flops_estimate)}.[/dim]"
     )

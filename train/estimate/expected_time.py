@@ -33,17 +33,17 @@ def chip_price(chip: Chip, path: str = "") -> float:
 
     Raises UserError if the file cannot be read or has no price for the chip.
     """
-    found = load_prices(path).get(chip.name)
+    price = load_prices(path).get(chip.name)
     if (
-        isinstance(found, bool)
-        or not isinstance(found, int | float)
-        or not 0 <= found < MAX_DOLLARS_PER_HOUR
+        isinstance(price, bool)
+        or not isinstance(price, int | float)
+        or not 0 <= price < MAX_DOLLARS_PER_HOUR
     ):
         raise UserError(
             f"prices {_source(path)}: has no price for {chip.name}; add a line like "
             f"{chip.name} = 1.20"
         )
-    return float(found)
+    return float(price)
 
 
 def load_prices(path: str = "") -> dict[str, Any]:

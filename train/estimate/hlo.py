@@ -48,8 +48,8 @@ class Instruction(NamedTuple):
 
     def attribute(self, name: str) -> str:
         """Return the value of `name=`, up to the next attribute; empty if absent."""
-        found = re.search(rf"\b{name}=(.*?)(?=, [a-z_]+=|$)", self.operands_and_attributes)
-        return found[1] if found else ""
+        match = re.search(rf"\b{name}=(.*?)(?=, [a-z_]+=|$)", self.operands_and_attributes)
+        return match[1] if match else ""
 
 
 Computation = dict[str, Instruction]
@@ -74,8 +74,8 @@ class Program(NamedTuple):
                     entry = header[1] if line.startswith("ENTRY") else entry
             elif line.startswith("}"):
                 current = None
-            elif found := _INSTRUCTION.match(line):
-                current[found[1]] = Instruction(*found.groups())
+            elif match := _INSTRUCTION.match(line):
+                current[match[1]] = Instruction(*match.groups())
         if not entry:
             raise ValueError("program: has no ENTRY; give the text of a compiled program")
         return cls(computations, entry)
@@ -125,10 +125,10 @@ class Program(NamedTuple):
             return int(noted[1])
         condition = self.computations.get(instruction.attribute("condition").lstrip("%"), {})
         bounds = [
-            int(found[1])
+            int(match[1])
             for each in condition.values()
             if each.opcode == "constant"
-            and (found := _CONSTANT.match(each.operands_and_attributes))
+            and (match := _CONSTANT.match(each.operands_and_attributes))
         ]
         return bounds[0] if len(bounds) == 1 else 1
 
@@ -194,8 +194,8 @@ class Collective:
         """
         if self.kind in WHOLE_ARRAY_KINDS:
             return self.bytes
-        share = (self.group_size - 1) / self.group_size
-        return self.bytes * share * (2 if self.kind == "all-reduce" else 1)
+        fraction = (self.group_size - 1) / self.group_size
+        return self.bytes * fraction * (2 if self.kind == "all-reduce" else 1)
 
 
 def find_collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
@@ -228,11 +228,11 @@ def find_collectives(text: str, mesh: Mesh) -> tuple[Collective, ...]:
 
 
 def total_collectives(
-    found: Iterable[Collective],
+    collectives: Iterable[Collective],
 ) -> dict[tuple[str, tuple[str, ...]], tuple[int, int]]:
     """Return the number and the total bytes of collectives, by kind and mesh axes."""
     sums: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}
-    for one in found:
+    for one in collectives:
         count, size = sums.get((one.kind, one.axes), (0, 0))
         sums[one.kind, one.axes] = count + one.count, size + one.count * one.bytes
     return sums
@@ -244,7 +244,7 @@ def _parse_collective(
     kind = instruction.opcode.removesuffix("-start")
     if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
         kind = "reduce-scatter"  # a TPU's fusion of it with the slice that each device keeps
-    given = ", ".join(computation[operand].type for operand in instruction.operands)
+    operand_types = ", ".join(computation[operand].type for operand in instruction.operands)
     groups = _groups(instruction, mesh.size)
     parts = mesh.size if kind in WHOLE_ARRAY_KINDS else len(groups[0])
     origin = re.search(r'op_name="([^"]*)"', instruction.operands_and_attributes)
@@ -252,22 +252,22 @@ def _parse_collective(
         kind=kind,
         axes=_axes(groups, mesh),
         group_size=parts,
-        bytes=array_bytes(given) * (parts if kind == "all-gather" else 1),
+        bytes=array_bytes(operand_types) * (parts if kind == "all-gather" else 1),
         count=count,
-        shapes=array_shapes(given),
+        shapes=array_shapes(operand_types),
         op_name=origin[1] if origin else "",
     )
 
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
     """Return the groups of devices that exchange data, as positions in the mesh."""
-    if found := _MESH_GROUPS.search(instruction.operands_and_attributes):
-        return _groups_of_mesh(found[1], found[2], found[3])
+    if match := _MESH_GROUPS.search(instruction.operands_and_attributes):
+        return _groups_of_mesh(match[1], match[2], match[3])
     # Three notations: named mesh axes, an iota list [groups,size]<=[dims]T(perm), explicit lists.
     pairs = instruction.attribute("source_target_pairs")
     text = pairs or instruction.attribute("replica_groups")
-    if found := re.match(r"\[([\d,]+)\]<=(\[.*)", text):
-        groups: list[list[int]] = _iota(found[2]).reshape(_numbers(found[1])).tolist()
+    if match := re.match(r"\[([\d,]+)\]<=(\[.*)", text):
+        groups: list[list[int]] = _iota(match[2]).reshape(_numbers(match[1])).tolist()
         return groups
     listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
     return listed or [list(range(devices))]
@@ -301,11 +301,11 @@ def _groups_of_mesh(sizes: str, ids: str | None, along: str) -> list[list[int]]:
 
 def _iota(text: str) -> np.ndarray:
     """Return the numbers of an iota list: `[2,4]T(1,0)` is 0 to 7 as [2, 4], transposed."""
-    found = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-    if found is None:
+    match = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+    if match is None:
         raise ValueError(f"replica groups {text}: are written in a way that is not known")
-    numbers = np.arange(math.prod(_numbers(found[1]))).reshape(_numbers(found[1]))
-    return numbers.transpose(_numbers(found[2])) if found[2] else numbers
+    numbers = np.arange(math.prod(_numbers(match[1]))).reshape(_numbers(match[1]))
+    return numbers.transpose(_numbers(match[2])) if match[2] else numbers
 
 
 def _numbers(text: str) -> list[int]:

@@ -46,21 +46,21 @@ def measure_chip(device: Any, memory_bytes: int, clock: Clock) -> Chip:
 
     The measured rates are divided by `ATTAINABLE_FRACTION`, since the estimates multiply by it.
     """
-    share = ATTAINABLE_FRACTION * jax.local_device_count()  # CPU devices share the cores
+    attainable = ATTAINABLE_FRACTION * jax.local_device_count()  # CPU devices share the cores
     array = jax.device_put(jnp.ones(COPY_BYTES // 4, jnp.float32), device)
     copy = 2 * COPY_BYTES / _fastest_run(jax.jit(lambda x: x + 1), array, clock)
     return Chip(
         name="here",
         device_kind=device.device_kind,
         platform="cpu" if device.platform == "cpu" else "gpu",
-        bf16_flops_per_second=_matmul_rate(device, "bfloat16", clock) / share,
-        fp32_flops_per_second=_matmul_rate(device, "float32", clock) / share,
-        fp16_flops_per_second=_matmul_rate(device, "float16", clock) / share,
+        bf16_flops_per_second=_matmul_rate(device, "bfloat16", clock) / attainable,
+        fp32_flops_per_second=_matmul_rate(device, "float32", clock) / attainable,
+        fp16_flops_per_second=_matmul_rate(device, "float16", clock) / attainable,
         memory_bytes=memory_bytes,
-        memory_bandwidth=copy / share,
-        link_bandwidth=copy / share,
+        memory_bandwidth=copy / attainable,
+        link_bandwidth=copy / attainable,
         chips_per_host=jax.local_device_count(),
-        network_bandwidth=copy / share,
+        network_bandwidth=copy / attainable,
     )
 
 

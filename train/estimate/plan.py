@@ -91,14 +91,14 @@ class Plan:
 
     def _time_as_dict(self) -> dict[str, Any]:
         """Return times, throughput and price, expected and at the bound."""
-        found: dict[str, Any] = {"expected_from": self.expected.reason}
+        result: dict[str, Any] = {"expected_from": self.expected.reason}
         steps = {"": self.expected.seconds, "_bound": self.step_seconds_bound}
         for suffix, step in steps.items():
-            found[f"step_seconds{suffix}"] = step
-            found[f"tokens_per_second{suffix}"] = self.tokens_per_second(step)
-            found[f"hours{suffix}"] = self.hours(step)
-            found[f"dollars{suffix}"] = self.dollars(step)
-        return found | {
+            result[f"step_seconds{suffix}"] = step
+            result[f"tokens_per_second{suffix}"] = self.tokens_per_second(step)
+            result[f"hours{suffix}"] = self.hours(step)
+            result[f"dollars{suffix}"] = self.dollars(step)
+        return result | {
             "mfu": self.expected.mfu,
             "mfu_bound": self.mfu_bound,
             "published": published_as_dict(self.expected.published),

@@ -78,10 +78,13 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
         "outputs and program": (0, real.peak - real.arguments - real.temporaries if real else None),
         "all": (size.total, real.peak if real else None),
     }
-    for name, (estimate, found) in rows.items():
+    for name, (estimate, compiled_bytes) in rows.items():
         style = "bold" if name in ("all", "temporaries") else None
         table.add_row(
-            name, format_bytes(estimate), "" if found is None else format_bytes(found), style=style
+            name,
+            format_bytes(estimate),
+            "" if compiled_bytes is None else format_bytes(compiled_bytes),
+            style=style,
         )
     yield table
     if real and real.rejection:
@@ -144,11 +147,11 @@ def _ranking(plan: Plan) -> Iterable["RenderableType"]:
             style="bold" if each is plan.best else (None if each.fits else "dim"),
         )
     yield table
-    for each, found in plan.rejected:
+    for each, compiled_step in plan.rejected:
         yield (
             f"{each.candidate.mesh_text()}, {each.candidate.remat}: estimated "
-            f"{format_bytes(each.footprint.total)}, needs {format_bytes(found.peak)} "
-            f"{'or more: the compiler rejects it' if found.rejection else 'as compiled'}"
+            f"{format_bytes(each.footprint.total)}, needs {format_bytes(compiled_step.peak)} "
+            f"{'or more: the compiler rejects it' if compiled_step.rejection else 'as compiled'}"
         )
 
 

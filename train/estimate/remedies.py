@@ -114,8 +114,8 @@ def suggest_remedies(experiment: Experiment, target: Target) -> list[str]:
     smaller = (
         "no setting that keeps the model makes it fit; lower model.d_model or model.num_layers"
     )
-    given = f"give {changes[0]}" if changes else smaller
-    return [f"largest are {largest_parts(now.best.footprint)}; {given}", *changes[1:]]
+    remedy = f"give {changes[0]}" if changes else smaller
+    return [f"largest are {largest_parts(now.best.footprint)}; {remedy}", *changes[1:]]
 
 
 def _current(experiment: Experiment, target: Target) -> PrecisionOption:

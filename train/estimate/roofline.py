@@ -87,8 +87,8 @@ class StepTime:
     @property
     def overlapped_seconds(self) -> float:
         """Return the time with everything overlapped."""
-        moved = sum(self.link_seconds.values()), sum(self.host_seconds.values())
-        return max(self.compute_seconds, self.memory_seconds, *moved)
+        transfers = sum(self.link_seconds.values()), sum(self.host_seconds.values())
+        return max(self.compute_seconds, self.memory_seconds, *transfers)
 
     @property
     def sequential_seconds(self) -> float:

@@ -65,8 +65,8 @@ class Target:
     @property
     def memory_bytes(self) -> int:
         """Return the bytes that a program can use on one chip."""
-        share = USABLE_GPU_MEMORY if self.chip.platform == "gpu" and not self.is_local else 1.0
-        return int(self.chip.memory_bytes * share)
+        fraction = USABLE_GPU_MEMORY if self.chip.platform == "gpu" and not self.is_local else 1.0
+        return int(self.chip.memory_bytes * fraction)
 
     @property
     def hardware(self) -> Hardware:
@@ -180,14 +180,14 @@ def target_devices(target: Target) -> Sequence[Any]:
     try:
         jax.devices()  # loads the plugins
         platform = "tpu" if target.chip.platform == "tpu" else "cuda"
-        found = topologies.get_topology_desc(name, platform, **settings)
+        description = topologies.get_topology_desc(name, platform, **settings)
     except Exception as error:
         why = " ".join(str(error).split())[:200]
         raise UserError(
             f"target {target.name}: its compiler cannot describe it ({why}); "
             "upgrade the compiler, or give another size"
         ) from error
-    devices: Sequence[Any] = found.devices
+    devices: Sequence[Any] = description.devices
     return devices
 
 

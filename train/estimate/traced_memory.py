@@ -109,9 +109,9 @@ def _residual_arrays(experiment: Experiment, hardware: Hardware, rows: int) -> l
         return jax.vjp(lambda params: loss(params, batch, keys)["loss"].total, params)[1]
 
     program = jax.make_jaxpr(pull)(abstract_parameters(model).shapes, batch).jaxpr
-    given = {id(variable) for variable in program.invars}
-    found = {id(variable): variable.aval for variable in program.outvars}
-    return [aval for name, aval in found.items() if name not in given]
+    input_ids = {id(variable) for variable in program.invars}
+    residuals = {id(variable): variable.aval for variable in program.outvars}
+    return [aval for name, aval in residuals.items() if name not in input_ids]
 
 
 def _array_bytes(aval: Any) -> int:

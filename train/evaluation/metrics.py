@@ -156,8 +156,8 @@ def score_spans(expected: Iterable[Sequence[str]], predicted: Iterable[Sequence[
     for number, (target, guess) in enumerate(zip(expected, predicted, strict=True)):
         if len(target) != len(guess):
             raise ValueError(f"sentence {number}: {len(guess)} tags for {len(target)} words")
-        found, wanted = set(extract_spans(guess)), set(extract_spans(target))
-        sizes = (len(found & wanted), len(found), len(wanted))
+        predicted_spans, expected_spans = set(extract_spans(guess)), set(extract_spans(target))
+        sizes = (len(predicted_spans & expected_spans), len(predicted_spans), len(expected_spans))
         counts = [count + size for count, size in zip(counts, sizes, strict=True)]
     return SpanScore(*counts)
 

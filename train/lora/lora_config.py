@@ -15,7 +15,7 @@ class LoRAConfig:
     rank: int = 0
     """Columns of A and rows of B. 0: train all weights in full."""
     alpha: float = 16.0
-    """Scale of the update, divided by the rank."""
+    """The low-rank update is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ("query", "value")
     """Matrices that get an update: query, key, value, output, gate, up, down, or the groups
     attention, feed_forward, all. Separated by spaces or commas."""

@@ -48,19 +48,21 @@ class MeshConfig:
         """
         names = [f.name for f in dataclasses.fields(self) if f.name in MESH_AXES]
         # For messages, in the order of the fields: the order in which people give them.
-        given = {name: getattr(self, name) for name in names}
+        requested = {name: getattr(self, name) for name in names}
         common = ("data", "fsdp", "tensor")
-        shown = " x ".join(f"{n} {size}" for n, size in given.items() if n in common or size != 1)
-        sizes = {name: given[name] for name in MESH_AXES}
+        text = " x ".join(
+            f"{n} {size}" for n, size in requested.items() if n in common or size != 1
+        )
+        sizes = {name: requested[name] for name in MESH_AXES}
         free = [name for name, size in sizes.items() if size == -1]
         if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
-            raise UsageError(f"mesh {shown}: give sizes of 1 or more, and -1 at most once")
+            raise UsageError(f"mesh {text}: give sizes of 1 or more, and -1 at most once")
         fixed = math.prod(size for size in sizes.values() if size != -1)
         if free:
             sizes[free[0]] = num_devices // fixed
         if math.prod(sizes.values()) != num_devices:
             raise UsageError(
-                f"mesh {shown}: does not divide {num_devices} devices; give sizes whose product is "
+                f"mesh {text}: does not divide {num_devices} devices; give sizes whose product is "
                 f"{num_devices}, or -1 for the rest"
             )
         return sizes

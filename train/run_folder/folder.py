@@ -72,8 +72,8 @@ class RunFolder:
         with as_user_error(str(folder.path)):
             exists, has_run = folder.path.exists(), folder.config_json.exists()
         if not has_run:
-            found = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
-            raise UserError(f"workdir {workdir}: {found}; give the --workdir that fit was given")
+            problem = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
+            raise UserError(f"workdir {workdir}: {problem}; give the --workdir that fit was given")
         return folder
 
     @property
@@ -120,8 +120,8 @@ class RunFolder:
     def model_type(self) -> str:
         """`model_type` of the Hugging Face model that the weights come from; empty if none."""
         path = self.pretrained / "config.json"
-        found = read_json(path) if path.exists() else {}
-        return str(found.get("model_type", "")) if isinstance(found, dict) else ""
+        content = read_json(path) if path.exists() else {}
+        return str(content.get("model_type", "")) if isinstance(content, dict) else ""
 
     @property
     def rollback_record(self) -> AnyPath:
@@ -225,9 +225,9 @@ def _check_characters(path: AnyPath) -> None:
     Orbax finds the arrays' files by glob, for which some characters are patterns, and TensorStore
     reads a backslash as a slash.
     """
-    whole = str(path.absolute() if isinstance(path, pathlib.Path) else path)
-    if found := sorted(set(whole) & set("*?[]\\")):
+    full = str(path.absolute() if isinstance(path, pathlib.Path) else path)
+    if invalid := sorted(set(full) & set("*?[]\\")):
         raise UserError(
-            f"workdir {whole}: has {' and '.join(found)} in its path, where checkpoints cannot be "
+            f"workdir {full}: has {' and '.join(invalid)} in its path, where checkpoints cannot be "
             "stored; give a --workdir without any of * ? [ ] \\ in its whole path"
         )

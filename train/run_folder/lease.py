@@ -250,10 +250,10 @@ class RemoteLeaseStore:
     def numbers(self) -> list[int]:
         self._files.invalidate_cache()  # gcsfs and s3fs cache listings
         try:
-            found = self._files.ls(self._folder, detail=False)
+            paths = self._files.ls(self._folder, detail=False)
         except FileNotFoundError:
             return []
-        return _numbers([str(path).rpartition("/")[2] for path in found])
+        return _numbers([str(path).rpartition("/")[2] for path in paths])
 
     def read(self, number: int) -> Lease | None:
         try:
@@ -271,10 +271,10 @@ class RemoteLeaseStore:
         except Exception as error:  # noqa: BLE001, each store reports a failed condition differently
             refused = error
         # Read it back: a store may also fail after it has written the file.
-        found = self.read(number)
-        if found is None and refused is not None:
+        stored = self.read(number)
+        if stored is None and refused is not None:
             raise refused if isinstance(refused, OSError) else OSError(str(refused))
-        return found is not None and found.token == lease.token
+        return stored is not None and stored.token == lease.token
 
     def replace(self, number: int, lease: Lease) -> None:
         self._files.pipe_file(self._path(number), lease.to_bytes())
@@ -288,4 +288,4 @@ class RemoteLeaseStore:
 
 
 def _numbers(names: list[str]) -> list[int]:
-    return sorted(int(found[1]) for name in names if (found := _LEASE_NAME.fullmatch(name)))
+    return sorted(int(match[1]) for name in names if (match := _LEASE_NAME.fullmatch(name)))

@@ -96,8 +96,8 @@ def oom_message(remedies: Sequence[str], message: str) -> str:
     amount = re.search(
         r"(?:allocat\w+|Used|requested)\D{0,40}(\d[\d.]* ?(?:[KMGT]i?B?|B|bytes)?)", message
     )
-    asked = f" asking for {amount.group(1).strip()}" if amount else ""
-    return f"memory: ran out{asked}; {', or '.join(remedies)}"
+    requested = f" asking for {amount.group(1).strip()}" if amount else ""
+    return f"memory: ran out{requested}; {', or '.join(remedies)}"
 
 
 def suggest_remedies(experiment: Experiment) -> list[str]:

@@ -117,8 +117,8 @@ def _supported_by_glibc() -> bool:
         version = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except ValueError:
         return False
-    found = re.match(r"glibc (\d+)\.(\d+)", version)
-    return found is not None and (int(found[1]), int(found[2])) >= (2, 35)
+    match = re.match(r"glibc (\d+)\.(\d+)", version)
+    return match is not None and (int(match[1]), int(match[2])) >= (2, 35)
 
 
 SCRIPT = "linen-transformer"
@@ -132,17 +132,17 @@ def program_name() -> str:
 
 def foreign_packages() -> dict[str, str]:
     """Return the files that `import transformer` and `import configs` would find, if not ours."""
-    ours = pathlib.Path(str(train.__file__)).resolve().parents[1]
-    found = {}
+    own_root = pathlib.Path(str(train.__file__)).resolve().parents[1]
+    foreign = {}
     for name in ("transformer", "configs"):
         spec = importlib.util.find_spec(name)
         if spec is None:
             continue
         # A folder without `__init__.py` is a namespace package, which has no origin.
         file = pathlib.Path(spec.origin or next(iter(spec.submodule_search_locations or ()), ""))
-        if not file.resolve().is_relative_to(ours / name):
-            found[name] = str(file)
-    return found
+        if not file.resolve().is_relative_to(own_root / name):
+            foreign[name] = str(file)
+    return foreign
 
 
 def check_own_packages() -> None:
@@ -150,13 +150,13 @@ def check_own_packages() -> None:
 
     Without its `configs` the program has no shipped experiments, and everything else works.
     """
-    found = foreign_packages()
-    if not found:
+    others = foreign_packages()
+    if not others:
         return
-    is_fatal = "transformer" in found
+    is_fatal = "transformer" in others
     print(
-        f"{'error' if is_fatal else 'note'}: {' and '.join(found.values())}: imported in place of "
-        f"linen-transformer's own {' and '.join(found)}; start {SCRIPT} instead of python -m "
+        f"{'error' if is_fatal else 'note'}: {' and '.join(others.values())}: imported in place of "
+        f"linen-transformer's own {' and '.join(others)}; start {SCRIPT} instead of python -m "
         "train, or rename it",
         file=sys.stderr,
     )

@@ -49,11 +49,11 @@ def set_overlap_flags(platform: str, environment: MutableMapping[str, str] | Non
     variable, flags = {"tpu": ("LIBTPU_INIT_ARGS", TPU_FLAGS), "gpu": ("XLA_FLAGS", GPU_FLAGS)}.get(
         platform, ("", {})
     )
-    given = environment.get(variable, "")
-    set_by_user = {flag.lstrip("-").split("=")[0] for flag in given.split()}
+    user_flags = environment.get(variable, "")
+    set_by_user = {flag.lstrip("-").split("=")[0] for flag in user_flags.split()}
     missing = [f"--{name}={value}" for name, value in flags.items() if name not in set_by_user]
     if missing:
-        environment[variable] = " ".join([given, *missing]).strip()
+        environment[variable] = " ".join([user_flags, *missing]).strip()
 
 
 def guess_platform(environment: Mapping[str, str] | None = None) -> str:

@@ -146,14 +146,14 @@ def design_runs(
                 experiment = with_model_and_tokens(base, model, count, rules)
                 seed = base.seed + offset
                 experiment = dataclasses.replace(experiment, seed=seed)
-                seen = experiment.steps * tokens_per_step(experiment)
-                settings = {"N": format_count(parameters), "D": format_count(seen)}
+                trained_tokens = experiment.steps * tokens_per_step(experiment)
+                settings = {"N": format_count(parameters), "D": format_count(trained_tokens)}
                 name = ",".join(f"{key}={value}" for key, value in settings.items())
                 # The output matrix costs time too, though N does not count it.
                 rows = model.vocab_size or getattr(base.data.tokenizer, "vocab_size", 0)
-                cost = float((parameters + rows * model.d_model) * seen)
+                cost = float((parameters + rows * model.d_model) * trained_tokens)
                 run = SweepRun(f"{name},seed={seed}", settings, experiment, cost)
-                sized.append(SizedRun(run, parameters, seen))
+                sized.append(SizedRun(run, parameters, trained_tokens))
     check_names([each.run for each in sized])
     return sorted(sized, key=lambda each: (each.run.experiment.seed, each.flops))
 

@@ -264,7 +264,7 @@ def _minimize(
     start: np.ndarray, runs: Runs, centers: tuple[float, float]
 ) -> tuple[float, np.ndarray]:
     """Return the lowest objective that is found from a start, and its theta."""
-    found = optimize.least_squares(
+    solution = optimize.least_squares(
         _residuals,
         start,
         _jacobian,
@@ -274,7 +274,7 @@ def _minimize(
         x_scale="jac",
         max_nfev=300,
     )
-    return float(found.cost), found.x
+    return float(solution.cost), solution.x
 
 
 def _law(theta: np.ndarray, centers: tuple[float, float]) -> ParametricLaw:

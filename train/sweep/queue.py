@@ -260,13 +260,13 @@ def worker_environment(
     Several workers share the memory of a GPU, or each has GPUs of its own if there are enough.
     """
     path = os.pathsep.join(each or str(pathlib.Path.cwd()) for each in sys.path)
-    found = {**with_huge_pages(environment), "PYTHONPATH": path}
+    result = {**with_huge_pages(environment), "PYTHONPATH": path}
     if num_workers > 1:
-        found.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        devices = [each for each in found.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+        result.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        devices = [each for each in result.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
         if len(devices) >= num_workers:
-            found["CUDA_VISIBLE_DEVICES"] = ",".join(devices[index::num_workers])
-    return found
+            result["CUDA_VISIBLE_DEVICES"] = ",".join(devices[index::num_workers])
+    return result
 
 
 def _describe_exit(status: int) -> str:

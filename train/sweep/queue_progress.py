@@ -140,14 +140,18 @@ class SweepProgress:
         if not self._running:
             return ""
         run, step, loss = next(iter(self._running.values()))
-        shown = "" if loss is None else f" loss {loss:.4f}"
-        return f"{run.name} {step}/{run.experiment.steps}{shown}"
+        loss_text = "" if loss is None else f" loss {loss:.4f}"
+        return f"{run.name} {step}/{run.experiment.steps}{loss_text}"
 
     def _times_text(self) -> str:
         elapsed = self._clock() - self._started_at
         # Without what earlier processes of this sweep did: it took none of this one's time.
-        made = self._cost_so_far() - self._initial_cost
-        left = elapsed / made * (self._total_cost - self._cost_so_far()) if made > 0 else None
+        progress_made = self._cost_so_far() - self._initial_cost
+        left = (
+            elapsed / progress_made * (self._total_cost - self._cost_so_far())
+            if progress_made > 0
+            else None
+        )
         return (
             f"{format_clock(elapsed)} elapsed, {'?' if left is None else format_clock(left)} left"
         )

@@ -32,8 +32,8 @@ class SettingSummary:
     @property
     def values(self) -> list[float]:
         """Selection metric of the runs that finished, finite values only."""
-        found = [result.value for _, result in self.runs if result.status == "finished"]
-        return [value for value in found if math.isfinite(value)]
+        finished = [result.value for _, result in self.runs if result.status == "finished"]
+        return [value for value in finished if math.isfinite(value)]
 
     @property
     def mean(self) -> float:
@@ -59,8 +59,8 @@ class SettingSummary:
     @property
     def seconds(self) -> float:
         """Mean wall time of the runs that finished."""
-        found = [result.seconds for _, result in self.runs if result.status == "finished"]
-        return statistics.fmean(found) if found else math.nan
+        finished = [result.seconds for _, result in self.runs if result.status == "finished"]
+        return statistics.fmean(finished) if finished else math.nan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,18 +167,18 @@ def plot_sweep(summary: SweepSummary, path: AnyPath) -> bool:
     Raises:
       UserError: The file cannot be written.
     """
-    drawn = [each for each in summary.settings if each.values]
-    if not drawn:
+    settings_drawn = [each for each in summary.settings if each.values]
+    if not settings_drawn:
         return False
     from matplotlib.figure import Figure  # importing it takes half a second
 
     figure = Figure(figsize=(7, 4.4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    field = main_field(drawn)
+    field = main_field(settings_drawn)
     if field is None:
-        _draw_categories(axes, drawn)
+        _draw_categories(axes, settings_drawn)
     else:
-        _draw_lines(axes, drawn, field)
+        _draw_lines(axes, settings_drawn, field)
     arrow = "lower" if summary.lower_is_better else "higher"
     axes.set_ylabel(f"held-out {summary.metric.replace('_', ' ')} ({arrow} is better)")
     axes.grid(visible=True, alpha=0.25)

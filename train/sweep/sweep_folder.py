@@ -106,11 +106,13 @@ class SweepFolder:
         """Raise UserError if the folder holds anything but a part of this sweep."""
         file = self.path / "sweep.json"
         if not file.exists():
-            found = sorted(each.name for each in self.path.glob("*")) if self.path.exists() else []
-            found = [name for name in found if not name.startswith(".") and name != "logs"]
-            if found:
+            entries = (
+                sorted(each.name for each in self.path.glob("*")) if self.path.exists() else []
+            )
+            entries = [name for name in entries if not name.startswith(".") and name != "logs"]
+            if entries:
                 raise UserError(
-                    f"workdir {self.path}: contains other files ({', '.join(found[:3])}) and no "
+                    f"workdir {self.path}: contains other files ({', '.join(entries[:3])}) and no "
                     "sweep; give a new or an empty folder"
                 )
             return

@@ -155,8 +155,8 @@ def drop_words(
     if dropout_rngs is None or rate == 0:
         return segments
     draw = lambda key: jax.random.bernoulli(key, 1 - rate, segments.shape[1:])  # noqa: E731
-    kept = jax.vmap(draw)(fold_in(dropout_rngs, WORD_DROPOUT_STREAM)) * segments
-    return jnp.where(kept.any(axis=1, keepdims=True), kept, segments)
+    is_kept = jax.vmap(draw)(fold_in(dropout_rngs, WORD_DROPOUT_STREAM)) * segments
+    return jnp.where(is_kept.any(axis=1, keepdims=True), is_kept, segments)
 
 
 @functools.partial(jax.jit, static_argnames="model")

@@ -196,18 +196,18 @@ def format_goodput(goodput: Goodput) -> str:
         if activity != "step" and seconds >= 0.005 * total > 0
     ]
     starts = f" in {goodput.starts} starts" if goodput.starts > 1 else ""
-    share = f"{goodput.productive_fraction:.0%} of {format_duration(total)}"
-    return f"time: {share}{starts} went into training steps; {', '.join(rest)}"
+    productive = f"{goodput.productive_fraction:.0%} of {format_duration(total)}"
+    return f"time: {productive}{starts} went into training steps; {', '.join(rest)}"
 
 
 def format_duration(seconds: float) -> str:
     """Return e.g. `45 s`, `2 min 26 s` or `3 h 5 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    rounded = round(seconds)
+    if rounded < 60:
+        return f"{rounded} s"
+    if rounded < 3600:
+        return f"{rounded // 60} min {rounded % 60} s"
+    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def process_start_time() -> float:

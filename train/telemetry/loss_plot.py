@@ -76,8 +76,8 @@ def draw_losses(
     validation = _points(metrics, "validation", "loss")
     scores = {name: _points(metrics, "validation", name) for name in _SCORES}
     scores = {name: points for name, points in scores.items() if points.size}
-    drawn = np.concatenate([training, validation], axis=1)
-    if not drawn.size:
+    points_drawn = np.concatenate([training, validation], axis=1)
+    if not points_drawn.size:
         return None
     figure = Figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
     heights = [5, *[2] * len(scores)]
@@ -87,7 +87,7 @@ def draw_losses(
     _draw_validation(axes, *validation)
     _draw_references(axes, references or {})
     _draw_event_marks(axes, events or {})
-    _scale_axes(axes, *drawn)
+    _scale_axes(axes, *points_drawn)
     for each, (name, points) in zip(below, scores.items(), strict=True):
         _draw_score(each, name, *points)
     grid[-1, 0].set_xlabel("step")

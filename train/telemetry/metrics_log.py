@@ -61,14 +61,14 @@ class MetricsLog:
         last = -1 if step is None else step
         self._resumed_at = last
         lines = event_log.read_raw_lines(self._path)
-        kept = [line for line in lines if _is_up_to(line, last)]
-        if len(kept) == len(lines):
+        kept_lines = [line for line in lines if _is_up_to(line, last)]
+        if len(kept_lines) == len(lines):
             return None
         beyond = [line for line in lines if not _is_up_to(line, last)]
         aside = unused_path(self._path, f"beyond-{max(last, 0)}")
         # In this order, a kill between the two writes duplicates lines and never loses one.
         write_atomically(aside, _text(beyond))
-        write_atomically(self._path, _text(kept))
+        write_atomically(self._path, _text(kept_lines))
         return aside
 
     def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
@@ -160,8 +160,8 @@ def _is_measurement(name: str, value: Any) -> bool:
 def _is_up_to(line: str, step: int) -> bool:
     """Return True if a line is of a step up to `step`; a torn line is of none."""
     record = event_log.parse_line(line)
-    found = None if record is None else record.get("step")
-    return is_step_number(found) and found <= step
+    record_step = None if record is None else record.get("step")
+    return is_step_number(record_step) and record_step <= step
 
 
 def _scalars(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -132,8 +132,12 @@ class ProgressBar:
 
     def _line(self) -> str:
         elapsed = self._clock() - self._started_at
-        made = self._step - self._first_step
-        left = format_clock(elapsed / made * (self._total - self._step)) if made > 0 else "?"
+        steps_made = self._step - self._first_step
+        left = (
+            format_clock(elapsed / steps_made * (self._total - self._step))
+            if steps_made > 0
+            else "?"
+        )
         count = f"{self._step}/{self._total}"
         times = f"{format_clock(elapsed)} elapsed, {left} left"
         parts = (self._description, count, self._loss, self._speed, times)

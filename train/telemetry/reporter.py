@@ -143,8 +143,8 @@ class Reporter:
 
     def log_evaluation(self, step: int, split: str, metrics: dict[str, float]) -> None:
         """Write a line of evaluation metrics; compression baselines go to the loss plot."""
-        shown = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
-        self._progress.print(f"step {step}: {split} {shown}")
+        metrics_text = ", ".join(f"{name.replace('_', ' ')} {x:.4g}" for name, x in metrics.items())
+        self._progress.print(f"step {step}: {split} {metrics_text}")
         # The plot has nats a token, so bits a byte are converted by the run's own ratio.
         self._references = {
             name.removeprefix(_REFERENCE_PREFIX): bits * metrics["loss"] / metrics["bits_per_byte"]

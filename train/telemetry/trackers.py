@@ -104,8 +104,8 @@ class WandbTracker(Tracker):
 
     def log_sample(self, step: int, text: str) -> None:
         """See `Tracker`."""
-        shown = self._wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
-        self._run.log({"step": step, "sample": shown})
+        markup = self._wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)
+        self._run.log({"step": step, "sample": markup})
 
     def finish(self, outcome: Outcome) -> None:
         """See `Tracker`."""
@@ -196,10 +196,10 @@ class Trackers:
         """
         self._folder, self._threads = folder, []
         names = experiment.tracking.trackers if is_main_process else ()
-        made = {name: TRACKERS[name](_import_tracker(name)) for name in names}
+        trackers = {name: TRACKERS[name](_import_tracker(name)) for name in names}
         self._ids = _read_ids(folder) if names else {}
         self._lock = threading.Lock()
-        for name, tracker in made.items():
+        for name, tracker in trackers.items():
             run = TrackedRun(
                 experiment.name,
                 experiment.tracking.project,

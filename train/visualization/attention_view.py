@@ -140,10 +140,10 @@ def view_attention(
     _check_place(maps, layer, head)
     labels = token_labels(run.tokenizer, inputs.tokens)
     causal = run.experiment.model.causal
-    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    excerpt = text if len(text) <= 200 else f"{text[:200]}…"
     return AttentionView(
         title=f"Attention of {run.experiment.name}",
-        subtitle=f"step {run.step}, {_describe_sizes(maps)}, text: {' '.join(shown.split())}",
+        subtitle=f"step {run.step}, {_describe_sizes(maps)}, text: {' '.join(excerpt.split())}",
         maps=maps,
         tokens=labels,
         sources=token_labels(run.tokenizer, inputs.sources),

@@ -60,8 +60,8 @@ def summarize_data(experiment: Experiment, num_examples: int) -> dict[str, Any]:
 
 def _splits(corpus: Any) -> dict[str, Any]:
     """Return the splits of a corpus; none of a user's corpus that keeps them elsewhere."""
-    found = getattr(corpus, "streams", None) or getattr(corpus, "splits", None)
-    return dict(found) if isinstance(found, dict) else {}
+    splits = getattr(corpus, "streams", None) or getattr(corpus, "splits", None)
+    return dict(splits) if isinstance(splits, dict) else {}
 
 
 def summarize_split(split: Any) -> dict[str, Any]:
@@ -102,30 +102,30 @@ def describe_example(
     if tokenizer is None or "tokens" not in row:
         arrays = {name: np.asarray(value).tolist() for name, value in row.items()}
         return {"arrays": {name: value for name, value in arrays.items() if name != "examples"}}
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     if "source" in row:
-        found["source"] = tokenizer.decode(row["source"][row["source_segments"] != 0]).strip()
+        summary["source"] = tokenizer.decode(row["source"][row["source_segments"] != 0]).strip()
     real = row["segments"] != 0 if "segments" in row else np.ones(len(row["tokens"]), bool)
     tokens, weights, targets = row["tokens"][real], np.asarray(row["weights"]), row["targets"]
-    found["tokens"] = int(real.sum())
-    found["padding"] = int((~real).sum())
+    summary["tokens"] = int(real.sum())
+    summary["padding"] = int((~real).sum())
     if "segments" in row:
-        found["documents"] = len(np.unique(row["segments"][real]))
+        summary["documents"] = len(np.unique(row["segments"][real]))
     if not targets.ndim:  # a label for the whole text
-        found |= {"text": tokenizer.decode(tokens).strip(), "label": _label(int(targets), labels)}
-        return found
+        summary |= {"text": tokenizer.decode(tokens).strip(), "label": _label(int(targets), labels)}
+        return summary
     weights, targets = weights[real] > 0, targets[real]
-    found["in_loss"] = int(weights.sum())
+    summary["in_loss"] = int(weights.sum())
     if len(labels):
         names = [_label(int(each), labels) for each in targets]
-        found["text"] = _with_targets(tokenizer, tokens, weights, names)
+        summary["text"] = _with_targets(tokenizer, tokens, weights, names)
     elif weights.mean() < SPARSE_LOSS and not _are_next_tokens(tokens, targets):
         names = [tokenizer.decode([each]) for each in targets]
-        found["text"] = _with_targets(tokenizer, tokens, weights, names)
+        summary["text"] = _with_targets(tokenizer, tokens, weights, names)
     else:
         text = _with_brackets(tokenizer, targets, weights)
-        found["text"] = text.strip() if "source" in row else text
-    return found
+        summary["text"] = text.strip() if "source" in row else text
+    return summary
 
 
 def _are_next_tokens(tokens: np.ndarray, targets: np.ndarray) -> bool:
@@ -145,9 +145,9 @@ def _with_targets(
     names = {token: name for name, token in tokenizer.vocabulary.items()}
     for index in np.flatnonzero(weights).tolist():
         before, own = tokens[start:index], int(tokens[index])
-        shown = tokenizer.decode([own]) or names.get(own, "")  # a mask token has no text
+        token_text = tokenizer.decode([own]) or names.get(own, "")  # a mask token has no text
         target = targets[index].strip() or repr(targets[index])  # a space or a line end
-        parts += [tokenizer.decode(before), f"{shown}{{{target}}}"]
+        parts += [tokenizer.decode(before), f"{token_text}{{{target}}}"]
         start = index + 1
     parts.append(tokenizer.decode(tokens[start:]))
     return " ".join(part.strip() for part in parts if part.strip())

@@ -117,16 +117,16 @@ def flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def collect_curves(records: Sequence[JsonRecord]) -> dict[str, dict[str, list[Point]]]:
     """Return curves by metric and split. A step that was written again has its last value."""
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    curves: dict[str, dict[str, dict[int, float]]] = {}
     for record in records:
         for name, value in record.items():
             if name not in ("step", "split"):
-                curve = found.setdefault(name, {}).setdefault(record["split"], {})
+                curve = curves.setdefault(name, {}).setdefault(record["split"], {})
                 # By step: a resumed or rolled-back run writes some steps again.
                 curve[record["step"]] = float(value)
     return {
         name: {split: thin(sorted(curve.items())) for split, curve in splits.items()}
-        for name, splits in found.items()
+        for name, splits in curves.items()
     }
 
 
@@ -138,13 +138,13 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     if len(points) <= limit:
         return list(points)
     stretches = limit // 2
-    kept: list[Point] = [points[0]]
+    kept_points: list[Point] = [points[0]]
     for index in range(stretches):
         start, end = (len(points) * each // stretches for each in (index, index + 1))
         part = points[start:end]
         extremes = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
-        kept += sorted(extremes)
-    return list(dict.fromkeys([*kept, points[-1]]))
+        kept_points += sorted(extremes)
+    return list(dict.fromkeys([*kept_points, points[-1]]))
 
 
 def read_samples(folder: RunFolder) -> list[dict[str, Any]]:
@@ -164,8 +164,8 @@ def peak_memory(times: Sequence[JsonRecord]) -> dict[str, float]:
     """Return the largest memory that any process of the run recorded, in bytes, by place."""
     peaks: dict[str, float] = {}
     for record in times:
-        found = record.get("peak_memory_bytes")
-        for place, value in found.items() if isinstance(found, dict) else ():
+        peak = record.get("peak_memory_bytes")
+        for place, value in peak.items() if isinstance(peak, dict) else ():
             if isinstance(value, int | float):
                 peaks[str(place)] = max(peaks.get(str(place), 0), value)
     return peaks
@@ -211,8 +211,8 @@ def _plain_event(event: JsonRecord) -> dict[str, Any]:
     """Return an event with its details as one line of text."""
     step = event.get("step")
     hidden = ("time", "event", "step", "hardware", "mesh", "versions")
-    shown = {name: value for name, value in event.items() if name not in hidden and value}
-    details = [f"{name.replace('_', ' ')} {_format(value)}" for name, value in shown.items()]
+    fields_shown = {name: value for name, value in event.items() if name not in hidden and value}
+    details = [f"{name.replace('_', ' ')} {_format(value)}" for name, value in fields_shown.items()]
     return {
         "time": str(event.get("time", "")),
         "event": str(event["event"]),

@@ -95,7 +95,7 @@ class ScoreSpec(NamedTuple):
     relative_tables: "RelativeTables | None" = None
     """Vectors added to keys and values by distance."""
     soft_cap: float = 0.0
-    """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""
     softmax_dtype: str = "float32"
     """Dtype of the scores and of the softmax."""

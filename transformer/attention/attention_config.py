@@ -52,8 +52,8 @@ class MultiHeadConfig(MixerConfig):
     bias: bool = True
     """Add biases to the query, key, value and output projections."""
     output_bias: bool | None = None
-    """Add a bias to the output projection. None: as `bias` says. Qwen2 has biases of queries, keys
-    and values alone."""
+    """Add a bias to the output projection. None: the same as `bias`. Qwen2 has biases only of
+    queries, keys and values."""
     qk_norm: NormConfig | None = None
     """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
 
@@ -150,7 +150,7 @@ class AttentionConfig(MultiHeadConfig):
     position: AttentionPosition = NoPosition()
     """Position information of queries and keys. Cross attention ignores it."""
     soft_cap: float = 0.0
-    """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""
     sinks: bool = False
     """Add one learned logit per head to the softmax, without a value: a query that matches no key

@@ -121,8 +121,8 @@ class MemoryCache(struct.PyTreeNode):
         value_head_dim: int | None = None,  # None: H
     ) -> "MemoryCache":
         """Return a cache for a memory of `length` tokens."""
-        made = KVCache.empty(batch_size, length, num_kv_heads, head_dim, dtype, value_head_dim)
-        return cls(made.keys, made.values)
+        cache = KVCache.empty(batch_size, length, num_kv_heads, head_dim, dtype, value_head_dim)
+        return cls(cache.keys, cache.values)
 
     def append(
         self,

@@ -32,7 +32,7 @@ def check_pattern(pattern: MaskPattern) -> None:
     for name, least in (("window", 0), ("dilation", 1)):
         value = getattr(pattern, name)
         if getattr(value, "ndim", 0) or not hasattr(value, "__index__") or value < least:
-            shown = repr(value) if isinstance(value, int | float) else type(value).__name__
-            raise ValueError(f"{name} {shown}: give an integer, {least} for none, or more")
+            value_text = repr(value) if isinstance(value, int | float) else type(value).__name__
+            raise ValueError(f"{name} {value_text}: give an integer, {least} for none, or more")
     for name in ("causal", "prefix", "ordered"):
         check_instance(name, getattr(pattern, name), bool)

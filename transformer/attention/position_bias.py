@@ -175,31 +175,31 @@ def find_shared_bias(pattern: Sequence[BlockConfig]) -> tuple[T5RelativeBias, in
       ValueError: Layers share a table and have different settings of it.
     """
     mixers: list[Any] = [block.mixer for block in pattern]
-    found = {
+    biases = {
         (mixer.position, mixer.num_heads)
         for mixer in mixers
         if isinstance(getattr(mixer, "position", None), T5RelativeBias) and mixer.position.shared
     }
-    if len(found) > 1:
+    if len(biases) > 1:
         raise ValueError(
             "t5_relative_bias.shared True: the layers have different buckets or heads; give all "
             "the same, or set it to False"
         )
-    return found.pop() if found else None
+    return biases.pop() if biases else None
 
 
 def declare_shared_bias(
     module: nn.Module, pattern: Sequence[BlockConfig], context: ModelContext
 ) -> jax.Array | None:  # [buckets, N]
     """Declare the table that all layers of a stack share as a weight of `module`, if any."""
-    found = find_shared_bias(pattern)
-    return None if found is None else declare_bias_table(module, *found, context)
+    config = find_shared_bias(pattern)
+    return None if config is None else declare_bias_table(module, *config, context)
 
 
 def zero_shared_bias(pattern: Sequence[BlockConfig]) -> jax.Array | None:  # [buckets, N]
     """Return zeros in the shape of the shared table, to initialize a layer alone."""
-    found = find_shared_bias(pattern)
-    return None if found is None else jnp.zeros((found[0].num_buckets, found[1]))
+    config = find_shared_bias(pattern)
+    return None if config is None else jnp.zeros((config[0].num_buckets, config[1]))
 
 
 def _declare_table(

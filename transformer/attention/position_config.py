@@ -147,9 +147,9 @@ class T5RelativeBias:
         num_exact = per_direction // 2  # distances with a bucket of their own
         if magnitude < num_exact:
             return magnitude + offset
-        share = math.log(magnitude / num_exact) / math.log(self.max_distance / num_exact)
+        log_fraction = math.log(magnitude / num_exact) / math.log(self.max_distance / num_exact)
         # Without the epsilon, rounding puts the first distance of a bucket into the one before.
-        bucket = num_exact + int(share * (per_direction - num_exact) + 1e-6)
+        bucket = num_exact + int(log_fraction * (per_direction - num_exact) + 1e-6)
         return min(bucket, per_direction - 1) + offset
 
 

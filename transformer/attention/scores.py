@@ -181,5 +181,5 @@ def add_sinks(
     result shrinks by exp(lse - logaddexp(lse, s)).
     """
     lse = jnp.logaddexp(attention.lse, sink_logits.astype(attention.lse.dtype)[None, :, None])
-    share = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
-    return attention._replace(y=(attention.y * share).astype(attention.y.dtype), lse=lse)
+    fraction = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
+    return attention._replace(y=(attention.y * fraction).astype(attention.y.dtype), lse=lse)

@@ -57,9 +57,9 @@ def _where(flags: jax.Array, on_true: Any, on_false: Any) -> Any:
     return jax.tree.map(select, on_true, on_false)
 
 
-def _append_axes(flags: jax.Array, like: jax.Array) -> jax.Array:
+def _append_axes(flags: jax.Array, target: jax.Array) -> jax.Array:
     """Append axes of size 1 to the flags, up to the rank of `like`."""
-    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim))
+    return flags.reshape(flags.shape + (1,) * (target.ndim - flags.ndim))
 
 
 def _swap_batch_and_time(tree: Any) -> Any:

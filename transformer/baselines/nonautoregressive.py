@@ -42,7 +42,7 @@ class NonAutoregressive(Model):
     """
 
     max_length_difference: int = 20  # R: lengths from S - R to S + R can be predicted
-    length_loss_weight: float = 0.1  # of the loss of lengths, beside that of words
+    length_loss_weight: float = 0.1  # weight of the length loss, relative to the token loss
 
     def __post_init__(self) -> None:
         if self.config.encoder is None:
@@ -63,7 +63,7 @@ class NonAutoregressive(Model):
     def __call__(
         self,
         source: jax.Array,  # [B, S]
-        tokens: jax.Array | None,  # [B, T] of which only the number counts; None: lengths alone
+        tokens: jax.Array | None,  # [B, T] read only for its shape; None: lengths only
         *,
         source_segments: jax.Array | None = None,  # [B, S] 1; 0 is padding
         segments: jax.Array | None = None,  # [B, T] 1; 0 is padding
@@ -87,36 +87,52 @@ class NonAutoregressive(Model):
         config = self.config
         assert config.encoder is not None  # as checked when built
         check_tokens(source, config, vocab_size=config.encoder.vocab_size)
-        there = jnp.ones_like(source) if source_segments is None else source_segments
-        words = declare_embedding(self, "embedding", config.padded_vocab_size, config)
-        source_words = words
+        source_is_token = jnp.ones_like(source) if source_segments is None else source_segments
+        embedding = declare_embedding(self, "embedding", config.padded_vocab_size, config)
+        source_embedding = embedding
         if config.encoder.vocab_size:
             rows = config.pad_vocab_size(config.encoder.vocab_size)
-            source_words = declare_embedding(self, "source_embedding", rows, config)
+            source_embedding = declare_embedding(self, "source_embedding", rows, config)
         encoder = Encoder(config, self.context, name="encoder")
-        memory = encoder(source, source_words, there, fold_in(dropout_rngs, 0), outputs).x
-        length_logits = self.length_logits(memory, there)
+        memory = encoder(
+            source, source_embedding, source_is_token, fold_in(dropout_rngs, 0), outputs
+        ).x
+        length_logits = self.length_logits(memory, source_is_token)
         if tokens is None:
             return ModelOutput(length_logits, memory)
         check_tokens(tokens, config)
-        written = jnp.ones_like(tokens) if segments is None else segments
-        copied = copy_source_uniformly(
-            source, jnp.sum(there != 0, axis=1), jnp.sum(written != 0, axis=1), tokens
+        target_segments = jnp.ones_like(tokens) if segments is None else segments
+        copied_source = copy_source_uniformly(
+            source,
+            jnp.sum(source_is_token != 0, axis=1),
+            jnp.sum(target_segments != 0, axis=1),
+            tokens,
         )
         positions = jnp.arange(tokens.shape[1])[None, :]
-        mask = Mask(MaskPattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=there)
-        decoder = Decoder(config, self.context, name="decoder")
-        looks = Memory(memory, mask)
-        output = decoder(
-            copied, source_words, looks, positions, written, None, fold_in(dropout_rngs, 1), outputs
+        mask = Mask(
+            MaskPattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=source_is_token
         )
-        matrix = declare_output_matrix(self, words, config)
+        decoder = Decoder(config, self.context, name="decoder")
+        encoder_memory = Memory(memory, mask)
+        output = decoder(
+            copied_source,
+            source_embedding,
+            encoder_memory,
+            positions,
+            target_segments,
+            None,
+            fold_in(dropout_rngs, 1),
+            outputs,
+        )
+        matrix = declare_output_matrix(self, embedding, config)
         logits = None
         if "logits" in outputs:
             logits = compute_logits(output.x, matrix, config, self.context)
         aux = output.aux
         if "losses" in outputs:
-            loss = self.length_loss_weight * length_loss(length_logits, there, written)
+            loss = self.length_loss_weight * length_loss(
+                length_logits, source_is_token, target_segments
+            )
             aux = (*aux, {"loss/length": loss})
         return ModelOutput(logits, output.x, None, aux)
 
@@ -159,11 +175,11 @@ def length_loss(
         target_segments=(target_segments, "B T"),
     )
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
-    reach = logits.shape[1] // 2
-    chosen = jnp.clip(difference + reach, 0, 2 * reach)
-    chances = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), chosen[:, None], axis=1)
-    real = jnp.any(target_segments != 0, axis=1)
-    return -jnp.sum(chances[:, 0] * real) / jnp.maximum(jnp.sum(real), 1)
+    max_difference = logits.shape[1] // 2
+    target = jnp.clip(difference + max_difference, 0, 2 * max_difference)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), target[:, None], axis=1)
+    has_target = jnp.any(target_segments != 0, axis=1)
+    return -jnp.sum(log_probs[:, 0] * has_target) / jnp.maximum(jnp.sum(has_target), 1)
 
 
 def predict_lengths(
@@ -193,14 +209,14 @@ def translate_nonautoregressive(
     check_at_least("batch_size", batch_size, 1)
     rows = [np.asarray(source, np.int32) for source in sources]
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
-    found: list[list[int]] = [[] for _ in rows]
+    translations: list[list[int]] = [[] for _ in rows]
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
-        written = _batch(model, params, [rows[i] for i in group], batch_size)
-        for i, words in zip(group, written, strict=True):
-            ends = np.flatnonzero(words == stop)
-            found[i] = words[: ends[0] if len(ends) else None].tolist()
-    return found
+        predicted = _batch(model, params, [rows[i] for i in group], batch_size)
+        for i, tokens in zip(group, predicted, strict=True):
+            ends = np.flatnonzero(tokens == stop)
+            translations[i] = tokens[: ends[0] if len(ends) else None].tolist()
+    return translations
 
 
 def _batch(
@@ -210,33 +226,35 @@ def _batch(
     source = np.zeros(
         (batch_size, bucket_length(max(map(len, rows)), PROMPT_LENGTH_MULTIPLE, limit)), np.int32
     )
-    lengths = np.ones(batch_size, np.int32)  # rows that are not there are one token 0
+    lengths = np.ones(batch_size, np.int32)  # missing rows have the single token 0
     for number, row in enumerate(rows):
         source[number, : len(row)] = row
         lengths[number] = len(row)
-    targets = np.asarray(_lengths(params, source, lengths, model=model))
+    targets = np.asarray(_predict_target_lengths(params, source, lengths, model=model))
     targets = targets if limit is None else np.minimum(targets, limit)
-    most = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
-    words = np.asarray(_write(params, source, lengths, targets, model=model, length=most))
-    return [words[number, : targets[number]] for number in range(len(rows))]
+    length = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
+    tokens = np.asarray(
+        _predict_tokens(params, source, lengths, targets, model=model, length=length)
+    )
+    return [tokens[number, : targets[number]] for number in range(len(rows))]
 
 
 @functools.partial(jax.jit, static_argnames="model")
-def _lengths(
+def _predict_target_lengths(
     params: Params,
     source: jax.Array,  # [B, S]
     lengths: jax.Array,  # [B]
     *,
     model: NonAutoregressive,
 ) -> jax.Array:  # [B]
-    segments = _there(lengths, source.shape[1])
+    segments = _segments_of(lengths, source.shape[1])
     output = model.apply({"params": params}, source, None, source_segments=segments)
     assert output.logits is not None
     return predict_lengths(output.logits, lengths)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "length"))
-def _write(
+def _predict_tokens(
     params: Params,
     source: jax.Array,  # [B, S]
     lengths: jax.Array,  # [B]
@@ -249,13 +267,13 @@ def _write(
         {"params": params},
         source,
         jnp.zeros((len(source), length), jnp.int32),
-        source_segments=_there(lengths, source.shape[1]),
-        segments=_there(targets, length),
+        source_segments=_segments_of(lengths, source.shape[1]),
+        segments=_segments_of(targets, length),
     )
     assert output.logits is not None
     return jnp.argmax(output.logits, axis=-1)
 
 
-def _there(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]
-    """Return segments of rows with one document."""
+def _segments_of(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]
+    """Return segments [B, size] of rows with one document each."""
     return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)

@@ -57,8 +57,8 @@ def noise_distribution(
     Draw from it with `jax.random.choice`, based on cumulative sums. `jax.random.categorical` would
     need one random number per word of the vocabulary.
     """
-    raised = np.asarray(counts, np.float64) ** power
-    return np.asarray(raised / raised.sum(), np.float32)
+    powered = np.asarray(counts, np.float64) ** power
+    return np.asarray(powered / powered.sum(), np.float32)
 
 
 def subsample_frequent_words(
@@ -71,8 +71,8 @@ def subsample_frequent_words(
 
     Section 2.3. Words rarer than the threshold are always kept.
     """
-    share = counts / counts.sum()
-    keep = np.sqrt(threshold / np.maximum(share, threshold))
+    frequency = counts / counts.sum()
+    keep = np.sqrt(threshold / np.maximum(frequency, threshold))
     return tokens[np.random.default_rng(seed).random(len(tokens)) < keep[tokens]]
 
 
@@ -86,12 +86,12 @@ def skip_gram_pairs(
     Closer words are drawn more often (Mikolov et al. 2013, Efficient Estimation, section 3.2).
     """
     reach = np.random.default_rng(seed).integers(1, window + 1, len(tokens))
-    found = []
+    pairs = []
     for distance in range(1, min(window, len(tokens) - 1) + 1):
         before, after = tokens[:-distance], tokens[distance:]
-        found.append(np.stack([before, after], axis=1)[reach[:-distance] >= distance])
-        found.append(np.stack([after, before], axis=1)[reach[distance:] >= distance])
-    return np.concatenate(found) if found else np.zeros((0, 2), tokens.dtype)
+        pairs.append(np.stack([before, after], axis=1)[reach[:-distance] >= distance])
+        pairs.append(np.stack([after, before], axis=1)[reach[distance:] >= distance])
+    return np.concatenate(pairs) if pairs else np.zeros((0, 2), tokens.dtype)
 
 
 def replace_embeddings(

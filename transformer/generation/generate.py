@@ -303,15 +303,15 @@ def _sample_next(
     state: DecodingState, logits: jax.Array, sampling: SamplingConfig, stop: jax.Array
 ) -> tuple[DecodingState, jax.Array]:  # [B]
     """Sample the next tokens; finished examples stay unchanged."""
-    drawn = sample_tokens(logits, state.rngs, state.positions + 1, sampling)
+    tokens = sample_tokens(logits, state.rngs, state.positions + 1, sampling)
     active = state.remaining > 0
-    accepted = active & (drawn != stop)
+    accepted = active & (tokens != stop)
     state = state.replace(
-        tokens=jnp.where(active, drawn, state.tokens),
+        tokens=jnp.where(active, tokens, state.tokens),
         positions=state.positions + active,
         remaining=jnp.where(accepted, state.remaining - 1, 0),
     )
-    return state, jnp.where(accepted, drawn, NO_TOKEN)
+    return state, jnp.where(accepted, tokens, NO_TOKEN)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "sampling", "cache_length"))

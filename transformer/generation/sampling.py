@@ -72,8 +72,8 @@ def sample_tokens(
         return argmax_tokens(logits)
     logits, tokens = select_top_k(apply_temperature(logits, config.temperature), config.top_k)
     rngs = jax.vmap(jax.random.fold_in)(rngs, positions)
-    drawn = sample_gumbel(apply_top_p(logits, config.top_p), rngs)
-    return jnp.take_along_axis(tokens, drawn[:, None], axis=1)[:, 0]
+    sampled = sample_gumbel(apply_top_p(logits, config.top_p), rngs)
+    return jnp.take_along_axis(tokens, sampled[:, None], axis=1)[:, 0]
 
 
 def argmax_tokens(

@@ -79,7 +79,7 @@ def translate(
     prepared = {**params, "decoder": unstack_for_decoding_without_copy(params["decoder"])}
     for first in range(0, len(order), batch_size):
         group = order[first : first + batch_size]
-        found = _translate_batch(
+        output = _translate_batch(
             model,
             prepared,
             [rows[i] for i in group],
@@ -91,9 +91,9 @@ def translate(
             batch_size,
         )
         for row, i in enumerate(group):
-            best = np.asarray(found.tokens[row, 0])
+            best = np.asarray(output.tokens[row, 0])
             tokens[i] = best[best != NO_TOKEN].tolist()
-            scores[i] = float(found.scores[row, 0])
+            scores[i] = float(output.scores[row, 0])
     return TranslateOutput(tokens, scores)
 
 

@@ -72,10 +72,10 @@ def _compare(path: str, ours: Any, theirs: Any) -> str | None:
     both = isinstance(ours, dict) and isinstance(theirs, dict)
     if both and ours.get("") == theirs.get(""):  # dicts of one class, or of layers
         for name in ours:
-            if name and (found := _compare(f"{path}.{name}", ours[name], theirs.get(name))):
-                return found
+            if name and (difference := _compare(f"{path}.{name}", ours[name], theirs.get(name))):
+                return difference
         return None
     if ours == theirs:
         return None
-    shown = [each.get("", "other") if isinstance(each, dict) else each for each in (ours, theirs)]
-    return f"{path} {shown[0]!r} (it has {shown[1]!r})"
+    values = [each.get("", "other") if isinstance(each, dict) else each for each in (ours, theirs)]
+    return f"{path} {values[0]!r} (it has {values[1]!r})"

@@ -114,15 +114,17 @@ def read_rope(
     theta = fields.take("rope_theta", default_theta)
     fraction = fields.take("partial_rotary_factor", 1.0)
     old = dict(fields.take("rope_scaling", {}))
-    given = dict(fields.take("rope_parameters", {})) if section is None else dict(section)
-    given = given or old
-    theta = float(given.pop("rope_theta", theta))
-    fraction = float(given.pop("partial_rotary_factor", fraction))
-    return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(given, fields))
+    parameters = dict(fields.take("rope_parameters", {})) if section is None else dict(section)
+    parameters = parameters or old
+    theta = float(parameters.pop("rope_theta", theta))
+    fraction = float(parameters.pop("partial_rotary_factor", fraction))
+    return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(parameters, fields))
 
 
-def _read_scaling(given: dict[str, Any], fields: Fields) -> RopeScaling:
-    kinds = {given.pop(name) for name in ("rope_type", "type") if given.get(name)} or {"default"}
+def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
+    kinds = {parameters.pop(name) for name in ("rope_type", "type") if parameters.get(name)} or {
+        "default"
+    }
     kind = kinds.pop()
     trained_length = fields.take("original_max_position_embeddings", 0)  # Phi-3
     where = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
@@ -130,45 +132,45 @@ def _read_scaling(given: dict[str, Any], fields: Fields) -> RopeScaling:
     match kind:
         case "default":
             scaling = NoScaling()
-            given.pop("factor", None)
-            given.pop("original_max_position_embeddings", None)
+            parameters.pop("factor", None)
+            parameters.pop("original_max_position_embeddings", None)
         case "linear":
-            scaling = LinearScaling(float(given.pop("factor")))
-            given.pop("original_max_position_embeddings", None)
+            scaling = LinearScaling(float(parameters.pop("factor")))
+            parameters.pop("original_max_position_embeddings", None)
         case "llama3":
             scaling = Llama3Scaling(
-                factor=float(given.pop("factor")),
-                low_freq_factor=float(given.pop("low_freq_factor")),
-                high_freq_factor=float(given.pop("high_freq_factor")),
-                original_max_length=int(given.pop("original_max_position_embeddings")),
+                factor=float(parameters.pop("factor")),
+                low_freq_factor=float(parameters.pop("low_freq_factor")),
+                high_freq_factor=float(parameters.pop("high_freq_factor")),
+                original_max_length=int(parameters.pop("original_max_position_embeddings")),
             )
         case "yarn":
             longest = fields.take("max_position_embeddings", 4096)
-            length = given.pop("original_max_position_embeddings", None) or longest
+            length = parameters.pop("original_max_position_embeddings", None) or longest
             scaling = YaRNScaling(
-                factor=float(given.pop("factor")),
+                factor=float(parameters.pop("factor")),
                 original_max_length=int(length),
-                beta_fast=float(given.pop("beta_fast", None) or 32),
-                beta_slow=float(given.pop("beta_slow", None) or 1),
-                attention_factor=float(given.pop("attention_factor", None) or 0),
-                round_bounds=bool(given.pop("truncate", True)),
+                beta_fast=float(parameters.pop("beta_fast", None) or 32),
+                beta_slow=float(parameters.pop("beta_slow", None) or 1),
+                attention_factor=float(parameters.pop("attention_factor", None) or 0),
+                round_bounds=bool(parameters.pop("truncate", True)),
             )
         case "longrope" | "su":
-            length = given.pop("original_max_position_embeddings", None) or trained_length
+            length = parameters.pop("original_max_position_embeddings", None) or trained_length
             if not length:
                 raise fields.unsupported(where, "longrope with original_max_position_embeddings")
             ratio = fields.take("max_position_embeddings", length) / length
-            factor = given.pop("factor", None) or ratio
+            factor = parameters.pop("factor", None) or ratio
             own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
             scaling = LongRoPEScaling(
-                short_factors=tuple(map(float, given.pop("short_factor"))),
-                long_factors=tuple(map(float, given.pop("long_factor"))),
+                short_factors=tuple(map(float, parameters.pop("short_factor"))),
+                long_factors=tuple(map(float, parameters.pop("long_factor"))),
                 original_max_length=int(length),
-                amplitude=float(given.pop("attention_factor", None) or own),
+                amplitude=float(parameters.pop("attention_factor", None) or own),
             )
         case _:
             raise fields.unsupported(where, "the types default, linear, llama3, yarn and longrope")
-    if left := [name for name, value in given.items() if value is not None]:
+    if left := [name for name, value in parameters.items() if value is not None]:
         raise fields.unsupported(where, f"type {kind} without {left[0]}")
     return scaling
 

@@ -76,11 +76,11 @@ def find_architecture(
             f"{source}: model_type {model_type!r} is not supported{reason}; known are "
             f"{', '.join(FAMILIES)}"
         )
-    given = names if isinstance(names, list) and names else [family.architectures[0].name]
+    asked = names if isinstance(names, list) and names else [family.architectures[0].name]
     for architecture in family.architectures:
-        if architecture.name in given:
+        if architecture.name in asked:
             return family, architecture
     known = ", ".join(each.name for each in family.architectures)
     raise InteropError(
-        f"{source}: architectures {given} are not supported; known for {model_type} are {known}"
+        f"{source}: architectures {asked} are not supported; known for {model_type} are {known}"
     )

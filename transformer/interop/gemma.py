@@ -95,13 +95,13 @@ def _read_layers(fields: Fields, attention: AttentionConfig, version: int) -> An
     everywhere = local = attention
     if version == 3:
         local_theta = fields.take("rope_local_base_freq", 10_000.0)
-        given = fields.take("rope_parameters", {})
-        if "full_attention" in given:
-            global_rope = read_rope(fields, given["full_attention"])
-            local_rope = read_rope(fields, given["sliding_attention"])
+        parameters = fields.take("rope_parameters", {})
+        if "full_attention" in parameters:
+            global_rope = read_rope(fields, parameters["full_attention"])
+            local_rope = read_rope(fields, parameters["sliding_attention"])
         else:
             global_rope, local_rope = read_rope(fields), RoPE(theta=local_theta)
-            if "rope_theta" not in fields and not given:
+            if "rope_theta" not in fields and not parameters:
                 global_rope = dataclasses.replace(global_rope, theta=1_000_000.0)
         everywhere = dataclasses.replace(attention, position=global_rope)
         local = dataclasses.replace(attention, position=local_rope)

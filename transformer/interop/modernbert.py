@@ -33,11 +33,11 @@ OLD_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_
 
 def _read_ropes(fields: Fields) -> dict[str, RoPE]:
     """Return the rotary positions of each kind of layers."""
-    given = fields.take("rope_parameters", {})
+    parameters = fields.take("rope_parameters", {})
     ropes = {}
     for kind, default in THETAS.items():
         theta = fields.take(OLD_NAMES[kind], default)  # transformers 4
-        ropes[kind] = read_rope(fields, {"rope_theta": theta} | (given.get(kind) or {}))
+        ropes[kind] = read_rope(fields, {"rope_theta": theta} | (parameters.get(kind) or {}))
     return ropes
 
 

@@ -89,8 +89,8 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
     chosen, architecture, _ = express(model, family)
     leaves = model_leaves(model)
     tensors = {each.name: each for each in model_tensors(chosen, architecture, model, leaves)}
-    updates, whole = _sort_tensors(file, tensors, chosen.model_type)
-    found: dict[str, dict[tuple[int, ...], Factors]] = {}
+    updates, whole_tensors = _sort_tensors(file, tensors, chosen.model_type)
+    factors_by_path: dict[str, dict[tuple[int, ...], Factors]] = {}
     for tensor, factors in updates:
         parts = list(_split(tensor, factors, rank, source))
         own = _scale_of(module_name(tensor), factors.a.shape[0], config)
@@ -101,18 +101,18 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
                 "patterns"
             )
         for leaf, each in zip(tensor.leaves, parts, strict=True):
-            found.setdefault(leaf.path, {})[tensor.indices[0]] = each
-    kept = _adapted_paths(found, [tensor for tensor, _ in updates])
-    names = {matrix_name(split_path(path)) for path in kept}
+            factors_by_path.setdefault(leaf.path, {})[tensor.indices[0]] = each
+    adapted_paths = _adapted_paths(factors_by_path, [tensor for tensor, _ in updates])
+    names = {matrix_name(split_path(path)) for path in adapted_paths}
     targets = tuple(name for name in TARGET_GROUPS["all"] if name in names)
-    trained = _whole_parameters(whole, leaves, file)
+    trained = _whole_parameters(whole_tensors, leaves, file)
     layout = LoRALayout.create(
         model.logical_axes(), rank=rank, alpha=scale * rank, targets=targets, trained=trained
     )
     trainable: dict[tuple[str, ...], Array] = {split_path(p): x for p, x in trained.items()}
     for path in layout.adapted:
         leaf = leaves["/".join(path)]
-        a, b = _stack_factors(leaf, rank, found.get(leaf.path, {}))
+        a, b = _stack_factors(leaf, rank, factors_by_path.get(leaf.path, {}))
         trainable |= {(*path, A): a, (*path, B): b}
     return Adapter(layout, scale * rank, targets, tuple(trained), unflatten_dict(trainable))
 
@@ -158,7 +158,7 @@ def _sort_tensors(
 ) -> tuple[list[tuple[Tensor, Factors]], dict[str, Tensor]]:
     """Return the updates of modules, and the tensors of whole modules by their name in the file."""
     pairs: dict[str, dict[str, Array]] = {}
-    whole: dict[str, Tensor] = {}
+    whole_tensors: dict[str, Tensor] = {}
     for name in file.tensors:
         own = name.removeprefix(ROOT)
         if match := re.fullmatch(r"(.+)\.lora_(A|B)\.weight", own):
@@ -169,7 +169,7 @@ def _sort_tensors(
                 "model; give the base model that the adapter was trained on"
             )
         else:
-            whole[name] = tensors[own]
+            whole_tensors[name] = tensors[own]
     updates = []
     for module, pair in sorted(pairs.items()):
         tensor = tensors.get(f"{module}.weight")
@@ -198,7 +198,7 @@ def _sort_tensors(
         updates.append((tensor, Factors(a, b)))
     if not updates:
         raise InteropError(f"{file.path}: has no lora_A and lora_B; fetch the adapter again")
-    return updates, whole
+    return updates, whole_tensors
 
 
 def _split(tensor: Tensor, factors: Factors, rank: int, source: str) -> Iterator[Factors]:
@@ -221,10 +221,10 @@ def _split(tensor: Tensor, factors: Factors, rank: int, source: str) -> Iterator
 
 
 def _adapted_paths(
-    found: Mapping[str, Mapping[tuple[int, ...], Factors]], tensors: Sequence[Tensor]
+    factors: Mapping[str, Mapping[tuple[int, ...], Factors]], tensors: Sequence[Tensor]
 ) -> set[str]:
     """Return the matrices that are adapted: not those whose rows of a shared B are all zero."""
-    changed = {path for path, each in found.items() if any(np.any(x.b) for x in each.values())}
+    changed = {path for path, each in factors.items() if any(np.any(x.b) for x in each.values())}
     return {
         leaf.path
         for tensor in tensors
@@ -234,7 +234,7 @@ def _adapted_paths(
 
 
 def _stack_factors(
-    leaf: Leaf, rank: int, found: Mapping[tuple[int, ...], Factors]
+    leaf: Leaf, rank: int, factors_by_path: Mapping[tuple[int, ...], Factors]
 ) -> tuple[Array, Array]:
     """Return A and B of all layers. Layers that the adapter leaves out get zeros.
 
@@ -243,17 +243,17 @@ def _stack_factors(
     stack, inputs = leaf.shape[: leaf.num_stacked], leaf.unit_shape[: len(leaf.axes.inputs)]
     a = np.zeros((*stack, *inputs, rank), np.float32)
     b = np.zeros((*stack, rank, *outputs_shape(leaf)), np.float32)
-    for index, factors in found.items():
+    for index, factors in factors_by_path.items():
         a[index], b[index] = factors
     return a, b
 
 
 def _whole_parameters(
-    whole: Mapping[str, Tensor], leaves: Mapping[str, Leaf], file: SafetensorsFile
+    whole_tensors: Mapping[str, Tensor], leaves: Mapping[str, Leaf], file: SafetensorsFile
 ) -> dict[str, Array]:
     """Return the parameters that an adapter replaces, by tree path."""
-    found: dict[str, dict[tuple[int, ...], Array]] = {}
-    for name, tensor in whole.items():
+    arrays: dict[str, dict[tuple[int, ...], Array]] = {}
+    for name, tensor in whole_tensors.items():
         if file.tensors[name].shape != tensor.shape:
             raise InteropError(
                 f"{file.path}: {name} has shape {list(file.tensors[name].shape)}, and the model's "
@@ -262,9 +262,9 @@ def _whole_parameters(
         units = tensor.layout.split(np.asarray(file.read(name), np.float32), tensor.leaves)
         for leaf, unit in zip(tensor.leaves, units, strict=True):
             for index in tensor.indices:
-                found.setdefault(leaf.path, {})[index] = unit
+                arrays.setdefault(leaf.path, {})[index] = unit
     parameters = {}
-    for path, units_by_index in found.items():
+    for path, units_by_index in arrays.items():
         leaf = leaves[path]
         if len(units_by_index) < math.prod(leaf.shape[: leaf.num_stacked]):
             raise InteropError(

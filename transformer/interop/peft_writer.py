@@ -77,12 +77,12 @@ def write_adapter(
         for tensor in tensors
         if any(leaf_path(leaf) in layout.adapted for leaf in tensor.leaves)
     }
-    whole = _whole_modules(tensors, layout, arrays)
+    whole_modules = _whole_modules(tensors, layout, arrays)
     values: dict[str, Array] = {}
     for module, (_, factors) in updates.items():
         values[f"{ROOT}{module}.lora_A.weight"] = factors.a
         values[f"{ROOT}{module}.lora_B.weight"] = factors.b
-    for module, parts in whole.items():
+    for module, parts in whole_modules.items():
         values |= {f"{ROOT}{module}.{name}": array for name, array in parts.items()}
     suffixes = _shortest_suffixes(updates, {module_name(each) for each in tensors})
     alpha = layout.scale * layout.rank
@@ -95,14 +95,16 @@ def write_adapter(
     config = {
         "peft_type": "LORA",
         # PEFT expects the head of these tasks in the file.
-        "task_type": None if needs_head and not whole else TASK_TYPES.get(architecture.kind),
+        "task_type": None
+        if needs_head and not whole_modules
+        else TASK_TYPES.get(architecture.kind),
         "base_model_name_or_path": base_model or None,
         "r": layout.rank,
         "lora_alpha": _as_number(alpha),
         "target_modules": sorted(set(suffixes.values())),
         "rank_pattern": larger,
         "alpha_pattern": {name: _as_number(layout.scale * rank) for name, rank in larger.items()},
-        "modules_to_save": _modules_to_save(whole, tensors) or None,
+        "modules_to_save": _modules_to_save(whole_modules, tensors) or None,
         "fan_in_fan_out": any(is_input_first(tensor) for tensor, _ in updates.values()),
         "lora_dropout": 0.0,
         "bias": "none",
@@ -169,13 +171,13 @@ def _whole_modules(
         tensor.name: all(leaf_path(leaf) in layout.trained for leaf in tensor.leaves)
         for tensor in tensors
     }
-    whole: dict[str, dict[str, Array]] = {}
+    modules: dict[str, dict[str, Array]] = {}
     for tensor in tensors:
         partly = [leaf.path for leaf in tensor.leaves if leaf_path(leaf) in layout.trained]
-        beside = [each.name for each in tensors if module_name(each) == module_name(tensor)]
+        siblings = [each.name for each in tensors if module_name(each) == module_name(tensor)]
         if not partly:
             continue
-        left = [name for name in beside if not is_trained[name]]
+        left = [name for name in siblings if not is_trained[name]]
         if left or not is_trained[tensor.name]:
             raise InteropError(
                 f"lora.train_fully {partly[0]}: PEFT saves whole modules, and "
@@ -192,17 +194,17 @@ def _whole_modules(
             for leaf in tensor.leaves
         ]
         name = tensor.name.rpartition(".")[2]
-        whole.setdefault(module_name(tensor), {})[name] = tensor.layout.join(units, tensor.leaves)
-    return whole
+        modules.setdefault(module_name(tensor), {})[name] = tensor.layout.join(units, tensor.leaves)
+    return modules
 
 
-def _modules_to_save(whole: Iterable[str], tensors: Sequence[Tensor]) -> list[str]:
+def _modules_to_save(whole_modules: Iterable[str], tensors: Sequence[Tensor]) -> list[str]:
     """Return the names of the modules that are trained in full.
 
     A head of several layers (RoBERTa's `classifier`) is one module, which PEFT wraps by itself.
     """
     modules = {module_name(tensor) for tensor in tensors}
-    trained = set(whole)
+    trained = set(whole_modules)
     heads = {module.partition(".")[0] for module in trained}
     complete = {
         head for head in heads if {m for m in modules if m.partition(".")[0] == head} <= trained

@@ -280,12 +280,14 @@ def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[
     candidates = [FAMILIES[family]] if family else list(FAMILIES.values())
     problems: list[tuple[int, str]] = []
     for each in candidates:
-        found = [architecture for architecture in each.architectures if architecture.kind == kind]
-        if not found:
+        matching = [
+            architecture for architecture in each.architectures if architecture.kind == kind
+        ]
+        if not matching:
             continue
-        problem, written = _try_family(each, found[0], model)
+        problem, written = _try_family(each, matching[0], model)
         if problem is None:
-            return each, found[0], written
+            return each, matching[0], written
         problems.append((problem.count("."), f"{each.model_type}: {problem}"))
     if not problems:
         raise InteropError(

@@ -83,10 +83,10 @@ class WeightFiles:
             extra.remove("lm_head.weight")  # a tied matrix that was saved all the same
         if missing:
             first = missing[0]
-            beside = f", and has {extra[0]} too many" if extra else ""
+            also = f", and has {extra[0]} too many" if extra else ""
             raise InteropError(
                 f"{self._folder}: lacks {_count(missing)}, first {first} of shape "
-                f"{list(expected[first].shape)}{beside}; fetch the files again, or the config.json "
+                f"{list(expected[first].shape)}{also}; fetch the files again, or the config.json "
                 "that belongs to them"
             )
         if extra:
@@ -215,8 +215,8 @@ def read_slice(
     inner = tuple(slice(each.start, each.stop) for each in ranges[stacked:])
 
     def copy_unit(place: tuple[int, ...]) -> None:
-        found, number = places[tuple(each[i] for each, i in zip(ranges, place, strict=False))]
-        unit = found.layout.split(files.read(found.name), found.leaves)[number]
+        tensor, number = places[tuple(each[i] for each, i in zip(ranges, place, strict=False))]
+        unit = tensor.layout.split(files.read(tensor.name), tensor.leaves)[number]
         part = unit[inner]  # shorter than the slice where the vocabulary is padded
         copy_in_tiles(values[place][tuple(slice(0, size) for size in part.shape)], part)
 

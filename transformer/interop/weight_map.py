@@ -217,8 +217,8 @@ def expand(
     for weight in weights:
         by_name: dict[str, list[tuple[tuple[Leaf, ...], tuple[int, ...]]]] = {}
         for layer, expert, paths in _instances(weight, depths):
-            found = tuple(leaves[path] for path, _ in paths if path in leaves)
-            if len(found) != len(paths):
+            present_leaves = tuple(leaves[path] for path, _ in paths if path in leaves)
+            if len(present_leaves) != len(paths):
                 continue
             # The other path stands in the same layer as the rule's own.
             own, stack = weight.paths[0], paths[0][0]
@@ -231,21 +231,24 @@ def expand(
                 *((paths[0][1],) if layer is not None else ()),
                 *([expert] if expert is not None else ()),
             )
-            if expert is not None and expert >= found[0].shape[found[0].num_stacked - 1]:
+            if (
+                expert is not None
+                and expert >= present_leaves[0].shape[present_leaves[0].num_stacked - 1]
+            ):
                 continue
             num_inside = isinstance(weight.layout, AllExperts)  # stack axes within the tensor
-            if len(index) + num_inside != found[0].num_stacked:
+            if len(index) + num_inside != present_leaves[0].num_stacked:
                 continue
             name = weight.theirs.format(layer=layer, expert=expert)
-            by_name.setdefault(name, []).append((found, index))
-            experts = range(found[0].shape[len(index)]) if num_inside else [None]
-            for leaf, inside in itertools.product(found, experts):
+            by_name.setdefault(name, []).append((present_leaves, index))
+            experts = range(present_leaves[0].shape[len(index)]) if num_inside else [None]
+            for leaf, inside in itertools.product(present_leaves, experts):
                 covered.add((leaf.path, index if inside is None else (*index, inside)))
         for name, places in by_name.items():
             # Layers that share a tensor may be of several places: one entry for each leaf.
-            for found in dict.fromkeys(leaves_ for leaves_, _ in places):
-                indices = tuple(index for leaves_, index in places if leaves_ == found)
-                tensors.append(Tensor(name, found, indices, weight.layout))
+            for present_leaves in dict.fromkeys(leaves_ for leaves_, _ in places):
+                indices = tuple(index for leaves_, index in places if leaves_ == present_leaves)
+                tensors.append(Tensor(name, present_leaves, indices, weight.layout))
     for leaf in leaves.values():
         for index in itertools.product(*map(range, leaf.shape[: leaf.num_stacked])):
             if (leaf.path, index) not in covered:

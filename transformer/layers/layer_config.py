@@ -50,7 +50,7 @@ class FeedForwardConfig:
     swish_beta: float = 1.0
     """beta of `swish`, x sigmoid(beta x), and initial beta of `learned_swish`."""
     gate_clamp: float = 0.0
-    """c of activation(min(gate, c)) * (1 + clip(up, -c, c)), the clamped gate of gpt-oss (Agarwal
+    """Clamp c: activation(min(gate, c)) * (1 + clip(up, -c, c)), the gate of gpt-oss (Agarwal
     et al. 2025, section 2.3). 0: the plain gate. Needs `gated`."""
 
     def __post_init__(self) -> None:

@@ -57,13 +57,13 @@ def _top_experts(probabilities: jax.Array, count: int) -> jax.Array:  # [B, T, E
 
     By repeated argmax: the partitioner gathers sharded tokens for `lax.top_k`, which is a sort.
     """
-    remaining, found = probabilities, []
+    remaining, experts = probabilities, []
     for _ in range(count):
-        found.append(jnp.argmax(remaining, axis=-1))
+        experts.append(jnp.argmax(remaining, axis=-1))
         # -1 is below every probability, so no expert is found twice.
-        taken = jax.nn.one_hot(found[-1], remaining.shape[-1], dtype=bool)
+        taken = jax.nn.one_hot(experts[-1], remaining.shape[-1], dtype=bool)
         remaining = jnp.where(taken, -1, remaining)
-    return jnp.stack(found, axis=-1)
+    return jnp.stack(experts, axis=-1)
 
 
 def load_balance_loss(routing: Routing) -> jax.Array:  # scalar

@@ -96,13 +96,13 @@ def select_for_decoding(
     return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), weights)
 
 
-def wrong_depth(name: str, found: int, expected: int, num_places: int) -> ValueError:
+def wrong_depth(name: str, actual: int, expected: int, num_places: int) -> ValueError:
     """Return the error about weights of a place with another number of layers, or more places.
 
     Without it slices of the stacked arrays would leave layers out, or repeat the last one.
     """
-    problem = f"have {found} layers, but the model has {expected}"
-    if found == expected:
+    problem = f"have {actual} layers, but the model has {expected}"
+    if actual == expected:
         problem = f"have more places than the {num_places} of the model's layer pattern"
     return ValueError(
         f"parameters layers/{name}: {problem}; give the parameters of this configuration"

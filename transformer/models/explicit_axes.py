@@ -46,13 +46,13 @@ def call_with_auto_axes(
 
     inputs = [leaf for leaf in jax.tree.leaves((args[1:], kwargs)) if isinstance(leaf, jax.Array)]
     axes = sharding_of(inputs[0]).spec[:1] if inputs else ()
-    batch, whole = (NamedSharding(mesh, PartitionSpec(*each)) for each in (axes, ()))
+    batch, replicated = (NamedSharding(mesh, PartitionSpec(*each)) for each in (axes, ()))
     cache = jax.tree.map(sharding_of, kwargs.get("cache"))
     # A prefix of the result's tree. A method other than `__call__` may return anything.
-    prefix: Any = (batch, batch, cache, whole)
-    output = whole if "method" in kwargs else ModelOutput(*prefix)
+    prefix: Any = (batch, batch, cache, replicated)
+    output = replicated if "method" in kwargs else ModelOutput(*prefix)
     with_variables = "init" in function.__name__ or kwargs.get("mutable", False) is not False
-    out_sharding = (output, whole) if with_variables else output
+    out_sharding = (output, replicated) if with_variables else output
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     run = jax.sharding.auto_axes(call, out_sharding=out_sharding)
     if isinstance(example, jax.core.Tracer):

@@ -76,9 +76,9 @@ def check_segments(trial: Trial) -> None:
     trial.require(np.isfinite(y).all(), "segments", "outputs are not finite")
     for document in (1, 2):
         own = (segments == document)[0]
-        alone: dict[str, Any] = {}
+        separate: dict[str, Any] = {}
         if trial.reads_memory:
-            alone["memory"] = trial.memory[:, (trial.memory_segments == document)[0]]
+            separate["memory"] = trial.memory[:, (trial.memory_segments == document)[0]]
         changed = call(np.where(_column(own), x, other)).y
         # Bit for bit: a weight that is tiny but not zero would pass any tolerance.
         same = np.array_equal(changed[:, own], y[:, own])
@@ -87,7 +87,7 @@ def check_segments(trial: Trial) -> None:
         )
         if trial.abilities.any_length and not trial.mixer.config.depends_on_row_index:
             message = f"document {document} gives other results in a packed row than alone"
-            expected = trial(x[:, own], **alone).y
+            expected = trial(x[:, own], **separate).y
             trial.require_close(y[:, own], expected, "segments", message)
     _check_gradient_of_padding(trial, x)
 
@@ -128,9 +128,9 @@ def _check_cross_attention(trial: Trial) -> None:
     cut = np.array([size, size - 3, 2])
     padding = np.arange(size)[None, :, None] >= cut[:, None, None]
     other = np.where(padding, 100 * trial.inputs(7, size), memory)
-    moved = np.any(call(x, memory=other).y != y, axis=(1, 2))
+    changed = np.any(call(x, memory=other).y != y, axis=(1, 2))
     trial.require(
-        (moved == [False, True, True]).all(),
+        (changed == [False, True, True]).all(),
         "cross",
         "the result does not depend on the memory, or on too much of it",
     )
@@ -151,9 +151,9 @@ def _check_reads_memory(trial: Trial) -> None:
     message = "the result does not depend on the memory, or on too much of it"
     trial.require(np.any(trial(x, memory=-memory).y != y, axis=(1, 2)).all(), "cross", message)
     ones = cast(Any, np.ones((1, trial.length), int))
-    seen = cast(Any, (trial.memory_segments != 0).astype(int))
-    mask = Mask(MaskPattern(ordered=False), segments=ones, key_segments=seen)
-    other = np.where(seen[:, :, None] == 0, 100 * trial.inputs(7, memory.shape[1]), memory)
+    segments = cast(Any, (trial.memory_segments != 0).astype(int))
+    mask = Mask(MaskPattern(ordered=False), segments=ones, key_segments=segments)
+    other = np.where(segments[:, :, None] == 0, 100 * trial.inputs(7, memory.shape[1]), memory)
     before, after = (trial(x, mask=mask, memory=each).y for each in (memory, other))
     trial.require(
         np.array_equal(before, after), "cross", "padding of the memory changes the result"
@@ -165,19 +165,19 @@ def _check_reads_memory(trial: Trial) -> None:
 
 def _check_memory_cache(trial: Trial, x: Array, memory: Array) -> None:
     """Check that queries after the first call need only the cache of the memory."""
-    whole = trial(x, memory=memory, mask=Mask()).y
+    full = trial(x, memory=memory, mask=Mask()).y
     cache = trial.mixer.init_memory_cache(*memory.shape[:2])
     layout, half = _layout(cache), trial.length // 2
-    for tokens, given in ((slice(half), memory), (slice(half, None), None)):
+    for tokens, memory_or_none in ((slice(half), memory), (slice(half, None), None)):
         positions = np.arange(trial.length)[None, tokens]
         call = functools.partial(trial, mask=Mask(), positions=positions)
-        y, cache, _ = call(x[:, tokens], memory=given, cache=cache)
+        y, cache, _ = call(x[:, tokens], memory=memory_or_none, cache=cache)
         same = _layout(cache) == layout
         trial.require(
             same, "cross", "the returned cache of the memory has other shapes than the given one"
         )
         message = "results from the cached memory differ from those of the memory"
-        trial.require_close(y, whole[:, tokens], "cross", message)
+        trial.require_close(y, full[:, tokens], "cross", message)
 
 
 def check_any_length(trial: Trial) -> None:
@@ -199,9 +199,9 @@ def check_weights(trial: Trial) -> None:
     """Check that weights [B, N, T, S] sum to 1, and that hidden keys have weight 0."""
     segments, positions = pack_two_documents(trial.length)
     packs = trial.abilities.segments
-    given: dict[str, Any] = dict(segments=segments, positions=positions) if packs else {}
+    options: dict[str, Any] = dict(segments=segments, positions=positions) if packs else {}
     x, length = trial.inputs(9), trial.length
-    y, _, aux = trial(x, outputs=frozenset({"weights"}), **given)
+    y, _, aux = trial(x, outputs=frozenset({"weights"}), **options)
     trial.require("weights" in aux, "weights", "are not in aux though they were requested")
     weights = np.asarray(aux["weights"])
     size = trial.memory.shape[1] if trial.reads_memory else length
@@ -211,12 +211,14 @@ def check_weights(trial: Trial) -> None:
         size,
     )
     trial.require(fine, "weights", f"their shape {weights.shape} is not [B, N, T, S]")
-    seen = np.asarray(dense_mask(trial.mixer_inputs(length, **given).mask, length, size))[:, None]
-    hidden = np.where(seen, 0, weights)
+    visible = np.asarray(dense_mask(trial.mixer_inputs(length, **options).mask, length, size))[
+        :, None
+    ]
+    hidden = np.where(visible, 0, weights)
     trial.require(not hidden.any(), "weights", "keys that the mask hides have a weight")
-    sums = np.broadcast_to(seen.any(-1), weights.shape[:3]).astype(np.float32)
+    sums = np.broadcast_to(visible.any(-1), weights.shape[:3]).astype(np.float32)
     trial.require_close(weights.sum(-1), sums, "weights", "rows do not sum to 1")
-    trial.require_close(trial(x, **given).y, y, "weights", "asking for them changes the result")
+    trial.require_close(trial(x, **options).y, y, "weights", "asking for them changes the result")
 
 
 def pack_two_documents(length: int) -> tuple[Array, Array]:  # [1, T], [1, T]

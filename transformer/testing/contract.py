@@ -66,8 +66,8 @@ def check_dropout(trial: Trial) -> None:
         "other random keys change nothing, or should change nothing and do",
     )
     rows = np.array([1, 2, 2])
-    moved = trial(x[rows], dropout_rngs=rngs[rows]).y
-    trial.require_close(moved, y[rows], "dropout", "the rest of the batch changes the result")
+    permuted = trial(x[rows], dropout_rngs=rngs[rows]).y
+    trial.require_close(permuted, y[rows], "dropout", "the rest of the batch changes the result")
 
 
 def check_rejected(trial: Trial, ability: str) -> None:

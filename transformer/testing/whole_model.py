@@ -76,8 +76,10 @@ def check_in_model(trial: Trial) -> None:
         trial.require(np.isfinite(leaf).all(), "training step", "gradients are not finite")
     # A step of a fixed length: the size of the gradients says nothing about the mixer.
     norm = np.sqrt(sum(np.sum(np.square(leaf)) for leaf in jax.tree.leaves(grads)))
-    moved = jax.tree.map(lambda p, g: np.asarray(p - STEP_SIZE / norm * g, p.dtype), params, grads)
-    after = step(moved, *inputs)[0]
+    updated = jax.tree.map(
+        lambda p, g: np.asarray(p - STEP_SIZE / norm * g, p.dtype), params, grads
+    )
+    after = step(updated, *inputs)[0]
     message = f"a step along the negative gradient takes the loss from {loss:.6g} to {after:.6g}"
     trial.require(after < loss, "training step", message)
 

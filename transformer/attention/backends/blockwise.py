@@ -270,7 +270,9 @@ def _backward(tile_pass: TilePass, residuals: Any, cotangent: PartialAttention) 
     *inputs, out, rounding_error, dtypes = residuals
     delta = softmax_grad_delta(out, rounding_error, cotangent, tile_pass.operand_dtype)
     *grads, d_captured = _gradients(tile_pass, *inputs, lse=out.lse, dy=cotangent.y, delta=delta)
-    dq, dk, dv = (grad.astype(like.dtype) for grad, like in zip(grads, dtypes, strict=True))
+    dq, dk, dv = (
+        grad.astype(dtype_source.dtype) for grad, dtype_source in zip(grads, dtypes, strict=True)
+    )
     # The arrays of a mask are integers and booleans, and random keys have no gradient either.
     return dq, dk, dv, None, None, d_captured
 

@@ -315,8 +315,8 @@ def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     shares = shares / safe_total[None]
     y = sum(
         (
-            partial.y * share.swapaxes(1, 2)[..., None]
-            for partial, share in zip(partials, shares, strict=True)
+            partial.y * weight.swapaxes(1, 2)[..., None]
+            for partial, weight in zip(partials, shares, strict=True)
         ),
         start=jnp.zeros((), shares.dtype),
     )

@@ -63,8 +63,8 @@ def draw_random_blocks(
         others = every[
             (np.abs(every - row) > num_window_blocks // 2) & (every >= num_global_blocks)
         ]
-        drawn = random.permutation(others)[:num_random_blocks]
-        table[head, row, : len(drawn)] = drawn
+        drawn_blocks = random.permutation(others)[:num_random_blocks]
+        table[head, row, : len(drawn_blocks)] = drawn_blocks
     return table
 
 

@@ -56,10 +56,10 @@ def place_keys(
     """Number the documents of each row in order of appearance. Padding belongs to none."""
     own = mask.segments if mask.key_segments is None else mask.key_segments
     own = None if mask.segments is None else own
-    found = token_segments(mask.replace(segments=own), length)
-    if found is None:
+    documents = token_segments(mask.replace(segments=own), length)
+    if documents is None:
         return KeyPlacement(jnp.ones((batch_size, length, 1), bool))
-    segments = jnp.broadcast_to(found, (batch_size, length))
+    segments = jnp.broadcast_to(documents, (batch_size, length))
     if own is None:
         return KeyPlacement((segments != 0)[:, :, None])
     begins = (segments != 0) & (segments != previous_segments(segments))

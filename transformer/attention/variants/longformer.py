@@ -142,30 +142,33 @@ def attend_cached(
     first = cache.global_kv.keys.shape[1]
     scoring = scoring._replace(operand_dtype=own.q.dtype.name)
     near = _near(mixer, own, mask, scoring, cache.window, here, first)
-    ring, seen = cache.window.append(own.k, own.v, here), cache.global_kv.append(own.k, own.v, here)
+    ring, global_kv = (
+        cache.window.append(own.k, own.v, here),
+        cache.global_kv.append(own.k, own.v, here),
+    )
     if not first:
-        return near.y.astype(own.v.dtype), cache.replace(window=ring, global_kv=seen)
+        return near.y.astype(own.v.dtype), cache.replace(window=ring, global_kv=global_kv)
     far, last = (
         scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, part)) for part in (1, 2)
     )
     mask = Mask(mask.pattern, positions=here).with_keys(jnp.arange(first)[None, :])
-    far, wide = widen(far, own.q, *seen.read(own.q.dtype))
+    far, wide = widen(far, own.q, *global_kv.read(own.q.dtype))
     # Three caches: the window's ring, the global tokens' keys for all queries, and their keys by
     # the global projections. None grows with the length.
     y = merge_partials([near, attend_blockwise(*wide, mask, far)]).y.astype(own.v.dtype)
     are_global = (here >= 0) & (here < first)
 
     def rows(mixer: Mixer) -> tuple[jax.Array, GlobalTokenCache]:
-        theirs = project_qkv(mixer, x, positions, mixer.config, mixer.context, "_global")
-        seeing = cache.global_query_kv.append(theirs.k, theirs.v, here)
-        found = attend_blockwise(theirs.q, *seeing.read(theirs.q.dtype), mask, last).y
-        return jnp.where(are_global[:, :, None, None], found, y), seeing
+        global_qkv = project_qkv(mixer, x, positions, mixer.config, mixer.context, "_global")
+        seeing = cache.global_query_kv.append(global_qkv.k, global_qkv.v, here)
+        global_y = attend_blockwise(global_qkv.q, *seeing.read(global_qkv.q.dtype), mask, last).y
+        return jnp.where(are_global[:, :, None, None], global_y, y), seeing
 
     if mixer.is_initializing():
         y, seeing = rows(mixer)
     else:  # new tokens are rarely global: skip the global projections at run time
         y, seeing = nn.cond(are_global.any(), rows, lambda mixer: (y, cache.global_query_kv), mixer)
-    return y, LongformerCache(ring, seen, seeing)
+    return y, LongformerCache(ring, global_kv, seeing)
 
 
 def _near(
@@ -181,12 +184,12 @@ def _near(
     config: LongformerConfig = mixer.config
     q, k, v, mask, places, before = prepend_cached_keys(ring, *own, mask, here)
     k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
-    there = jnp.ones_like(places) if mask.segments is None else mask.segments
+    is_token = jnp.ones_like(places) if mask.segments is None else mask.segments
     # Global keys are in the other part of the softmax: counted here too, they would weigh twice.
     hidden = (places >= 0) & (places < first)
     mask = mask.replace(
         segments=jnp.ones_like(here) if mask.segments is None else mask.segments,
-        key_segments=jnp.where(hidden, 0, there),
+        key_segments=jnp.where(hidden, 0, is_token),
     )
     again = scoring._replace(dropout_rngs=fold_in(scoring.dropout_rngs, 0))
     sizes = config.one_sided_window, config.dilations, mixer.context.hardware.tile_size
@@ -265,27 +268,27 @@ class Longformer(Mixer):
         far, last = (
             scoring._replace(dropout_rngs=fold_in(inputs.dropout_rngs, part)) for part in (1, 2)
         )
-        given = _Given(x, inputs.positions, own, near, mask, listed, far, last)
+        arguments = _Given(x, inputs.positions, own, near, mask, listed, far, last)
         if not packed:
-            y = self.attend_single_document(given)
+            y = self.attend_single_document(arguments)
         elif self.is_initializing() or not _may_choose(mask, scoring):
-            y = self.attend_packed(given)
+            y = self.attend_packed(arguments)
         else:  # Flax's `cond`, as both branches read weights of the module
             # What a branch keeps for its gradient takes room though the other one runs: of packs,
             # projections of every token, which are made again instead.
             y = nn.cond(
                 has_single_document_rows(mask),
                 lambda module: module.attend_single_document(
-                    given._replace(mask=as_single_document(mask))
+                    arguments._replace(mask=as_single_document(mask))
                 ),
-                nn.remat(lambda module: module.attend_packed(given)),
+                nn.remat(lambda module: module.attend_packed(arguments)),
                 self,
             )
         return combine_heads(self, y, inputs)
 
-    def attend_single_document(self, given: _Given) -> jax.Array:  # [B, T, N, H]
+    def attend_single_document(self, arguments: _Given) -> jax.Array:  # [B, T, N, H]
         """Merge window and global attention, and replace the rows of global queries."""
-        x, positions, own, near, mask, listed, far, last = given
+        x, positions, own, near, mask, listed, far, last = arguments
         # One document: the global tokens are the same for all queries of a row, and gathered once.
         index = find_global_tokens(mask, listed)
         y = merge_partials([near, attend_to_globals(*own, mask, far, index)]).y
@@ -293,14 +296,14 @@ class Longformer(Mixer):
         y = y.astype(self.context.precision.compute)
         return scatter_tokens(y, self.attend_from_globals(x, positions, mask, last, index), index)
 
-    def attend_packed(self, given: _Given) -> jax.Array:  # [B, T, N, H]
+    def attend_packed(self, arguments: _Given) -> jax.Array:  # [B, T, N, H]
         """Do the same for rows with any number of documents."""
-        x, positions, own, near, mask, listed, far, last = given
+        x, positions, own, near, mask, listed, far, last = arguments
         y = merge_partials([near, attend_to_packed_globals(*own, mask, far, listed)]).y
         last = last._replace(operand_dtype="")  # of other projections, which are not wide
         y = y.astype(self.context.precision.compute)
-        theirs = project_qkv(self, x, positions, self.config, self.context, "_global")
-        return attend_from_packed_globals(y, *theirs, mask, last, listed)
+        global_qkv = project_qkv(self, x, positions, self.config, self.context, "_global")
+        return attend_from_packed_globals(y, *global_qkv, mask, last, listed)
 
     @nn.nowrap
     def prepare_mask(

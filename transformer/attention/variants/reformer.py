@@ -77,8 +77,8 @@ class Reformer(Mixer):
     def score_flops(config: ReformerConfig, width: int, length: int) -> ScoreFlops:
         """Count, per round, the rotation and attention to at most `window` members of a bucket."""
         each = config.num_heads * config.resolved_head_dim(width) * config.num_buckets
-        found = grouped_visible_keys(config.window, length).flops(config, width)
-        return ScoreFlops(*(config.num_hashes * (each + members) for members in found))
+        flops = grouped_visible_keys(config.window, length).flops(config, width)
+        return ScoreFlops(*(config.num_hashes * (each + members) for members in flops))
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
@@ -150,12 +150,12 @@ class Reformer(Mixer):
         constants: Any,
     ) -> jax.Array:  # [rounds, B, N, T]
         """Return the bucket of each token in each round, separate for each document."""
-        found = hash_buckets(q, jnp.asarray(constants["rotations"]))
+        buckets = hash_buckets(q, jnp.asarray(constants["rotations"]))
         here = token_segments(mask, q.shape[1])
         split = functools.partial(
             split_groups_by_document, num_groups=self.config.num_buckets, documents=here
         )
-        return jax.vmap(split)(found)
+        return jax.vmap(split)(buckets)
 
     def bucket_positions(self, groups: jax.Array) -> jax.Array:  # [rounds, B, N, T] each
         """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
@@ -172,10 +172,10 @@ class Reformer(Mixer):
         where = self.bucket_positions(self.bucket_ids(heads.q, inputs.mask, inputs.constants))
         near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
         itself = jnp.eye(length, dtype=bool)[None, None]
-        shown = dense_mask(inputs.mask, length, length)[:, None]
+        visible = dense_mask(inputs.mask, length, length)[:, None]
         # The penalty of the token itself is finite, so that it wins only where nothing else is
         # visible.
-        others = near.any(0) & shown & ~itself
+        others = near.any(0) & visible & ~itself
         return others | (itself & ~others.any(-1, keepdims=True))
 
 
@@ -200,8 +200,8 @@ def hash_buckets(
     wide = jax.lax.stop_gradient(q).astype(jnp.float32)
 
     def one(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
-        turned = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
-        return jnp.argmax(jnp.concatenate([turned, -turned], axis=-1), axis=-1)
+        rotated = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
+        return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1)
 
     # One round at a time: all of [rounds, B, N, T, buckets] would be the largest array of the
     # mixer.

@@ -183,8 +183,8 @@ class RoutingAttention(Mixer):
             size = min(config.window, length)
             members = 2 * each * size * size // length
             return ScoreFlops(full=vectors * each + members, causal=vectors * each + members)
-        found = grouped_visible_keys(config.window, length).flops(config, width)
-        return ScoreFlops(full=each + found.full, causal=each + found.causal)
+        flops = grouped_visible_keys(config.window, length).flops(config, width)
+        return ScoreFlops(full=each + flops.full, causal=each + flops.causal)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> ClusterCache:
@@ -297,22 +297,22 @@ class RoutingAttention(Mixer):
         near: list[jax.Array],  # [B, N, T, E] of queries and of keys
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
-        there = self.is_token(mask, heads.q.shape[1])
-        of_queries, of_keys = self.cluster_members(near, there)
+        is_token = self.is_token(mask, heads.q.shape[1])
+        of_queries, of_keys = self.cluster_members(near, is_token)
         dtype = self.context.precision.softmax
-        return attend_balanced_clusters(*heads, of_queries, of_keys, there, dtype)
+        return attend_balanced_clusters(*heads, of_queries, of_keys, is_token, dtype)
 
     @nn.nowrap
-    def cluster_members(self, near: list[jax.Array], there: jax.Array) -> list[jax.Array]:
+    def cluster_members(self, near: list[jax.Array], is_token: jax.Array) -> list[jax.Array]:
         """Return the queries and the keys of each cluster, [B, N, E, window] indices of tokens.
 
         Padding comes last. It fills clusters of rows shorter than `window` and is masked there.
         """
         # Clusters of equal size have static shapes: each takes its `window` nearest tokens, so a
         # token may be in several of them or in none.
-        count = min(self.config.window, there.shape[1])
+        count = min(self.config.window, is_token.shape[1])
         return [
-            nearest_tokens(jnp.where(there[:, None, :, None], each, -jnp.inf), count)
+            nearest_tokens(jnp.where(is_token[:, None, :, None], each, -jnp.inf), count)
             for each in near
         ]
 
@@ -331,10 +331,10 @@ class RoutingAttention(Mixer):
         """Return the keys of the query's cluster; balanced: of all clusters that contain it."""
         mask, near, length = inputs.mask, heads.centroid_affinity, heads.q.shape[1]
         if self.config.balanced:
-            there = self.is_token(mask, length)
+            is_token = self.is_token(mask, length)
             queries, keys = (
-                membership_mask(each, length) & there[:, None, None]
-                for each in self.cluster_members(near, there)
+                membership_mask(each, length) & is_token[:, None, None]
+                for each in self.cluster_members(near, is_token)
             )
             return (queries[..., :, None] & keys[..., None, :]).any(2)
         # The same windows as `attend_grouped`, as differences of numbers (see `group_positions`).

@@ -80,15 +80,15 @@ class SlidingWindowAttention(Mixer):
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         sinks = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
-        how: Any = dict(
+        options: Any = dict(
             backend=config.backend, hardware=context.hardware, constrain=context.constrain
         )
-        how |= dict(outputs=inputs.outputs, taps=inputs.taps)
+        options |= dict(outputs=inputs.outputs, taps=inputs.taps)
         if before and inputs.taps is not None:
             # The rows of tokens of the ring would be among the values.
             reject_requests(config.kind, inputs.taps, "with a cache")
-            how["taps"] = None
-        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, **how)
+            options["taps"] = None
+        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, **options)
         y, aux = attended.y[:, before:], dict(attended.aux)
         if "weights" in aux:
             aux["weights"] = aux["weights"][:, :, before:]

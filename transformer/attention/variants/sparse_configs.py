@@ -123,7 +123,7 @@ class SlidingWindowConfig(MultiHeadConfig):
     score: ScaledDotScore = ScaledDotScore()
     """Score of a query and a key."""
     soft_cap: float = 0.0
-    """c of c tanh(score / c), which limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
     cap."""
     sinks: bool = False
     """Add one learned logit per head to the softmax, without a value (Agarwal et al. 2025)."""

@@ -113,7 +113,7 @@ def far_attention(
 def _columns(
     stride: int,
     direction: int,  # 1: keys behind, -1: keys ahead, 0: both
-    apart: bool,
+    exclude_local: bool,
     mask: Mask,
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
@@ -134,7 +134,7 @@ def _columns(
 
     segments = _documents(mask, batch, length)
     index = jnp.arange(rows)[None, :]
-    least = 2 if apart else 0  # in strides: what is nearer is in the local part
+    least = 2 if exclude_local else 0  # in strides: what is nearer is in the local part
     # Positions negated look ahead; positions lowered by `least` hide that many nearest keys.
     within = Mask(
         MaskPattern(causal=direction != 0),
@@ -155,7 +155,7 @@ def _summaries(
     stride: int,
     summary: int,
     direction: int,  # 1: keys behind, -1: keys ahead, 0: both
-    apart: bool,
+    exclude_local: bool,
     mask: Mask,
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
@@ -179,24 +179,24 @@ def _summaries(
     chosen = jnp.argsort(~is_summary, axis=1, stable=True)[:, :count]  # [B, count]
     k, v = (jnp.take_along_axis(each, chosen[:, :, None, None], axis=1) for each in (k, v))
     pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)  # noqa: E731
-    theirs = pick(positions)
-    seen = Mask(
+    summary_positions = pick(positions)
+    mask_of_summaries = Mask(
         segments=segments,
         key_segments=jnp.where(pick(is_summary), pick(segments), 0),
         positions=positions,
-        key_positions=theirs,
+        key_positions=summary_positions,
     )
-    if apart:
+    if exclude_local:
         # By block, not by token: the whole own block is in the local component already.
-        own, other = positions // stride, theirs // stride
-        seen = seen.replace(
+        own, other = positions // stride, summary_positions // stride
+        mask_of_summaries = mask_of_summaries.replace(
             pattern=MaskPattern(causal=True),
             positions=direction * own - 1,
             key_positions=direction * other,
         )
     elif direction:
-        seen = seen.replace(pattern=MaskPattern(causal=True))
-    return attend_blockwise(q, k, v, seen, scoring)
+        mask_of_summaries = mask_of_summaries.replace(pattern=MaskPattern(causal=True))
+    return attend_blockwise(q, k, v, mask_of_summaries, scoring)
 
 
 def _documents(mask: Mask, batch: int, length: int) -> jax.Array:  # [B, T]
@@ -255,11 +255,11 @@ class SparseTransformer(Mixer):
             mask = mask.with_keys(key_positions, keys_include_queries=True)
         look: Any = self.attend_uncached if cache is None else self.attend_cached
         groups = zip(*(self.split_head_groups(each) for each in (q, k, v)), strict=True)
-        found = [
+        components = [
             look(part, *group, mask)
             for part, group in zip(HEAD_GROUPS[config.factorization], groups, strict=True)
         ]
-        y = jnp.concatenate(found, axis=2)
+        y = jnp.concatenate(components, axis=2)
         return combine_heads(self, y, inputs, cache)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
@@ -290,9 +290,13 @@ class SparseTransformer(Mixer):
             tile = self.context.hardware.tile_size
             parts.append(attend_blockwise(q, k, v, nearby, scoring, block_size=tile))
         if component in ("far", "merged"):
-            apart = component == "merged"
+            exclude_local = component == "merged"
             for each in far_attention(
-                config.pattern, config.stride, config.num_summary_tokens, mask, exclude_local=apart
+                config.pattern,
+                config.stride,
+                config.num_summary_tokens,
+                mask,
+                exclude_local=exclude_local,
             ):
                 parts.append(each(q, k, v, scoring))
         return merge_partials(parts).y.astype(dtype)
@@ -315,10 +319,10 @@ class SparseTransformer(Mixer):
         )
         # The sparse functions are for self-attention of T tokens. Against a cache, a block of
         # queries scores all S keys: exact, and in memory linear in S.
-        given = pad_mask(mask, tiling)
+        padded_mask = pad_mask(mask, tiling)
 
         def one(row: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
-            here = tile_mask(given, tiling, row, 0)
+            here = tile_mask(padded_mask, tiling, row, 0)
             places = here.resolved_positions(q.shape[1], keys)
             chosen = pattern_mask(
                 config.pattern, config.stride, config.num_summary_tokens, component, *places

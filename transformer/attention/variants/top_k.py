@@ -133,8 +133,8 @@ class TopKAttention(Mixer):
         scores = self.score_spec(q.shape[-1]).compute_scores(
             q, k, inputs.positions, inputs.positions
         )
-        shown = dense_mask(inputs.mask, q.shape[1], q.shape[1])[:, None]
-        return top_k_mask(scores, shown, self.config.keys_per_query)
+        visible = dense_mask(inputs.mask, q.shape[1], q.shape[1])[:, None]
+        return top_k_mask(scores, visible, self.config.keys_per_query)
 
 
 MIXERS[TopKConfig.kind] = TopKAttention

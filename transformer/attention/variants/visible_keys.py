@@ -68,8 +68,8 @@ def longformer_visible_keys(config: LongformerConfig, length: int) -> MeanVisibl
         ahead += np.minimum(length - 1 - index, reach) // steps
         for each in range(first):
             distance = np.abs(index - each)
-            beside = (distance > reach) | (distance % steps != 0)
-            behind += beside
+            outside_window = (distance > reach) | (distance % steps != 0)
+            behind += outside_window
     behind, ahead = behind / len(config.dilations), ahead / len(config.dilations)
     behind[:first], ahead[:first] = index[:first], length - 1 - index[:first]
     return MeanVisibleKeys(float((behind + ahead).mean()) + 1, float(behind.mean()) + 1)

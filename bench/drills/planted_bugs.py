@@ -163,8 +163,8 @@ BUGS = (
     Bug(
         "a checkpoint's digests not compared",
         "train/checkpoint/manifest.py",
-        "if found[name] != file]",
-        "if found[name].bytes != file.bytes]",
+        "if digests[name] != file]",
+        "if digests[name].bytes != file.bytes]",
         "train/checkpoint",
     ),
     Bug(

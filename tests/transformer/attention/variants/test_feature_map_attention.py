@@ -48,7 +48,7 @@ def attend_all(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
 
 
 def attend_by_pairs(kind: str, visible: Array, q: Any, k: Any, v: Any, xp: Any = np) -> Any:
-    phi = functools.partial(FORMULAS[kind], directions=RANDOM_VECTORS, xp=xp)
+    phi = functools.partial(FORMULAS[kind], random_vectors=RANDOM_VECTORS, xp=xp)
     return dense_attention(phi(q), phi(k), v, visible, xp)
 
 

@@ -7,8 +7,8 @@
    parameter without embeddings. The parameters of both agree within some percent at a width, so
    compute agrees too. Larger widths have the learning rate of the second width times
    sqrt(D2 / D).
-3. The factor: how much more compute the older recipe needs for the loss that it reaches at its
-   largest width, by the power law of the newer one's losses. Its interval is over seeds:
+3. The factor: how much more compute the older recipe needs for the loss that it reaches at a
+   width, by interpolation between the newer one's points. Its interval is over seeds:
    resamples of each recipe's seeds.
 4. Changes: the older recipe at one width with each change alone, and with all of them.
 
@@ -19,7 +19,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -42,7 +42,7 @@ from train.scaling.design import (
     model_of_width,
     with_model_and_tokens,
 )
-from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN, fit_power_law
+from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult
 
@@ -95,34 +95,63 @@ def tuned_rates(
     return rates
 
 
-def compute_factor(
-    flops: np.ndarray,  # [widths]
+class Factor(NamedTuple):
+    """How much more compute the old recipe needs, and the 95% interval over seeds."""
+
+    value: float
+    low: float  # NaN with one seed
+    high: float
+
+
+def compute_factors(
+    flops: np.ndarray,  # [widths], increasing
     old: np.ndarray,  # [widths, seeds] losses
     new: np.ndarray,  # [widths, seeds]
     *,
     samples: int = 1000,
-) -> tuple[float, float, float]:
-    """Return how much more compute the old recipe needs, and the 95% interval over seeds.
+) -> list[Factor]:  # of every width but the smallest
+    """Return how much more compute the old recipe needs for the losses that it reaches.
 
-    The interval is NaN with one seed.
+    The compute of the new recipe is read off the straight lines between its own points, log loss
+    over log compute: no law is assumed, which runs of this size need not follow.
     """
 
-    def factor(old: np.ndarray, new: np.ndarray) -> float:
-        law = fit_power_law(flops, new.mean(axis=1))
-        needed = law.scale / old.mean(axis=1)[-1] ** (1 / law.exponent)
-        return float(flops[-1] / needed)
+    def factors(old: np.ndarray, new: np.ndarray) -> np.ndarray:  # [widths - 1]
+        needed = interpolate_compute(flops, new.mean(axis=1), old.mean(axis=1)[1:])
+        return flops[1:] / needed
 
-    seeds = old.shape[1]
+    value, seeds = factors(old, new), old.shape[1]
     if seeds < 2:
-        return factor(old, new), math.nan, math.nan
+        return [Factor(float(each), math.nan, math.nan) for each in value]
     generator = np.random.default_rng(0)
+    rows = np.arange(len(flops))[:, None]
     drawn = []
     for _ in range(samples):
         first, second = generator.integers(0, seeds, (2, len(flops), seeds))
-        rows = np.arange(len(flops))[:, None]
-        drawn.append(factor(old[rows, first], new[rows, second]))
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return factor(old, new), float(low), float(high)
+        drawn.append(factors(old[rows, first], new[rows, second]))
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return [Factor(*map(float, each)) for each in zip(value, low, high, strict=True)]
+
+
+def interpolate_compute(
+    flops: np.ndarray,  # [n], increasing
+    losses: np.ndarray,  # [n]
+    targets: np.ndarray,  # [m] losses
+) -> np.ndarray:  # [m]
+    """Return the compute at which a frontier reaches each loss; beyond its ends, along them.
+
+    The frontier is the lowest loss of at most that compute: it never rises.
+    """
+    x, y = np.log(flops), np.log(np.minimum.accumulate(losses))
+    keep = np.append(True, np.diff(y) < 0)
+    x, y = x[keep], y[keep]
+    if len(x) < 2:
+        return np.full(len(targets), math.nan)
+    wanted = np.log(targets)
+    segment = np.clip(np.searchsorted(-y, -wanted) - 1, 0, len(x) - 2)
+    slope = (y[segment + 1] - y[segment]) / (x[segment + 1] - x[segment])
+    compute: np.ndarray = np.exp(x[segment] + (wanted - y[segment]) / slope)
+    return compute
 
 
 def draw(flops: np.ndarray, losses: Mapping[str, np.ndarray], path: Path) -> None:
@@ -144,7 +173,7 @@ def describe(
     flops: np.ndarray,  # [widths]
     losses: Mapping[str, np.ndarray],  # [widths, seeds]
     rates: Mapping[str, Mapping[int, float]],
-    factor: tuple[float, float, float],
+    factors: Sequence[Factor],
     names: Sequence[str],
     change_width: int,
     changed: Mapping[str, RunResult],
@@ -174,15 +203,19 @@ def describe(
         f"embeddings, {ratio:g} tokens for each, a vocabulary of {vocab_size:,}, {len(seeds)} "
         "seeds: mean and standard deviation. The findings hold at this scale only."
     )
-    spread = "one seed, so no interval"
-    if len(seeds) > 1:
-        spread = f"95% interval over seeds: {factor[1]:.2f} to {factor[2]:.2f}"
+    needed = []
+    for width, factor in zip(widths[1:], factors, strict=True):
+        old = losses[OLD].mean(axis=1)[list(widths).index(width)]
+        interval = f"{factor.low:.2f} to {factor.high:.2f}" if len(seeds) > 1 else "one seed"
+        needed.append([str(width), f"{old:.4f}", f"{factor.value:.2f}", interval])
     finding = (
-        f"For the loss that `{OLD}` has at the largest width it needs {factor[0]:.2f} times the "
-        f"compute of `{NEW}` ({spread})."
+        f"How much more compute `{OLD}` needs than `{NEW}` for the loss that it has at a width, "
+        "read off the lines between the points of the figure, with a 95% interval over resampled "
+        "seeds:"
     )
+    table = markdown_table(["width", "loss", "factor", "95% interval"], needed)
     alone = f"One change at a time at width {change_width}, with the learning rate of `{OLD}`:"
-    parts = [scale, markdown_table(header, rows), finding, alone]
+    parts = [scale, markdown_table(header, rows), finding, table, alone]
     return "\n\n".join([*parts, markdown_table(["recipe", "loss", "spread", "change"], ablation)])
 
 
@@ -244,7 +277,7 @@ def main(
     by_width = {run.settings["width"]: run for run in frontier if run.settings["recipe"] == NEW}
     flops = np.array([compute(by_width[str(width)].experiment) for width in widths])
     draw(flops, losses, output / "versus.png")
-    factor = compute_factor(flops, losses[OLD], losses[NEW])
+    factors = compute_factors(flops, losses[OLD], losses[NEW])
 
     # All recipes have the old one's learning rate, so a change that allows a higher one gains less.
     rate = chosen[OLD].get(change_width) or chosen[OLD][widths[1]]
@@ -253,14 +286,16 @@ def main(
     changed = train_runs("changes", changes)
     everything = {**tuned, **rates_found, **changed}
     body = describe(
-        widths, flops, losses, chosen, factor, names, change_width, changed, ratio, vocab_size
+        widths, flops, losses, chosen, factors, names, change_width, changed, ratio, vocab_size
     )
     data: dict[str, Any] = {
         "widths": widths,
         "flops": flops.tolist(),
         "losses": {name: each.tolist() for name, each in losses.items()},
         "learning_rates": chosen,
-        "compute_factor": [each if math.isfinite(each) else None for each in factor],
+        "compute_factors": [
+            [value if math.isfinite(value) else None for value in each] for each in factors
+        ],
         "changes": {name: each.value for name, each in changed.items()},
     }
     write_record(

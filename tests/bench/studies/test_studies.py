@@ -10,7 +10,15 @@ import pytest
 from bench.studies import mup, scaling
 from bench.studies.record import markdown_table, write_record
 from bench.studies.stability import experiment
-from bench.studies.versus import NEW, OLD, compute, compute_factor, sized, tuned_rates
+from bench.studies.versus import (
+    NEW,
+    OLD,
+    compute,
+    compute_factors,
+    interpolate_compute,
+    sized,
+    tuned_rates,
+)
 from configs.versus import CHANGES, EXPERIMENTS
 from train.config.io import diff_experiments
 from train.scaling.design import count_without_embeddings
@@ -69,14 +77,29 @@ def test_learning_rates_of_larger_widths_follow_from_the_second() -> None:
     assert actual[OLD] == actual[NEW] == pytest.approx({64: 4e-3, 96: 1e-3, 384: 5e-4})
 
 
-def test_compute_factor_of_known_laws() -> None:
+def test_compute_factors_of_known_laws() -> None:
     flops = np.array([1e12, 4e12, 1.6e13])
     new = ((1e20 / flops) ** 0.1)[:, None].repeat(3, axis=1)
     old = ((4e20 / flops) ** 0.1)[:, None].repeat(3, axis=1)  # needs four times the compute
-    assert compute_factor(flops, old, new) == pytest.approx((4, 4, 4))
+    assert np.array(compute_factors(flops, old, new)) == pytest.approx(np.full((2, 3), 4.0))
+    # Beyond the last point, along the last line.
+    assert compute_factors(flops, new, old)[-1].value == pytest.approx(1 / 4)
     noise = np.array([0.99, 1.0, 1.01])
-    factor, low, high = compute_factor(flops, old * noise, new * noise)
-    assert low < factor < high
+    for factor in compute_factors(flops, old * noise, new * noise):
+        assert factor.low < factor.value < factor.high
+    alone = compute_factors(flops, old[:, :1], new[:, :1])
+    assert alone[0].value == pytest.approx(4)
+    assert np.isnan(alone[0].low)
+
+
+def test_compute_is_read_off_the_frontier() -> None:
+    """No power law: a plateau, and a point that is worse than a smaller one."""
+    flops = np.array([1.0, 100.0, 1e4, 1e6])
+    losses = np.array([8.0, 4.0, 5.0, 2.0])
+    targets = np.array([8.0, np.sqrt(32.0), 4.0, np.sqrt(8.0), 2.0])
+    found = interpolate_compute(flops, losses, targets)
+    assert found == pytest.approx([1.0, 10.0, 100.0, 1e4, 1e6])
+    assert np.isnan(interpolate_compute(flops, np.ones(4), targets)).all()
 
 
 def test_depths_share_everything_else() -> None:

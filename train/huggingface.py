@@ -46,7 +46,7 @@ from train.tasks.task_configs import (
     Translation,
 )
 from train.telemetry.stages import stage
-from transformer.interop.errors import InteropError
+from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter
 from transformer.interop.pretrained import (
     PretrainedConfig,

@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 import jax
 
-from train.data.chat_files import TEMPLATE_FILE
+from train.data.tokenizer_files import TEMPLATE_FILE
 from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.tasks.task_configs import LanguageModeling, Translation
 from train.telemetry.stages import stage
-from transformer.interop.errors import InteropError
-from transformer.interop.fields import WITHOUT_EFFECT
+from transformer.interop.fields import WITHOUT_EFFECT, InteropError
 from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
 from transformer.interop.weight_files import read_json
 

@@ -14,14 +14,15 @@ from train.engine import Engine, make_train_step, max_programs_in_flight
 from train.experiment import Experiment
 from train.lora.layout import abstract_frozen, bind_frozen, make_lora_layout
 from train.parallel.context_parallel import check_context_parallelism, zigzag_reorder
-from train.parallel.model_sharding import (
+from train.parallel.sharding import (
     check_optimizer_placement,
     init_on_devices,
     leaf_shardings,
+    logical_to_sharding,
     make_sharding_constraint,
+    num_shards,
     place_state,
 )
-from train.parallel.sharding import logical_to_sharding, num_shards, replicated_sharding
 from train.state import TrainState, init_state
 from train.step import Batch, Metrics, TrainStep
 from train.tasks.task_registry import make_task
@@ -79,10 +80,9 @@ class JitEngine(Engine):
         self.dispatch_limit = DispatchLimit(max_programs_in_flight(hardware, mesh))
         loss_fn, optimizer = self.train_step.loss_fn, self.train_step.optimizer
         self._init = functools.partial(init_state, experiment, self.model, optimizer, self.lora)
-        # Rows are split over the batch axes of the mesh, and the tokens of a row over its context
-        # axis: `examples` [B], and tokens [B, T, ...].
-        batch_axes = ("batch",), ("batch", "length")
-        self._batch_shardings = [logical_to_sharding(mesh, names) for names in batch_axes]
+        # By rank: metrics [] are replicated, rows are split over the batch axes of the mesh
+        # (`examples` [B]), and the tokens of a row over its context axis ([B, T, ...]).
+        self._shardings = [logical_to_sharding(mesh, ("batch", "length")[:n]) for n in range(3)]
         self._context_shards = num_shards(mesh, "length")
         self._abstract_state = place_state(experiment, mesh, self._init, axes)
         # The state is donated: XLA writes the new parameters and moments into the buffers of the
@@ -92,7 +92,7 @@ class JitEngine(Engine):
         self._step = jax.jit(
             named_train_step(self.train_step, self.lora),
             donate_argnums=0,
-            out_shardings=(leaf_shardings(self._abstract_state), replicated_sharding(mesh)),
+            out_shardings=(leaf_shardings(self._abstract_state), self._shardings[0]),
         )
 
         def evaluate(params: Any, batch: Batch) -> dict[str, Any]:  # its name in profiles
@@ -113,7 +113,7 @@ class JitEngine(Engine):
         return {name: self._place_rows(array) for name, array in rows.items()}
 
     def _place_rows(self, array: np.ndarray) -> jax.Array:
-        sharding = self._batch_shardings[array.ndim > 1]
+        sharding = self._shardings[min(array.ndim, 2)]
         # The global shape is given, not inferred: if the mesh did not split rows over hosts, JAX
         # would take one host's rows for the whole batch without an error.
         shape = (len(array) * jax.process_count(), *array.shape[1:])

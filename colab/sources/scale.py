@@ -160,7 +160,7 @@ for name, mesh in meshes.items():
 
 # %% pieces
 from train.parallel.mesh import make_mesh
-from train.parallel.model_sharding import parameter_shardings
+from train.parallel.sharding import parameter_shardings
 
 figure, axes = plt.subplots(1, len(meshes), figsize=(12, 2.6), layout="constrained")
 bytes_per_device = {}

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import lzma
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
-from train.data.compression import compressed_bits_per_byte
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
 from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
@@ -194,3 +195,30 @@ def _is_complete(folder: pathlib.Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
     return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)
+
+
+class _Compressor(Protocol):
+    def compress(self, data: bytes, /) -> bytes: ...
+
+    def flush(self) -> bytes: ...
+
+
+_GZIP_CONTAINER = 16 + zlib.MAX_WBITS  # zlib's code for a gzip header and trailer
+
+
+def compressed_bits_per_byte(texts: Iterable[str]) -> dict[str, float]:
+    """Return the bits per byte that `gzip -9` and `xz -9` need for the texts as one file."""
+    compressors: dict[str, _Compressor] = {
+        "gzip -9": zlib.compressobj(9, zlib.DEFLATED, _GZIP_CONTAINER),
+        "xz -9": lzma.LZMACompressor(preset=9),
+    }
+    sizes = dict.fromkeys(compressors, 0)
+    total = 0
+    for text in texts:
+        encoded = text.encode()
+        total += len(encoded)
+        for name, compressor in compressors.items():
+            sizes[name] += len(compressor.compress(encoded))
+    for name, compressor in compressors.items():
+        sizes[name] += len(compressor.flush())
+    return {name: 8 * size / total for name, size in sizes.items()}

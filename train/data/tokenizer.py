@@ -156,8 +156,7 @@ class Tokenizer:
         Raises:
           UserError: It is missing, damaged, or has no token to separate documents.
         """
-        from train.data.chat_files import load_chat_files
-        from train.data.tokenizer_files import load_backend_tokenizer
+        from train.data.tokenizer_files import load_backend_tokenizer, load_chat_files
 
         template, names = load_chat_files(str(path))
         backend = load_backend_tokenizer(str(path))

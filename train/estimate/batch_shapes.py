@@ -31,7 +31,7 @@ def sharded_batch_shapes(
     """
     import jax
 
-    from train.parallel.model_sharding import checked_sharding
+    from train.parallel.sharding import checked_sharding
 
     def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         sharding = checked_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)

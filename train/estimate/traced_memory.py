@@ -20,8 +20,11 @@ from train.estimate.batch_shapes import max_batch_shape, unsharded_batch_shapes
 from train.experiment import Experiment
 from train.lora.layout import make_lora_layout
 from train.parallel.mesh import MESH_AXES, MeshConfig
-from train.parallel.model_sharding import optimizer_state_shardings, parameter_shardings
-from train.parallel.sharding import replicated_sharding
+from train.parallel.sharding import (
+    optimizer_state_shardings,
+    parameter_shardings,
+    replicated_sharding,
+)
 from train.state import TrainState, init_state
 from train.tasks.task_registry import make_task
 from transformer.attention.attention_config import Backend

@@ -7,7 +7,7 @@ import jax
 
 from train.errors import UsageError
 from train.lora.lora_config import NEW, LoRAConfig
-from train.parallel.model_sharding import place_params
+from train.parallel.sharding import place_params
 from train.step import Batch, TrainStep
 from transformer.layers.low_rank import merge_weights
 from transformer.lora import LoRALayout

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from train.config.io import experiment_to_dict, experiment_to_text
 from train.config.plugins import imports_of
-from train.data.chat_files import chat_files
 from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_files import chat_files
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.writing import write_atomically

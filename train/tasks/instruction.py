@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from train.data.buckets import bucket_by_rows
+from train.data.chat_template import ASSISTANT, ChatTemplate, Message, stop_token
 from train.data.conversations import ConversationSplit, prepare_conversations
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import (
@@ -18,6 +19,7 @@ from train.data.examples import (
     ExampleTrainingBatches,
 )
 from train.data.tokenizer import Tokenizer
+from train.errors import UserError
 from train.evaluation.metrics import (
     max_eval_batches,
     mean_losses,
@@ -26,9 +28,9 @@ from train.evaluation.metrics import (
 )
 from train.experiment import Experiment
 from train.step import LossFn
-from train.tasks.chat import answer_prompts
 from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
-from train.tasks.vocabulary import Labels
+from train.tasks.text_completion import complete_tokens
+from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import next_token_loss
@@ -118,3 +120,50 @@ class InstructionTask(Task):
     ) -> list[str]:
         """Return the answer to each prompt, written by the chat template as a question."""
         return answer_prompts(run, prompts, options, on_text)
+
+
+def answer_conversations(
+    run: Run,
+    conversations: Sequence[Sequence[Message]],
+    options: SampleOptions,
+    on_text: TextCallback | None = None,
+) -> list[str]:
+    """Return the assistant's next turn of each conversation.
+
+    Args:
+      run: A run whose model is a `LanguageModel`.
+      conversations: Messages; the last is not the assistant's.
+      options: Length and sampling.
+      on_text: Receives the answer to a single conversation in pieces, as it is generated.
+
+    Raises:
+      UserError: The template refuses a conversation, or it fills the model's positions.
+    """
+    tokenizer = tokenizer_of(run)
+    template = ChatTemplate.of_tokenizer(tokenizer)
+    rows = []
+    for messages in conversations:
+        if not messages or messages[-1]["role"] == ASSISTANT:
+            raise UserError("messages: end with an answer; end them with a question")
+        text = template.render(messages, add_generation_prompt=True)
+        rows.append(tokenizer.encode_with_special_tokens(text)[0])
+    return complete_tokens(
+        run,
+        rows,
+        max_new_tokens=options.max_new_tokens,
+        sampling=options.sampling,
+        seed=options.seed,
+        on_text=on_text,
+        stop_token=stop_token(tokenizer, template),
+    )
+
+
+def answer_prompts(
+    run: Run,
+    prompts: Sequence[str],
+    options: SampleOptions,
+    on_text: TextCallback | None = None,
+) -> list[str]:
+    """Return the assistant's answer to each prompt, a conversation of one question."""
+    conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    return answer_conversations(run, conversations, options, on_text)

@@ -32,7 +32,7 @@ from train.errors import UserError
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
 from train.step import Batch, LossFn
-from train.tasks.chat import answer_prompts
+from train.tasks.instruction import answer_prompts
 from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.task_configs import PreferenceOptimization
 from train.tasks.vocabulary import Labels

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.attention.long_rope import long_rope_angles
 from transformer.attention.position_config import RoPE
-from transformer.attention.rope_scaling import Frequencies, LongRoPEScaling
+from transformer.attention.rope_scaling import Frequencies, LongRoPEScaling, long_rope_angles
 from transformer.shapes import check_shapes
 
 # A product of two 32-bit words needs 64 bits, which JAX has only with jax_enable_x64. Products of

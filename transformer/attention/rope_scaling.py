@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 from transformer.validation import check_at_least, check_choice, check_field_types
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import jax
     import numpy as np
+
+    from transformer.attention.position_config import RoPE
 
 Frequencies: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 """Radians per position of each pair [R / 2], known at compile time. float64, as an error of a
@@ -237,3 +242,27 @@ class LongRoPEScaling:
 
 RopeScaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling | LongRoPEScaling
 """Any of the rules."""
+
+
+def long_rope_angles(
+    positions: jax.Array,  # [B, T]
+    rotary_dim: int,  # R
+    config: RoPE,
+    angles_of: Callable[[jax.Array, int, RoPE], jax.Array],  # for one set of factors
+) -> jax.Array:  # [B, T, R / 2] float32
+    """Return angles by the short factors, or by the long ones in rows longer than training.
+
+    A row's last position decides for all of it: the score of a query and a key depends on their
+    distance alone only if both are rotated by the same frequencies.
+    """
+    import jax.numpy as jnp
+
+    scaling = config.scaling
+    assert isinstance(scaling, LongRoPEScaling)  # checked by the caller
+    is_long = jnp.max(positions, axis=-1)[:, None, None] >= scaling.original_max_length
+    rules = (
+        dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors=factors))
+        for factors in ("long", "short")
+    )
+    long, short = (angles_of(positions, rotary_dim, rule) for rule in rules)
+    return jnp.where(is_long, long, short)

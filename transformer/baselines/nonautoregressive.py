@@ -14,12 +14,12 @@ from flax import linen as nn
 
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.mixer import Outputs
-from transformer.generation.decode_weights import Params
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
 from transformer.generation.translate import check_sources
 from transformer.layers.basic import apply_linear, fold_in
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
+from transformer.layers.stack_weights import Params
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
 from transformer.models.input_checks import check_tokens

@@ -24,11 +24,11 @@ from flax import struct
 
 from transformer.arguments import check_arguments
 from transformer.attention.mixer import NO_OUTPUTS, mixer_class
-from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
+from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
 from transformer.shapes import check_shapes
@@ -88,7 +88,7 @@ def generate(
     lengths, reuse the compiled programs.
 
     Memory beside `params` is one layer's weights, so a model can be sampled from while it trains.
-    If the weights are fixed, `decode_weights.unstack_for_decoding(params)` in place of `params`
+    If the weights are fixed, `unstack_for_decoding(params)` in place of `params`
     saves a copy of each layer at every token.
 
     Args:

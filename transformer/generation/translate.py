@@ -11,12 +11,12 @@ import numpy as np
 from transformer.arguments import check_arguments
 from transformer.config import TransformerConfig
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
-from transformer.generation.decode_weights import Params, unstack_for_decoding_without_copy
 from transformer.generation.generate import (
     CACHE_LENGTH_MULTIPLE,
     PROMPT_LENGTH_MULTIPLE,
     bucket_length,
 )
+from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
 from transformer.models.model import LOGITS

@@ -1,15 +1,14 @@
 """All families, by `model_type`, and the architectures that are refused by name."""
 
 from transformer.interop.bert import BERT, DISTILBERT, ROBERTA
-from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
+from transformer.interop.fields import InteropError
 from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
 from transformer.interop.gpt_oss import GPT_OSS
 from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
-from transformer.interop.marian import MARIAN
 from transformer.interop.modernbert import MODERNBERT
-from transformer.interop.seq2seq import BART, T5
+from transformer.interop.seq2seq import BART, MARIAN, T5
 from transformer.interop.sparse_encoders import BIG_BIRD, LONGFORMER
 
 FAMILIES: dict[str, Family] = {

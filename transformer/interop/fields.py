@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from transformer.interop.errors import InteropError
+
+class InteropError(ValueError):
+    """Problem with a Hugging Face folder or model: the thing, the problem, the remedy, one line."""
+
 
 REQUIRED: Any = object()
 

@@ -12,7 +12,7 @@ each matrix takes A and its own rows of B.
 
 from typing import NamedTuple
 
-from transformer.interop.errors import InteropError
+from transformer.interop.fields import InteropError
 from transformer.interop.strided_copy import Array
 from transformer.interop.weight_map import AsIs, Leaf, Linear, Tensor
 from transformer.layers.logical_axes import LogicalAxes

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
-from transformer.interop.errors import InteropError
+from transformer.interop.fields import InteropError
 from transformer.interop.peft_format import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from transformer.interop.errors import InteropError
 from transformer.interop.family import Family
+from transformer.interop.fields import InteropError
 from transformer.interop.peft_format import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

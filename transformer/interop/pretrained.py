@@ -21,10 +21,9 @@ import numpy as np
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
-from transformer.interop.errors import InteropError
 from transformer.interop.family import Architecture, Family
 from transformer.interop.family_registry import FAMILIES, find_architecture
-from transformer.interop.fields import WITHOUT_EFFECT, Fields
+from transformer.interop.fields import WITHOUT_EFFECT, Fields, InteropError
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
     TensorSpec,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.interop.errors import InteropError
+from transformer.interop.fields import InteropError
 from transformer.interop.strided_copy import Array, as_c_order
 
 DTYPES: dict[str, Any] = {

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer.interop.errors import InteropError
 from transformer.interop.family import Family
+from transformer.interop.fields import InteropError
 from transformer.interop.safetensors_file import SafetensorsFile
 from transformer.interop.strided_copy import Array, aligned_zeros, copy_in_tiles
 from transformer.interop.weight_map import Leaf, Tensor

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer.interop.errors import InteropError
+from transformer.interop.fields import InteropError
 from transformer.layers.logical_axes import LogicalAxes
 
 Array = np.ndarray[Any, Any]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from train.data import corpus, text_files
-from train.data.compression import compressed_bits_per_byte
-from train.data.corpus import prepare_text
+from train.data.corpus import compressed_bits_per_byte, prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.text_splits import TextSource, TextSplits, choose_held_out_documents
 from train.data.tokenizer import Tokenizer

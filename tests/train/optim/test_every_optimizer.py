@@ -18,8 +18,11 @@ from train.optim.optimizer import matrix_mask
 from train.optim.optimizer_registry import OPTIMIZERS, make_optimizer
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.model_sharding import optimizer_state_shardings, parameter_shardings
-from train.parallel.sharding import replicated_sharding
+from train.parallel.sharding import (
+    optimizer_state_shardings,
+    parameter_shardings,
+    replicated_sharding,
+)
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 

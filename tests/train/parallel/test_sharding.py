@@ -15,12 +15,12 @@ from train.engine import Engine, make_engine
 from train.errors import UsageError
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.model_sharding import (
+from train.parallel.sharding import (
     checked_sharding,
     host_memory_shardings,
+    logical_to_sharding,
     make_sharding_constraint,
 )
-from train.parallel.sharding import logical_to_sharding
 from transformer import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 

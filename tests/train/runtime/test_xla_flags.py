@@ -58,7 +58,7 @@ def test_xla_accepts_the_flags() -> None:
 ENVIRONMENT = """
 import os, sys
 before = {name: value for name, value in os.environ.items() if name.startswith(("JAX_", "XLA_"))}
-from train.config.registry import find_experiment
+from train.config.experiment_files import find_experiment
 from train.loop import fit
 from train.parallel.distributed import initialize_distributed
 

@@ -17,7 +17,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.cache import KVCache, MemoryCache, RollingCache
-from transformer.generation.decode_weights import unstack_layers
+from transformer.layers.stack_weights import unstack_layers
 
 B, T, V = 3, 11, 13
 

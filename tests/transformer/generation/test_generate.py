@@ -28,9 +28,6 @@ from transformer.attention.full import Attention
 from transformer.attention.mixer import Abilities
 from transformer.attention.position_config import LearnedPositions
 from transformer.generation import generate as generate_module
-from transformer.generation.decode_weights import (
-    unstack_for_decoding,
-)
 from transformer.generation.generate import (
     bucket_length,
     decode_step,
@@ -38,6 +35,7 @@ from transformer.generation.generate import (
     prefill,
 )
 from transformer.generation.sampling import SamplingConfig
+from transformer.layers.stack_weights import unstack_for_decoding
 from transformer.models.language_model import LanguageModel
 from transformer.registry import MIXERS
 

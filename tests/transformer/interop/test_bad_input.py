@@ -12,8 +12,8 @@ import pytest
 
 from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
-from transformer.interop.errors import InteropError
 from transformer.interop.family_registry import FAMILIES, REFUSED
+from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import express, make_model, read_model, write_model
 from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
 from transformer.models.language_model import LanguageModel

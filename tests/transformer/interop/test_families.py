@@ -24,8 +24,8 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.inspection import layer_values
-from transformer.interop.errors import InteropError
 from transformer.interop.family_registry import FAMILIES
+from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import express, make_model, read_config, read_model, write_model
 from transformer.interop.safetensors_file import SafetensorsFile
 

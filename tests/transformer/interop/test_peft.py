@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.interop.errors import InteropError
+from transformer.interop.fields import InteropError
 from transformer.interop.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from transformer.interop.peft_reader import read_adapter
 from transformer.interop.peft_writer import write_adapter

@@ -18,8 +18,8 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.generation.decode_weights import unstack_for_decoding
 from transformer.layers.embedding import get_output_matrix
+from transformer.layers.stack_weights import unstack_for_decoding
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(7))

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.model_sharding import make_sharding_constraint
+from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend
 from transformer.attention.backends.blockwise import attend_blockwise

@@ -11,7 +11,7 @@ import pytest
 from tests.transformer.formulas import assert_close, assert_trees_close, normal
 from train.parallel.context_parallel import zigzag_reorder
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.model_sharding import make_sharding_constraint
+from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend, attend_reference
 from transformer.attention.backends.ring import attend_ring

@@ -15,7 +15,7 @@ import pytest
 
 from tests.transformer.formulas import assert_close, assert_trees_close, normal
 from train.parallel.mesh import MeshConfig, make_mesh
-from train.parallel.model_sharding import make_sharding_constraint
+from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.choose import AttentionSpec, choose_backend

@@ -19,14 +19,14 @@ from tests.transformer.generation.decoders import (
     step,
 )
 from transformer.generation import generate as generate_module
-from transformer.generation.decode_weights import (
-    unstack_for_decoding,
-    unstack_for_decoding_without_copy,
-)
 from transformer.generation.generate import (
     generate,
 )
-from transformer.layers.stack_weights import UnstackedLayers
+from transformer.layers.stack_weights import (
+    UnstackedLayers,
+    unstack_for_decoding,
+    unstack_for_decoding_without_copy,
+)
 from transformer.models.language_model import LanguageModel
 
 

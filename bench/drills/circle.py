@@ -1,12 +1,13 @@
 """Round trip: train here, export, fine-tune in `transformers` and here, import, evaluate.
 
-    python -m bench.drills.circle RUN [RUN ...] [--steps N] [--output FILE]
+    python -m bench.drills.circle RUN [RUN ...] [--text FILE] [--steps N] [--output FILE]
 
 For each run of a language model or a masked language model (such as `quickstart` and `bert_tiny`,
 trained for some steps): export it, open it in `transformers`, and train both from these weights on
 the same batches in the same order, with AdamW of the same settings and no dropout. The table has
 the losses side by side and the largest difference. The model of `transformers` is then saved,
-imported and evaluated here, beside the one trained here.
+imported and evaluated here, beside the one trained here. With `--text`, both train for one
+epoch of that text; else for N steps of the run's own data.
 
 It needs torch and transformers (the extra `hf`) and no network.
 """
@@ -42,6 +43,8 @@ class Result(NamedTuple):
 
     name: str
     model_type: str
+    length: str
+    """How long both trained."""
     ours: list[float]
     theirs: list[float]
     start: float
@@ -56,7 +59,7 @@ class Result(NamedTuple):
         shown = sorted({0, 1, 2, 4, 9, 19, 49, 99, len(pairs) - 1} & set(range(len(pairs))))
         rows = [f"  step {i + 1:4}  here {pairs[i][0]:.6f}  there {pairs[i][1]:.6f}" for i in shown]
         return [
-            f"{self.name}, exported as {self.model_type}, {len(pairs)} steps",
+            f"{self.name}, exported as {self.model_type}, {self.length}",
             *rows,
             f"  largest difference of losses {max(gaps):.1e}, at step {int(np.argmax(gaps)) + 1}",
             f"  held-out loss before {self.start:.5f}",
@@ -138,14 +141,26 @@ def held_out_loss(run: Run, experiment: Any, params: Any, corpus: Any) -> float:
     return metrics["loss"]
 
 
-def run_circle(workdir: str, steps: int) -> Result:
+def tuning_batches(run: Run, experiment: Any, text: str) -> list[Any]:
+    """Return the batches of both trainings: all of an epoch of the text if there is one."""
+    if text:
+        data = dataclasses.replace(experiment.data, path=text, validation_path=text)
+        experiment = dataclasses.replace(experiment, data=data)
+    task: Any = make_task(experiment)
+    corpus = task.prepare_corpus(run.tokenizer)
+    steps = experiment.steps
+    if text:
+        steps = task.training_windows(corpus).windows_per_epoch // BATCH_SIZE
+    source = task.training_batches(corpus)
+    return [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
+
+
+def run_circle(workdir: str, steps: int, text: str) -> Result:
     """Run the round trip of one run."""
     run = load(workdir)
     experiment = tuning_experiment(run, steps)
-    task = make_task(experiment)
-    corpus = task.prepare_corpus(run.tokenizer)
-    source = task.training_batches(corpus)
-    batches = [source.host_batch(cursor, 0, 1) for cursor in range(steps)]
+    batches = tuning_batches(run, experiment, text)
+    corpus = make_task(experiment).prepare_corpus(run.tokenizer)
     with tempfile.TemporaryDirectory() as name:
         exported, tuned, back = (str(Path(name) / each) for each in ("exported", "tuned", "back"))
         model_type = export_run(workdir, exported)
@@ -162,6 +177,7 @@ def run_circle(workdir: str, steps: int) -> Result:
     return Result(
         experiment.name,
         model_type,
+        f"{len(batches)} steps" + (f", one epoch of {Path(text).name}" if text else ""),
         ours,
         theirs,
         held_out_loss(run, experiment, run.params, corpus),
@@ -175,6 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--text", default="")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -186,7 +203,7 @@ def main() -> int:
     ]
     worst = 0.0
     for workdir in options.runs:
-        result = run_circle(workdir, options.steps)
+        result = run_circle(workdir, options.steps, options.text)
         worst = max(worst, *(abs(a - b) for a, b in zip(result.ours, result.theirs, strict=True)))
         lines += result.lines()
     print("\n".join(lines))

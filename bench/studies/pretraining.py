@@ -1,0 +1,248 @@
+"""Pretraining: masked language modeling on WikiText-2 before TREC and SST-2, or no pretraining.
+
+    python -m bench.studies.pretraining --data DATA [--minutes 10]
+        [--pretraining-steps 4000] [--steps 1000] [--seeds 3]
+
+`bert_tiny` (2 layers of width 128) is trained on WikiText-2 once. Then the same model, with a new
+head for labels, is trained on each task from those weights (`fit --init-from`) and from nothing,
+with the same tokenizer, dropout, steps, batches and learning rates. Each start has the learning
+rate that gives it the better mean validation accuracy; the table has the test accuracy at that
+rate, the mean over seeds and their standard deviation.
+
+DATA holds `wikitext-2/`, `trec/` and `sst2/`. The runs are folders of --workdir; the same command
+goes on where it was stopped.
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import train
+from bench.studies.record import RESULTS, markdown_table, run_study, write_record
+from train.config.experiment_files import find_experiment
+from train.data.data_config import TokenizerConfig
+from train.evaluation.evaluator import evaluate_run
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
+from train.optim.elementwise import AdamW
+from train.optim.schedules import ScheduleConfig
+from train.run_folder.writing import write_atomically
+from train.runtime.signals import PreemptedError
+from train.sweep.sweep_folder import RunResult
+from train.tasks.task_configs import Classification
+
+TASKS = ("trec", "sst2")
+STARTS = ("pretrained", "nothing")
+LEARNING_RATES = (3e-4, 1e-3)
+BATCH_SIZE, MAX_LENGTH, DROPOUT, WARMUP = 32, 64, 0.1, 50
+
+
+class Setting(NamedTuple):
+    """One run of a task."""
+
+    task: str
+    start: str
+    learning_rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.task}-{self.start}-{self.learning_rate:g}-seed{self.seed}"
+
+
+def pretraining_experiment(data: Path, steps: int) -> Experiment:
+    """Return `bert_tiny` on WikiText-2."""
+    base = find_experiment("bert_tiny")
+    text = dataclasses.replace(
+        base.text_data,
+        path=str(data / "wikitext-2" / "train.txt"),
+        validation_path=str(data / "wikitext-2" / "valid.txt"),
+    )
+    return dataclasses.replace(
+        base,
+        data=text,
+        steps=steps,
+        evaluation=EvaluationConfig(every=0, num_batches=20),
+        sample=SampleConfig(),
+        checkpoint=CheckpointConfig(every=200, keep_last=1),
+    )
+
+
+def task_experiment(pretrained: train.Run, data: Path, setting: Setting, steps: int) -> Experiment:
+    """Return a classifier with the model and the tokenizer of the pretrained run."""
+    base = find_experiment(setting.task)
+    folder = data / setting.task
+    paths = {
+        "trec": {"path": "TREC.train.all", "test_path": "TREC.test.all"},
+        "sst2": {"path": "train.tsv", "validation_path": "dev.tsv", "test_path": "test.tsv"},
+    }[setting.task]
+    changes: dict[str, Any] = {name: str(folder / file) for name, file in paths.items()}
+    tokenizer = TokenizerConfig("file", path=str(pretrained.folder.tokenizer))
+    texts: Any = base.data
+    texts = dataclasses.replace(texts, tokenizer=tokenizer, max_length=MAX_LENGTH, **changes)
+    model = pretrained.model.config
+    layers = tuple(
+        dataclasses.replace(block, residual_dropout=DROPOUT) for block in model.layer_pattern
+    )
+    return dataclasses.replace(
+        base,
+        name=setting.name,
+        task=Classification(pooling="mean", classifier_dropout=DROPOUT),
+        model=dataclasses.replace(model, layer_pattern=layers, embedding_dropout=DROPOUT),
+        data=texts,
+        optimizer=AdamW(beta2=0.98, weight_decay=0.1),
+        schedule=ScheduleConfig(
+            "cosine", learning_rate=setting.learning_rate, warmup_steps=WARMUP, min_lr_ratio=0.0
+        ),
+        steps=steps,
+        batch_size=BATCH_SIZE,
+        seed=setting.seed,
+        evaluation=EvaluationConfig(every=0, num_batches=0),
+        sample=SampleConfig(),
+        checkpoint=CheckpointConfig(every=steps, keep_last=1),
+    )
+
+
+class Results:
+    """Results of finished runs by name, kept in a file of the work folder."""
+
+    def __init__(self, workdir: Path) -> None:
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._file = workdir / "results.json"
+        self.by_name: dict[str, dict[str, float]] = {}
+        if self._file.exists():
+            self.by_name = json.loads(self._file.read_text())
+
+    def add(self, name: str, values: dict[str, float]) -> None:
+        """Keep the result of a run."""
+        self.by_name[name] = values
+        write_atomically(self._file, json.dumps(self.by_name, indent=1) + "\n")
+
+
+def train_setting(
+    pretrained: train.Run, data: Path, workdir: Path, setting: Setting, steps: int
+) -> dict[str, float]:
+    """Train one run; return its accuracies and seconds."""
+    begun = time.monotonic()
+    run = train.fit(
+        task_experiment(pretrained, data, setting, steps),
+        workdir / setting.name,
+        init_from=str(pretrained.folder.path) if setting.start == "pretrained" else "",
+        quiet=True,
+    )
+    accuracy = {split: evaluate_run(run, split)["accuracy"] for split in ("validation", "test")}
+    return accuracy | {"seconds": time.monotonic() - begun}
+
+
+class Row(NamedTuple):
+    """A start of a task at its better learning rate."""
+
+    task: str
+    start: str
+    learning_rate: float
+    validation: float
+    test: list[float]
+    """Test accuracy of each seed."""
+
+
+def choose_rows(found: dict[str, dict[str, float]], seeds: int) -> list[Row]:
+    """Return each task and start at the learning rate of the best mean validation accuracy."""
+    rows = []
+    for task in TASKS:
+        for start in STARTS:
+            candidates = []
+            for rate in LEARNING_RATES:
+                runs = [found[Setting(task, start, rate, seed).name] for seed in range(seeds)]
+                validation = float(np.mean([each["validation"] for each in runs]))
+                test = [each["test"] for each in runs]
+                candidates.append(Row(task, start, rate, validation, test))
+            rows.append(max(candidates, key=lambda row: row.validation))
+    return rows
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Draw the test accuracy of every seed, and the means."""
+    figure = Figure(figsize=(5.5, 3.6), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    for number, row in enumerate(rows):
+        axes.bar(number, np.mean(row.test), color="C0" if row.start == "pretrained" else "C7")
+        axes.scatter([number] * len(row.test), row.test, color="black", s=12, zorder=3)
+    axes.set_xticks(range(len(rows)), [f"{row.task}\n{row.start}" for row in rows])
+    axes.set(ylabel="test accuracy", ylim=(0, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def main(
+    data: Path,
+    pretraining_steps: int = 4000,
+    steps: int = 1000,
+    seeds: int = 3,
+    minutes: float = 0,
+    workdir: Path = Path("runs/pretraining"),
+    output: Path = RESULTS,
+) -> None:
+    """Train what is left, then write the page."""
+    stop = time.monotonic() + 60 * minutes if minutes else float("inf")
+    results = Results(workdir)
+    begun = time.monotonic()
+    pretrained = train.fit(
+        pretraining_experiment(data, pretraining_steps), workdir / "pretrained", quiet=True
+    )
+    loss = pretrained.final_metrics["loss"]
+    if "pretrained" not in results.by_name:
+        results.add("pretrained", {"loss": loss, "seconds": time.monotonic() - begun})
+    settings = [
+        Setting(task, start, rate, seed)
+        for seed in range(seeds)
+        for task in TASKS
+        for start in STARTS
+        for rate in LEARNING_RATES
+    ]
+    for setting in settings:
+        if setting.name in results.by_name:
+            continue
+        if time.monotonic() > stop:
+            raise PreemptedError(f"{minutes:g} minutes are over; the same command goes on")
+        found = train_setting(pretrained, data, workdir, setting, steps)
+        results.add(setting.name, found)
+        print(f"{setting.name}: validation {found['validation']:.4f}, test {found['test']:.4f}")
+    rows = choose_rows(results.by_name, seeds)
+    draw(rows, output / "pretraining.png")
+    table = markdown_table(
+        ("task", "start", "learning rate", "validation", "test", "deviation over seeds"),
+        [
+            (
+                row.task,
+                row.start,
+                f"{row.learning_rate:g}",
+                f"{100 * row.validation:.1f}%",
+                f"{100 * np.mean(row.test):.1f}%",
+                f"{100 * np.std(row.test):.1f}",
+            )
+            for row in rows
+        ],
+    )
+    body = (
+        f"`bert_tiny` after {pretraining_steps:,} steps on WikiText-2 (held-out loss of masked "
+        f"tokens {loss:.3f} nats), then {steps:,} steps of {BATCH_SIZE} labeled texts, {seeds} "
+        "seeds. Both starts have the same model, tokenizer and settings, each its better learning "
+        f"rate of {', '.join(f'{rate:g}' for rate in LEARNING_RATES)} by validation accuracy."
+        f"\n\n{table}"
+    )
+    names = ["pretrained", *(setting.name for setting in settings)]
+    timed = {
+        name: RunResult("finished", seconds=results.by_name[name]["seconds"]) for name in names
+    }
+    plain = {"rows": [row._asdict() for row in rows], "runs": results.by_name}
+    write_record("pretraining", "Pretraining", body, plain, timed, folder=output)
+    print(table)
+
+
+if __name__ == "__main__":
+    run_study(main)

@@ -288,10 +288,10 @@ def _read_object(file: AnyPath) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        found = json.loads(_read(file))
+        content = json.loads(_read(file))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not JSON ({error}); fetch it again") from error
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _read(file: AnyPath) -> str:

@@ -355,12 +355,16 @@ def _draw(axes: Any, attention: "AttentionMap", head: int) -> Any:
     from matplotlib.colors import PowerNorm
 
     axes.set_facecolor(HIDDEN_COLOR)
-    shown = np.ma.masked_array(weights, mask=~visible)
+    visible_weights = np.ma.masked_array(weights, mask=~visible)
     for side in axes.spines.values():
         side.set(color="#aab1bc", linewidth=0.6)
     # The root, as in the page: small weights stay visible.
     return axes.imshow(
-        shown, cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest", aspect="auto"
+        visible_weights,
+        cmap="Blues",
+        norm=PowerNorm(0.5, 0, 1),
+        interpolation="nearest",
+        aspect="auto",
     )
 
 

@@ -61,11 +61,13 @@ def export_run(
             else {}
         )
     fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
+    # The dtype is that of the weights that are written, which may differ from the import's.
     fields.pop("torch_dtype", None)
     fields.pop("dtype", None)
     family = family or _known_family(run)
     if weights == "base":
         run = dataclasses.replace(run, params=base_params(run), step=0)
+    # Beside the target, so that the last step is a rename within one file system.
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

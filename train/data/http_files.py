@@ -89,6 +89,7 @@ class _HttpFile(io.RawIOBase):
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}.get(whence)
         if base is None:
             base = self._length()
+        # Readers often seek to where they are: that must not cost a request.
         if base + offset != self._position:
             self._disconnect()
             self._position = base + offset
@@ -100,6 +101,8 @@ class _HttpFile(io.RawIOBase):
                 if self._response is None:
                     self._connect()
                 count: int = self._response.readinto(buffer) if self._response else 0
+                # `readinto` of http.client returns 0 at the end and also where a connection broke:
+                # only the announced size tells them apart.
                 if count == 0 and self._size is not None and self._position < self._size:
                     raise http.client.IncompleteRead(b"")
             except (OSError, http.client.HTTPException) as error:
@@ -135,6 +138,7 @@ class _HttpFile(io.RawIOBase):
             skipped = self._position
         self._response = response
         length = response.headers.get("Content-Length")
+        # A compressed response announces the bytes that are sent, not those that are read.
         if length is not None and not response.headers.get("Content-Encoding"):
             self._size = int(length) + self._position - skipped
         while skipped and (passed := response.read(min(skipped, BUFFER_BYTES))):

@@ -90,6 +90,7 @@ class TextSource:
 
     def fingerprint(self) -> list[object]:
         """Return JSON values that change if the text may have changed: files, sizes and times."""
+        # The text of `python:library` is that of the interpreter, whose files may keep their times.
         version = [*sys.version_info] if self.path == LIBRARY_PATH else []
         files = [file.fingerprint() for file in self.files]
         return [version, self.text_field, self.max_bytes, files]
@@ -135,6 +136,8 @@ class OwnTextSource:
         """Return a digest of all texts: there are no files whose times could tell."""
         digest = hashlib.blake2b(digest_size=16)
         for document in self.documents():
+            # Lone surrogates, which JSON can escape, have no UTF-8. Lengths keep texts apart:
+            # "ab", "c" and "a", "bc" are not the same documents.
             encoded = document.text.encode(errors="surrogatepass")
             digest.update(f"{len(encoded)} ".encode() + encoded)
         return [digest.hexdigest()]
@@ -239,6 +242,7 @@ class TextSplits:
             for document in source.documents():
                 sizes.append((document.name, len(document.text)))
                 progress.advance(len(document.text))
+        # Of a single document only a part can be held out: its end.
         if self._config.split_method == "documents" and len(sizes) > 1:
             return DocumentHoldout(choose_held_out_documents(sizes, fraction))
         total = sum(size for _, size in sizes)
@@ -275,6 +279,7 @@ def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> 
     """
     remaining = fraction * sum(size for _, size in sizes)
     chosen = set()
+    # By hash, a document that is added to the corpus leaves the order of the others as it is.
     for index in sorted(range(len(sizes)), key=lambda index: _hash(sizes[index][0])):
         if sizes[index][1] <= remaining:
             remaining -= sizes[index][1]
@@ -284,4 +289,5 @@ def choose_held_out_documents(sizes: list[tuple[str, int]], fraction: float) -> 
 
 
 def _hash(name: str) -> bytes:
+    # Names of files may be no UTF-8; Python decodes them with surrogates.
     return hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()

@@ -104,6 +104,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: list[AddedToken], file: An
     """
     import tokenizers
 
+    # The library numbers new tokens itself, from the size of the vocabulary on: each gets its own id
+    # only if they are added in the order of their ids.
     for token_id, text, special, normalized in sorted(added):
         known = backend.token_to_id(text)
         if known is None and token_id == backend.get_vocab_size():
@@ -147,6 +149,7 @@ def _gpt2(vocabulary_file: AnyPath, merges_file: AnyPath) -> tokenizers.Tokenize
 def _bert(file: AnyPath) -> tokenizers.Tokenizer:
     """Load WordPiece (Devlin et al. 2019), cased if any word of the vocabulary is."""
     words = _text(file).rstrip("\n").split("\n")
+    # vocab.txt does not say whether the model is cased. "[CLS]" and the like are upper-case in all.
     cased = any(word != word.lower() for word in words if not word.startswith("["))
     if "[UNK]" not in words:
         raise UserError(

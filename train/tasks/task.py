@@ -148,6 +148,7 @@ class Task(abc.ABC):
     @property
     def untrained_parts(self) -> tuple[str, ...]:
         """Notes on parts of the model that get no gradient, with the setting that removes each."""
+        # Rows that no token reads get no gradient; only weight decay changes them.
         types = self.experiment.model.num_token_types
         if types < 2:
             return ()

@@ -109,6 +109,7 @@ class NonAutoregressive(Model):
             tokens,
         )
         positions = jnp.arange(tokens.shape[1])[None, :]
+        # Padded targets see the source too, so no row is empty; nothing reads their outputs.
         mask = Mask(
             MaskPattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=source_is_token
         )
@@ -174,6 +175,7 @@ def length_loss(
         source_segments=(source_segments, "B S"),
         target_segments=(target_segments, "B T"),
     )
+    # Targets that are too short or too long teach the nearest length that can be predicted.
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)
     max_difference = logits.shape[1] // 2
     target = jnp.clip(difference + max_difference, 0, 2 * max_difference)
@@ -208,6 +210,7 @@ def translate_nonautoregressive(
     check_sources(model.config, sources)
     check_at_least("batch_size", batch_size, 1)
     rows = [np.asarray(source, np.int32) for source in sources]
+    # Sources of one batch have similar lengths: little padding, and few shapes to compile.
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     translations: list[list[int]] = [[] for _ in rows]
     for first in range(0, len(order), batch_size):
@@ -230,6 +233,8 @@ def _batch(
     for number, row in enumerate(rows):
         source[number, : len(row)] = row
         lengths[number] = len(row)
+    # Lengths are read on the host before the tokens are predicted: T is the shape of the second
+    # program. The encoder runs in both.
     targets = np.asarray(_predict_target_lengths(params, source, lengths, model=model))
     targets = targets if limit is None else np.minimum(targets, limit)
     length = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)

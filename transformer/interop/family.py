@@ -64,6 +64,7 @@ def linear(theirs: str, ours: str, layout: Layout = LINEAR) -> tuple[Weight, Wei
 
 def norm(theirs: str, ours: str) -> tuple[Weight, ...]:
     """Return the rules of a norm of any kind."""
+    # Rules whose parameter the model lacks are left out: a norm has a gain or an offset, not both.
     return (
         Weight(f"{theirs}.weight", f"{ours}/gain"),
         Weight(f"{theirs}.weight", f"{ours}/offset"),
@@ -111,6 +112,7 @@ def read_rope(
       section: Parameters of one kind of layers, where kinds differ.
       default_theta: Base where the config has none.
     """
+    # Both forms are taken from the fields: a file may have both, and what nobody reads is refused.
     theta = fields.take("rope_theta", default_theta)
     fraction = fields.take("partial_rotary_factor", 1.0)
     old = dict(fields.take("rope_scaling", {}))
@@ -161,6 +163,7 @@ def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
                 raise fields.unsupported(where, "longrope with original_max_position_embeddings")
             ratio = fields.take("max_position_embeddings", length) / length
             factor = parameters.pop("factor", None) or ratio
+            # The factor that transformers computes where the config names none.
             own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
             scaling = LongRoPEScaling(
                 short_factors=tuple(map(float, parameters.pop("short_factor"))),
@@ -170,6 +173,7 @@ def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
             )
         case _:
             raise fields.unsupported(where, "the types default, linear, llama3, yarn and longrope")
+    # A parameter that no rule has read would change the frequencies without a word.
     if left := [name for name, value in parameters.items() if value is not None]:
         raise fields.unsupported(where, f"type {kind} without {left[0]}")
     return scaling

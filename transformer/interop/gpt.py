@@ -86,6 +86,7 @@ GPT2 = Family(
         Weight("transformer.wte.weight", "embedding", TABLE),
         Weight("transformer.wpe.weight", "positions", TABLE),
         *norm(f"{H}.ln_1", "layers/mixer_norm"),
+        # `Conv1D` stores its matrix [inputs, outputs], as this library does: nothing to transpose.
         Weight(f"{H}.attn.c_attn.weight", QKV, TABLE),
         Weight(f"{H}.attn.c_attn.bias", QKV_BIASES),
         *linear(f"{H}.attn.c_proj", "layers/mixer/output", TABLE),
@@ -96,6 +97,7 @@ GPT2 = Family(
         Weight("lm_head.weight", "output"),
     ),
     prefix="transformer.",
+    # Not biases: the causal mask, saved as a buffer.
     ignored=("*.attn.bias", "*.attn.masked_bias"),
 )
 
@@ -170,6 +172,7 @@ GPT_NEOX = Family(
         Weight("gpt_neox.embed_in.weight", "embedding", TABLE),
         *norm(f"{NEOX}.input_layernorm", "layers/mixer_norm"),
         *norm(f"{NEOX}.post_attention_layernorm", "layers/feed_forward_norm"),
+        # Rows go by head: q, k and v of the first head, then of the second, ...
         Weight(f"{NEOX}.attention.query_key_value.weight", QKV, HeadsInterleaved()),
         Weight(f"{NEOX}.attention.query_key_value.bias", QKV_BIASES, HeadsInterleaved()),
         *linear(f"{NEOX}.attention.dense", "layers/mixer/output"),

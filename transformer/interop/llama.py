@@ -177,6 +177,7 @@ def _read_mixtral(fields: Fields) -> TransformerConfig:
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     fields.expect("router_jitter_noise", 0)
     fields.expect("output_router_logits", False, True)
+    # `transformers` has no router z-loss.
     experts = MoEConfig(
         num_experts=fields.size("num_local_experts"),
         num_experts_per_token=fields.size("num_experts_per_tok"),
@@ -209,6 +210,7 @@ def _qwen_mixers(fields: Fields, attention: AttentionConfig) -> tuple[MixerConfi
         window = 0
     if "layer_types" in fields:
         return read_windows(fields, attention, window)
+    # The first `max_window_layers` layers are those without a window, whatever the name says.
     windows = [window if layer >= first else 0 for layer in range(depth)]
     return shortest_period([with_window(attention, each) for each in windows])
 
@@ -287,6 +289,7 @@ EXPERTS = (
     Weight(f"{EXPERT}.w3.weight", "layers/feed_forward/up"),
 )
 
+# The parts of a fused matrix are side by side along its outputs, in this order.
 FUSED = (
     Weight(
         f"{LAYER}.self_attn.qkv_proj.weight",

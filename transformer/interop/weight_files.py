@@ -34,6 +34,7 @@ class WeightFiles:
         self._folder = folder
         self._file_of: dict[str, tuple[SafetensorsFile, str]] = {}
         names = [name for file in files.values() for name in file.tensors]
+        # Files of the body alone (`AutoModel`) lack the prefix that a model with a head has.
         bare = bool(prefix) and not any(name.startswith(prefix) for name in names)
         for file in files.values():
             for name in file.tensors:
@@ -145,6 +146,7 @@ def _index_files(path: Path) -> list[str]:
         raise InteropError(f"{path}: has no weight_map; fetch it again")
     names = sorted(set(map(str, table.values())))
     for name in names:
+        # A path in an index could lead out of the folder.
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise InteropError(
                 f"{path}: names {name!r}, which is not a file of its folder; fetch it again"
@@ -180,7 +182,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InteropError(f"{path}: {error.strerror}; check the path") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InteropError):
+        if isinstance(error, InteropError):  # a ValueError as well: the size, above
             raise
         raise InteropError(f"{path}: is not JSON ({error}); fetch it again") from error
     if not isinstance(value, dict):
@@ -209,6 +211,7 @@ def read_slice(
     dtype: Any,
 ) -> Array:
     """Return a slice of a parameter, read from the views of its tensors. Padding is zero."""
+    # A shard of a parameter may cut both its stack of layers and the matrix of each.
     ranges = [range(size)[part] for size, part in zip(leaf.padded_shape, index, strict=True)]
     values = aligned_zeros([len(each) for each in ranges], dtype)
     stacked = len(next(iter(places)))  # a tensor may hold all experts

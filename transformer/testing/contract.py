@@ -65,6 +65,7 @@ def check_dropout(trial: Trial) -> None:
         "dropout",
         "other random keys change nothing, or should change nothing and do",
     )
+    # Rows are dropped and repeated, each with its own key: their results must move along.
     rows = np.array([1, 2, 2])
     permuted = trial(x[rows], dropout_rngs=rngs[rows]).y
     trial.require_close(permuted, y[rows], "dropout", "the rest of the batch changes the result")

@@ -104,8 +104,8 @@ def _add_tokens(backend: tokenizers.Tokenizer, added: list[AddedToken], file: An
     """
     import tokenizers
 
-    # The library numbers new tokens itself, from the size of the vocabulary on: each gets its own id
-    # only if they are added in the order of their ids.
+    # The library numbers new tokens itself, from the size of the vocabulary on: each gets its own
+    # id only if they are added in the order of their ids.
     for token_id, text, special, normalized in sorted(added):
         known = backend.token_to_id(text)
         if known is None and token_id == backend.get_vocab_size():

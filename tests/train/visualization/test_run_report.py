@@ -157,14 +157,18 @@ def test_page_marks_events_and_shows_values(browser: Chromium, tmp_path: Path) -
     RunReport([str(write_run(tmp_path / "run"))]).save(str(tmp_path / "page.html"))
     browser.open(tmp_path / "page.html", READY)
     titles = browser.evaluate(
-        "[...document.querySelectorAll('.chart h3')].map((e) => e.textContent)"
+        "[...document.querySelectorAll('.chart h3')].map((e) => e.firstChild.textContent)"
     )
     assert titles == ["loss (nats)", "tokens per second"]
+    legend = browser.evaluate(
+        "[...document.querySelectorAll('.chart .entry')].map((e) => e.textContent)"
+    )
+    assert legend == ["train", "validation"]  # of the loss; only training has a speed
     marks = "[...document.querySelectorAll('[data-event]')].map((e) => e.dataset.event)"
     assert browser.evaluate(marks) == ["rolled back", "resumed"]
     path = "document.querySelector('.chart path[data-label=train]').getAttribute('d')"
     assert browser.evaluate(path).count("M") == 2  # a gap at the nonfinite loss
-    browser.hover(".chart svg")
+    browser.hover(".chart > svg")
     read = browser.evaluate("document.querySelector('.chart .value').textContent")
     assert "train: 2.8 (step 22)" in read or "train: 3 (step 20)" in read
     samples = browser.evaluate(

@@ -77,8 +77,14 @@ async function drawOverview() {
   });
   const overview = byId("overview");
   overview.classList.toggle("many", layers[0].shape[0] > 8);
-  overview.replaceChildren(...rows);
+  overview.replaceChildren(headNumbers(Math.max(...layers.map((layer) => layer.thumbnail_shape[0]))), ...rows);
   markThumbnail();
+}
+
+function headNumbers(count) {
+  const row = make("div", { className: "heads", "aria-hidden": "true" });
+  for (let head = 0; head < count; head++) row.append(make("span", {}, String(head)));
+  return row;
 }
 
 function thumbnail(layer, head) {

@@ -84,7 +84,7 @@ function valueRange(series, log) {
  * Return a chart as an element.
  * series: {label, color, points, dashed, dots}; events: {step, event, label, calm}.
  */
-function lineChart({ title, series, events = [], log = false, smoothed = false, wide = false }) {
+function lineChart({ title, series, events = [], log = false, smoothed = false, wide = false, legend = [] }) {
   const figure = make("figure", { className: wide ? "chart wide" : "chart" });
   figure.style.margin = 0;
   const width = wide ? 2 * WIDTH : WIDTH;
@@ -119,8 +119,17 @@ function lineChart({ title, series, events = [], log = false, smoothed = false, 
     mark.append(draw("title", {}, `${label}: ${event} at step ${step}`));
     svg.append(mark);
   }
-  figure.append(make("h3", {}, title), svg, readCursor(svg, { series, x, width, first, last }));
+  const heading = make("h3", {}, title, ...legend.map(legendEntry));
+  figure.append(heading, svg, readCursor(svg, { series, x, width, first, last }));
   return figure;
+}
+
+/** Return a stroke as a chart draws it, and what it stands for. */
+function legendEntry({ label, color, dashed }) {
+  const stroke = draw("svg", { viewBox: "0 0 24 8", "aria-hidden": "true" });
+  const options = dashed ? { "stroke-dasharray": "6 4" } : {};
+  stroke.append(draw("path", { d: "M0,4L24,4", stroke: color, ...options }));
+  return make("span", { className: "entry" }, stroke, label);
 }
 
 /** Show the values at the pointer below a chart. */

@@ -67,6 +67,17 @@ function seriesOf(metric) {
   })));
 }
 
+/** Return what the strokes of a chart stand for, if there is more than one split. */
+function legendOf(metric) {
+  const splits = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves[metric] || {})))];
+  if (splits.length < 2) return [];
+  return splits.map((split) => ({
+    label: split,
+    color: several ? "currentColor" : colorOf(split === "train" ? 0 : 1),
+    dashed: several && split !== "train",
+  }));
+}
+
 function drawCharts() {
   const metrics = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves)))]
     .filter((metric) => !HIDDEN_CURVES.includes(metric))
@@ -85,6 +96,7 @@ function drawCharts() {
     log: metric === "loss" && byId("log-loss").checked,
     smoothed: smoothed && NOISY_CURVES.includes(metric),
     wide: wide && metric === "loss",
+    legend: legendOf(metric),
   })));
   if (!metrics.length) byId("charts").textContent = "No metrics yet.";
 }

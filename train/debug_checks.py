@@ -60,6 +60,8 @@ def finite_flags(**stages: Any) -> dict[str, jax.Array]:
     Args:
       **stages: Trees of arrays by stage; None for a stage that is not checked.
     """
+    # Not `chex.chexify`: its error points at the line of an assertion, and names an array only in
+    # a second run, without `jit`.
     assert set(stages) <= set(_STAGES)
     arrays: Mapping[str, Any] = named_leaves(stages)
     return {f"{_PREFIX}{name}": jnp.all(jnp.isfinite(leaf)) for name, leaf in arrays.items()}

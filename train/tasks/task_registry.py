@@ -57,7 +57,9 @@ TASKS: dict[str, TaskEntry] = {
             MaskedLanguageModeling, "train.tasks.masked_language_modeling:MaskedLanguageModelTask"
         ),
         TaskEntry(Classification, "train.tasks.classification:ClassificationTask"),
-        TaskEntry(FeatureClassification, "train.tasks.features:FeatureClassificationTask"),
+        TaskEntry(
+            FeatureClassification, "train.tasks.feature_classification:FeatureClassificationTask"
+        ),
         TaskEntry(Tagging, "train.tasks.classification:TaggingTask"),
         TaskEntry(Translation, "train.tasks.translation:TranslationTask"),
     )

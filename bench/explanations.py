@@ -125,7 +125,7 @@ def draw_stacked_layers() -> Figure:
 
 
 def draw_exact_resume() -> Figure:
-    """Draw an unbroken run above a killed one, and the contents of its checkpoint."""
+    """Draw an uninterrupted run above a killed one, and the contents of its checkpoint."""
     figure, axis = _blank(8, 3.4)
     for y, title in ((2.6, "never stopped"), (1.6, "killed at step 6")):
         axis.text(0.1, y + 0.2, title, fontsize=9.5, va="center")

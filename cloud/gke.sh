@@ -14,15 +14,15 @@
 # IMAGE     built from cloud/Dockerfile  WORKDIR    the run's folder, in a bucket (gs://...)
 # CHIP      tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice
 # TOPOLOGY  of the slice: 4x4x4          HOSTS      chips of the slice divided by CHIPS
-# CHIPS     of one host (4 if not set)   CLUSTER, TYPE  for xpk alone: v5p-128
-# ARGUMENTS more settings for fit        DRY_RUN=1  print what would be done
-# shellcheck disable=SC2153 # what is in capitals is set by the caller
+# CHIPS     of one host (4 if not set)   CLUSTER, TYPE  only for xpk: v5p-128
+# ARGUMENTS further settings for fit     DRY_RUN=1  print the commands only
+# shellcheck disable=SC2153 # the caller sets the variables in capitals
 set -eu
 cd "$(dirname "$0")"
 # shellcheck source=cloud/common.sh
 . ./common.sh
 
-# The JobSet with its variables filled in; nothing else in it is touched.
+# Print the JobSet with its variables filled in.
 show() {
 	python3 - jobset.yaml <<'PYTHON'
 import json, os, pathlib, re, shlex, sys

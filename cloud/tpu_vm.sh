@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Trains on Cloud TPU VMs, through a queued resource.
+# Train on Cloud TPU VMs, through a queued resource.
 #
 #   NAME=llama ZONE=us-east5-a TYPE=v5p-128 REPOSITORY=https://github.com/you/it.git \
 #   CONFIG=llama:3-8b WORKDIR=gs://bucket/runs/llama cloud/tpu_vm.sh train
 #
-#   up      ask for the TPU, and wait until it is there
-#   setup   install the project on every host of it, or update it to the newest commit
-#   fit     start the training on every host; it goes on from its newest checkpoint
-#   train   all of these, again and again until the training has ended, whatever is preempted
-#   status  what the queued resource is doing
-#   down    give the TPU back: it costs money as long as it is there
+#   up      request the TPU, and wait until it is granted
+#   setup   install the project on every host, or update it to the newest commit
+#   fit     start the training on every host; it resumes from its newest checkpoint
+#   train   all of these, repeated after each preemption until the training has ended
+#   status  show the state of the queued resource
+#   down    release the TPU: it costs money until then
 #
 # NAME        of the queued resource and its node
 # ZONE        where (gcloud compute tpus locations list)
@@ -17,24 +17,24 @@
 # CONFIG      what to train
 # WORKDIR     the run's folder, in a bucket (gs://...): the disk of a host is lost with the host
 # REPOSITORY  where to clone this project from
-# SPOT=1      take capacity that can be preempted, at a fraction of the price
-# ARGUMENTS   more settings for fit, such as "--mesh.fsdp -1 --mesh.data 1"
-# PROJECT     gcloud's own if not set
-# DRY_RUN=1   print what would be done
-# shellcheck disable=SC2153 # what is in capitals is set by the caller
+# SPOT=1      use preemptible capacity, at a fraction of the price
+# ARGUMENTS   further settings for fit, such as "--mesh.fsdp -1 --mesh.data 1"
+# PROJECT     gcloud's default project if not set
+# DRY_RUN=1   print the commands instead of running them
+# shellcheck disable=SC2153 # the caller sets the variables in capitals
 set -eu
 cd "$(dirname "$0")"
 # shellcheck source=cloud/common.sh
 . ./common.sh
 
-PREEMPTED=75 # the exit status of `fit` that was told to stop and has saved a checkpoint
+PREEMPTED=75 # exit status of `fit` after it was told to stop and has saved a checkpoint
 PAUSE="${PAUSE:-60}"
 
 tpus() {
 	run gcloud compute tpus "$@" --zone "$ZONE" ${PROJECT:+--project "$PROJECT"}
 }
 
-# The image of a kind of TPU.
+# Print the image for this accelerator type.
 image() {
 	case "$TYPE" in
 	v4-*) echo tpu-ubuntu2204-base ;;
@@ -64,7 +64,7 @@ up() {
 	local chosen
 	chosen="$(image)"
 	case "$(state)" in
-	SUSPENDED | SUSPENDING | FAILED) down ;; # preempted: a new one has to be asked for
+	SUSPENDED | SUSPENDING | FAILED) down ;; # preempted: request a new one
 	esac
 	if [ "$(state)" = NONE ] || [ -n "${DRY_RUN:-}" ]; then
 		tpus queued-resources create "$NAME" --node-id "$NAME" \

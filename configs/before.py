@@ -1,4 +1,4 @@
-"""Language models from before the transformer, with the data and the steps of `versus`.
+"""Language models that preceded the transformer, with the data and the steps of `versus`.
 
     python -m train fit before:lstm
 

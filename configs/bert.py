@@ -3,12 +3,12 @@
     python -m train fit bert:base-mlm --data.path 'corpus/*.txt' --workdir runs/bert
     python -m train describe bert:large
 
-Post-norm, LayerNorm, exact GELU, learned positions. `base` and `large` are the published models to
-the last parameter: for their sizes, and for published weights. They have two token types and a
-pooler, which the published training used for sentence pairs. Masked language modelling trains
-neither, so `base-mlm` and `large-mlm`, for training from scratch, leave them out. The vocabulary is
-BERT's own if `--data.tokenizer.kind file --data.tokenizer.path vocab.txt` names it; otherwise one
-of that size is learned.
+Post-norm, LayerNorm, exact GELU, learned positions. `base` and `large` have exactly the published
+parameters, so that published weights fit. They include two token types and a pooler, which the
+published training used for sentence pairs. Masked language modelling trains neither, so `base-mlm`
+and `large-mlm`, for training from scratch, leave them out. The vocabulary is BERT's own if
+`--data.tokenizer.kind file --data.tokenizer.path vocab.txt` names it; otherwise one of that size is
+learned.
 """
 
 import dataclasses

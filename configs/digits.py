@@ -12,8 +12,8 @@
 | `graphs`     | graphs with two marked nodes: are they near      | a node               |
 | `blind`      | the same graphs without their edges              | a node               |
 
-The model of `graphs` attends along edges alone, so that three layers reach as far as three edges.
-`blind` attends to all nodes and sees no edge: it can only guess.
+The model of `graphs` attends only along edges, so that three layers reach nodes three edges away.
+`blind` attends to all nodes but is not told the edges: it can only guess.
 """
 
 import dataclasses

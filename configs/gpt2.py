@@ -37,7 +37,7 @@ def gpt2(
     remat: RematPolicy = "none",
 ) -> Experiment:
     """Return pre-norm, LayerNorm, tanh GELU, learned positions, biases and tied embeddings."""
-    dropout = 0.0  # 0.1 in the paper, whose corpus was read several times
+    dropout = 0.0  # 0.1 in the paper, which trained several epochs
     block = BlockConfig(
         mixer=AttentionConfig(num_heads=num_heads, dropout=dropout),
         feed_forward=FeedForwardConfig(activation="gelu_tanh"),

@@ -61,7 +61,7 @@ def llama(
 def make_experiment(
     name: str, model: TransformerConfig, *, sequence_length: int, learning_rate: float
 ) -> Experiment:
-    """Return the training of the family: about four million tokens a step."""
+    """Return the family's training recipe: about four million tokens per step."""
     batch = 4 * 2**20 // sequence_length
     return Experiment(
         name=f"llama-{name}",
@@ -84,7 +84,7 @@ def make_experiment(
 
 
 _LLAMA3: dict[str, Any] = dict(vocab_size=128_256, num_kv_heads=8, rotary=RoPE(theta=500_000.0))
-# 8,192 positions stretched to 131,072, as from 3.1 on.
+# 8,192 positions extended to 131,072, as in Llama 3.1 and later.
 _LONG = RoPE(theta=500_000.0, scaling=Llama3Scaling(factor=8.0))
 _SMALL: dict[str, Any] = dict(
     _LLAMA3, tied=True, rotary=RoPE(theta=500_000.0, scaling=Llama3Scaling(factor=32.0))

@@ -1,17 +1,18 @@
-"""Multi30k by the recurrent systems that the transformer replaced.
+"""Multi30k with the recurrent translation systems that the transformer replaced.
 
     python -m train fit multi30k_recurrent:luong --data.path multi30k/raw/train \
         --data.validation-path multi30k/raw/val --data.test-path multi30k/raw/test_2016_flickr
 
 | experiment | encoder                     | decoder                                            |
 | ---------- | --------------------------- | -------------------------------------------------- |
-| `seq2seq`  | LSTMs                       | LSTMs, the second begun from the source's last     |
-|            |                             | vector (Sutskever et al. 2014)                     |
-| `bahdanau` | LSTMs that read both ways   | a gated unit that looks before each step (2015)    |
-| `luong`    | LSTMs                       | an LSTM that looks after each step (2015)          |
-| `gnmt`     | both ways, then residuals   | its first layer looks for all others (Wu 2016)     |
+| `seq2seq`  | LSTMs                       | LSTMs; the last vector of the source is their      |
+|            |                             | initial state (Sutskever et al. 2014)              |
+| `bahdanau` | bidirectional LSTMs         | a GRU that attends before each step (2015)         |
+| `luong`    | LSTMs                       | an LSTM that attends after each step (2015)        |
+| `gnmt`     | bidirectional, residual     | attention in the first layer, shared by all others |
+|            |                             | (Wu et al. 2016)                                   |
 
-Data and words are those of `multi30k`. Trained by Adam, with clipped gradients.
+Data and vocabulary are those of `multi30k`. Trained by Adam, with clipped gradients.
 """
 
 import dataclasses

@@ -4,7 +4,7 @@
         --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
     python -m train evaluate runs/sst2 --split test
 
-6,920 whole sentences (not the phrases of GLUE). `trec`'s encoder.
+6,920 full sentences (not the phrases of GLUE), with the encoder of `trec`.
 """
 
 import dataclasses

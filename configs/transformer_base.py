@@ -38,7 +38,7 @@ def transformer_model(
     dropout: float = 0.1,
     vocab_size: int = VOCAB_SIZE,
 ) -> TransformerConfig:
-    """A model of the paper's family; the encoder has the decoder's sizes."""
+    """Return a model of the paper; encoder and decoder have the same sizes."""
     attention = AttentionConfig(num_heads=num_heads, bias=False)
     block = BlockConfig(
         mixer=attention,

@@ -3,7 +3,7 @@
     python -m train fit trec --data.path trec/TREC.train.all --data.test-path trec/TREC.test.all
     python -m train evaluate runs/trec --split test
 
-5,452 questions to learn from, 500 to be tested on. A small word-level encoder,
+5,452 training and 500 test questions. A small word-level encoder,
 trained from scratch; `trec:bag` is a baseline: embedding, MLP, mean, logistic regression.
 """
 

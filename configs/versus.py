@@ -13,10 +13,10 @@
 `transformer_pre_norm`, `transformer_rms_norm`, `transformer_swiglu`, `transformer_rope` and
 `transformer_no_biases` are `transformer` with that one change towards `transformer_plus_plus`.
 
-Primer (So et al. 2021) also has a convolution after each head's query, key and value.
+`primer` (So et al. 2021) also has a convolution after each head's query, key and value.
 
-All are decoder-only language models of the text of Python's standard library. Their parameter
-counts are within 1% of each other.
+All are decoder-only language models, trained on the source of Python's standard library. Their
+parameter counts are within 1% of each other.
 """
 
 import dataclasses

@@ -39,7 +39,7 @@ def log_probabilities(params, tokens):
 
 
 def loss_fn(params, tokens):
-    """Return the mean cross-entropy. Two tokens tell the start and the step."""
+    """Return the mean cross-entropy from the third token on: the first two determine the rest."""
     predicted, targets = log_probabilities(params, tokens[:, :-1])[:, 1:], tokens[:, 2:]
     return -jnp.take_along_axis(predicted, targets[..., None], axis=-1).mean()
 
@@ -54,7 +54,7 @@ def init(rng):
 
 @jax.jit
 def train_step(params, opt_state, tokens):
-    """Return the members after a step on the same tokens, and their losses [M]."""
+    """Return parameters and optimizer states after a step on the same tokens, and losses [M]."""
 
     def update(params, opt_state):
         loss, grads = jax.value_and_grad(loss_fn)(params, tokens)

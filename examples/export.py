@@ -49,12 +49,12 @@ def export(params, path):
 
 
 def load(path):
-    """Return the function of a file. Reading it needs JAX alone."""
+    """Return the exported function from a file. This needs JAX only."""
     return jax.export.deserialize(Path(path).read_bytes()).call
 
 
 def main():
-    """Export a model and compare the file with it at several shapes."""
+    """Export a model, and compare the loaded program with the model at several shapes."""
     params = model.init_params(jax.random.key(0))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.jaxexport"

@@ -42,7 +42,7 @@ def load_matching(new, old):
 
 
 def train(model, params, trainable, steps=60):
-    """Train the entries that are True in `trainable`. The others keep their bits."""
+    """Train the entries that are True in `trainable`. The others do not change."""
     optimizer = optax.adam(5e-3)
     tokens = (jnp.arange(12) * jnp.arange(1, 9)[:, None]) % 17  # multiples of 1 to 8
 
@@ -54,7 +54,7 @@ def train(model, params, trainable, steps=60):
 
         loss, grads = jax.value_and_grad(loss_fn)(params)
         updates, opt_state = optimizer.update(grads, opt_state)
-        # Whole weights are frozen with `optax.masked`; here some layers of a stack are.
+        # `optax.masked` freezes entire weights; here, some layers of a stacked weight are frozen.
         updates = jax.tree.map(lambda u, t: jnp.where(t, u, 0), updates, trainable)
         return optax.apply_updates(params, updates), opt_state, loss
 
@@ -66,7 +66,7 @@ def train(model, params, trainable, steps=60):
 
 
 def main():
-    """Train two layers, and then two more on top of them."""
+    """Train two layers, then freeze them and train two more on top of them."""
     small, large = make_model(2), make_model(4)
     params = small.init_params(jax.random.key(0))
     params = train(small, params, jax.tree.map(lambda x: jnp.ones(x.shape, bool), params))

@@ -1,4 +1,4 @@
-"""Find the heads that a model needs: remove one at a time, and read the layers in between.
+"""Find the heads that a model needs: ablate one at a time, and decode the intermediate layers.
 
     python examples/head_ablation.py
 
@@ -52,7 +52,7 @@ def train(steps=600):
 
 
 def ablate(params, tokens):
-    """Return the loss without each head, [LAYERS][HEADS]."""
+    """Return the loss after removing each head, [LAYERS][HEADS]."""
 
     @jax.jit
     def loss_without(layer, head):

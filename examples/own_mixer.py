@@ -1,4 +1,4 @@
-"""A mixer of one's own: a moving average of the past, with weights from plain Flax.
+"""Write your own mixer: a moving average of the past, with weights from plain Flax.
 
 python examples/own_mixer.py        # checks it, trains it on this file, and samples
 python -m train fit examples/own_mixer.py --workdir runs/average

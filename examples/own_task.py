@@ -1,4 +1,4 @@
-"""A task of one's own: name the most frequent symbol. Its data are arrays, without a tokenizer.
+"""Write your own task: name the most frequent symbol. Its data are arrays, without a tokenizer.
 
     python examples/own_task.py
 
@@ -27,7 +27,7 @@ SYMBOLS = 5
 
 @dataclasses.dataclass(frozen=True)
 class MostFrequent(TaskConfig):
-    """Predict the most frequent symbol of a sequence; the first of several."""
+    """Predict the most frequent symbol of a sequence; of equally frequent ones, the smallest."""
 
     num_examples: int = 4096
     """Examples of each split."""
@@ -35,7 +35,7 @@ class MostFrequent(TaskConfig):
 
 @train.register_task(MostFrequent)
 class MostFrequentTask(ArrayTask):
-    """All of the task but its settings."""
+    """The data, the model, the loss and the predictions of the task."""
 
     def read_arrays(self, split):
         random = np.random.default_rng(["train", "validation", "test"].index(split))

@@ -1,4 +1,4 @@
-"""Train a model in a loop of one's own: a model, a loss, an optimizer of Optax, and `jax.jit`.
+"""Train a model in your own training loop: a model, a loss, an optimizer of Optax, and `jax.jit`.
 
     python examples/own_training_loop.py
 

@@ -3,7 +3,8 @@
     python examples/python_questions.py questions.jsonl [pairs.jsonl]
 
 The answers are the first sentences of docstrings of the standard library of the Python that runs
-this: no network. In the pairs, for preference optimization, the rejected answer is another's.
+this: no network. In the pairs, for preference optimization, the rejected answer is that of another
+question.
 """
 
 import importlib
@@ -23,7 +24,7 @@ types unittest urllib.parse urllib.request uuid warnings weakref zipfile
 """
 
 LONGEST = 160
-"""Characters of the longest answer."""
+"""Longest answer, in characters."""
 
 
 def documented(module_name: str) -> Iterator[tuple[str, str]]:
@@ -41,7 +42,7 @@ def documented(module_name: str) -> Iterator[tuple[str, str]]:
 
 
 def first_sentence(text: str) -> str:
-    """Return the first sentence of a docstring in one line; empty if it is no sentence."""
+    """Return the first sentence of a docstring in one line; "" if it does not begin with one."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.])\s", paragraph)[0]
     is_sentence = sentence[:1].isupper() and sentence.endswith(".")
@@ -55,7 +56,7 @@ def write_lines(path: str, records: Iterable[object]) -> None:
 
 
 def main(path: str, pairs_path: str = "") -> None:
-    """Write the files."""
+    """Write the questions with their answers, and optionally the preference pairs."""
     answers: dict[str, str] = {}
     for module in MODULES.split():
         for name, text in documented(module):

@@ -321,10 +321,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 """Public functions with valid arguments."""
 
 NOT_CALLED = {
-    "apply_layers": "part of a model of one's own: called inside its scope",
+    "apply_layers": "part of a user-defined model: called inside its scope",
     "find_experiment": "takes the name of a config, see tests/train/config",
-    "project_output": "part of a mixer of one's own: called inside its scope",
-    "project_qkv": "part of a mixer of one's own: called inside its scope",
+    "project_output": "part of a user-defined mixer: called inside its scope",
+    "project_qkv": "part of a user-defined mixer: called inside its scope",
     "read_model": "takes a folder, see tests/transformer/interop",
     "reject_mask_patterns": "takes the inputs of a mixer",
     "reject_memory": "takes the inputs of a mixer",

@@ -39,7 +39,7 @@ def differing(one: train.Run, other: train.Run) -> list[str]:
 
 
 def test_resume(tmp_path: Path, hardware: Hardware, meter: Meter) -> None:
-    """A run that stops at step 3 and resumes equals an unbroken run, bit for bit."""
+    """A run that stops at step 3 and resumes equals an uninterrupted run, bit for bit."""
     experiment = tiny(
         tmp_path,
         steps=6,

@@ -241,12 +241,16 @@ def losses(workdir: pathlib.Path) -> list[dict[str, Any]]:
 def drill(machine: Machine, kills: int, seed: int) -> bool:
     """Print a table. Return True if nothing differs."""
     with tempfile.TemporaryDirectory() as folder:
-        unbroken, broken = (pathlib.Path(folder) / name for name in ("unbroken", "broken"))
-        run_to_end(machine, unbroken, kills * STEPS_PER_KILL, SAVE_STEPS_UNINTERRUPTED)
+        uninterrupted, broken = (
+            pathlib.Path(folder) / name for name in ("uninterrupted", "broken")
+        )
+        run_to_end(machine, uninterrupted, kills * STEPS_PER_KILL, SAVE_STEPS_UNINTERRUPTED)
         ends = kill_repeatedly(machine, broken, kills, random.Random(seed))
         run_to_end(machine, broken, kills * STEPS_PER_KILL, SAVE_STEPS_KILLED)
-        same_losses = losses(unbroken) == losses(broken)
-        one, other = (jax.tree.leaves(train.load(str(run)).params) for run in (unbroken, broken))
+        same_losses = losses(uninterrupted) == losses(broken)
+        one, other = (
+            jax.tree.leaves(train.load(str(run)).params) for run in (uninterrupted, broken)
+        )
         same_weights = all(map(np.array_equal, one, other))
     table = Table("what", "result", title=f"{sum(ends.values())} starts of a run: {machine}")
     for end, count in sorted(ends.items()):

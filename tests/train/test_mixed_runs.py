@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import train
-from tests.train.resumed_runs import Unbroken, fit, state_at
+from tests.train.resumed_runs import Uninterrupted, fit, state_at
 from tests.train.support import WORDS, assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
@@ -66,16 +66,16 @@ def stop_after(step: int, experiment: Experiment, workdir: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     folder = tmp_path_factory.mktemp("mixed")
-    workdir = folder / "unbroken"
+    workdir = folder / "uninterrupted"
     fit(make_experiment(folder), workdir)
-    return Unbroken(folder, workdir, losses(workdir))
+    return Uninterrupted(folder, workdir, losses(workdir))
 
 
 @pytest.mark.slow
-def test_metrics_of_each_source_are_logged(unbroken: Unbroken) -> None:
-    lines = lines_of(unbroken.workdir / "metrics.jsonl")
+def test_metrics_of_each_source_are_logged(uninterrupted: Uninterrupted) -> None:
+    lines = lines_of(uninterrupted.workdir / "metrics.jsonl")
     [*_, last] = [line for line in lines if line["split"] == "train"]
     # Nine batches of eight windows are less than one block of the schedule.
     assert last["share/prose"] + last["share/code"] == pytest.approx(1)
@@ -87,12 +87,14 @@ def test_metrics_of_each_source_are_logged(unbroken: Unbroken) -> None:
 
 
 @pytest.mark.slow
-def test_resumed_mixture_equals_the_uninterrupted_run(unbroken: Unbroken, tmp_path: Path) -> None:
-    experiment = make_experiment(unbroken.folder)
+def test_resumed_mixture_equals_the_uninterrupted_run(
+    uninterrupted: Uninterrupted, tmp_path: Path
+) -> None:
+    experiment = make_experiment(uninterrupted.folder)
     stop_after(5, experiment, tmp_path / "run")
     fit(experiment, tmp_path / "run")
-    assert losses(tmp_path / "run") == unbroken.losses
-    assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(unbroken.workdir, STEPS))
+    assert losses(tmp_path / "run") == uninterrupted.losses
+    assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(uninterrupted.workdir, STEPS))
 
 
 STREAMING = StreamingConfig(enabled=True, shuffle_window=5, readers=1, validation_documents=4)
@@ -102,7 +104,7 @@ STREAMING = StreamingConfig(enabled=True, shuffle_window=5, readers=1, validatio
 def test_resumed_stream_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     """Stopped within a file and a shuffle window; the files are moved before it resumes."""
     experiment = make_experiment(tmp_path, streaming=STREAMING)
-    fit(experiment, tmp_path / "unbroken")
+    fit(experiment, tmp_path / "uninterrupted")
     stop_after(5, experiment, tmp_path / "run")
     with CheckpointManager(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
         [[cursor, *numbers]] = checkpoints.read_metadata(5)["data_position"]
@@ -113,7 +115,7 @@ def test_resumed_stream_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     (tmp_path / "moved").mkdir()
     moved = make_experiment(tmp_path / "moved", streaming=STREAMING)
     fit(moved, tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(tmp_path / "unbroken")
-    assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(tmp_path / "unbroken", STEPS))
+    assert losses(tmp_path / "run") == losses(tmp_path / "uninterrupted")
+    assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(tmp_path / "uninterrupted", STEPS))
     evaluated = train.load(str(tmp_path / "run")).evaluate()
     assert {"loss", "loss/prose", "loss/code"} <= evaluated.keys()

@@ -16,7 +16,7 @@ from tests.train.resumed_runs import (
     STEPS,
     CrashError,
     OnStep,
-    Unbroken,
+    Uninterrupted,
     contents,
     crash,
     fit,
@@ -60,17 +60,17 @@ def on_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[OnStep], None]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     folder = tmp_path_factory.mktemp("resume")
-    workdir = folder / "unbroken"
+    workdir = folder / "uninterrupted"
     fit(make_experiment(folder), workdir)
-    return Unbroken(folder, workdir, losses(workdir))
+    return Uninterrupted(folder, workdir, losses(workdir))
 
 
 @pytest.fixture(scope="module")
-def stopped(unbroken: Unbroken) -> Path:
+def stopped(uninterrupted: Uninterrupted) -> Path:
     """A run that was stopped after its fifth step. Copy it; do not resume it."""
-    workdir = unbroken.folder / "stopped"
+    workdir = uninterrupted.folder / "stopped"
     with pytest.MonkeyPatch.context() as patch:
         report = Reporter.log_training
 
@@ -81,7 +81,7 @@ def stopped(unbroken: Unbroken) -> Path:
 
         patch.setattr(Reporter, "log_training", stop_at_5)
         with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
-            fit(make_experiment(unbroken.folder), workdir)
+            fit(make_experiment(uninterrupted.folder), workdir)
     return workdir
 
 
@@ -104,11 +104,13 @@ def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
 
 @pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(
-    unbroken: Unbroken, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
+    uninterrupted: Uninterrupted, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
     """Stopped, crashed, stopped again, its text moved: bit-equal, with dropout."""
-    text = shutil.move(shutil.copy(unbroken.folder / "text.txt", tmp_path), tmp_path / "text.txt")
-    moved = make_experiment(unbroken.folder)
+    text = shutil.move(
+        shutil.copy(uninterrupted.folder / "text.txt", tmp_path), tmp_path / "text.txt"
+    )
+    moved = make_experiment(uninterrupted.folder)
     data = dataclasses.replace(moved.text_data, path=str(text), cache_dir=str(tmp_path / "cache"))
     moved = dataclasses.replace(moved, data=data, name="moved")
     on_step(crash(at=7))
@@ -120,13 +122,13 @@ def test_resumed_run_equals_uninterrupted_run(
         fit(moved, copy)
     on_step(lambda step: None)
     run = fit(moved, copy)
-    assert losses(copy) == unbroken.losses
+    assert losses(copy) == uninterrupted.losses
     lines = [line for line in lines_of(copy / "metrics.jsonl") if line["split"] == "train"]
     untimed = [line["step"] for line in lines if "tokens_per_second" not in line]
     assert untimed == [1, 6, 10]  # the first step after each start
     last = lines_of(copy / "metrics.jsonl")[-1]
-    assert last == lines_of(unbroken.workdir / "metrics.jsonl")[-1]
-    assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
+    assert last == lines_of(uninterrupted.workdir / "metrics.jsonl")[-1]
+    assert_same_bits(state_at(copy, STEPS), state_at(uninterrupted.workdir, STEPS))
     assert_same_bits(run.params, state_at(copy, STEPS).params)
     aside = lines_of(copy / "metrics.jsonl.beyond-5")
     assert [line["step"] for line in aside] == [6, 7]
@@ -157,7 +159,7 @@ def test_resumed_run_equals_uninterrupted_run(
     ids=["accumulated on a mesh", "pmap"],
 )
 def test_resume_with_other_batch_splits(
-    unbroken: Unbroken,
+    uninterrupted: Uninterrupted,
     tmp_path: Path,
     on_step: Callable[[OnStep], None],
     count_devices: Callable[[int], None],
@@ -165,7 +167,7 @@ def test_resume_with_other_batch_splits(
     changes: dict[str, Any],
 ) -> None:
     count_devices(devices)
-    experiment = make_experiment(unbroken.folder, **changes)
+    experiment = make_experiment(uninterrupted.folder, **changes)
     fit(experiment, tmp_path / "whole")
     on_step(kill(signal.SIGTERM, at=5))
     with pytest.raises(PreemptedError):
@@ -189,7 +191,7 @@ def test_resume_with_other_batch_splits(
     ids=["mesh", "pmap", "grad_accum_steps"],
 )
 def test_resume_on_other_devices(
-    unbroken: Unbroken,
+    uninterrupted: Uninterrupted,
     copy: Path,
     count_devices: Callable[[int], None],
     devices: int,
@@ -197,23 +199,25 @@ def test_resume_on_other_devices(
 ) -> None:
     """With more devices, another compilation or another microbatch count."""
     count_devices(devices)
-    fit(make_experiment(unbroken.folder, **changes), copy)
+    fit(make_experiment(uninterrupted.folder, **changes), copy)
     result = losses(copy)
-    assert result.keys() == unbroken.losses.keys()
-    assert result == pytest.approx(unbroken.losses, abs=1e-5)
+    assert result.keys() == uninterrupted.losses.keys()
+    assert result == pytest.approx(uninterrupted.losses, abs=1e-5)
     params = jax.tree.map(np.asarray, state_at(copy, STEPS).params)
-    assert_close(params, jax.tree.map(np.asarray, state_at(unbroken.workdir, STEPS).params), 1e-4)
+    assert_close(
+        params, jax.tree.map(np.asarray, state_at(uninterrupted.workdir, STEPS).params), 1e-4
+    )
 
 
 @pytest.mark.full
-def test_resume_with_more_steps(unbroken: Unbroken, tmp_path: Path) -> None:
+def test_resume_with_more_steps(uninterrupted: Uninterrupted, tmp_path: Path) -> None:
     """The steps before the resume are unchanged."""
-    workdir = Path(shutil.copytree(unbroken.workdir, tmp_path / "longer"))
-    run = fit(make_experiment(unbroken.folder, steps=STEPS + 2), workdir)
+    workdir = Path(shutil.copytree(uninterrupted.workdir, tmp_path / "longer"))
+    run = fit(make_experiment(uninterrupted.folder, steps=STEPS + 2), workdir)
     assert run.step == STEPS + 2
     actual = losses(workdir)
     assert sorted(actual) == list(range(1, STEPS + 3))
-    assert {step: actual[step] for step in unbroken.losses} == unbroken.losses
+    assert {step: actual[step] for step in uninterrupted.losses} == uninterrupted.losses
     resumed = lines_of(workdir / "logbook.jsonl")[-2]
     assert resumed["changed"] == {"steps": STEPS + 2}
     assert read_experiment(RunFolder.open_existing(workdir)).steps == STEPS + 2
@@ -251,21 +255,21 @@ def with_bytes(experiment: Experiment) -> Experiment:
     ids=["batch_size", "seed", "model", "several", "tokenizer", "optimizer"],
 )
 def test_forbidden_changes_raise(
-    unbroken: Unbroken,
+    uninterrupted: Uninterrupted,
     stopped: Path,
     change: Callable[[Experiment], Experiment],
     message: str,
 ) -> None:
     before = contents(stopped)
     with pytest.raises(UserError, match=r"was trained with") as caught:
-        fit(change(make_experiment(unbroken.folder)), stopped)
+        fit(change(make_experiment(uninterrupted.folder)), stopped)
     assert message in str(caught.value)
     assert "give another --workdir, or the settings of its config.txt" in str(caught.value)
     assert contents(stopped) == before
 
 
-def test_changed_text_raises(unbroken: Unbroken, stopped: Path, tmp_path: Path) -> None:
-    experiment = make_experiment(unbroken.folder)
+def test_changed_text_raises(uninterrupted: Uninterrupted, stopped: Path, tmp_path: Path) -> None:
+    experiment = make_experiment(uninterrupted.folder)
     other = write_text(tmp_path / "other.txt", seed=1)
     data = dataclasses.replace(experiment.text_data, path=str(other))
     before = contents(stopped)
@@ -285,17 +289,17 @@ def one_step(experiment: Experiment, state: TrainState) -> TrainState:
 
 
 @pytest.mark.full
-def test_new_optimizer_settings_take_effect(unbroken: Unbroken, copy: Path) -> None:
+def test_new_optimizer_settings_take_effect(uninterrupted: Uninterrupted, copy: Path) -> None:
     """Not the settings saved with the checkpoint."""
     settings = {
         "optimizer": AdamW(beta1=0.5, beta2=0.7, weight_decay=0.3, max_grad_norm=0.2),
         "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),
         "steps": 6,
     }
-    asked, before = make_experiment(unbroken.folder, **settings), state_at(copy, 5)
+    asked, before = make_experiment(uninterrupted.folder, **settings), state_at(copy, 5)
     fit(asked, copy)
     assert_same_bits(state_at(copy, 6), one_step(asked, before))
-    old = make_experiment(unbroken.folder, **{**settings, "optimizer": AdamW()})
+    old = make_experiment(uninterrupted.folder, **{**settings, "optimizer": AdamW()})
     moments = one_step(old, state_at(copy, 5)).optimizer
     assert not np.array_equal(
         jax.tree.leaves(moments)[1], jax.tree.leaves(state_at(copy, 6).optimizer)[1]
@@ -314,11 +318,11 @@ def damage(checkpoint: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_is_skipped(unbroken: Unbroken, copy: Path) -> None:
+def test_damaged_checkpoint_is_skipped(uninterrupted: Uninterrupted, copy: Path) -> None:
     damage(copy / "checkpoints" / "5")
-    fit(make_experiment(unbroken.folder), copy)
-    assert losses(copy) == unbroken.losses
-    assert_same_bits(state_at(copy, STEPS), state_at(unbroken.workdir, STEPS))
+    fit(make_experiment(uninterrupted.folder), copy)
+    assert losses(copy) == uninterrupted.losses
+    assert_same_bits(state_at(copy, STEPS), state_at(uninterrupted.workdir, STEPS))
     events = lines_of(copy / "logbook.jsonl")[2:4]
     assert [(line["event"], line["step"]) for line in events] == [
         ("checkpoint skipped", 5),
@@ -339,46 +343,48 @@ def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("how", ["damaged", "without manifests"])
-def test_run_without_valid_checkpoint_is_an_error(unbroken: Unbroken, copy: Path, how: str) -> None:
+def test_run_without_valid_checkpoint_is_an_error(
+    uninterrupted: Uninterrupted, copy: Path, how: str
+) -> None:
     for step in (4, 5):
         checkpoint = copy / "checkpoints" / str(step)
         damage(checkpoint) if how == "damaged" else (checkpoint / "manifest.json").unlink()
     before = contents(copy)
     for _ in range(2):
         with pytest.raises(UserError, match=r"none is intact \(step 5: .+; step 4: .+\);"):
-            fit(make_experiment(unbroken.folder), copy)
+            fit(make_experiment(uninterrupted.folder), copy)
     assert contents(copy) == before
 
 
 @pytest.mark.slow
-def test_incomplete_first_save_is_ignored(unbroken: Unbroken, copy: Path) -> None:
+def test_incomplete_first_save_is_ignored(uninterrupted: Uninterrupted, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints" / "4")
     (copy / "checkpoints" / "5" / "manifest.json").unlink()
-    fit(make_experiment(unbroken.folder), copy)
-    assert losses(copy) == unbroken.losses
+    fit(make_experiment(uninterrupted.folder), copy)
+    assert losses(copy) == uninterrupted.losses
     assert (copy / "checkpoints" / "damaged-5").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.sampled("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_auto_choices_are_pinned(unbroken: Unbroken, copy: Path, platform: str) -> None:
+def test_auto_choices_are_pinned(uninterrupted: Uninterrupted, copy: Path, platform: str) -> None:
     name, path = "model.layer_pattern.0.mixer.backend", copy / "config.json"
     saved = json.loads(path.read_text())
     assert saved["chosen"][name].startswith("reference")
     saved["chosen"][name] = "blockwise (the fastest then)"
     saved["hardware"]["platform"] = platform
     path.write_text(json.dumps(saved))
-    fit(make_experiment(unbroken.folder), copy)
+    fit(make_experiment(uninterrupted.folder), copy)
     resumed = lines_of(copy / "logbook.jsonl")[2]
     assert resumed["pinned"] == ({name: "blockwise"} if platform == "cpu" else {})
     # The blockwise backend drops other attention weights.
-    assert (losses(copy) == unbroken.losses) == (platform == "tpu")
+    assert (losses(copy) == uninterrupted.losses) == (platform == "tpu")
 
 
 @pytest.mark.full
 def test_run_without_checkpoint_starts_with_new_settings(
-    unbroken: Unbroken, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uninterrupted: Uninterrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that ran out of memory at its start is rerun with less, in the same folder."""
 
@@ -389,7 +395,7 @@ def test_run_without_checkpoint_starts_with_new_settings(
     with monkeypatch.context() as patch:
         patch.setattr(JitEngine, "step", exhausted)
         with pytest.raises(UserError, match=r"ran out asking for 123 bytes; .*lower batch_size"):
-            fit(make_experiment(unbroken.folder, batch_size=16), workdir)
-    fit(make_experiment(unbroken.folder), workdir)
-    assert losses(workdir) == unbroken.losses
+            fit(make_experiment(uninterrupted.folder, batch_size=16), workdir)
+    fit(make_experiment(uninterrupted.folder), workdir)
+    assert losses(workdir) == uninterrupted.losses
     assert read_experiment(RunFolder.open_existing(workdir)).batch_size == 8

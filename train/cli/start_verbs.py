@@ -44,7 +44,7 @@ class InitArguments:
     """Write a commented config of your own, a language model on text, to change and to train."""
 
     data: str = ""
-    """File, folder or pattern of text; default: the text that every Python carries."""
+    """File, folder or pattern of text; default: the text that ships with Python."""
 
 
 def run_init(arguments: list[str]) -> int:

@@ -98,7 +98,7 @@ TEMPLATE = "new_config.py.template"
 """File beside this module: the text of a config, in which `write_config` fills names."""
 
 EXAMPLE_DATA = "python:library"
-"""Text that every Python carries, so that a new config can be tried at once."""
+"""Text that ships with Python, so that a new config can be tried at once."""
 
 
 def write_config(file: str, data: str = "") -> None:

@@ -327,7 +327,7 @@ class TextDataConfig(DataConfig):
 
     A path is a file, a folder (every file under it whose name does not begin with a dot), a glob
     such as ``books/**/*.txt``, numbered files (``part-{00..63}.jsonl``), or ``python:library`` (the
-    help topics and library source that every Python carries). It may be remote (https://...,
+    help topics and library source that ship with Python). It may be remote (https://...,
     gs://...); ``~`` and ``$NAME`` are expanded; one that does not exist as given is looked for
     under ``$TRANSFORMER_DATA``. Files are UTF-8 text, one document each, or JSON lines (.jsonl,
     .ndjson) or Parquet (.parquet), one document a line or row; text may be compressed (.gz, .zst).

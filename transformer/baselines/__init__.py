@@ -1,1 +1,1 @@
-"""Models from before the transformer, and simple baselines, as mixers and configurations."""
+"""Models that preceded the transformer, and simple baselines, as mixers and configurations."""

@@ -46,7 +46,7 @@ def tiny(**changes: Any) -> Experiment:
 
 @pytest.mark.slow
 def test_a_run_of_images(capsys: Capture, tmp_path: Path) -> None:
-    """Sizes follow from the data; a resumed run ends like an unbroken one; files are answered."""
+    """Sizes follow from the data; a resumed run ends like an uninterrupted one; files are answered."""
     whole = train.fit(tiny(), tmp_path / "whole", data=DATA, quiet=True)
     task = whole.experiment.task
     assert isinstance(task, FeatureClassification)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.feature_maps import FORMULAS, dense_attention
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.kernels import FORMULAS, dense_attention
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
 from transformer.attention.attention_config import MixerConfig

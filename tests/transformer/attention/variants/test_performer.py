@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax.core import meta
 
+from tests.transformer.feature_maps import dense_attention, positive, relu
 from tests.transformer.formulas import array, assert_close, attention, normal, random_params_like
-from tests.transformer.kernels import dense_attention, positive, relu
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import (
     BlockConfig,

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.feature_maps import FORMULAS
 from tests.transformer.formulas import Array, assert_close, normal
-from tests.transformer.kernels import FORMULAS
 from transformer.attention.variants.linear_configs import FeatureMapKind
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 

@@ -1,4 +1,4 @@
-"""Classification of continuous inputs: sizes from the data, whole runs, what edges are good for."""
+"""Classification of images, sound and graphs: sizes from the data, complete runs, use of edges."""
 
 import dataclasses
 import json
@@ -45,26 +45,26 @@ def tiny(**changes: Any) -> Experiment:
 
 
 @pytest.mark.slow
-def test_a_run_of_images(capsys: Capture, tmp_path: Path) -> None:
-    """Sizes follow from the data; a resumed run ends like an uninterrupted one; files are answered."""
-    whole = train.fit(tiny(), tmp_path / "whole", data=DATA, quiet=True)
-    task = whole.experiment.task
+def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: Path) -> None:
+    """Sizes follow from the data; a resumed run has the same weights; `sample` reads files."""
+    uninterrupted = train.fit(tiny(), tmp_path / "uninterrupted", data=DATA, quiet=True)
+    task = uninterrupted.experiment.task
     assert isinstance(task, FeatureClassification)
     assert (task.num_labels, task.num_features) == (2, 1)
-    assert set(whole.final_metrics) == {"loss", "accuracy"}
-    train.fit(tiny(steps=6), tmp_path / "parts", data=DATA, quiet=True)
-    parts = train.fit(tiny(), tmp_path / "parts", data=DATA, quiet=True)
-    assert_same_bits(whole.params, parts.params)
+    assert set(uninterrupted.final_metrics) == {"loss", "accuracy"}
+    train.fit(tiny(steps=6), tmp_path / "resumed", data=DATA, quiet=True)
+    resumed = train.fit(tiny(), tmp_path / "resumed", data=DATA, quiet=True)
+    assert_same_bits(uninterrupted.params, resumed.params)
 
     file, new = tmp_path / "mine.npz", tmp_path / "new.npz"
     np.savez(file, **DATA)
     np.savez(new, images=DATA["images"][:3])
     workdir = str(tmp_path / "file")
-    words = ["digits", "--data.path", str(file), "--data.patch-size", "1", "--data.length", "4"]
-    words += ["--model.d-model", "8", "--steps", "2", "--batch-size", "8", "--data.scale", "1"]
-    assert command(capsys, "fit", *words, "--workdir", workdir).status == 0
-    answer = command(capsys, "sample", workdir, "--prompt", str(new), "--json")
-    [text] = json.loads(answer.output)["text"]
+    arguments = ["digits", "--data.path", str(file), "--data.patch-size", "1", "--data.length", "4"]
+    arguments += ["--model.d-model", "8", "--steps", "2", "--batch-size", "8", "--data.scale", "1"]
+    assert command(capsys, "fit", *arguments, "--workdir", workdir).status == 0
+    result = command(capsys, "sample", workdir, "--prompt", str(new), "--json")
+    [text] = json.loads(result.output)["text"]
     assert set(text.split()) <= {"0", "1"}
     assert len(text.split()) == 3
     missing = command(capsys, "sample", workdir, "--prompt", str(tmp_path / "none.npz"))
@@ -73,12 +73,12 @@ def test_a_run_of_images(capsys: Capture, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_edges_are_what_a_graph_is_read_from(tmp_path: Path) -> None:
-    """Nodes attend along edges and find the path; without edges no model can do it."""
-    found = {}
+def test_accuracy_on_graphs_needs_the_edges(tmp_path: Path) -> None:
+    """A model that attends along edges classifies paths; one without edges guesses."""
+    accuracy = {}
     for name in ("graphs", "blind"):
         base = EXPERIMENTS[name]
-        made = dataclasses.replace(
+        experiment = dataclasses.replace(
             base,
             model=dataclasses.replace(base.model, d_model=32),
             steps=250,
@@ -86,9 +86,9 @@ def test_edges_are_what_a_graph_is_read_from(tmp_path: Path) -> None:
             evaluation=EvaluationConfig(every=0),
             checkpoint=CheckpointConfig(every=250),
         )
-        run = train.fit(made, tmp_path / name, quiet=True)
-        found[name] = run.evaluate("test")["accuracy"]
-    assert found["graphs"] > 0.8 > 0.6 > found["blind"], found
+        run = train.fit(experiment, tmp_path / name, quiet=True)
+        accuracy[name] = run.evaluate("test")["accuracy"]
+    assert accuracy["graphs"] > 0.8 > 0.6 > accuracy["blind"], accuracy
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_edges_are_what_a_graph_is_read_from(tmp_path: Path) -> None:
         ({"num_features": 5}, r"task\.num_features 5: the data have 1; leave it out"),
     ],
 )
-def test_sizes_that_the_data_do_not_have(settings: Any, message: str) -> None:
+def test_sizes_that_differ_from_the_data_raise(settings: Any, message: str) -> None:
     from train.data.python_data import hold_data
 
-    named, held = hold_data(tiny(task=FeatureClassification(**settings)), DATA)
-    task = make_task(named)
+    experiment, held_data = hold_data(tiny(task=FeatureClassification(**settings)), DATA)
+    task = make_task(experiment)
     corpus = task.prepare_corpus()
     with pytest.raises(train.UserError, match=message):
         task.resolve_experiment(corpus)
-    assert held.path == named.data.path
+    assert held_data.path == experiment.data.path

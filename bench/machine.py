@@ -1,5 +1,6 @@
 """Description of the machine that figures are measured on."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -19,6 +20,7 @@ def machine() -> dict[str, str | int]:
     return {"cpu": _cpu_model(), "cores": cores(), "system": platform.platform()}
 
 
+@functools.cache
 def commit() -> str:
     """Return the commit of the code, with a mark if files differ from it.
 

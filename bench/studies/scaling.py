@@ -27,10 +27,9 @@ from train.experiment import CheckpointConfig, Experiment
 from train.scaling.analysis import CONSTANTS, Analysis, format_csv
 from train.scaling.design import SizedRun, SizeRules, design_runs, format_count, model_of_width
 from train.scaling.figure import plot_scaling
+from train.scaling.laws import PowerLaw, fit_power_law
 from train.scaling.sweep import check_design, fit_results
 from train.sweep.sweep_folder import RunResult
-
-SYMBOLS = {"parameters": "N", "tokens": "D", "compute": "C"}
 
 
 def base_experiment(vocab_size: int) -> Experiment:
@@ -92,6 +91,32 @@ def held_back(losses: Mapping[tuple[int, int], float]) -> list[tuple[str, int, i
     return [(name, *at, losses[at]) for name, at in named.items()]
 
 
+def laws_at(
+    losses: Mapping[tuple[int, int], float], fixed: int
+) -> list[tuple[int, PowerLaw | None, int]]:
+    """Return a power law of one of N and D at each value of the other that has 3 runs or more.
+
+    Args:
+      losses: By (N, D).
+      fixed: 0: laws of D at each N. 1: laws of N at each D.
+
+    Returns:
+      (fixed value, law or None if the loss does not fall, number of runs), in order.
+    """
+    found = []
+    for value in sorted({at[fixed] for at in losses}):
+        points = sorted((at[1 - fixed], loss) for at, loss in losses.items() if at[fixed] == value)
+        if len(points) < 3:
+            continue
+        x, y = np.array(points, float).T
+        try:
+            law: PowerLaw | None = fit_power_law(x, y)
+        except ValueError:
+            law = None
+        found.append((value, law, len(points)))
+    return found
+
+
 def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale: str) -> str:
     """Return the findings as Markdown, with the scale at which they stand."""
     sizes, counts = (sorted({at[index] for at in losses}) for index in (0, 1))
@@ -105,16 +130,13 @@ def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale:
             for n in sizes
         ],
     )
-    singles = markdown_table(
-        ["law", "x_c", "α"],
-        [
-            [
-                f"L({SYMBOLS[name]}) = (x_c / {SYMBOLS[name]})^α",
-                *(("no fit", "") if law is None else (f"{law.scale:.3g}", f"{law.exponent:.4f}")),
-            ]
-            for name, law in analysis.kaplan.items()
-        ],
-    )
+    rows = [
+        [f"L({symbol}) at {other} = {format_count(value)}", *_law_cells(law), str(count)]
+        for fixed, symbol, other in ((1, "N", "D"), (0, "D", "N"))
+        for value, law, count in laws_at(losses, fixed)
+    ]
+    rows.append(["L(C), the best runs", *_law_cells(analysis.kaplan["compute"]), ""])
+    singles = markdown_table(["law", "x_c", "α", "runs"], rows)
     joint = markdown_table(
         ["constant", "fit", "95% interval"],
         [
@@ -129,7 +151,7 @@ def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale:
     parts = [
         scale,
         measured,
-        "One variable at a time, through the best run at each value of it (Kaplan et al. 2020):",
+        "One variable at a time, L(x) = (x_c / x)^α (Kaplan et al. 2020):",
         singles,
         "Both, L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022), bootstrap over runs:",
         joint,
@@ -156,7 +178,16 @@ def describe(losses: Mapping[tuple[int, int], float], analysis: Analysis, scale:
             "The runs of the most compute, predicted by the joint law of the others:",
             markdown_table(["N", "D", "loss", "predicted", "error"], rows),
         ]
-    return "\n\n".join([*parts, *(f"Note: {note}." for note in analysis.notes)])
+    return "\n\n".join([*parts, *(f"Note: {note}." for note in _notes(analysis))])
+
+
+def _notes(analysis: Analysis) -> list[str]:
+    """Return the notes; not that on L(N) through the best runs, which the page does not have."""
+    return [note for note in analysis.notes if not note.startswith("L(")]
+
+
+def _law_cells(law: PowerLaw | None) -> tuple[str, str]:
+    return ("no fit", "") if law is None else (f"{law.scale:.3g}", f"{law.exponent:.4f}")
 
 
 def main(
@@ -184,8 +215,9 @@ def main(
     losses = mean_over_seeds(sized, results)
     scale = (
         f"{len(runs)} runs of the quickstart's recipe with a vocabulary of {vocab_size:,}, "
-        f"{seeds} of each kind with different seeds, of up to {format_count(max(losses)[0])} "
-        f"parameters N without embeddings and {format_count(max(d for _, d in losses))} training "
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'} of each, of up to "
+        f"{format_count(max(losses)[0])} parameters N without embeddings and "
+        f"{format_count(max(d for _, d in losses))} training "
         "tokens D: held-out loss in nats per token, mean over seeds. The laws hold at this scale "
         "only: no constant should be carried beyond these runs."
     )

@@ -162,6 +162,20 @@ def test_scaling_compares_the_corners_of_a_rectangle() -> None:
     assert scaling.held_back({(1, 10): 5.0, (3, 20): 4.0}) == []
 
 
+def test_single_laws_hold_the_other_variable() -> None:
+    losses = {(n, d): 4 * n**-0.25 * d**-0.5 for n in (1, 16, 81) for d in (1, 4, 9, 16)}
+    losses[3, 1] = 1.0  # alone at its size
+    of_tokens = scaling.laws_at({at: loss for at, loss in losses.items() if at != (3, 1)}, 0)
+    assert [(n, count) for n, _, count in of_tokens] == [(1, 4), (16, 4), (81, 4)]
+    assert all(law is not None and law.exponent == pytest.approx(0.5) for _, law, _ in of_tokens)
+    assert [n for n, _, _ in scaling.laws_at(losses, 0)] == [1, 16, 81]
+    of_size = scaling.laws_at(losses, 1)
+    assert [
+        law is not None and law.exponent == pytest.approx(0.25) for _, law, _ in of_size[1:]
+    ] == [True] * 3
+    assert scaling.laws_at({(n, 1): float(n) for n in (1, 2, 3)}, 1) == [(1, None, 3)]
+
+
 @pytest.mark.slow
 def test_scaling_page_has_the_law_of_made_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

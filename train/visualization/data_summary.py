@@ -15,6 +15,9 @@ from train.tasks.task_registry import make_task
 MAX_CHARACTERS = 600
 """Longest text of an example that is printed."""
 
+DOCUMENT_SEPARATOR = "\n--\n"
+"""Stands between the documents of a packed row: the two answers of a preference, for example."""
+
 SPARSE_LOSS = 0.5
 """Fraction of tokens in the loss below which targets are written out instead."""
 
@@ -123,7 +126,11 @@ def describe_example(
         names = [tokenizer.decode([each]) for each in targets]
         summary["text"] = _with_targets(tokenizer, tokens, weights, names)
     else:
-        text = _with_brackets(tokenizer, targets, weights)
+        documents = row["segments"][real] if "segments" in row else np.zeros(len(tokens))
+        text = DOCUMENT_SEPARATOR.join(
+            _with_brackets(tokenizer, targets[documents == each], weights[documents == each])
+            for each in np.unique(documents)
+        )
         summary["text"] = text.strip() if "source" in row else text
     return summary
 
@@ -185,7 +192,7 @@ def print_summary(summary: dict[str, Any]) -> None:
         counts = ", ".join(
             f"{value} {name.replace('_', ' ')}"
             for name, value in example.items()
-            if isinstance(value, int)
+            if isinstance(value, int) and (name, value) != ("documents", 1)
         )
         console.print(f"--- training example {number}: {counts}")
         for name in ("source", "text", "label", "arrays"):
@@ -203,7 +210,8 @@ def _split_cells(name: str, split: dict[str, Any]) -> dict[str, str]:
         if isinstance(value, int):
             cells[key] = f"{value:,}"
         elif "lengths" in key and value:
-            spread = " / ".join(f"{value[each]:g}" for each in ("shortest", "median", "longest"))
+            shown = (f"{value[each]:,.1f}" for each in ("shortest", "median", "longest"))
+            spread = " / ".join(each.removesuffix(".0") for each in shown)
             cells[f"{key}, min / median / max"] = spread
         elif key == "arrays":
             cells[key] = ", ".join(f"{array} {shape}" for array, shape in value.items())

@@ -19,6 +19,7 @@ from train.cli.main import main
 from train.config.experiment_files import describe_shipped, find_experiment, list_experiments
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_training import train_tokenizer
 from train.visualization.data_summary import (
     describe_example,
     describe_lengths,
@@ -150,3 +151,17 @@ def test_text_without_loss_is_in_brackets(tmp_path: Path) -> None:
     assert describe_example(row, tokenizer, ())["text"] == "[[questi]]on answer"
     sparse = row | {"tokens": targets, "weights": 1 - weights}
     assert describe_example(sparse, tokenizer, ())["text"].startswith("q{q} u{u} e{e}")
+
+
+def test_documents_of_a_packed_row_are_shown_apart() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig("byte"), [])
+    text = np.frombuffer(b"q? yesq? no", np.uint8).astype(np.int32)
+    row = {
+        "tokens": np.append(ord("\n"), text[:-1]),
+        "targets": text,
+        "segments": np.array([1] * 6 + [2] * 5, np.int32),
+        "weights": np.array([0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1], np.float32),
+    }
+    found = describe_example(row, tokenizer, ())
+    assert found["text"] == "[[q? ]]yes\n--\n[[q? ]]no"
+    assert found["documents"] == 2

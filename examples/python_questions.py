@@ -3,8 +3,8 @@
     python examples/python_questions.py questions.jsonl [pairs.jsonl]
 
 The answers are the first sentences of docstrings of the standard library of the Python that runs
-this: no network. In the pairs, for preference optimization, the rejected answer is that of another
-question.
+this: no network. In the pairs, for preference optimization, the rejected answer is a sentence from
+further down the same docstring: a detail in place of what the thing does.
 """
 
 import importlib
@@ -49,6 +49,12 @@ def first_sentence(text: str) -> str:
     return sentence if is_sentence and 10 < len(sentence) <= LONGEST else ""
 
 
+def detail(text: str) -> str:
+    """Return the first sentence after the first paragraph of a docstring; empty if none."""
+    paragraphs = text.strip().split("\n\n")[1:]
+    return next(filter(None, map(first_sentence, paragraphs)), "")
+
+
 def write_lines(path: str, records: Iterable[object]) -> None:
     """Write JSON lines."""
     with Path(path).open("w", encoding="utf-8") as file:
@@ -58,21 +64,25 @@ def write_lines(path: str, records: Iterable[object]) -> None:
 def main(path: str, pairs_path: str = "") -> None:
     """Write the questions with their answers, and optionally the preference pairs."""
     answers: dict[str, str] = {}
+    details: dict[str, str] = {}
     for module in MODULES.split():
         for name, text in documented(module):
-            if answer := first_sentence(text):
-                answers.setdefault(name, answer)
+            if name not in answers and (answer := first_sentence(text)):
+                answers[name] = answer
+                details[name] = detail(text)
     questions = [{"role": "user", "content": f"What does {name} do?"} for name in answers]
     replies = [{"role": "assistant", "content": answer} for answer in answers.values()]
     both = list(zip(questions, replies, strict=True))
     write_lines(path, ({"messages": list(each)} for each in both))
     if pairs_path:
-        others = [*replies[len(replies) // 2 :], *replies[: len(replies) // 2]]
-        rejected = zip(both, others, strict=True)
-        write_lines(
-            pairs_path,
-            ({"prompt": [q], "chosen": [a], "rejected": [other]} for (q, a), other in rejected),
-        )
+        rejected = [[{"role": "assistant", "content": text}] for text in details.values()]
+        pairs = [
+            {"prompt": [question], "chosen": [answer], "rejected": other}
+            for (question, answer), other in zip(both, rejected, strict=True)
+            if other[0]["content"]
+        ]
+        write_lines(pairs_path, pairs)
+        print(f"{len(pairs):,} pairs in {pairs_path}")
     print(f"{len(answers):,} questions in {path}")
 
 

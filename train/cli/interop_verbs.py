@@ -1,5 +1,6 @@
-"""Verbs that convert weights: `import` and `export` (Hugging Face), and `merge` (LoRA).
+"""Verbs that convert what runs have: `import`, `export`, `merge` and `reference`.
 
+`import` and `export` are for Hugging Face, `merge` for LoRA, and `reference` for DPO.
 What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
@@ -106,4 +107,45 @@ def run_merge(arguments: list[str]) -> int:
     run = merge_run(source, options.workdir, step=options.step)
     base_path = str(run.folder.path)
     print(json.dumps({"workdir": base_path}) if json_wanted else f"merged weights in {base_path}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ReferenceArguments:
+    """Add a run's log-likelihoods to pairs of answers, for DPO with --task.reference data."""
+
+    pairs: str = ""
+    """JSON lines with prompt, chosen and rejected."""
+    output: str = ""
+    """File to write: the same lines, with the log-likelihoods of both answers."""
+    max_length: int = 512
+    """data.max_length of the DPO run."""
+    chat_template: str = ""
+    """data.chat_template of the DPO run."""
+    batch_size: int = 8
+    """Pairs of a forward pass."""
+
+
+def run_reference(arguments: list[str]) -> int:
+    """Score pairs; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "reference")
+    options = parse(ReferenceArguments, arguments, verb="reference W")
+    for name in ("pairs", "output"):
+        if not getattr(options, name):
+            raise UsageError(f"reference: --{name} is missing; give a file of JSON lines")
+    if options.batch_size < 1 or options.max_length < 2:
+        raise UsageError("reference: --batch-size is at least 1, and --max-length at least 2")
+    from train.tasks.reference import add_reference
+
+    count = add_reference(
+        workdir,
+        options.pairs,
+        options.output,
+        max_length=options.max_length,
+        chat_template=options.chat_template,
+        batch_size=options.batch_size,
+    )
+    record = {"output": options.output, "pairs": count}
+    print(json.dumps(record) if json_wanted else f"scored {count:,} pairs: {options.output}")
     return 0

@@ -53,6 +53,11 @@ VERBS = {
         "write the merged weights of a LoRA run as an ordinary run",
         "interop_verbs",
     ),
+    "reference": Verb(
+        "W --pairs FILE --output FILE",
+        "add a run's log-likelihoods to pairs of answers, for DPO of all weights",
+        "interop_verbs",
+    ),
     "goodput": Verb("W", "how a run's time was spent, over all its processes", "run_verbs"),
     "describe": Verb(
         "CONFIG [--a.b.c VALUE ...]",

@@ -2,9 +2,13 @@
 
 A line has `prompt`, `chosen` and `rejected`: three texts, or three lists of messages. A row holds
 one pair: prompt and chosen answer as segment 1, prompt and rejected answer as segment 2.
+
+A line may also have `reference`, the log-likelihoods of both answers under another model with the
+number of tokens that they sum over: {"chosen": -21.5, "rejected": -30.2, "tokens": [9, 12]}.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,11 +31,21 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
 
+class Reference(NamedTuple):
+    """Log-likelihoods of both answers under a fixed model."""
+
+    log_likelihoods: tuple[float, float]
+    """Of the chosen and the rejected answer, in nats."""
+    num_tokens: tuple[int, int]
+    """Tokens that each sums over: they tell if it was computed of the same tokens."""
+
+
 class Pair(NamedTuple):
     """Two conversations with the same prompt."""
 
     chosen: Conversation
     rejected: Conversation
+    reference: Reference | None = None
 
 
 def parse_pair(location: str, record: Any) -> Pair:
@@ -47,12 +61,30 @@ def parse_pair(location: str, record: Any) -> Pair:
             has = ", ".join(map(str, record)) or "none"
             raise UserError(f"{location}: has no field {name!r} (it has {has}); give one")
     prompt = record["prompt"]
-    return Pair(
-        *(
-            parse_conversation(location, {"prompt": prompt, "completion": record[name]})
-            for name in ("chosen", "rejected")
-        )
+    chosen, rejected = (
+        parse_conversation(location, {"prompt": prompt, "completion": record[name]})
+        for name in ("chosen", "rejected")
     )
+    return Pair(chosen, rejected, _parse_reference(location, record.get("reference")))
+
+
+def _parse_reference(location: str, value: Any) -> Reference | None:
+    """Return the log-likelihoods of a line; None if it has none."""
+    if value is None:
+        return None
+    try:
+        chosen, rejected = float(value["chosen"]), float(value["rejected"])
+        first, second = (int(number) for number in value["tokens"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{location}: its reference is malformed; write it with python -m train reference"
+        ) from error
+    if not (-math.inf < chosen <= 0 and -math.inf < rejected <= 0):
+        raise UserError(
+            f"{location}: its reference {chosen}, {rejected} is no pair of log-likelihoods; write "
+            "it with python -m train reference"
+        )
+    return Reference((chosen, rejected), (first, second))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +98,16 @@ class PreferenceSplit:
     segments: RaggedArray
     """1 for the chosen sequence, 2 for the rejected one."""
     positions: RaggedArray
+    reference: np.ndarray  # [n, 2] float32
+    """Log-likelihoods of both answers under the reference; NaN where a pair has none."""
+
+    @property
+    def num_targets(self) -> np.ndarray:  # [n, 2]
+        """Number of tokens of both answers of each pair."""
+        of_answers = [
+            self.segments[row][self.counted[row] > 0] for row in range(len(self.segments))
+        ]
+        return np.array([[np.sum(each == side) for side in (1, 2)] for each in of_answers])
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 1]
@@ -77,11 +119,21 @@ class PreferenceSplit:
         indices: np.ndarray,  # [B] int64
         lengths: tuple[int, ...],
     ) -> HostBatch:
-        """Return some rows, padded to T tokens: the arrays of `ConversationSplit.batch`."""
+        """Return some rows, padded to T tokens.
+
+        The arrays are those of `ConversationSplit.batch`, and `reference_chosen` and
+        `reference_rejected` [B] float32, 0 in empty rows.
+        """
         fields = ("tokens", "targets", "segments", "positions")
         batch = {name: getattr(self, name).pad(indices, lengths[0])[0] for name in fields}
         weights = self.counted.pad(indices, lengths[0])[0].astype(np.float32)
-        return batch | {"weights": weights, "examples": example_ids(np.maximum(indices, 0))}
+        reference = np.where(indices[:, None] < 0, 0, self.reference[indices])  # [B, 2]
+        return batch | {
+            "weights": weights,
+            "examples": example_ids(np.maximum(indices, 0)),
+            "reference_chosen": reference[:, 0],
+            "reference_rejected": reference[:, 1],
+        }
 
 
 def prepare_preferences(
@@ -103,24 +155,28 @@ def prepare_preferences(
     splits = read_splits(config, read, parse_pair)
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
-        {name: [each.text() for pair in pairs for each in pair] for name, pairs in splits.items()},
+        {
+            name: [each.text() for pair in pairs for each in (pair.chosen, pair.rejected)]
+            for name, pairs in splits.items()
+        },
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
     notes: list[str] = []
     encoded = {
-        name: _encode(name, pairs, tokenizer, template, config.max_length // 2, notes)
+        name: encode_split(name, pairs, tokenizer, template, config.max_length // 2, notes)
         for name, pairs in splits.items()
     }
     # Without the locations: the digest must not depend on the paths of the files.
     content = {
-        name: [[each[:2] for each in pair] for pair in pairs] for name, pairs in splits.items()
+        name: [[pair.chosen[:2], pair.rejected[:2], *(pair.reference or ())] for pair in pairs]
+        for name, pairs in splits.items()
     }
     digest = corpus_digest(tokenizer, {"template": template.source, **content})
     return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
 
 
-def _encode(
+def encode_split(
     name: str,
     pairs: Sequence[Pair],
     tokenizer: Tokenizer,
@@ -129,17 +185,21 @@ def _encode(
     notes: list[str],
 ) -> PreferenceSplit:
     """Tokenize a split. Notes on cut and dropped pairs are appended to `notes`."""
-    encoded = [[encode_conversation(tokenizer, template, x) for x in pair] for pair in pairs]
-    num_cut = sum(any(len(each.tokens) > limit + 1 for each in pair) for pair in encoded)
-    cut = [[ChatTokens(*(x[: limit + 1] for x in each)) for each in pair] for pair in encoded]
-    # The first token has nothing to be predicted from.
-    kept = [pair for pair in cut if all(each.is_completion[1:].any() for each in pair)]
+    encoded = [encode_pair(tokenizer, template, pair, limit) for pair in pairs]
+    num_cut = sum(each.is_cut for each in encoded)
+    answered = [all(each.num_targets) for each in encoded]
+    kept = [each.answers for each, has in zip(encoded, answered, strict=True) if has]
+    reference = [
+        _check_reference(pair, each.num_targets)
+        for pair, each, has in zip(pairs, encoded, answered, strict=True)
+        if has
+    ]
     if num_cut:
         notes.append(
             f"the {name} split: {num_cut:,} of {len(pairs):,} pairs have a sequence of more than "
             f"{limit} tokens, half of data.max_length, and are cut at their ends"
         )
-    if dropped := len(cut) - len(kept):
+    if dropped := len(encoded) - len(kept):
         notes.append(
             f"the {name} split: {dropped:,} of {len(pairs):,} pairs have no answer left and are "
             "left out"
@@ -159,7 +219,47 @@ def _encode(
             ]
         ),
         positions=_rows([[np.arange(len(each.tokens) - 1) for each in pair] for pair in kept]),
+        reference=np.array(reference, np.float32),
     )
+
+
+class EncodedPair(NamedTuple):
+    """Tokens of both sequences of a pair."""
+
+    answers: tuple[ChatTokens, ChatTokens]
+    is_cut: bool
+
+    @property
+    def num_targets(self) -> tuple[int, int]:
+        """Number of tokens of each answer. The first token has nothing to be predicted from."""
+        chosen, rejected = (int(each.is_completion[1:].sum()) for each in self.answers)
+        return chosen, rejected
+
+
+def encode_pair(
+    tokenizer: Tokenizer, template: ChatTemplate, pair: Pair, limit: int
+) -> EncodedPair:
+    """Return the tokens of a pair, each sequence cut to `limit` tokens and one to predict."""
+    both = [encode_conversation(tokenizer, template, each) for each in (pair.chosen, pair.rejected)]
+    chosen, rejected = (ChatTokens(*(x[: limit + 1] for x in each)) for each in both)
+    return EncodedPair((chosen, rejected), any(len(each.tokens) > limit + 1 for each in both))
+
+
+def _check_reference(pair: Pair, num_targets: tuple[int, int]) -> tuple[float, float]:
+    """Return the log-likelihoods of a pair, or NaN.
+
+    Raises:
+      UserError: They are those of other tokens.
+    """
+    if pair.reference is None:
+        return math.nan, math.nan
+    if pair.reference.num_tokens != num_targets:
+        raise UserError(
+            f"{pair.chosen.location}: its reference sums over {pair.reference.num_tokens} tokens, "
+            f"and the answers have {num_targets}; write it with the run's tokenizer, chat template "
+            "and data.max_length"
+        )
+    return pair.reference.log_likelihoods
 
 
 def _rows(pairs: Sequence[Sequence[np.ndarray]]) -> RaggedArray:

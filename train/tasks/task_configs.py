@@ -87,12 +87,18 @@ class PreferenceOptimization(TaskConfig):
     data_configs = (PreferenceDataConfig,)
 
     beta: float = 0.1
-    """Strength of the pull towards the reference, the model without its LoRA adapter."""
+    """Strength of the pull towards the reference."""
+
+    reference: Literal["base", "data"] = "base"
+    """base: the model without its LoRA adapter. data: the log-likelihoods that the pairs have
+    (`python -m train reference`), also for training of all weights."""
 
     def __post_init__(self) -> None:
         check_field_types(self, "task")
         if not self.beta > 0:
             raise ValueError(f"task.beta {self.beta}: give a positive number")
+        if self.reference not in ("base", "data"):
+            raise ValueError(f"task.reference {self.reference!r}: give base or data")
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)

@@ -22,6 +22,7 @@ from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
 from train.tasks.preference import PreferenceTask
+from train.tasks.reference import add_reference
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
 from transformer import Hardware, LearnedPositions
@@ -166,3 +167,67 @@ def test_invalid_lines_raise() -> None:
         parse_pair(
             "x:1", {"prompt": "a", "chosen": "b", "rejected": [{"role": "a", "content": ""}]}
         )
+
+
+@pytest.fixture(scope="module")
+def scored(folder: Path, source: train.Run) -> Path:
+    """The pairs, with the log-likelihoods of the source run."""
+    make_experiment(folder)
+    path = folder / "scored.jsonl"
+    assert (
+        add_reference(
+            str(source.folder.path),
+            str(folder / "pairs.jsonl"),
+            str(path),
+            max_length=32,
+            batch_size=7,
+        )
+        == 60
+    )
+    return path
+
+
+@pytest.mark.slow
+def test_the_reference_in_the_data_is_that_of_the_base(
+    folder: Path, run: train.Run, scored: Path
+) -> None:
+    """The LoRA run trained on both ends at the same weights, up to rounding."""
+    data = dataclasses.replace(make_experiment(folder).data, path=str(scored))
+    task = PreferenceOptimization(BETA, reference="data")
+    other = fit(folder, "scored", task=task, data=data)
+    assert other.final_metrics == pytest.approx(run.final_metrics, rel=1e-3, abs=1e-4)
+    assert evaluate_run(train.load(str(other.folder.path)), "validation") == other.final_metrics
+
+
+@pytest.mark.slow
+def test_all_weights_learn_the_preference(folder: Path, source: train.Run, scored: Path) -> None:
+    data = dataclasses.replace(make_experiment(folder).data, path=str(scored))
+    task = PreferenceOptimization(BETA, reference="data")
+    full = fit(folder, "full", task=task, data=data, lora=LoRAConfig())
+    assert full.final_metrics["accuracy"] > 0.9
+    assert full.final_metrics["margin"] > 0.2
+    changed = jax.tree.map(lambda a, b: bool((a != b).any()), full.params, source.params)
+    assert all(jax.tree.leaves(changed["layers"]))
+
+
+def test_references_that_are_refused(folder: Path, tmp_path: Path) -> None:
+    record: dict[str, Any] = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    for value in (3, {"chosen": -1.0}, {"chosen": "x", "rejected": -1, "tokens": [1, 1]}):
+        with pytest.raises(UserError, match="x:1: its reference is malformed; write it with"):
+            parse_pair("x:1", {**record, "reference": value})
+    for number in (0.5, float("nan"), -float("inf")):
+        value = {"chosen": number, "rejected": -1.0, "tokens": [1, 1]}
+        with pytest.raises(UserError, match="is no pair of log-likelihoods"):
+            parse_pair("x:1", {**record, "reference": value})
+    path = tmp_path / "pairs.jsonl"
+    data = dataclasses.replace(make_experiment(folder).data, path=str(path))
+    experiment = make_experiment(
+        folder, data=data, task=PreferenceOptimization(BETA, reference="data")
+    )
+    path.write_text((json.dumps(record) + "\n") * 3)
+    with pytest.raises(UserError, match="2 pairs of the train split have no reference; add it"):
+        make_task(experiment).prepare_corpus()
+    value = {"chosen": -1.0, "rejected": -1.0, "tokens": [2, 3]}
+    path.write_text((json.dumps({**record, "reference": value}) + "\n") * 3)
+    with pytest.raises(UserError, match=r"sums over \(2, 3\) tokens, and the answers have \(2, 2"):
+        make_task(experiment).prepare_corpus()

@@ -254,7 +254,7 @@ class Experiment:
         """Return the first and the last step to trace, or None.
 
         Raises:
-          UsageError: `profile` is no range of the run's steps.
+          UsageError: `profile` is not a range of the run's steps.
         """
         if not self.profile:
             return None
@@ -331,7 +331,7 @@ class Experiment:
         field, multiple = self.row_multiple
         if self.batch_size % multiple:
             raise UsageError(
-                f"batch_size {self.batch_size}: is no multiple of {field} {multiple}; give a "
+                f"batch_size {self.batch_size}: is not a multiple of {field} {multiple}; give a "
                 "multiple of it, or 0 to limit batches by data.batch_tokens alone"
             )
 

@@ -96,7 +96,7 @@ class TrainStep:
         grads = self.clip_gradients(grads, grad_norm)
         new_state = self.apply_update(state, grads, learning_rate, verdict.accept_update)
         if state.loss_scale is not None:
-            # The verdict does not decide here: a finite spike is no reason for a smaller scale.
+            # The verdict does not decide here: a finite spike is not a reason for a smaller scale.
             new_scale = state.loss_scale.update(jnp.isfinite(grad_norm), self.loss_scale)
             new_state = new_state.replace(loss_scale=new_scale)
         skipped = 1 - verdict.accept_update.astype(jnp.float32)

@@ -234,7 +234,7 @@ def _logits(
 
 
 def _in_vocab(logits: jax.Array, vocab_size: int) -> jax.Array:  # [1, ..., V padded] booleans
-    """Return True for logits that are no padding of the vocabulary."""
+    """Return True for logits that are not padding of the vocabulary."""
     in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
     return in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
 

@@ -102,7 +102,7 @@ def blocks(text: str) -> list[Block]:
         directives = tuple(_DIRECTIVE.findall(comments))
         if unknown := {verb for verb, _ in directives} - VERBS:
             raise ValueError(
-                f"run: {', '.join(unknown)}: is no directive; see the drill's docstring"
+                f"run: {', '.join(unknown)}: is not a directive; see the drill's docstring"
             )
         if language in LANGUAGES:
             code = re.sub(rf"^{indent}", "", code, flags=re.MULTILINE)

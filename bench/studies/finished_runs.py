@@ -77,7 +77,7 @@ class FinishedRuns:
                 self._read(json.loads(line))
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise UserError(
-                    f"{file} line {number}: is no result of a run; restore the file from git"
+                    f"{file} line {number}: is not a result of a run; restore the file from git"
                 ) from error
             self._lines.append(line)
 

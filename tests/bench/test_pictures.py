@@ -16,7 +16,7 @@ from bench.pictures import (
 )
 
 
-def test_activations_and_their_derivatives() -> None:
+def test_activations_and_derivatives_match_formulas() -> None:
     x = np.linspace(-3, 3, 13) + 0.1
     curves = activation_curves(x)
     sigmoid = special.expit
@@ -35,8 +35,8 @@ def test_activations_and_their_derivatives() -> None:
     }
     assert curves.keys() == expected.keys()
     for name, pair in expected.items():
-        for found, wanted in zip(curves[name], pair, strict=True):
-            np.testing.assert_allclose(found, wanted, atol=1e-5, err_msg=name)
+        for actual, reference in zip(curves[name], pair, strict=True):
+            np.testing.assert_allclose(actual, reference, atol=1e-5, err_msg=name)
 
 
 def test_learning_rates_follow_their_formulas() -> None:
@@ -53,18 +53,18 @@ def test_learning_rates_follow_their_formulas() -> None:
     assert rates["constant"][-1] == pytest.approx(1e-3)
 
 
-def test_errors_of_rounding_are_half_a_unit() -> None:
-    """Between powers of 2, at most half the distance of two numbers of the format."""
+def test_rounding_errors_are_half_a_unit_in_the_last_place() -> None:
+    """Between powers of 2, at most half the distance of two adjacent numbers of the format."""
     fraction_bits = dict(zip(FORMATS, (23, 7, 10, 3, 2), strict=True))
     exponents = np.arange(-40, 41)
-    found = largest_errors(exponents)
+    errors = largest_errors(exponents)
     for name, bits in fraction_bits.items():
-        at_one = found[name][exponents == 0][0]
+        at_one = errors[name][exponents == 0][0]
         assert 0.7 * 2.0 ** -(bits + 1) < at_one <= 2.0 ** -(bits + 1), name
-    assert np.ptp(found["bfloat16"]) < 1e-9  # as wide a range as float32
-    assert np.isinf(found["float16"][exponents == 16])  # 65,504 is its largest number
-    assert np.isfinite(found["float16"][exponents == 14])
-    assert found["float16"][exponents == -40] == 1  # rounded to zero
+    assert np.ptp(errors["bfloat16"]) < 1e-9  # as wide a range as float32
+    assert np.isinf(errors["float16"][exponents == 16])  # 65,504 is its largest number
+    assert np.isfinite(errors["float16"][exponents == 14])
+    assert errors["float16"][exponents == -40] == 1  # rounded to zero
 
 
 @pytest.mark.full

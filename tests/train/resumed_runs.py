@@ -63,7 +63,7 @@ def fit(experiment: Experiment, workdir: Path) -> train.Run:
     return train.fit(experiment, str(workdir), quiet=True)
 
 
-class Unbroken(NamedTuple):
+class Uninterrupted(NamedTuple):
     folder: Path
     workdir: Path
     losses: dict[int, float]

@@ -97,7 +97,7 @@ def test_batch_size_counts_examples(tmp_path: Path) -> None:
     assert max_batch_shape(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
     for experiment, message in (
         (dict(data=rows, batch_size=0), r"batch_size 0: give 1 or more, or set data\.batch_tokens"),
-        (dict(batch_size=12), r"batch_size 12: is no multiple of data\.batch_size_multiple 8"),
+        (dict(batch_size=12), r"batch_size 12: is not a multiple of data\.batch_size_multiple 8"),
         (dict(batch_size=-8), "batch_size -8: give 0 or more"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -78,7 +78,7 @@ def test_failed_import_leaves_no_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("tokenizer.model", "is no complete protocol buffer; fetch it again"),
+        ("tokenizer.model", "is not a complete protocol buffer; fetch it again"),
         ("source.spm", "is a SentencePiece model of one side of a translation"),
         ("notes.txt", "has no tokenizer"),
     ],

@@ -129,7 +129,7 @@ def experiment_from_dict(data: dict[str, Any], source: str) -> Experiment:
       source: Name of the file, for the error.
 
     Raises:
-      UserError: the data are no experiment of this version.
+      UserError: the data are not an experiment of this version.
     """
     try:
         return _converter().structure(data, Experiment)

@@ -55,9 +55,9 @@ class BitextSplit:
         """Return some pairs, padded to S and T tokens.
 
         Returns:
-          source, source_segments: [B, S] int32, the tokens, and 1 where they are no padding.
+          source, source_segments: [B, S] int32, the tokens, and 1 where they are not padding.
           tokens, targets: [B, T] int32, the decoder's inputs and targets.
-          segments: [B, T] int32, 1 where these are no padding.
+          segments: [B, T] int32, 1 where these are not padding.
           weights: [B, T] float32, the same.
           examples: [B] uint32, the indices of the pairs within the split.
         """

@@ -87,7 +87,7 @@ class ChatTemplate:
 
         Args:
           messages: The turns.
-          first: Answers before this turn are no part of the spans.
+          first: Answers before this turn are not part of the spans.
 
         Raises:
           UserError: As in `render`; or the parts cannot be told apart.

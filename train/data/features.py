@@ -56,7 +56,7 @@ def read_features(config: FeatureDataConfig, split: str) -> Arrays | None:
             return None
         if name not in BUILT_IN:
             known = ", ".join(f"builtin:{each}" for each in BUILT_IN)
-            raise UserError(f"data.path {config.path}: is no built-in set; choose from {known}")
+            raise UserError(f"data.path {config.path}: is not a built-in set; choose from {known}")
         arrays = BUILT_IN[name]()
         first_test = len(arrays["labels"]) * (TEST_FRACTION - 1) // TEST_FRACTION
         rows = slice(first_test, None) if split == "test" else slice(first_test)
@@ -71,7 +71,8 @@ def read_features(config: FeatureDataConfig, split: str) -> Arrays | None:
         with np.load(io.BytesIO(content), allow_pickle=False) as saved:
             return {key: saved[key] for key in saved.files}
     except (ValueError, AttributeError, OSError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: is no .npz file of arrays; write it with numpy.savez") from error
+        message = f"{path}: is not an .npz file of arrays; write it with numpy.savez"
+        raise UserError(message) from error
 
 
 def to_features(arrays: Arrays, config: FeatureDataConfig) -> dict[str, np.ndarray]:
@@ -95,7 +96,7 @@ def to_features(arrays: Arrays, config: FeatureDataConfig) -> dict[str, np.ndarr
         )
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min(initial=0) < 0:
-        raise UserError(f"data.path {config.path}: labels are no numbers from 0 on; number them")
+        raise UserError(f"data.path {config.path}: labels are not numbers from 0 on; number them")
     converted = {"features": features, "targets": labels.astype(np.int32)}
     if "adjacency" in arrays:
         adjacency = np.asarray(arrays["adjacency"]).astype(bool)

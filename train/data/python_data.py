@@ -68,7 +68,7 @@ def hold_data(
       validation_data: Validation examples.
 
     Raises:
-      UserError: The data are empty, or are no examples of the task.
+      UserError: The data are empty, or are not examples of the task.
     """
     config = experiment.data
     splits = dict(data) if is_by_split(config, data) else {"train": data}

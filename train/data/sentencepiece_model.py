@@ -95,7 +95,7 @@ def parse_model(data: bytes) -> SentencePieceModel:
             elif number == 3:
                 settings |= _parse_normalizer(_as_bytes(value))
     except (IndexError, struct.error, TypeError, UnicodeDecodeError) as error:
-        raise ValueError("is no complete protocol buffer") from error
+        raise ValueError("is not a complete protocol buffer") from error
     model = SentencePieceModel(tuple(pieces), **settings)  # type: ignore[arg-type]
     _check(model)
     return model

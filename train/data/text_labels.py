@@ -122,7 +122,7 @@ class ClassificationSplit:
 
         Returns:
           tokens: [B, T] int32.
-          segments: [B, T] int32, 1 where tokens are no padding.
+          segments: [B, T] int32, 1 where tokens are not padding.
           targets: [B] int32, the label indices.
           weights: [B] float32, 1 unless the row is empty.
           examples: [B] uint32, the indices of the texts within the split.

@@ -150,7 +150,7 @@ class TokenLabelSplit:
 
         Returns:
           tokens: [B, T] int32.
-          segments: [B, T] int32, 1 where tokens are no padding.
+          segments: [B, T] int32, 1 where tokens are not padding.
           targets: [B, T] int32, the tag of each word at its first token; 0 elsewhere.
           weights: [B, T] float32, 1 at first tokens.
           examples: [B] uint32, the indices of the rows within the split.

@@ -109,7 +109,7 @@ class Tokenizer:
         (the word tokenizer uses it for a newline).
       cls_token_id: First token of a text to classify: [CLS] if there is one, else eos_token_id.
       mask_token_id: Token that hides another one, or None; see `with_mask_token`.
-      special_token_ids: Tokens that are no part of any text.
+      special_token_ids: Tokens that are not part of any text.
       vocab_size: One more than the largest token id.
       vocabulary: Token ids by token.
       digest: Equal for equal tokenizers.

@@ -68,10 +68,10 @@ class ExitMessage:
 
     JAX aborts a process whose process 0 has gone, at once, from a C++ thread; so does gloo if a
     peer is lost within a message. No Python code runs then: no `finally`, no `atexit`, no signal
-    handler. JAX's `missed_heartbeat_callback` is no way out, because its argument has no Python
-    type and the call fails. So a child process waits for the end of a pipe, which the operating
-    system closes however this process ends. It is a shell, which starts at once and needs little
-    memory.
+    handler. JAX's `missed_heartbeat_callback` is not an alternative, because its argument has no
+    Python type and the call fails. So a child process waits for the end of a pipe, which the
+    operating system closes however this process ends. It is a shell, which starts at once and
+    needs little memory.
     """
 
     def __init__(self, line: str):

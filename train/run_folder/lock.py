@@ -111,7 +111,7 @@ class RunLock:
         self._raise_if_replaced()
         # A process that has just woken up comes here before its thread has read the lease.
         if self._clock() - self._renewed_at > LEASE_SECONDS / 2:
-            # Unreachable storage is no reason to stop, as long as nothing has to be saved.
+            # Unreachable storage is not a reason to stop, as long as nothing has to be saved.
             with contextlib.suppress(OSError), self._mutex:
                 self._renew()
             self._raise_if_replaced()

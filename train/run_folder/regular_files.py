@@ -89,7 +89,7 @@ def read_bytes(path: AnyPath, max_bytes: int) -> bytes:
       max_bytes: Size above which the file is refused, before reading where its size is known.
 
     Raises:
-      UserError: It is no regular file, or too large.
+      UserError: It is not a regular file, or too large.
       OSError: It cannot be read.
     """
     with open_regular(path) as stream:

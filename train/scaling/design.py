@@ -165,13 +165,13 @@ def model_of_width(base: TransformerConfig, width: int, rules: SizeRules) -> Tra
     """Return the model of a width D, with the depth and the heads of the rules.
 
     Raises:
-      UsageError: The width is no multiple of the width of the heads.
+      UsageError: The width is not a multiple of the width of the heads.
     """
     unit = width_unit(base)
     if width < unit or width % unit:
         raise UsageError(
-            f"--widths {width}: is no multiple of {unit}, so that heads cannot keep their width; "
-            f"give {max(unit, round(width / unit) * unit)}"
+            f"--widths {width}: is not a multiple of {unit}, so that heads cannot keep their width"
+            f"; give {max(unit, round(width / unit) * unit)}"
         )
     pattern = len(base.layer_pattern)
     aspect_ratio = rules.aspect_ratio or base.d_model / base.num_layers

@@ -125,7 +125,7 @@ class SweepFolder:
             if name not in requested:
                 self._refuse(f"run {name} belongs to that one and not to this one")
             now = json.loads(json.dumps(requested[name]))
-            # A field that only this version of the package has is no difference. Where one part
+            # A field that only this version of the package has is not a difference. Where one part
             # replaces another, a kind differs; where it replaces none, it has fields below a null.
             for field in sorted(before):
                 replaced = before[field] is None and _has_part(now, field)

@@ -86,7 +86,7 @@ def read_raw_lines(path: AnyPath) -> list[str]:
     """Return the lines of a file without their ends, torn ones too; none of a missing file.
 
     Raises:
-      UserError: It is no regular file, or the file or a line is too long for a log.
+      UserError: It is not a regular file, or the file or a line is too long for a log.
     """
     lines, size = [], 0
     with as_user_error(str(path)), contextlib.ExitStack() as stack:

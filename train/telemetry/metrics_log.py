@@ -132,7 +132,7 @@ class MetricsLog:
 def read_metrics(path: AnyPath) -> list[event_log.JsonRecord]:
     """Return the lines of a metrics.jsonl, with non-finite values as floats again.
 
-    Lines without a step or a split, and values that are no numbers, are left out: no run has
+    Lines without a step or a split, and values that are not numbers, are left out: no run has
     written them.
     """
     return [

@@ -184,7 +184,7 @@ def environment(config: Mapping[str, Any], events: Sequence[JsonRecord]) -> dict
 def summarize(
     curves: Mapping[str, Mapping[str, Sequence[Point]]], times: Sequence[JsonRecord]
 ) -> dict[str, Any]:
-    """Return the numbers of the report's first table by name; NaN and infinities are no best."""
+    """Return the numbers of the report's first table by name. NaN and infinity are never best."""
     summary: dict[str, Any] = {}
     steps = [int(curve[-1][0]) for splits in curves.values() for curve in splits.values()]
     summary["steps"] = max(steps, default=0)

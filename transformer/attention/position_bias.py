@@ -27,8 +27,8 @@ from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 def alibi_slopes(num_heads: int) -> np.ndarray:  # [N]
     """Return 2^(-8 n / N) for head n = 1 to N (Press et al. 2022, section 3).
 
-    If N is no power of two: the slopes of the power below it, then every second slope of twice that
-    power, as in the authors' code.
+    If N is not a power of two: the slopes of the power below it, then every second slope of twice
+    that power, as in the authors' code.
     """
     power = 2 ** int(math.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, power + 1) / power)

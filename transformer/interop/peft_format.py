@@ -52,7 +52,7 @@ def is_input_first(tensor: Tensor) -> bool:
 
 
 def check_module(tensor: Tensor) -> None:
-    """Raise InteropError for a matrix that is no module of its own in transformers."""
+    """Raise InteropError for a matrix that is not a separate module in transformers."""
     axes = tensor.leaves[0].axes
     if axes.stack != ("layers",) or len(tensor.indices) != 1 or isinstance(tensor.layout, AsIs):
         raise InteropError(

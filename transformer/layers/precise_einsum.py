@@ -60,7 +60,7 @@ def round_to_dtype(x: jax.Array, dtype: DTypeLike) -> jax.Array:
 def split_high_low(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array | None]:
     """Split x into (high, low) in `dtype`, with x = high + low to twice the precision.
 
-    low is None if `dtype` is no narrower than x. Worth storing where high is a result that is
+    low is None if `dtype` is not narrower than x. Worth storing where high is a result that is
     saved anyway: low adds half of what x would take.
     """
     high = round_to_dtype(x, dtype)

@@ -32,7 +32,7 @@ def with_mixer(experiment: Experiment, mixer: Any) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def test_a_run_is_found_by_its_settings(tmp_path: Path) -> None:
+def test_runs_are_looked_up_by_their_settings(tmp_path: Path) -> None:
     file, first = tmp_path / "runs" / "study.jsonl", tiny(tmp_path)
     attention, rotary, convolution = (
         with_mixer(first, mixer)
@@ -42,35 +42,35 @@ def test_a_run_is_found_by_its_settings(tmp_path: Path) -> None:
             ConvolutionConfig(kernel_size=3),
         )
     )
-    others = [attention, rotary, convolution, dataclasses.replace(attention, seed=7)]
+    experiments = [attention, rotary, convolution, dataclasses.replace(attention, seed=7)]
     records = FinishedRuns(file)
-    for number, each in enumerate(others):
+    for number, each in enumerate(experiments):
         assert records.find(run_of(each)) is None
         result = dataclasses.replace(FINISHED, step=number)
         records.add(run_of(each), result, {"number": number})
-    again = FinishedRuns(file)
-    for number, each in enumerate(others):
-        for store in (records, again):
-            found = store.find(run_of(each))
-            assert found is not None
-            assert found.result == dataclasses.replace(FINISHED, step=number, seconds=20.0)
+    reopened = FinishedRuns(file)
+    for number, each in enumerate(experiments):
+        for store in (records, reopened):
+            stored = store.find(run_of(each))
+            assert stored is not None
+            assert stored.result == dataclasses.replace(FINISHED, step=number, seconds=20.0)
             assert store.measured(run_of(each)) == {"number": number}
-    # How a run is named and saved is no difference; what it learns from is.
+    # How a run is named and saved is not a difference; what it learns from is.
     quiet = dataclasses.replace(
         attention, name="other", log_every=3, checkpoint=CheckpointConfig(every=2)
     )
-    assert again.find(run_of(quiet)) is not None
+    assert reopened.find(run_of(quiet)) is not None
     changed: list[dict[str, Any]] = [{"steps": 13}, {"batch_size": 3}, {"seed": 8}]
     for changes in changed:
-        assert again.find(run_of(dataclasses.replace(attention, **changes))) is None
+        assert reopened.find(run_of(dataclasses.replace(attention, **changes))) is None
     # A later line replaces an earlier one.
-    again.add(run_of(attention), dataclasses.replace(FINISHED, step=99), {})
-    found = FinishedRuns(file).find(run_of(attention))
-    assert found is not None
-    assert found.result.step == 99
+    reopened.add(run_of(attention), dataclasses.replace(FINISHED, step=99), {})
+    stored = FinishedRuns(file).find(run_of(attention))
+    assert stored is not None
+    assert stored.result.step == 99
 
 
-def test_lines_are_short(tmp_path: Path) -> None:
+def test_records_store_only_differences(tmp_path: Path) -> None:
     file = tmp_path / "study.jsonl"
     records = FinishedRuns(file)
     for seed in range(3):
@@ -81,7 +81,7 @@ def test_lines_are_short(tmp_path: Path) -> None:
     assert all(len(line) < 400 for line in lines)
 
 
-def test_settings_of_later_versions_are_no_difference(tmp_path: Path) -> None:
+def test_new_settings_do_not_change_the_identity_of_a_run(tmp_path: Path) -> None:
     file, run = tmp_path / "study.jsonl", run_of(tiny(tmp_path))
     FinishedRuns(file).add(run, FINISHED, {})
     base, line = file.read_text().splitlines()
@@ -94,7 +94,7 @@ def test_settings_of_later_versions_are_no_difference(tmp_path: Path) -> None:
     assert FinishedRuns(file).find(run) is None
 
 
-def test_the_interpreter_is_part_of_its_library(
+def test_library_text_depends_on_the_python_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = tiny(tmp_path)
@@ -109,16 +109,16 @@ def test_the_interpreter_is_part_of_its_library(
     assert records.find(run_of(library)) is None
 
 
-def test_damaged_files_are_refused(tmp_path: Path) -> None:
+def test_damaged_record_raises(tmp_path: Path) -> None:
     file = tmp_path / "study.jsonl"
     FinishedRuns(file).add(run_of(tiny(tmp_path)), FINISHED, {})
     file.write_text(file.read_text()[:-20])
-    with pytest.raises(UserError, match=r"study.jsonl line 2: is no result of a run; restore"):
+    with pytest.raises(UserError, match=r"study.jsonl line 2: is not a result of a run; restore"):
         FinishedRuns(file)
 
 
 @pytest.mark.slow
-def test_a_study_starts_anew_without_its_work_folder(
+def test_study_continues_without_its_work_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [
@@ -150,7 +150,7 @@ def test_a_study_starts_anew_without_its_work_folder(
     assert FinishedRuns(tmp_path / "study.jsonl").measured(runs[2])["lines"] > 0
 
 
-def test_what_ended_is_kept_when_the_time_is_over(
+def test_finished_runs_are_kept_when_the_time_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [SweepRun(f"seed={seed}", {}, tiny(tmp_path, seed=seed), 1.0) for seed in range(4)]
@@ -167,9 +167,9 @@ def test_what_ended_is_kept_when_the_time_is_over(
 
     monkeypatch.setattr("bench.studies.record.run_sweep", stop)
     monkeypatch.setattr("bench.studies.record.SweepFolder.read_results", lambda self: dict(ended))
-    for accept_failed, kept in ((False, [0]), (True, [0, 1])):
+    for accept_failed, expected in ((False, [0]), (True, [0, 1])):
         records = FinishedRuns(tmp_path / f"{accept_failed}.jsonl")
         with pytest.raises(PreemptedError):
             train_all(runs, tmp_path / "work", records, accept_failed=accept_failed)
-        found = [number for number, run in enumerate(runs) if records.find(run) is not None]
-        assert found == kept
+        stored = [number for number, run in enumerate(runs) if records.find(run) is not None]
+        assert stored == expected

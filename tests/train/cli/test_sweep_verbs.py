@@ -137,7 +137,7 @@ def test_scaling_trains_and_fits(capsys: Capture, tmp_path: Path) -> None:
         ("scaling quickstart --sizes 1M --widths 64", "give either --sizes or --widths"),
         ("scaling quickstart --sizes 1M", "--tokens is missing"),
         ("scaling quickstart --sizes tiny --tokens 1M", "--sizes tiny: is not a positive number"),
-        ("scaling quickstart --widths 65 --tokens 1M", "is no multiple of 64"),
+        ("scaling quickstart --widths 65 --tokens 1M", "is not a multiple of 64"),
         ("scaling quickstart --widths 64 --tokens 1M", "cannot identify a law"),
         ("scaling quickstart --widths 64 --tokens 1M --lr-rule mup", "is for adam and adamw"),
         ("scaling quickstart --widths 64 --tokens 1M --seeds 0", "seeds 0: give 1 or more"),

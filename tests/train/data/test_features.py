@@ -19,7 +19,7 @@ from train.errors import UsageError, UserError
 RANDOM = np.random.default_rng(0)
 
 
-def test_patches_follow_rows() -> None:
+def test_image_patches_are_in_row_major_order() -> None:
     images = RANDOM.normal(size=(3, 4, 6, 2))
     patches = image_patches(images, 2)
     assert patches.shape == (3, 6, 8)
@@ -31,7 +31,7 @@ def test_patches_follow_rows() -> None:
     np.testing.assert_array_equal(grey, patches.reshape(3, 6, 4, 2)[..., 0])
 
 
-def test_frames_are_spectra() -> None:
+def test_signal_frames_are_log_magnitude_spectra() -> None:
     signals = RANDOM.normal(size=(2, 20)).astype(np.float32)
     frames = signal_frames(signals, 8, 3)
     assert frames.shape == (2, 5, 5)
@@ -44,39 +44,39 @@ def test_frames_are_spectra() -> None:
             np.testing.assert_allclose(frames[:, frame, k], expected, rtol=1e-5)
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_match_scikit_learn() -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     config = FeatureDataConfig("builtin:digits", patch_size=2, length=16, scale=16.0)
     train, test = (read_features(config, split) for split in ("train", "test"))
     assert train is not None
     assert test is not None
     assert read_features(config, "validation") is None
-    whole = datasets.load_digits()
-    np.testing.assert_array_equal(np.concatenate([train["images"], test["images"]]), whole.images)
-    found = to_features(test, config)
-    assert found["features"].shape == (360, 16, 4)
-    assert found["features"].max() == 1
-    np.testing.assert_array_equal(found["targets"], whole.target[-360:])
+    dataset = datasets.load_digits()
+    np.testing.assert_array_equal(np.concatenate([train["images"], test["images"]]), dataset.images)
+    examples = to_features(test, config)
+    assert examples["features"].shape == (360, 16, 4)
+    assert examples["features"].max() == 1
+    np.testing.assert_array_equal(examples["targets"], dataset.target[-360:])
 
 
-def test_digits_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_scikit_learn_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match="scikit-learn, which is not installed; run pip install"):
         BUILT_IN["digits"]()
 
 
-def test_chirps_begin_and_end_alike() -> None:
+def test_chirp_labels_match_the_change_of_pitch() -> None:
     chirps = BUILT_IN["chirps"]()
     config = FeatureDataConfig("builtin:chirps", frame_length=128, length=15)
-    found = to_features(chirps, config)
-    assert found["features"].shape == (2500, 15, 65)
-    peaks = found["features"][:, :, 3:20].argmax(axis=-1)  # the pitch of each frame
-    moved = peaks[:, -1] - peaks[:, 0]
-    falling, level, rising = (np.median(moved[found["targets"] == label]) for label in range(3))
+    examples = to_features(chirps, config)
+    assert examples["features"].shape == (2500, 15, 65)
+    peaks = examples["features"][:, :, 3:20].argmax(axis=-1)  # the pitch of each frame
+    change = peaks[:, -1] - peaks[:, 0]
+    falling, level, rising = (np.median(change[examples["targets"] == label]) for label in range(3))
     assert falling < level == 0 < rising
 
 
-def test_labels_of_graphs_are_distances() -> None:
+def test_graph_labels_match_a_breadth_first_search() -> None:
     graphs = BUILT_IN["graphs"]()
     assert graphs["labels"].mean() == 0.5
     assert (graphs["adjacency"] == graphs["adjacency"].swapaxes(1, 2)).all()
@@ -90,7 +90,7 @@ def test_labels_of_graphs_are_distances() -> None:
         assert (second in reached) == label
 
 
-def test_files(tmp_path: Path) -> None:
+def test_npz_file_is_read_and_a_damaged_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.npz"
     arrays: dict[str, Any] = {
         "images": RANDOM.integers(256, size=(5, 4, 4), dtype=np.uint8),
@@ -98,15 +98,15 @@ def test_files(tmp_path: Path) -> None:
     }
     np.savez(path, **arrays)
     config = FeatureDataConfig(str(path), patch_size=2, length=4, scale=255.0)
-    read = read_features(config, "train")
-    assert read is not None
-    found = to_features(read, config)
+    arrays_read = read_features(config, "train")
+    assert arrays_read is not None
+    examples = to_features(arrays_read, config)
     np.testing.assert_allclose(
-        found["features"], image_patches(arrays["images"] / 255, 2), rtol=1e-6
+        examples["features"], image_patches(arrays["images"] / 255, 2), rtol=1e-6
     )
     assert read_features(config, "test") is None
     path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"mine.npz: is no .npz file of arrays; write it with"):
+    with pytest.raises(UserError, match=r"mine.npz: is not an .npz file of arrays; write it with"):
         read_features(config, "train")
 
 
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "names": (
         {"features": np.zeros((2, 4, 1)), "labels": np.array(["a", "b"])},
         {"length": 4},
-        "labels are no numbers from 0 on",
+        "labels are not numbers from 0 on",
     ),
     "flat": (
         {"features": np.zeros((2, 4)), "labels": np.zeros(2, int)},
@@ -149,16 +149,16 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_data_are_refused(case: str) -> None:
+def test_invalid_arrays_raise(case: str) -> None:
     arrays, settings, message = WRONG[case]
     with pytest.raises(UserError, match=message):
         to_features(arrays, FeatureDataConfig(**settings))
 
 
-def test_wrong_settings_are_refused() -> None:
+def test_invalid_settings_raise() -> None:
     with pytest.raises(UsageError, match=r"data\.patch_size: -1 is negative"):
         FeatureDataConfig(patch_size=-1)
     with pytest.raises(UsageError, match=r"data\.scale: 0\.0 is not positive"):
         FeatureDataConfig(scale=0.0)
-    with pytest.raises(UserError, match=r"builtin:cats: is no built-in set; choose from builtin:d"):
+    with pytest.raises(UserError, match=r"builtin:cats: is not a built-in set; choose from"):
         read_features(FeatureDataConfig("builtin:cats"), "train")

@@ -38,7 +38,10 @@ def model_file(
     return b"".join(
         [
             *(
-                field(1, field(1, text.encode()) + field(2, score) + field(3, kind))
+                field(
+                    1,
+                    field(1, text.encode()) + field(2, score) + field(3, kind),
+                )
                 for text, score, kind in pieces
             ),
             field(2, trainer),
@@ -51,7 +54,7 @@ PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1)
 
 
 @pytest.mark.parametrize("name", ["unigram", "bpe"])
-def test_ids_and_texts_are_those_of_the_package(name: str, tmp_path: Path) -> None:
+def test_ids_and_texts_match_sentencepiece(name: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(FIXTURES / f"{name}.model")
     lines = (FIXTURES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     records: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -64,7 +67,7 @@ def test_ids_and_texts_are_those_of_the_package(name: str, tmp_path: Path) -> No
         assert tokenizer.decode(record["ids"]) == record["decoded"], record["text"]
 
 
-def test_a_unigram_model_takes_the_likeliest_pieces(tmp_path: Path) -> None:
+def test_unigram_chooses_the_likeliest_pieces(tmp_path: Path) -> None:
     """▁a + b is likelier than ▁ + ab; c is unknown, and two of them are one token."""
     pieces = [*PIECES, ("b", -2.5, 1), ("ab", -3.0, 1), ("▁a", -1.25, 1), ("<x>", 0.0, 4)]
     (tmp_path / "spiece.model").write_bytes(model_file(pieces))
@@ -78,8 +81,8 @@ def test_a_unigram_model_takes_the_likeliest_pieces(tmp_path: Path) -> None:
     assert tokenizer.special_token_ids == {1, 2}
 
 
-def test_bpe_merges_the_highest_score_first(tmp_path: Path) -> None:
-    """b + c goes before a + b, and after it nothing is left for a."""
+def test_bpe_merges_highest_score_first(tmp_path: Path) -> None:
+    """b + c is merged before a + b, and then a has no partner."""
     pieces = [*PIECES, ("b", -5.0, 1), ("c", -6.0, 1), ("ab", -2.0, 1), ("bc", -1.0, 1)]
     settings = field(3, 2) + field(35, 1)
     plain = field(3, 0) + field(4, 0)  # no dummy prefix, and spaces are kept
@@ -93,7 +96,7 @@ def test_bpe_merges_the_highest_score_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["<s>", "a</s>a", "<unk>", "<0x41>"])
-def test_no_text_becomes_a_special_piece(tmp_path: Path, text: str) -> None:
+def test_text_never_encodes_to_special_pieces(tmp_path: Path, text: str) -> None:
     for trainer in (b"", field(3, 2)):
         pieces = [*PIECES, *((c, -7.0, 1) for c in "</>s"), ("<0x41>", 0.0, 6)]
         (tmp_path / "tokenizer.model").write_bytes(model_file(pieces, trainer))
@@ -134,11 +137,11 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "has no vocabulary of distinct pieces"),
-        (b"\xff" * 40, "is no complete protocol buffer"),
-        (b"PK\x03\x04 some archive", "is no complete protocol buffer"),
-        (model_file(PIECES)[:-3], "is no complete protocol buffer"),
-        (field(1, 3), "is no complete protocol buffer"),
-        (field(1, field(1, b"\xff")), "is no complete protocol buffer"),
+        (b"\xff" * 40, "is not a complete protocol buffer"),
+        (b"PK\x03\x04 some archive", "is not a complete protocol buffer"),
+        (model_file(PIECES)[:-3], "is not a complete protocol buffer"),
+        (field(1, 3), "is not a complete protocol buffer"),
+        (field(1, field(1, b"\xff")), "is not a complete protocol buffer"),
         (model_file([*PIECES, ("a", 0.0, 1)]), "has no vocabulary of distinct pieces"),
         (model_file(PIECES, field(3, 3)), "is a model of words; unigram and BPE"),
         (model_file(PIECES, field(24, 1)), "has treat_whitespace_as_suffix"),
@@ -147,14 +150,14 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
     ],
     ids=range(11),
 )
-def test_damaged_and_unsupported_models(tmp_path: Path, data: bytes, message: str) -> None:
+def test_damaged_and_unsupported_models_raise(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
     with pytest.raises(UserError, match=rf"tokenizer\.model: {message}.*; (fetch|give)") as caught:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_every_cut_of_a_file_is_refused_or_a_shorter_model() -> None:
+def test_truncated_files_raise_or_give_a_shorter_model() -> None:
     data = (FIXTURES / "bpe.model").read_bytes()
     for size in range(0, len(data), 41):
         try:
@@ -164,7 +167,7 @@ def test_every_cut_of_a_file_is_refused_or_a_shorter_model() -> None:
         assert len(model.pieces) <= 420
 
 
-def test_models_whose_ids_are_not_the_tokenizers(tmp_path: Path) -> None:
+def test_model_with_other_ids_than_the_tokenizer_raises(tmp_path: Path) -> None:
     data = model_file(PIECES)
     (tmp_path / "sentencepiece.bpe.model").write_bytes(data)
     with pytest.raises(UserError, match="has other ids than the tokenizer; where transformers"):

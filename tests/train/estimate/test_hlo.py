@@ -44,7 +44,7 @@ def test_nested_loops_multiply() -> None:
     assert program.entry == "main"
     runs = program.execution_counts()
     assert runs["main"] == 1
-    assert (runs["outer_body"], runs["wrapped"]) == (3, 3)  # done is no start
+    assert (runs["outer_body"], runs["wrapped"]) == (3, 3)  # a `-done` op starts nothing
     assert runs["inner_body"] == 3 * 5 + 2  # both branches
 
 

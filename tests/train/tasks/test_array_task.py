@@ -29,7 +29,7 @@ DATA = {"tokens": TOKENS, "targets": (TOKENS[:, 0] > 2).astype(np.int64)}
 
 @dataclasses.dataclass(frozen=True)
 class FirstIsLarge(TaskConfig):
-    """Tell if the first symbol is 3 or 4."""
+    """Predict whether the first symbol is 3 or 4."""
 
 
 class FirstIsLargeTask(ArrayTask):
@@ -56,17 +56,17 @@ def experiment(steps: int = 6) -> Experiment:
     return Experiment("first", FirstIsLarge(), MODEL, data, steps=steps, batch_size=8, log_every=1)
 
 
-def evaluated(run: train.Run, data: Any, split: str = "validation") -> float:
+def evaluated_loss(run: train.Run, data: Any, split: str = "validation") -> float:
     return run.evaluate(split, data=data)["loss"]
 
 
 @pytest.mark.slow
-def test_a_run_of_arrays(tmp_path: Path) -> None:
-    """It trains, evaluates other arrays, and resumes with the same ones alone."""
-    whole = train.fit(experiment(), tmp_path / "whole", data=DATA, quiet=True)
+def test_arrays_train_evaluate_and_resume(tmp_path: Path) -> None:
+    """Arrays train a model, other arrays are evaluated, and only the same ones resume it."""
+    uninterrupted = train.fit(experiment(), tmp_path / "whole", data=DATA, quiet=True)
     train.fit(experiment(3), tmp_path / "parts", data=DATA, quiet=True)
-    parts = train.fit(experiment(), tmp_path / "parts", data=DATA, quiet=True)
-    assert_same_bits(whole.params, parts.params)
+    resumed = train.fit(experiment(), tmp_path / "parts", data=DATA, quiet=True)
+    assert_same_bits(uninterrupted.params, resumed.params)
     assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
 
     other = DATA | {"targets": 1 - DATA["targets"]}
@@ -78,29 +78,29 @@ def test_a_run_of_arrays(tmp_path: Path) -> None:
         train.fit(experiment(9), tmp_path / "parts", quiet=True)
 
     loaded = train.load(tmp_path / "whole")
-    assert evaluated(loaded, DATA) != evaluated(loaded, other)
-    assert evaluated(loaded, {"test": other}, "test") == evaluated(loaded, other)
+    assert evaluated_loss(loaded, DATA) != evaluated_loss(loaded, other)
+    assert evaluated_loss(loaded, {"test": other}, "test") == evaluated_loss(loaded, other)
     with pytest.raises(train.UserError, match="split 'dev': data has only test; choose one"):
         loaded.evaluate("dev", data={"test": other})
 
 
-def test_splits_and_their_path() -> None:
-    """The path is a digest of names, types, shapes and values, in any order of the names."""
-    held = [hold_data(experiment(), DATA), hold_data(experiment(), dict(reversed(DATA.items())))]
-    paths = {named.data.path for named, _ in held}
+def test_data_path_is_a_digest_of_the_arrays() -> None:
+    """The digest depends on names, types, shapes and values, not on the order of the names."""
+    results = [hold_data(experiment(), DATA), hold_data(experiment(), dict(reversed(DATA.items())))]
+    paths = {changed.data.path for changed, _ in results}
     assert len(paths) == 1
-    others: tuple[Any, ...] = (
+    changed_data: tuple[Any, ...] = (
         DATA | {"targets": 1 - DATA["targets"]},
         DATA | {"tokens": TOKENS.astype(np.float32)},
         DATA | {"tokens": TOKENS[:, ::-1]},
         {name: array[1:] for name, array in DATA.items()},
         {"train": DATA, "validation": DATA},
     )
-    for data in others:
-        held.append(hold_data(experiment(), data))
-        paths.add(held[-1][0].data.path)
+    for data in changed_data:
+        results.append(hold_data(experiment(), data))
+        paths.add(results[-1][0].data.path)
     assert len(paths) == 6
-    task = FirstIsLargeTask(held[-1][0])
+    task = FirstIsLargeTask(results[-1][0])
     corpus = task.prepare_corpus()
     assert {name: len(arrays["tokens"]) for name, arrays in corpus.splits.items()} == {
         "train": 40,
@@ -117,10 +117,10 @@ def test_splits_and_their_path() -> None:
 def test_arrays_are_copied() -> None:
     """A change in place is another data set, and does not reach the one that is held."""
     data = {name: array.copy() for name, array in DATA.items()}
-    named, held = hold_data(experiment(), data)
+    changed, held_data = hold_data(experiment(), data)
     data["targets"][:] = 0
-    assert held.splits["train"]["targets"].sum() == DATA["targets"].sum() > 0
-    assert hold_data(experiment(), data)[0].data.path != named.data.path
+    assert held_data.splits["train"]["targets"].sum() == DATA["targets"].sum() > 0
+    assert hold_data(experiment(), data)[0].data.path != changed.data.path
 
 
 @pytest.mark.parametrize(
@@ -137,25 +137,25 @@ def test_arrays_are_copied() -> None:
         ({"train": DATA, "validation": TOKENS}, "data, split validation: is a ndarray; give a di"),
     ],
 )
-def test_what_is_refused(data: Any, message: str) -> None:
+def test_invalid_data_raise(data: Any, message: str) -> None:
     with pytest.raises(train.UserError, match=message):
         hold_data(experiment(), data)
 
 
-def test_a_split_without_an_array_is_refused_before_training() -> None:
-    named, held = hold_data(experiment(), DATA, {"tokens": TOKENS})
+def test_missing_array_of_a_split_raises_before_training() -> None:
+    changed, held_data = hold_data(experiment(), DATA, {"tokens": TOKENS})
     with pytest.raises(train.UserError, match="the validation split: has no array targets, which"):
-        FirstIsLargeTask(named).prepare_corpus()
-    assert held.splits["validation"].keys() == {"tokens"}
+        FirstIsLargeTask(changed).prepare_corpus()
+    assert held_data.splits["validation"].keys() == {"tokens"}
 
 
-def test_a_task_without_data() -> None:
+def test_task_without_data_raises() -> None:
     with pytest.raises(train.UserError, match=r"give them to train.fit as data"):
         FirstIsLargeTask(experiment()).prepare_corpus()
 
 
-def test_a_task_that_reads_its_own_data() -> None:
-    """It would ignore them."""
+def test_data_for_a_task_that_reads_its_own_raise() -> None:
+    """The task would ignore them."""
     register_task(FirstIsLarge, lambda _: object())  # type: ignore[arg-type]
     with pytest.raises(train.UserError, match="data: the task FirstIsLarge reads its own; derive"):
         hold_data(experiment(), DATA)

@@ -33,7 +33,7 @@ def test_time_left_follows_from_the_amount_of_work() -> None:
     assert progress.line() == "tokenizing train  100%  0:00:30 elapsed, 0:00:00 left"
 
 
-def test_time_left_follows_from_the_same_work_before() -> None:
+def test_time_left_follows_from_the_expected_seconds() -> None:
     clock = Clock()
     progress = Stage("compiling", expected_seconds=40, clock=clock)
     clock.now = 10
@@ -51,7 +51,7 @@ def test_work_of_unknown_amount_has_no_time_left() -> None:
     assert progress.line() == "training the tokenizer  0:01:01 elapsed"
 
 
-def test_without_a_display_nothing_is_shown_and_no_thread_starts(
+def test_without_a_display_no_output_and_no_thread(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = threading.active_count()
@@ -62,7 +62,7 @@ def test_without_a_display_nothing_is_shown_and_no_thread_starts(
     assert capsys.readouterr() == ("", "")
 
 
-def wait_for(text: str, file: io.StringIO) -> None:
+def wait_until_drawn(text: str, file: io.StringIO) -> None:
     """Wait until a display has drawn a text."""
     patience = threading.Event()
     for _ in range(1000):
@@ -80,11 +80,11 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("instant")
-def test_a_log_file_gets_a_line_at_intervals_and_one_at_the_end() -> None:
+def test_log_file_gets_a_line_at_intervals_and_at_the_end() -> None:
     file = io.StringIO()
     with show_stages(console=Console(file=file)), stage("tokenizing train", total=4) as progress:
         progress.advance()
-        wait_for("tokenizing train", file)
+        wait_until_drawn("tokenizing train", file)
     first, last, rest = file.getvalue().split("\n")
     assert first.startswith("tokenizing train  25%  0:00:00 elapsed, ")
     assert (last, rest) == ("tokenizing train  done in 0:00:00", "")
@@ -92,7 +92,7 @@ def test_a_log_file_gets_a_line_at_intervals_and_one_at_the_end() -> None:
     assert "\x1b" not in file.getvalue()
 
 
-def test_short_work_leaves_no_line() -> None:
+def test_short_work_prints_no_line() -> None:
     file = io.StringIO()
     with show_stages(console=Console(file=file)), stage("restoring checkpoint 5"):
         pass
@@ -100,23 +100,23 @@ def test_short_work_leaves_no_line() -> None:
 
 
 @pytest.mark.usefixtures("instant")
-def test_a_terminal_shows_a_bar_that_disappears() -> None:
+def test_terminal_bar_is_erased_at_the_end() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
     with show_stages(console=console):
         with stage("compiling the training step"):
-            wait_for("compiling the training step", file)
+            wait_until_drawn("compiling the training step", file)
         with stage("evaluating", total=2) as progress:
             progress.advance()
-            wait_for("50%", file)
+            wait_until_drawn("50%", file)
     assert "\x1b[2K" in file.getvalue()  # the line is erased
 
 
 @pytest.mark.usefixtures("instant")
-def test_the_innermost_stage_is_shown() -> None:
+def test_innermost_stage_is_shown() -> None:
     file = io.StringIO()
     with show_stages(console=Console(file=file)), stage("outer work"), stage("inner work"):
-        wait_for("inner work", file)
+        wait_until_drawn("inner work", file)
         assert "outer" not in file.getvalue()
 
 
@@ -128,13 +128,13 @@ def test_evaluation_during_training_is_shown_in_the_bar() -> None:
         bar.update(5, loss=3.25, tokens_per_second=100)
         with stage("evaluating", total=4) as progress:
             progress.advance()
-            wait_for("evaluating 25%", file)
+            wait_until_drawn("evaluating 25%", file)
         file.seek(0)
         file.truncate()
         bar.update(6)
-        wait_for("loss 3.2500", file)
+        wait_until_drawn("loss 3.2500", file)
         assert "evaluating" not in file.getvalue()
-    with stage("evaluating"):  # the bar is no display any more
+    with stage("evaluating"):  # the bar is not a display any more
         pass
 
 
@@ -142,5 +142,5 @@ def test_evaluation_during_training_is_shown_in_the_bar() -> None:
 def test_evaluation_during_training_has_lines_in_a_log() -> None:
     file = io.StringIO()
     with ProgressBar(10, console=Console(file=file)), stage("evaluating", total=4):
-        wait_for("evaluating  0%", file)
+        wait_until_drawn("evaluating  0%", file)
     assert file.getvalue().endswith("evaluating  done in 0:00:00\n")

@@ -14,20 +14,20 @@ SIZES = (37, 3, 2, 1100)
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("bfloat16", "float32")])
-def test_every_order_of_axes(dtypes: tuple[str, str]) -> None:
-    stored, wanted = (jnp.dtype(each) for each in dtypes)
-    values = np.random.default_rng(0).normal(size=SIZES).astype(stored)
+def test_copies_match_numpy_for_every_axis_order(dtypes: tuple[str, str]) -> None:
+    source_dtype, target_dtype = (jnp.dtype(each) for each in dtypes)
+    values = np.random.default_rng(0).normal(size=SIZES).astype(source_dtype)
     for order in itertools.permutations(range(len(SIZES))):
         source = values.transpose(order)
-        target = np.empty(source.shape, wanted)
+        target = np.empty(source.shape, target_dtype)
         copy_in_tiles(target, source)
-        np.testing.assert_array_equal(target, source.astype(wanted))
-        copied = as_c_order(source, wanted)
-        assert copied.flags.c_contiguous
-        np.testing.assert_array_equal(copied, source.astype(wanted))
+        np.testing.assert_array_equal(target, source.astype(target_dtype))
+        copy = as_c_order(source, target_dtype)
+        assert copy.flags.c_contiguous
+        np.testing.assert_array_equal(copy, source.astype(target_dtype))
 
 
-def test_cuts_reversals_and_small_arrays() -> None:
+def test_copies_of_slices_and_small_arrays_match_numpy() -> None:
     values = np.arange(2000 * 40, dtype=np.float32).reshape(2000, 40)
     for source in (
         values.T[3:, 1::3],
@@ -46,7 +46,7 @@ def test_cuts_reversals_and_small_arrays() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (), (513,)])
-def test_a_device_takes_aligned_memory_and_may_donate_it(shape: tuple[int, ...]) -> None:
+def test_aligned_memory_can_be_put_on_a_device_and_donated(shape: tuple[int, ...]) -> None:
     memory = aligned_zeros(shape, jnp.bfloat16)
     assert memory.ctypes.data % 64 == 0 or not memory.size
     assert (memory.shape, memory.dtype) == (shape, jnp.bfloat16)

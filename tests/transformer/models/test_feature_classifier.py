@@ -39,8 +39,8 @@ def model_and_params(config: TransformerConfig = CONFIG, **settings: Any) -> tup
 FEATURES = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, NUM_FEATURES)), jnp.float32)
 
 
-def test_both_ends_are_linear() -> None:
-    """With layers that add nothing: a matrix, positions, pooling, and the head."""
+def test_input_and_head_match_numpy() -> None:
+    """With zeroed layers: a matrix, positions, pooling and the head."""
     config = dataclasses.replace(CONFIG, final_norm=None)
     for pooling in ("mean", "max", "first"):
         model, params = model_and_params(config, pooling=pooling)
@@ -54,8 +54,8 @@ def test_both_ends_are_linear() -> None:
         np.testing.assert_allclose(output.hidden, x, atol=1e-5)
 
 
-def test_nodes_see_as_far_as_their_layers() -> None:
-    """On a path graph, two layers reach two edges: a change farther away is not seen at all."""
+def test_receptive_field_grows_by_one_edge_per_layer() -> None:
+    """On a path graph, two layers reach two edges: changes farther away have no effect."""
     config = dataclasses.replace(CONFIG, position_embedding=NoPosition())
     model, params = model_and_params(config, pooling="first")
     path = np.abs(np.subtract.outer(np.arange(T), np.arange(T))) <= 1
@@ -67,8 +67,8 @@ def test_nodes_see_as_far_as_their_layers() -> None:
         assert np.array_equal(changed, before) == (node > 2), node
 
 
-def test_nodes_have_no_order() -> None:
-    """A graph with its nodes renumbered is the same graph."""
+def test_output_is_invariant_to_node_order() -> None:
+    """Renumbering the nodes of a graph does not change the output."""
     config = dataclasses.replace(CONFIG, position_embedding=NoPosition())
     model, params = model_and_params(config)
     random = np.random.default_rng(2)
@@ -76,25 +76,25 @@ def test_nodes_have_no_order() -> None:
     adjacency |= np.eye(T, dtype=bool)
     order = random.permutation(T)
     apply = jax.jit(lambda x, a: model.apply({"params": params}, x, adjacency=a).logits)
-    one = apply(FEATURES, jnp.asarray(adjacency))
-    other = apply(FEATURES[:, order], jnp.asarray(adjacency[:, order][:, :, order]))
-    np.testing.assert_allclose(one, other, atol=1e-5)
+    original = apply(FEATURES, jnp.asarray(adjacency))
+    permuted = apply(FEATURES[:, order], jnp.asarray(adjacency[:, order][:, :, order]))
+    np.testing.assert_allclose(original, permuted, atol=1e-5)
     without = apply(FEATURES, jnp.ones((1, T, T), bool))
-    assert not np.allclose(one, without, atol=1e-3)
+    assert not np.allclose(original, without, atol=1e-3)
 
 
-def test_padding_is_ignored() -> None:
+def test_padding_does_not_change_the_output() -> None:
     model, params = model_and_params()
     segments = jnp.asarray(np.arange(T)[None] < np.array([[T], [3]]), jnp.int32)
     apply = jax.jit(lambda x, s: model.apply({"params": params}, x, segments=s).logits)
-    one = apply(FEATURES, segments)
-    other = apply(FEATURES.at[1, 3:].set(9.0), segments)
-    np.testing.assert_array_equal(one, other)
+    output = apply(FEATURES, segments)
+    changed = apply(FEATURES.at[1, 3:].set(9.0), segments)
+    np.testing.assert_array_equal(output, changed)
     short = apply(FEATURES[1:, :3], jnp.ones((1, 3), jnp.int32))
-    np.testing.assert_allclose(one[1:], short, atol=1e-5)
+    np.testing.assert_allclose(output[1:], short, atol=1e-5)
 
 
-def test_dropout_has_an_effect_in_training_alone() -> None:
+def test_dropout_acts_only_with_rngs() -> None:
     config = dataclasses.replace(CONFIG, embedding_dropout=0.5)
     model, params = model_and_params(config, head_dropout=0.5)
     rngs = jax.random.split(jax.random.key(3), B)
@@ -103,7 +103,7 @@ def test_dropout_has_an_effect_in_training_alone() -> None:
     assert not np.allclose(apply(rngs).logits, apply(None).logits)
 
 
-def test_wrong_inputs_are_refused() -> None:
+def test_invalid_inputs_raise() -> None:
     model, params = model_and_params()
     apply = lambda *x, **y: jax.eval_shape(  # noqa: E731
         lambda: model.apply({"params": params}, *x, **y)

@@ -223,7 +223,7 @@ class _PaddedTokens:
             (0, 0),
         ]
         self.q, self.k, self.v = (jnp.pad(each, padding) for each in (q, k, v))
-        # Group -1 is no group: nothing sees padding.
+        # Group -1 is not a group: nothing sees padding.
         self.tags = jnp.pad(tags, padding, constant_values=-1)
         self.behind, self.rows = settings.window, settings.chunk_size
         self.columns = settings.window + settings.chunk_size + settings.lookahead

@@ -214,7 +214,7 @@ def _attend_sorted_by_document(
     k, v = sort_padded(k, 0, num_queries), sort_padded(v, 0, num_queries)
     segments = jnp.take_along_axis(segments, order, axis=1)
     is_start = segments != jnp.pad(segments, ((0, 0), (1, 0)))[:, :-1]
-    # Queries are no tokens of the pass: they read the sums and add nothing to them.
+    # Queries are not tokens of the pass: they read the sums and add nothing to them.
     is_key = (segments != 0) & (order < num_keys)
     y, _ = attend_causal(q, k, v, feature_map, DocumentBoundaries(is_start, is_key))
     inverse_order = jnp.argsort(order, axis=1)[:, num_keys:]

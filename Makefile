@@ -62,7 +62,7 @@ drills: .venv
 
 # A study that is not finished exits with 75: it goes on in the next call.
 MINUTES ?= 10
-STUDIES ?= versus scaling lengths stability mup family
+STUDIES ?= versus scaling lengths stability mup family long_recall
 results: .venv
 	@for study in $(STUDIES); do \
 		echo "== $$study"; status=0; \

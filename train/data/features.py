@@ -126,7 +126,11 @@ def _from_signals(signals: np.ndarray, config: FeatureDataConfig) -> np.ndarray:
             f"data.frame_length {length}: does not fit signals of shape {signals.shape[1:]}; give "
             "2 samples or more, and at most those of a signal"
         )
-    return signal_frames(signals.astype(np.float32), length, config.frame_step or length // 2)
+    frames = signal_frames(signals.astype(np.float32), length, config.frame_step or length // 2)
+    # Normalized by example, as in speech recognition: loudness is no feature, and without it the
+    # common level of all spectra is far larger than their differences.
+    mean, std = (each(frames, axis=(1, 2), keepdims=True) for each in (np.mean, np.std))
+    return (frames - mean) / np.maximum(std, 1e-6)
 
 
 def _from_features(features: np.ndarray, config: FeatureDataConfig) -> np.ndarray:

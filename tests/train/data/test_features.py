@@ -70,6 +70,9 @@ def test_chirp_labels_match_the_change_of_pitch() -> None:
     config = FeatureDataConfig("builtin:chirps", frame_length=128, length=15)
     examples = to_features(chirps, config)
     assert examples["features"].shape == (2500, 15, 65)
+    # The spectra of every example are normalized.
+    np.testing.assert_allclose(examples["features"].mean(axis=(1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(examples["features"].std(axis=(1, 2)), 1, atol=1e-5)
     peaks = examples["features"][:, :, 3:20].argmax(axis=-1)  # the pitch of each frame
     change = peaks[:, -1] - peaks[:, 0]
     falling, level, rising = (np.median(change[examples["targets"] == label]) for label in range(3))

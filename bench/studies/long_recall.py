@@ -40,7 +40,7 @@ from train.sweep.grid import SweepRun, run_name
 from transformer import BigBirdConfig, MixerConfig
 
 WIDTH, LEARNING_RATE = 64, 3e-3
-WINDOW_FRACTION = 16  # a window is one part in so many of a sequence
+WINDOW_FRACTION = 16  # a window is a sixteenth of a sequence
 TEST_EXAMPLES = 8
 BINS = 16
 

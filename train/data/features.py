@@ -16,7 +16,7 @@ from train.data.data_config import FeatureDataConfig
 from train.data.files import find_file
 from train.errors import UserError, as_user_error
 
-TEST_FRACTION = 5  # one in so many examples of a built-in set is for testing
+TEST_FRACTION = 5  # a fifth of the examples of a built-in set are test examples
 
 GENERATED_EXAMPLES = 2500
 

@@ -84,6 +84,7 @@ def pickled(folder: Path) -> None:
 CASES = {
     "unknown architecture": (set_field(model_type="deepseek_v3"), "deepseek_v3.*known are gpt2"),
     "unknown head": (set_field(architectures=["LlamaForQuestionAnswering"]), "LlamaForCausalLM"),
+    "unknown head as a string": (set_field(architectures="LlamaForQA"), "LlamaForCausalLM"),
     "unknown field": (set_field(attention_multiplier=0.5), "attention_multiplier 0.5 is not known"),
     "quantized": (set_field(quantization_config={"bits": 4}), "quantization_config"),
     "unsupported value": (set_field(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),

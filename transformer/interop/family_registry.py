@@ -75,6 +75,7 @@ def find_architecture(
             f"{source}: model_type {model_type!r} is not supported{reason}; known are "
             f"{', '.join(FAMILIES)}"
         )
+    names = [names] if isinstance(names, str) else names
     asked = names if isinstance(names, list) and names else [family.architectures[0].name]
     for architecture in family.architectures:
         if architecture.name in asked:

@@ -42,9 +42,9 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs, mixer_class
-from transformer.context import ModelContext
 from transformer.layers.logical_axes import is_boxed_weight
-from transformer.testing.trial import default_config
+from transformer.model_context import ModelContext
+from transformer.testing.mixer_under_test import default_config
 
 FIRST_OF_SLOPE = 4096
 EXACT = {

@@ -33,7 +33,7 @@ from bench.pattern_panels import (
 )
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
 from transformer.attention.masks import dense_mask
-from transformer.testing.trial import Trial, make_trial, projections
+from transformer.testing.mixer_under_test import Trial, make_trial, projections
 
 WIDTH, WORDS = 32, 9
 DOCUMENTS = (40, 24)

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 import train
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 from train.run import Run
 from train.tasks.language_modeling import LanguageModelTask
 from transformer.inspection import layer_values

@@ -12,7 +12,7 @@ import numpy as np
 from train.config.experiment_files import find_experiment
 from train.data.batches import make_text_evaluation_batches
 from train.data.corpus import TextCorpus
-from train.data.streams import HostBatch, TokenStream
+from train.data.token_file import HostBatch, TokenStream
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.optim.muon import Muon

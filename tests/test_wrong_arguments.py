@@ -40,7 +40,7 @@ from transformer.attention.masks import dense_mask
 from transformer.attention.rope import apply_rope
 from transformer.attention_maps import attention_maps
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 from transformer.generation.beam_search import BeamSearchConfig, beam_search
 from transformer.generation.generate import decode_step, prefill
 from transformer.generation.sampling import (

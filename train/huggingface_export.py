@@ -11,7 +11,7 @@ import jax
 from train.data.tokenizer_files import TEMPLATE_FILE
 from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
-from train.lora.export import base_params, check_is_lora, export_adapter
+from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.tasks.task_configs import LanguageModeling, Translation
 from train.telemetry.stages import stage

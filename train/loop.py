@@ -27,9 +27,9 @@ from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.writer import install_log_filters
 from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
-from train.data.mixing import source_shares
 from train.data.python_data import hold_data
-from train.data.streams import HostBatch
+from train.data.source_mixing import source_shares
+from train.data.token_file import HostBatch
 from train.debug_checks import check_batch_tokens, check_finite
 from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
@@ -54,7 +54,7 @@ from train.telemetry.start_messages import print_finished
 from train.warm_start import (
     WarmStartSource,
 )
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 
 
 @check_arguments

@@ -12,8 +12,8 @@ from train.jit_engine import JitEngine, named_train_step
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.tasks.task_registry import make_task
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.model_context import unconstrained
 
 AXIS_NAME = "devices"
 """Mapped axis over which the step sums losses and gradients."""

@@ -104,7 +104,7 @@ class StartPoint(NamedTuple):
     skipped_checkpoints: list[SkippedCheckpoint]
     """Newer checkpoints that are damaged or incomplete, newest first."""
     data_position: Any = None
-    """Position in streamed data (`train.data.mixing.data_position`)."""
+    """Position in streamed data (`train.data.source_mixing.data_position`)."""
 
 
 def restore_or_init(

@@ -25,7 +25,7 @@ from train.tasks.task_registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
 from train.telemetry.stages import stage
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.config.io import diff_experiments
 from train.config.resolve import resolve_precision
-from train.data.mixing import data_position, seek
 from train.data.python_data import check_same_data
+from train.data.source_mixing import data_position, seek
 from train.data.tokenizer import Tokenizer
 from train.engine import make_engine
 from train.errors import UserError

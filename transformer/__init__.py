@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from transformer.generation.generate import generate
     from transformer.hardware import Hardware
     from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
+    from transformer.mixer_registry import MIXERS, register_mixer
     from transformer.models.encoder_decoder import EncoderDecoder
     from transformer.models.feature_classifier import FeatureClassifier
     from transformer.models.heads import Classifier, Tagger
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from transformer.models.masked_lm import MaskedLanguageModel
     from transformer.models.model import Model, ModelOutput
     from transformer.precision import Precision
-    from transformer.registry import MIXERS, register_mixer
 
 _HOMES = {
     "attention.mixer": (

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import Mixer, MixerInputs, MixerOutput

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from transformer.hardware import Hardware
 from transformer.layers.activations import cap_logits
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_fraction
 
 

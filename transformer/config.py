@@ -1,8 +1,8 @@
 """Configuration of a model: frozen dataclasses, validated when they are built.
 
 Importing this module imports no JAX: `--help`, `describe` and the tests of settings read
-configurations without it. The parts live beside what they configure (`layers.config`,
-`attention.config`, ...); this module puts them together.
+configurations without it. The parts live beside what they configure (`layers.layer_config`,
+`attention.attention_config`, ...); this module puts them together.
 """
 
 import dataclasses

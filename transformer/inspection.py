@@ -25,7 +25,7 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 
 if TYPE_CHECKING:  # these import this module
     from transformer.attention.attend import AttentionOutput, ScoreSpec

@@ -26,9 +26,9 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.layers.low_rank import LowRankWeight
+from transformer.layers.lora_weight import LowRankWeight
 from transformer.validation import check_at_least, check_integer
 
 RANK_AXIS = "lora_rank"

@@ -1,7 +1,7 @@
 """Losses of a model's outputs: over the vocabulary, over labels, and the model's own.
 
-Every loss is a sum with its weight, and nothing here divides: add sums and weights over
-microbatches and devices, and divide once.
+Every loss is a sum with its weight: add both over microbatches and devices, and divide once. Label
+smoothing is in `chunked_cross_entropy`, a router's losses and its z-loss in `layers.moe_dispatch`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from transformer.attention.mixer import NO_OUTPUTS, Outputs
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
 from transformer.layers.embedding import get_output_matrix
 from transformer.models.model import Model
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.backends.choose import BackendChoice, choose_backend
 from transformer.config import BlockConfig, TransformerConfig

@@ -1,4 +1,4 @@
-"""Messages of `shapes.check_shapes`: what differs, and what to give."""
+"""Messages of `shape_checks.check_shapes`: what differs, and what to give."""
 
 from collections.abc import Mapping
 from typing import Any

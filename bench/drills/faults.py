@@ -9,7 +9,7 @@ from unittest import mock
 import jax
 import numpy as np
 
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.jit_engine import JitEngine
 from train.run_setup import RunSetup
 from train.state import TrainState

@@ -13,8 +13,8 @@ from train.runtime.startup import restart_with_huge_pages
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.mixer import MixerInputs, mixer_class
-from transformer.context import ModelContext
 from transformer.layers.logical_axes import is_boxed_weight
+from transformer.model_context import ModelContext
 
 
 def config_of(settings: dict[str, Any]) -> MixerConfig:

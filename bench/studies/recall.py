@@ -25,8 +25,8 @@ from train.tasks.array_task import ArrayTask
 from train.tasks.task import Metric
 from train.tasks.task_configs import TaskConfig
 from transformer import Hardware, LanguageModel
-from transformer.context import ActivationConstraint
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
+from transformer.model_context import ActivationConstraint
 from transformer.models.model import LOGITS
 
 

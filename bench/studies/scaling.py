@@ -28,7 +28,7 @@ from train.scaling.analysis import CONSTANTS, Analysis, format_csv
 from train.scaling.design import SizedRun, SizeRules, design_runs, format_count, model_of_width
 from train.scaling.figure import plot_scaling
 from train.scaling.laws import PowerLaw, fit_power_law
-from train.scaling.sweep import check_design, fit_results
+from train.scaling.results import check_design, fit_results
 from train.sweep.sweep_folder import RunResult
 
 

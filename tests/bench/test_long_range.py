@@ -11,7 +11,7 @@ from bench.long_range import PUBLISHED, SMALL, Options, Outcome, chosen, guesses
 from tests.train.support import light_compiler as light_compiler
 from train.data.example_configs import ListOpsDataConfig
 from train.data.listops import prepare_listops
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 DATA = ListOpsDataConfig(
     train_examples=40,

@@ -16,7 +16,7 @@ from bench.senses import (
     prose_spans,
     same_sense,
 )
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 
 SOURCE = """def f(x):
     # not for all

@@ -5,7 +5,7 @@ import pytest
 
 from bench import small_runs
 from bench.small_runs import held_out
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 
 STREAM = TokenStream("validation", np.arange(1001), np.array([0, 300, 512, 900]), num_bytes=4000)
 

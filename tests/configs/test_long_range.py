@@ -23,7 +23,7 @@ from train.optim.schedules import ScheduleConfig
 from train.run import sample
 from train.tasks.task_registry import make_task
 from transformer import MIXERS, Hardware
-from transformer.context import unconstrained
+from transformer.model_context import unconstrained
 from transformer.parameter_counts import count_parameters
 
 VARIANTS = tuple(listops.attention_variants(listops.SMALL))

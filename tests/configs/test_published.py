@@ -7,7 +7,7 @@ import pytest
 from train.config.experiment_files import find_experiment
 from train.tasks.task_registry import make_task
 from transformer import AttentionConfig, Hardware, LanguageModel
-from transformer.context import unconstrained
+from transformer.model_context import unconstrained
 from transformer.parameter_counts import count_parameters
 
 EXACT = {

@@ -15,7 +15,7 @@ from train.config import plugins
 from transformer import MIXERS
 from transformer.attention.attention_config import Backend
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import default_config
+from transformer.testing.mixer_under_test import default_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "attention.md"
 COLUMNS = ("causal", "cached", "segments", "cross", "any length")

@@ -8,8 +8,8 @@ import chex
 import jax
 
 from transformer.inspection import ATTENTION_VALUES, BLOCK_VALUES, HEAD_OUTPUTS
-from transformer.registry import BUILTIN_MIXERS, MIXERS
-from transformer.testing.trial import default_config
+from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS
+from transformer.testing.mixer_under_test import default_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inspection.md").read_text()
 

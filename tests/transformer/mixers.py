@@ -9,7 +9,7 @@ from flax.core import meta
 from tests.transformer.formulas import Array, random_params_like
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
 from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
-from transformer.context import ModelContext
+from transformer.model_context import ModelContext
 
 
 def make_context(width: int) -> ModelContext:

@@ -33,7 +33,7 @@ from transformer.attention.variants.sparse_configs import (
 )
 from transformer.attention_maps import AttentionMap, attention_maps
 from transformer.inspection import layer_values
-from transformer.testing.trial import projections
+from transformer.testing.mixer_under_test import projections
 
 WIDTH, LENGTH, VOCABULARY = 12, 11, 17
 FULL = AttentionConfig(num_heads=3)

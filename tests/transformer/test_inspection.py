@@ -24,11 +24,11 @@ from transformer.inspection import (
     patch,
     zero_heads,
 )
+from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.heads import Classifier
 from transformer.models.language_model import LanguageModel
-from transformer.registry import BUILTIN_MIXERS, MIXERS
-from transformer.testing.trial import default_config
+from transformer.testing.mixer_under_test import default_config
 
 NUM_LAYERS, NUM_HEADS = 5, 4
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=NUM_HEADS, num_kv_heads=2, position=RoPE()))

@@ -102,7 +102,7 @@ def run_merge(arguments: list[str]) -> int:
     options = parse(MergeArguments, arguments, verb="merge W")
     if not options.workdir:
         raise UsageError("merge: --workdir is missing; give the folder of the new run")
-    from train.lora.export import merge_run
+    from train.lora.merge_and_export import merge_run
 
     run = merge_run(source, options.workdir, step=options.step)
     base_path = str(run.folder.path)

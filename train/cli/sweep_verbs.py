@@ -208,7 +208,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     """Train the runs of a design, fit them, and print the fits."""
     budgets = options.budgets()
     sized = _design(options)
-    from train.scaling.sweep import check_design, design_as_dicts, fit_results, print_design
+    from train.scaling.results import check_design, design_as_dicts, fit_results, print_design
 
     check_design(sized)
     if options.dry_run:

@@ -26,8 +26,8 @@ from train.optim.schedules import SCHEDULES, LearningRateSchedule
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import data_configs, task_configs
 from transformer.attention.attention_config import MixerConfig
+from transformer.mixer_registry import MixerConfigRegistry
 from transformer.precision import Precision
-from transformer.registry import MixerConfigRegistry
 
 RESUMABLE_FIELDS = (
     "name",

@@ -28,7 +28,7 @@ from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import TASKS
 from transformer.attention.attention_config import MixerConfig
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 ENTRY_POINT_GROUP = "linen_transformer.plugins"
 """Group of the entry points of installed packages; each names a module."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from train.data.batches import example_ids, host_rows
 from train.data.examples import choose_held_out_examples, seeded_permutation
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.errors import UserError
 
 Arrays = Mapping[str, np.ndarray]

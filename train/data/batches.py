@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from train.data.streams import HostBatch, TokenStream, Windows
+from train.data.token_file import HostBatch, TokenStream, Windows
 from train.errors import UsageError, UserError
 
 if TYPE_CHECKING:

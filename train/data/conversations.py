@@ -24,8 +24,8 @@ from train.data.chat_template import (
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
 from train.data.files import find_file
-from train.data.streams import HostBatch
 from train.data.text_files import line_location, read_lines
+from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError, as_user_error
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.disk_cache import cache_folder, cache_key, get_or_create
-from train.data.streams import TokenStream, read_stream, stream_is_complete, write_stream
 from train.data.text_splits import DocumentSplits, FingerprintedSplits, TextSplits
+from train.data.token_file import TokenStream, read_stream, stream_is_complete, write_stream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError

@@ -14,7 +14,7 @@ from train.data.buckets import Bucket
 from train.data.data_config import TokenizerConfig
 from train.data.disk_cache import cache_key
 from train.data.example_configs import ExampleDataConfig
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UsageError, UserError

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from train.data.batches import TextEvaluationBatches, TextTrainingBatches
-from train.data.mixing import MixedBatches
-from train.data.streams import HostBatch
+from train.data.source_mixing import MixedBatches
+from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 
 

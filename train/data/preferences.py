@@ -26,7 +26,7 @@ from train.data.conversations import (
 )
 from train.data.example_configs import PreferenceDataConfig
 from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from train.data.batches import example_ids, host_rows
-from train.data.mixing import MixtureSchedule
+from train.data.source_mixing import MixtureSchedule
 from train.data.streaming import StreamPosition, StreamReader
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.errors import UsageError
 
 KEPT_POSITIONS = 256

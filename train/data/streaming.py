@@ -17,8 +17,8 @@ import numpy as np
 from train.data.data_config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
 from train.data.examples import seeded_permutation
 from train.data.files import TextFile, find_files
-from train.data.streams import HostBatch, TokenStream, Windows
 from train.data.text_files import LIBRARY_PATH, Document, RecordPosition, read_records
+from train.data.token_file import HostBatch, TokenStream, Windows
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 

@@ -9,8 +9,8 @@ from train.data.corpus import TextCorpus
 from train.data.data_config import PYTHON_DATA_PREFIX, TextDataConfig
 from train.data.disk_cache import cache_key
 from train.data.python_data import held_data
-from train.data.streams import TokenStream
 from train.data.text_splits import choose_held_out_documents
+from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import token_id_tokenizer, train_tokenizer
 from train.errors import UserError

@@ -23,8 +23,8 @@ from train.data.examples import (
     with_leading_space,
 )
 from train.data.files import TextFile, find_file
-from train.data.streams import HostBatch
 from train.data.text_files import line_location, read_lines
+from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

@@ -89,7 +89,7 @@ def count_decoding_cost(
     model: "LanguageModel | EncoderDecoder", context_length: int
 ) -> DecodingCost:
     """Return the cost of a step at this context; a source has the same length."""
-    from transformer.costs import count_decode_step_flops, decode_step_weight_bytes
+    from transformer.flops import count_decode_step_flops, decode_step_weight_bytes
     from transformer.parameter_counts import cache_bytes
 
     source = context_length if model.config.encoder is not None else 0

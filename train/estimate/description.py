@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
     from train.optim.optimizer import Optimizer
     from transformer.config import TransformerConfig
-    from transformer.costs import AttentionTraffic, TokenFlops
+    from transformer.flops import AttentionTraffic, TokenFlops
     from transformer.hardware import Hardware
     from transformer.models.model import Model
     from transformer.parameter_counts import ParameterCounts
@@ -101,8 +101,8 @@ def describe(
     """
     from train.estimate.batch_shapes import max_batch_shape, resolve_sizes
     from train.tasks.task_registry import make_task
-    from transformer.context import unconstrained
     from transformer.hardware import Hardware
+    from transformer.model_context import unconstrained
 
     experiment, notes = resolve_sizes(experiment)
     batch_size, length = max_batch_shape(experiment)
@@ -164,7 +164,7 @@ def describe_model(
 
     from train.lora.layout import make_lora_layout
     from train.optim.elementwise import AdamW
-    from transformer import costs, parameter_counts
+    from transformer import flops, parameter_counts
 
     config, optimizer = model.config, optimizer or AdamW()
     parameters = parameter_counts.count_parameters(model)
@@ -184,11 +184,11 @@ def describe_model(
         sequence_length=sequence_length,
         parameters=parameters,
         parameter_estimate=parameter_counts.estimate_parameters(config),
-        flops=tuple(costs.count_token_flops(model, t, predicted_fraction, layout) for t in lengths),
+        flops=tuple(flops.count_token_flops(model, t, predicted_fraction, layout) for t in lengths),
         training_flops=tuple(
-            costs.count_training_flops(model, t, predicted_fraction, layout) for t in lengths
+            flops.count_training_flops(model, t, predicted_fraction, layout) for t in lengths
         ),
-        training_flops_estimate=costs.estimate_training_flops(
+        training_flops_estimate=flops.estimate_training_flops(
             config, parameters.active, sequence_length
         ),
         optimizer=optimizer.kind,
@@ -197,7 +197,7 @@ def describe_model(
         memory_variants=estimate_memory_variants(model, **shape),
         eight_bit_state=count_eight_bit_state(model),
         decoding_costs=count_decoding_variants(model, sequence_length),
-        attention_traffic=costs.attention_traffic(model, sequence_length),
+        attention_traffic=flops.attention_traffic(model, sequence_length),
         notes=notes,
     )
 

@@ -12,7 +12,7 @@ from train.estimate.candidate import Candidate, mesh_sizes
 from train.estimate.chips import Chip
 from train.estimate.description_tables import format_bytes
 from train.estimate.expected_time import expect_step
-from train.estimate.footprint import Footprint
+from train.estimate.planned_memory import Footprint
 from train.estimate.quantities import Quantities
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target
@@ -96,7 +96,7 @@ PRECISION_SETTING = "model.precision"
 """The one setting of a remedy that changes training results."""
 
 
-def suggest_remedies(experiment: Experiment, target: Target) -> list[str]:
+def plan_remedies(experiment: Experiment, target: Target) -> list[str]:
     """Return the largest memory items of the step and the cheapest settings that fit, as texts.
 
     Empty if the estimates do not apply to this model, or say that the step fits.

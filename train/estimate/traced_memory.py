@@ -1,4 +1,4 @@
-"""Memory of the training state and of residuals, found by tracing, without devices.
+"""Memory of the training state and of residuals by tracing, a part of `planned_memory`.
 
 The bytes of the state on one chip are exact, for any mesh. Residuals (arrays saved for the backward
 pass) come from tracing the real loss and are classified by shape: arrays whose last axis is the
@@ -29,8 +29,8 @@ from train.state import TrainState, init_state
 from train.tasks.task_registry import make_task
 from transformer.attention.attention_config import Backend
 from transformer.config import BlockConfig, RematPolicy
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.parameter_counts import LayerMixer, abstract_parameters
 

@@ -1,4 +1,4 @@
-"""Training memory by item, summed over all devices, and the textbook's bytes per parameter.
+"""Training memory by item, for `describe`: all devices together, and the textbook's formula.
 
 Weights, gradients and optimizer state follow from shapes and are exact. Activations are an estimate
 from the textbook's formula, corrected for rematerialization and for attention backends that do not

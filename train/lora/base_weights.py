@@ -29,10 +29,10 @@ from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.task_registry import make_task
 from train.warm_start import WarmStart, WarmStartReport, chosen_names, merge_params
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
 from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter, read_adapter
+from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.parameter_counts import abstract_parameters
 

@@ -9,7 +9,7 @@ from train.errors import UsageError
 from train.lora.lora_config import NEW, LoRAConfig
 from train.parallel.sharding import place_params
 from train.step import Batch, TrainStep
-from transformer.layers.low_rank import merge_weights
+from transformer.layers.lora_weight import merge_weights
 from transformer.lora import LoRALayout
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from transformer.registry import check_kind_is_free, check_registration
+from transformer.mixer_registry import check_kind_is_free, check_registration
 from transformer.validation import check_at_least
 
 if TYPE_CHECKING:

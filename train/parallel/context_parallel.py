@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards

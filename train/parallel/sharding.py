@@ -23,9 +23,9 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from train.state import TrainState
-from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.model_context import ActivationConstraint, unconstrained
 from transformer.models.model import Model
 
 LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {

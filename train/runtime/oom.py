@@ -105,10 +105,10 @@ def suggest_remedies(experiment: Experiment) -> list[str]:
 
     Without an estimate, return generic remedies, the most effective first.
     """
-    from train.estimate.remedies import suggest_remedies as suggest_planned
+    from train.estimate.remedies import plan_remedies
     from train.estimate.target import local_target
 
-    return suggest_planned(experiment, local_target()) or generic_remedies(experiment)
+    return plan_remedies(experiment, local_target()) or generic_remedies(experiment)
 
 
 def generic_remedies(experiment: Experiment) -> list[str]:

@@ -57,10 +57,10 @@ from train.tasks.task import (
 from train.tasks.task_configs import Classification, Tagging
 from train.tasks.vocabulary import Labels, resolve_num_labels, resolve_vocab_size, tokenizer_of
 from train.telemetry.stages import track
-from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
 from transformer.losses import Loss, auxiliary_losses, label_loss, requested_outputs
+from transformer.model_context import ActivationConstraint
 from transformer.models.heads import Classifier, Tagger
 from transformer.models.model import LOGITS
 

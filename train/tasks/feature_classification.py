@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from train.experiment import Experiment
     from train.run import Run
     from train.step import Batch, LossFn
-    from transformer.context import ActivationConstraint
     from transformer.hardware import Hardware
+    from transformer.model_context import ActivationConstraint
 
 
 class FeatureClassificationTask(ArrayTask):

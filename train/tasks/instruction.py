@@ -31,9 +31,9 @@ from train.step import LossFn
 from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
 from train.tasks.text_completion import complete_tokens
 from train.tasks.vocabulary import Labels, tokenizer_of
-from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import next_token_loss
+from transformer.model_context import ActivationConstraint
 from transformer.models.language_model import LanguageModel
 
 if TYPE_CHECKING:

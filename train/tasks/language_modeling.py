@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from train.data.corpus import TextCorpus
-from train.data.mixture import prepare_any_text
+from train.data.mixed_corpora import prepare_any_text
 from train.data.tokenizer import Tokenizer
 from train.evaluation.metrics import mean_losses, perplexity
 from train.step import LossFn
@@ -15,9 +15,9 @@ from train.tasks.task import SampleOptions, TextCallback
 from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.text_completion import complete_texts
 from train.tasks.vocabulary import Labels
-from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import next_token_loss
+from transformer.model_context import ActivationConstraint
 from transformer.models.language_model import LanguageModel
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from train.data.corpus import TextCorpus
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
-from train.data.mixture import prepare_any_text, prepare_any_tokenizer
+from train.data.mixed_corpora import prepare_any_text, prepare_any_tokenizer
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.metrics import mean_losses
@@ -27,9 +27,9 @@ from train.tasks.task import (
 from train.tasks.task_configs import MaskedLanguageModeling
 from train.tasks.text import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
-from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
+from transformer.model_context import ActivationConstraint
 from transformer.models.masked_lm import MaskedLanguageModel
 
 if TYPE_CHECKING:

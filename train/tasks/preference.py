@@ -39,10 +39,10 @@ from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shap
 from train.tasks.task_configs import PreferenceOptimization
 from train.tasks.vocabulary import Labels
 from train.telemetry.stages import track
-from transformer.context import ActivationConstraint
 from transformer.hardware import Hardware
-from transformer.layers.low_rank import LowRankWeight
+from transformer.layers.lora_weight import LowRankWeight
 from transformer.losses import Loss, weighted_loss
+from transformer.model_context import ActivationConstraint
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import LOGITS
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.errors import UserError
 from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from train.run import Run
     from train.step import LossFn
     from train.tasks.vocabulary import Labels
-    from transformer.context import ActivationConstraint
     from transformer.hardware import Hardware
+    from transformer.model_context import ActivationConstraint
     from transformer.models.model import Model
 
 TextCallback = Callable[[str], None]

@@ -16,8 +16,8 @@ from train.data.batches import (
 )
 from train.data.corpus import TextCorpus
 from train.data.data_config import TextDataConfig
-from train.data.mixing import MixedBatches
-from train.data.mixture import MixedCorpus, combine_metrics
+from train.data.mixed_corpora import MixedCorpus, combine_metrics
+from train.data.source_mixing import MixedBatches
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
 from train.tasks.task import Task, token_batch_shapes

@@ -36,11 +36,11 @@ from train.tasks.vocabulary import Labels, resolve_vocab_size, tokenizer_of
 from train.telemetry.stages import stage
 from transformer.attention.mixer import mixer_class
 from transformer.baselines.nonautoregressive import NonAutoregressive, translate_nonautoregressive
-from transformer.context import ActivationConstraint
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
+from transformer.model_context import ActivationConstraint
 from transformer.models.encoder_decoder import EncoderDecoder
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 from transformer.attention.attention_config import Backend
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.masks import Mask, dense_mask
-from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.inspection import Taps, observe_attention
 from transformer.layers.basic import dropout
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
-from transformer.shapes import check_shapes
+from transformer.model_context import ActivationConstraint, unconstrained
+from transformer.shape_checks import check_shapes
 
 if TYPE_CHECKING:  # position_bias.py imports this module
     from transformer.attention.position_bias import RelativeTables

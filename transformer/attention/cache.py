@@ -37,7 +37,7 @@ from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.masks import Mask
 from transformer.attention.projections import project_keys, project_values
 from transformer.attention.sparse_ops.global_tokens import scatter_tokens
-from transformer.context import ModelContext
+from transformer.model_context import ModelContext
 
 ABSENT_POSITION = -(2**30)
 """Position of an empty slot: before the first token, and farther away than any window."""

@@ -20,7 +20,7 @@ from transformer.attention.projections import project_output, project_qkv, proje
 from transformer.attention.scores import add_score_terms, count_score_flops, declare_sink_logits
 from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class Attention(Mixer):

@@ -1,7 +1,7 @@
 """Checks of a mask: its arrays against the queries and keys that it is for, and its pattern."""
 
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_instance, check_size
 
 

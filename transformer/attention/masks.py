@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 
 @dataclasses.dataclass(frozen=True)

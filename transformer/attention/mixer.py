@@ -16,9 +16,9 @@ from flax import struct
 
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask
-from transformer.context import ModelContext
 from transformer.inspection import Taps
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
+from transformer.model_context import ModelContext
 
 Outputs = frozenset[str]
 """Names of extra outputs to return in `aux`: `weights`, `losses`, ... Static under jit."""

@@ -19,9 +19,9 @@ from transformer.attention.position_config import (
     T5RelativeBias,
 )
 from transformer.config import BlockConfig
-from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
+from transformer.model_context import ModelContext
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:  # [N]

@@ -1,4 +1,4 @@
-"""Linear maps of attention: to queries, keys and values in heads, and back.
+"""Linear maps of attention: to queries, keys and values in heads (with RoPE), and back.
 
 Every attention mixer uses them with the same parameter names, so the weights of one fit another.
 """
@@ -18,8 +18,8 @@ from transformer.attention.attention_config import (
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope import apply_rope
 from transformer.attention.scores import transform_keys, transform_queries
-from transformer.context import ModelContext
 from transformer.layers.basic import Norm, apply_linear
+from transformer.model_context import ModelContext
 
 
 class QKV(NamedTuple):

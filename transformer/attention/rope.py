@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope_scaling import Frequencies, LongRoPEScaling, long_rope_angles
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 # A product of two 32-bit words needs 64 bits, which JAX has only with jax_enable_x64. Products of
 # 16-bit halves fit into 32 bits.

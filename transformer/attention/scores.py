@@ -24,9 +24,9 @@ from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.mixer import MixerInputs, ScoreFlops
 from transformer.attention.position_bias import position_terms
 from transformer.attention.position_config import RelativePositions
-from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight
 from transformer.layers.precise_einsum import DTypeLike
+from transformer.model_context import ModelContext
 
 
 def transform_queries(

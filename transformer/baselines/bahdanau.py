@@ -30,7 +30,7 @@ from transformer.baselines.memory_attention import (
     visible_memory,
 )
 from transformer.layers.basic import apply_linear
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class GRUState(struct.PyTreeNode):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.documents import document_boundaries, token_segments
+from transformer.attention.document_boundaries import document_boundaries, token_segments
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.mixer import (
     Abilities,
@@ -34,7 +34,7 @@ from transformer.baselines.cells import (
 )
 from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
 from transformer.layers.basic import apply_linear
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class StateTapes(struct.PyTreeNode):

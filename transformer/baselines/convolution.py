@@ -18,7 +18,7 @@ from transformer.attention.sparse_ops.local_window import NeighborCache, neighbo
 from transformer.baselines.baseline_configs import ConvolutionConfig
 from transformer.config import Initialization
 from transformer.layers.basic import apply_linear, declare_weight
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class Convolution(Mixer):

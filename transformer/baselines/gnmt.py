@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.documents import (
+from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
 )
@@ -45,7 +45,7 @@ from transformer.baselines.memory_attention import (
     visible_memory,
 )
 from transformer.layers.basic import dropout, fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class GNMTEncoder(Mixer):

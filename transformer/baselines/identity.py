@@ -13,7 +13,7 @@ from transformer.attention.mixer import (
     reject_weights,
 )
 from transformer.baselines.baseline_configs import IdentityConfig
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class Identity(Mixer):

@@ -21,7 +21,7 @@ from transformer.baselines.memory_attention import (
     last_visible,
     memory_mask,
 )
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class Seq2SeqDecoder(Mixer):

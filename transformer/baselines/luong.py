@@ -36,7 +36,7 @@ from transformer.baselines.memory_attention import (
     visible_memory,
 )
 from transformer.layers.basic import apply_linear
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(state [B, H], keys [B, S, A]) -> scores [B, S]."""

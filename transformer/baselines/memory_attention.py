@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.documents import (
+from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
 )
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import MixerInputs, ScoreFlops
 from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix, recurrent_weight
-from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
+from transformer.model_context import ModelContext
 from transformer.precision import finfo_min
 
 

@@ -29,7 +29,7 @@ from transformer.models.model import (
     Model,
     ModelOutput,
 )
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_at_least
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.documents import document_boundaries
+from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
@@ -33,7 +33,7 @@ from transformer.baselines.cells import (
     scan_cell,
 )
 from transformer.layers.basic import apply_linear
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class ElmanState(struct.PyTreeNode):

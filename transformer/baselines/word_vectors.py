@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from transformer.config import Initializer
 from transformer.layers.basic import declare_weight
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 
 class SkipGram(nn.Module):

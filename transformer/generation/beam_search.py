@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.layers.cross_attention import BlockCache
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_at_least, check_field_types
 
 NO_TOKEN = -1

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.attention.mixer import NO_OUTPUTS, mixer_class
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
 from transformer.layers.activations import cap_logits
@@ -31,7 +31,7 @@ from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_instance, check_integer, check_seed, check_sequences
 
 log = logging.getLogger(__name__)

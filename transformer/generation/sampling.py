@@ -12,9 +12,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.precision import finfo_min
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_field_types
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.config import TransformerConfig
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 from transformer.generation.generate import (

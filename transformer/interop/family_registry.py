@@ -7,9 +7,9 @@ from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
 from transformer.interop.gpt_oss import GPT_OSS
 from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
+from transformer.interop.longformer_bigbird import BIG_BIRD, LONGFORMER
 from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.seq2seq import BART, MARIAN, T5
-from transformer.interop.sparse_encoders import BIG_BIRD, LONGFORMER
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight
 from transformer.layers.layer_config import FeedForwardConfig
+from transformer.model_context import ModelContext
 
 
 def swish(

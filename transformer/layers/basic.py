@@ -19,10 +19,10 @@ from flax import linen as nn
 from flax.core import meta
 
 from transformer.config import Initializer, TransformerConfig
-from transformer.context import ModelContext
 from transformer.layers.layer_config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
-from transformer.layers.low_rank import LowRankWeight
+from transformer.layers.lora_weight import LowRankWeight
+from transformer.model_context import ModelContext
 from transformer.precision import Precision
 
 MAX_WEIGHT_SIZE = 2**44

@@ -8,7 +8,6 @@ from flax import linen as nn
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.config import BlockConfig
-from transformer.context import ModelContext
 from transformer.layers.basic import Norm, dropout, fold_in
 from transformer.layers.cross_attention import (
     BlockCache,
@@ -19,6 +18,7 @@ from transformer.layers.cross_attention import (
 from transformer.layers.feedforward import FeedForward
 from transformer.layers.layer_config import MoEConfig
 from transformer.layers.moe import MixtureOfExperts
+from transformer.model_context import ModelContext
 
 
 def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:

@@ -8,10 +8,10 @@ from flax import linen as nn
 
 from transformer.attention.position_config import NoPosition
 from transformer.config import TransformerConfig
-from transformer.context import ModelContext
 from transformer.layers.activations import cap_logits
 from transformer.layers.basic import Norm, apply_matrix, declare_table, dropout, fold_in
 from transformer.layers.position_embedding import embed_positions, embed_token_types
+from transformer.model_context import ModelContext
 
 
 def declare_embedding(

@@ -6,10 +6,10 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.mixer import NO_OUTPUTS, Outputs
-from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
 from transformer.layers.basic import apply_linear, dropout
 from transformer.layers.layer_config import FeedForwardConfig
+from transformer.model_context import ModelContext
 
 
 class FeedForwardOutput(NamedTuple):

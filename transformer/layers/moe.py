@@ -7,12 +7,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.mixer import NO_OUTPUTS, Outputs
-from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
 from transformer.layers.layer_config import MoEConfig
-from transformer.layers.low_rank import LowRankWeight
+from transformer.layers.lora_weight import LowRankWeight
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -25,6 +24,7 @@ from transformer.layers.moe_dispatch import (
     route_tokens,
     router_z_loss,
 )
+from transformer.model_context import ModelContext
 
 
 class MixtureOfExperts(nn.Module):

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from transformer.context import ActivationConstraint, unconstrained
+from transformer.model_context import ActivationConstraint, unconstrained
 
 
 class Routing(NamedTuple):

@@ -22,7 +22,6 @@ from flax import linen as nn
 
 from transformer.attention.mixer import MixerInputs
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
-from transformer.context import ModelContext
 from transformer.inspection import observe_block
 from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, layer_constants
@@ -34,6 +33,7 @@ from transformer.layers.stack_weights import (
     select_for_decoding,
     wrong_depth,
 )
+from transformer.model_context import ModelContext
 
 MAX_UNROLLED_LAYERS = 16
 """`auto` unrolls up to this many layers: faster steps for longer compilation."""

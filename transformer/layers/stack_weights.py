@@ -16,10 +16,10 @@ from transformer.attention.masks import Mask
 from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.attention.position_bias import zero_shared_bias
 from transformer.config import BlockConfig
-from transformer.context import ModelContext
 from transformer.layers.block import Block, layer_constants
 from transformer.layers.cross_attention import BlockCache, Memory
 from transformer.layers.logical_axes import box_weights, is_boxed_weight
+from transformer.model_context import ModelContext
 from transformer.validation import check_size
 
 LayerPattern = tuple[BlockConfig, ...]

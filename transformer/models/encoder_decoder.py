@@ -12,7 +12,6 @@ from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.attention.mixer import MixerInputs, Outputs
 from transformer.attention.position_bias import declare_shared_bias
 from transformer.config import EncoderConfig, TransformerConfig
-from transformer.context import ModelContext
 from transformer.inspection import Edit, Taps, make_taps
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.layers.cross_attention import Memory
@@ -24,6 +23,7 @@ from transformer.layers.embedding import (
 )
 from transformer.layers.stack import StackOutput
 from transformer.layers.stack_weights import init_cache
+from transformer.model_context import ModelContext
 from transformer.models.input_checks import (
     check_cache_inputs,
     check_tokens,
@@ -37,7 +37,7 @@ from transformer.models.model import (
     ModelOutput,
     apply_layers,
 )
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 
 class EncoderDecoder(Model):

@@ -15,7 +15,7 @@ from transformer.layers.basic import Norm, apply_linear, dropout, fold_in
 from transformer.layers.position_embedding import embed_positions
 from transformer.models.heads import check_pooling, pool_sequence
 from transformer.models.model import LOGITS, Model, ModelOutput, apply_layers
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 
 class FeatureClassifier(Model):

@@ -9,9 +9,9 @@ from flax import linen as nn
 
 from transformer.attention.mixer import Outputs
 from transformer.config import Pooling, TransformerConfig
-from transformer.context import ModelContext
 from transformer.inspection import Edit
 from transformer.layers.basic import apply_linear, dropout, fold_in
+from transformer.model_context import ModelContext
 from transformer.models.input_checks import resolve_dropout_rngs
 from transformer.models.model import LOGITS, Model, ModelOutput
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from transformer.attention.rope_scaling import LongRoPEScaling
 from transformer.config import TransformerConfig
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_size
 
 # jax 0.10 moved it there from `jax.core`.

@@ -11,7 +11,6 @@ from flax.core import meta
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.attention.mixer import MixerInputs, Outputs
 from transformer.config import EncoderConfig, TransformerConfig
-from transformer.context import ActivationConstraint, ModelContext, unconstrained
 from transformer.hardware import Hardware
 from transformer.inspection import Edit, make_taps
 from transformer.layers.basic import Norm
@@ -19,8 +18,9 @@ from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
+from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
 from transformer.models.input_checks import check_tokens
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
@@ -177,7 +177,7 @@ def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a method of Linen; with automatic axes if the mesh of an array has explicit ones."""
     for leaf in jax.tree.leaves((args, kwargs)):
         if isinstance(leaf, jax.Array) and jax.typeof(leaf).sharding.mesh.explicit_axes:
-            from transformer.models.explicit_axes import call_with_auto_axes
+            from transformer.models.explicit_sharding import call_with_auto_axes
 
             return call_with_auto_axes(function, args, kwargs, leaf)
     return function(*args, **kwargs)

@@ -18,11 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.hardware import Hardware
-from transformer.testing.abilities import (
+from transformer.testing.ability_checks import (
     DEFAULT_LENGTHS,
     check_any_length,
     check_cached,
@@ -32,7 +32,13 @@ from transformer.testing.abilities import (
     check_weights,
     pack_two_documents,
 )
-from transformer.testing.trial import BATCH_SIZE, Trial, check_select, default_config, make_trial
+from transformer.testing.mixer_under_test import (
+    BATCH_SIZE,
+    Trial,
+    check_select,
+    default_config,
+    make_trial,
+)
 from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 

@@ -16,7 +16,7 @@ from transformer.layers.layer_config import FeedForwardConfig
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.heads import Classifier
 from transformer.precision import Precision
-from transformer.testing.trial import BATCH_SIZE, Array, Trial
+from transformer.testing.mixer_under_test import BATCH_SIZE, Array, Trial
 
 VOCAB_SIZE = 11
 

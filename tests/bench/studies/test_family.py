@@ -12,7 +12,7 @@ from bench.studies.recall import AssociativeRecall, recall_examples
 from train.config.plugins import imports_of
 from train.errors import UsageError
 from train.scaling.design import count_without_embeddings
-from transformer.registry import BUILTIN_MIXERS, MIXERS
+from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS
 
 
 def test_answers_are_the_values_of_their_keys() -> None:

@@ -14,7 +14,7 @@ from train.optim.optimizer import Optimizer
 from train.optim.optimizer_registry import OPTIMIZERS
 from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
 from transformer.attention.attention_config import AttentionConfig, MixerConfig
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 TWO = Experiment(
     model=TransformerConfig(num_layers=2, layer_pattern=(BlockConfig(), BlockConfig())),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 
 MakeStream = Callable[..., TokenStream]
 

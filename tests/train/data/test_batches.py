@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from train.data.batches import TextTrainingBatches, prefetch
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 from train.errors import UserError
 
 MakeStream = Callable[..., TokenStream]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from train.data.batches import make_text_evaluation_batches
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 
 MakeStream = Callable[..., TokenStream]
 

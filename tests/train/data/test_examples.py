@@ -19,7 +19,7 @@ from train.data.examples import (
     tokenizer_for_splits,
     with_leading_space,
 )
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.errors import UserError
 
 

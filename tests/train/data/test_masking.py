@@ -8,7 +8,7 @@ from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.masking import MaskedEvaluationBatches, MaskedTrainingBatches, Masking
-from train.data.streams import HostBatch, TokenStream
+from train.data.token_file import HostBatch, TokenStream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 

@@ -16,11 +16,11 @@ import pytest
 from train.data.batches import host_rows
 from train.data.corpus import prepare_text
 from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
-from train.data.mixing import MixedBatches, data_position, seek
-from train.data.mixture import prepare_any_text
+from train.data.mixed_corpora import prepare_any_text
+from train.data.source_mixing import MixedBatches, data_position, seek
 from train.data.stream_batches import StreamedTrainingBatches
 from train.data.streaming import StreamedText, StreamPosition, StreamReader
-from train.data.streams import HostBatch, Windows
+from train.data.token_file import HostBatch, Windows
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 

@@ -12,7 +12,7 @@ from train.estimate.remedies import (
     changed_flags,
     cheapest_changes,
     largest_parts,
-    suggest_remedies,
+    plan_remedies,
 )
 from train.estimate.search import MEMORY_MARGIN, rank_candidate, search_candidates, with_best_mesh
 from train.estimate.target import Target
@@ -117,11 +117,11 @@ def test_remedies_fit(found: Quantities) -> None:
     quantities = Quantities.from_experiment(full, target())
     now = rank_candidate(quantities, Candidate.from_experiment(full, 8))
     small = target(int(now.footprint.total * 0.8))
-    said = suggest_remedies(full, small)
+    said = plan_remedies(full, small)
     assert said[0].startswith(f"largest are {largest_parts(now.footprint)}; give --")
     assert 1 <= len(said) <= 3
     assert all("time by estimate" in each for each in said)
-    assert suggest_remedies(full, target()) == []
+    assert plan_remedies(full, target()) == []
 
 
 def test_remedies_with_fewest_changes_come_first(found: Quantities) -> None:

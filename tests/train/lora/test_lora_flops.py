@@ -17,7 +17,7 @@ from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from train.lora.lora_config import LoRAConfig
 from transformer import Hardware
-from transformer.costs import count_token_flops, count_training_flops
+from transformer.flops import count_token_flops, count_training_flops
 
 B = 2
 

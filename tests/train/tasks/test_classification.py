@@ -17,8 +17,8 @@ from train.errors import UserError
 from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
 from train.tasks.task import Metric
 from train.tasks.task_configs import Classification, Tagging
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.model_context import unconstrained
 
 
 @pytest.fixture(scope="module")

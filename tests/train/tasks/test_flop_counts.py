@@ -10,9 +10,9 @@ import pytest
 from bench.mixer_costs import products
 from train.config.experiment_files import find_experiment
 from train.tasks.task_registry import make_task
-from transformer.context import unconstrained
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 from transformer.hardware import Hardware
+from transformer.model_context import unconstrained
 from transformer.parameter_counts import abstract_parameters
 
 B, T = 4, 40

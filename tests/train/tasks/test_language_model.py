@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from tests.train.support import LENGTH, tiny
 from train.data.batches import host_rows
-from train.data.streams import TokenStream
+from train.data.token_file import TokenStream
 from train.engine import Engine
 from train.errors import UsageError
 from train.experiment import EvaluationConfig, Experiment

@@ -24,8 +24,8 @@ from train.tasks.masked_language_modeling import (
 )
 from train.tasks.task import SampleOptions
 from transformer import Precision
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.model_context import unconstrained
 
 END, MASK = 256, 257
 

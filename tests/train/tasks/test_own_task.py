@@ -14,7 +14,7 @@ import train
 from tests.train.support import command, lines_of, tiny
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.data.data_config import DataConfig, TokenizerConfig
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.estimate.batch_shapes import unsharded_batch_shapes

@@ -16,8 +16,8 @@ from train.tasks.task import Metric
 from train.tasks.translation import TranslationTask
 from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.baselines.nonautoregressive import NonAutoregressive
-from transformer.context import unconstrained
 from transformer.hardware import Hardware
+from transformer.model_context import unconstrained
 
 SMOOTHING = 0.1
 

@@ -16,7 +16,7 @@ from transformer.attention.backends.dispatch import num_query_blocks
 from transformer.attention.masks import dense_mask
 from transformer.attention.position_bias import RelativeTables, alibi_bias
 from transformer.attention.scores import additive_scores
-from transformer.testing.trial import reference_softmax_attention
+from transformer.testing.mixer_under_test import reference_softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
 

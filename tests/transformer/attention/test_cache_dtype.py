@@ -43,7 +43,7 @@ from transformer.baselines.baseline_configs import (
     LuongConfig,
     Seq2SeqConfig,
 )
-from transformer.registry import BUILTIN_MIXERS
+from transformer.mixer_registry import BUILTIN_MIXERS
 
 B, T, S, V, D = 2, 11, 7, 13, 12
 PREFILL = 8

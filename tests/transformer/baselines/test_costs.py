@@ -13,7 +13,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 
 V, D, T = 17, 6, 23
 PLAIN = BlockConfig(mixer=LSTMConfig(), feed_forward=None, norm=None)

@@ -12,7 +12,7 @@ from tests.transformer.formulas import array, assert_close, normal, random_param
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import EncoderDecoder, Mask, MaskPattern
 from transformer.baselines.baseline_configs import GNMTDecoderConfig, GNMTEncoderConfig, gnmt_config
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 from transformer.parameter_counts import count_parameters
 
 B, T, S, D, A, L = 2, 7, 6, 5, 3, 4

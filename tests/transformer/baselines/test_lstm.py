@@ -13,13 +13,13 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.documents import document_boundaries
+from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.mixer import MixerInputs
 from transformer.baselines import recurrent
 from transformer.baselines.baseline_configs import LSTMConfig
-from transformer.testing.abilities import check_cached
+from transformer.testing.ability_checks import check_cached
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import make_trial
+from transformer.testing.mixer_under_test import make_trial
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"
 B, T, D, H = 2, 7, 5, 3

@@ -12,9 +12,9 @@ from transformer import Hardware, Mask, MaskPattern, MixerConfig
 from transformer.attention.attention_config import AdditiveScore, BilinearScore, DotScore
 from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
 from transformer.baselines.memory_attention import first_visible, last_visible, memory_mask
-from transformer.testing.abilities import check_cross, check_segments
+from transformer.testing.ability_checks import check_cross, check_segments
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import make_trial
+from transformer.testing.mixer_under_test import make_trial
 
 B, T, S, D, H, A = 2, 7, 6, 5, 3, 4
 SEGMENTS = array([[1, 1, 1, 2, 2, 0, 0], [0, 4, 4, 4, 4, 4, 4]])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.attention.documents import (
+from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
 )

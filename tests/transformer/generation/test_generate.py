@@ -36,8 +36,8 @@ from transformer.generation.generate import (
 )
 from transformer.generation.sampling import SamplingConfig
 from transformer.layers.stack_weights import unstack_for_decoding
+from transformer.mixer_registry import MIXERS
 from transformer.models.language_model import LanguageModel
-from transformer.registry import MIXERS
 
 CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
 

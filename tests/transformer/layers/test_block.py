@@ -21,9 +21,9 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.context import ModelContext
 from transformer.layers.block import Block
 from transformer.layers.layer_config import MoEConfig
+from transformer.model_context import ModelContext
 
 B, T, D = 2, 5, 12
 CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())

@@ -9,9 +9,9 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.context import ModelContext
 from transformer.layers.activations import ACTIVATIONS, swish
 from transformer.layers.feedforward import FeedForward, resolve_d_ff
+from transformer.model_context import ModelContext
 
 B, T, D, F = 2, 3, 5, 7
 CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())

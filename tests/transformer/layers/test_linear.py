@@ -7,9 +7,9 @@ from flax import linen as nn
 
 from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import Hardware, Initialization, Precision
-from transformer.context import ModelContext
 from transformer.layers.basic import apply_linear, apply_matrix
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.model_context import ModelContext
 
 
 @pytest.mark.parametrize("flatten", [True, False])

@@ -11,10 +11,10 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.context import ModelContext
 from transformer.layers.layer_config import DispatcherKind, MoEConfig
 from transformer.layers.logical_axes import LogicalAxes, unbox_axes
 from transformer.layers.moe import MixtureOfExperts
+from transformer.model_context import ModelContext
 
 B, T, D, F, E = 3, 11, 5, 7, 4
 CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())

@@ -31,12 +31,12 @@ from transformer import (
 )
 from transformer.attention.mixer import MixerInputs
 from transformer.config import LayerLoop, RematPolicy
-from transformer.context import ModelContext
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.layers.block import Block
 from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 from transformer.layers.stack_weights import unstack_layers
+from transformer.model_context import ModelContext
 
 B, T, D = 2, 3, 6
 RNGS = jax.random.split(jax.random.key(0), B)

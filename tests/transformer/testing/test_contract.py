@@ -24,7 +24,12 @@ from transformer.testing.contract import (
     check_mixer,
     check_rejected,
 )
-from transformer.testing.trial import Trial, check_select, make_trial, reference_softmax_attention
+from transformer.testing.mixer_under_test import (
+    Trial,
+    check_select,
+    make_trial,
+    reference_softmax_attention,
+)
 from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 

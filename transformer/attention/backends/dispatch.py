@@ -15,9 +15,9 @@ from transformer.attention.backends.tiling import repeat_kv_for_shards, widen
 from transformer.attention.mask_checks import check_mask
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.attention.scores import add_sinks
-from transformer.context import ActivationConstraint, unconstrained
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
+from transformer.model_context import ActivationConstraint, unconstrained
 
 
 def attend_fast(

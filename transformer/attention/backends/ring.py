@@ -29,9 +29,9 @@ from transformer.attention.backends.tiling import (
     widen,
 )
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.context import ActivationConstraint
 from transformer.layers.basic import fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, split_high_low
+from transformer.model_context import ActivationConstraint
 
 
 class _Ring(NamedTuple):

@@ -16,7 +16,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.tiling import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.context import ActivationConstraint, unconstrained
+from transformer.model_context import ActivationConstraint, unconstrained
 
 LANES = 128
 """Size of the last axis of a TPU tile."""

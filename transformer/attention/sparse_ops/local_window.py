@@ -16,7 +16,7 @@ from flax import struct
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention
-from transformer.attention.documents import token_segments
+from transformer.attention.document_boundaries import token_segments
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.layers.basic import fold_in
 

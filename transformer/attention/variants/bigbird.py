@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.cache import KVCache
-from transformer.attention.documents import token_segments
+from transformer.attention.document_boundaries import token_segments
 from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -35,11 +35,11 @@ from transformer.attention.sparse_ops.global_tokens import (
     gather_tokens,
     scatter_tokens,
 )
+from transformer.attention.sparse_ops.visible_key_counts import MeanVisibleKeys
 from transformer.attention.variants.sparse_configs import BigBirdConfig
-from transformer.attention.variants.visible_keys import MeanVisibleKeys
 from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from transformer.attention.attention_config import MultiHeadConfig
-from transformer.attention.documents import (
+from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
     token_segments,

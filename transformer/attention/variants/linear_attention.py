@@ -14,7 +14,7 @@ from transformer.attention.variants.feature_map_attention import (
 from transformer.attention.variants.linear_configs import LinearAttentionConfig
 from transformer.attention.variants.prefix_sums import Features, LinearAttentionState
 from transformer.inspection import HEAD_OUTPUTS
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 FEATURE_FLOOR = 1e-18
 """Lower bound of a feature: avoids 0 / 0 for tokens whose entries are all far below zero."""

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.documents import previous_segments, token_segments
+from transformer.attention.document_boundaries import previous_segments, token_segments
 from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -35,7 +35,7 @@ from transformer.attention.projections import (
 from transformer.attention.variants.linear_configs import LinformerConfig
 from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import declare_weight, fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class KeyPlacement(NamedTuple):

@@ -17,7 +17,7 @@ from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
-from transformer.attention.documents import token_segments
+from transformer.attention.document_boundaries import token_segments
 from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -51,11 +51,11 @@ from transformer.attention.sparse_ops.global_tokens import (
     scatter_tokens,
 )
 from transformer.attention.sparse_ops.local_window import attend_dilated
+from transformer.attention.sparse_ops.visible_key_counts import longformer_visible_keys
 from transformer.attention.variants.sparse_configs import LongformerConfig
-from transformer.attention.variants.visible_keys import longformer_visible_keys
 from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class GlobalTokenCache(struct.PyTreeNode):

@@ -26,7 +26,7 @@ from transformer.attention.variants.feature_map_attention import (
 from transformer.attention.variants.linear_configs import FeatureMapKind, PerformerConfig
 from transformer.attention.variants.prefix_sums import FeatureMap, Features, LinearAttentionState
 from transformer.inspection import HEAD_OUTPUTS
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
 """Lower bound of a positive feature, relative to the largest of its token.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.attention.documents import DocumentBoundaries
+from transformer.attention.document_boundaries import DocumentBoundaries
 
 CHUNK_SIZE = 64
 """C, tokens per chunk of a causal pass."""

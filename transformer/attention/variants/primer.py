@@ -27,7 +27,7 @@ from transformer.attention.sparse_ops.local_window import NeighborCache, neighbo
 from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import apply_linear, declare_weight, fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 KERNEL_SIZE = 3
 

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.attention.backends.tiling import PartialAttention, merge_partials
-from transformer.attention.documents import token_segments
+from transformer.attention.document_boundaries import token_segments
 from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import (
@@ -34,11 +34,11 @@ from transformer.attention.sparse_ops.grouped_window import (
     group_positions,
     split_groups_by_document,
 )
+from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.attention.variants.sparse_configs import ReformerConfig
-from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.precise_einsum import accumulation_dtype
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 SELF_ATTENTION_PENALTY = 1e4
 """Subtracted from the score of a token with itself: used only if no other key is visible.

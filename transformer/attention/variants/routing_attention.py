@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.attention.cache import KVCache
-from transformer.attention.documents import token_segments
+from transformer.attention.document_boundaries import token_segments
 from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -47,12 +47,12 @@ from transformer.attention.sparse_ops.grouped_window import (
     split_groups_by_document,
 )
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
+from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
-from transformer.attention.variants.visible_keys import grouped_visible_keys
-from transformer.context import ModelContext
 from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import declare_weight, layer_norm
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
+from transformer.model_context import ModelContext
 
 LAYER_NORM_EPSILON = 1e-5
 

@@ -20,11 +20,11 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.scores import declare_sink_logits
+from transformer.attention.sparse_ops.visible_key_counts import sliding_window_visible_keys
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
-from transformer.attention.variants.visible_keys import sliding_window_visible_keys
 from transformer.inspection import ATTENTION_VALUES, reject_requests
 from transformer.layers.basic import fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class SlidingWindowAttention(Mixer):

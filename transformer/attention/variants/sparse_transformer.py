@@ -40,15 +40,15 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, project_qkv
 from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
+from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,
     Factorization,
     SparsePattern,
     SparseTransformerConfig,
 )
-from transformer.attention.variants.visible_keys import sparse_transformer_visible_keys
 from transformer.inspection import HEAD_OUTPUTS
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array, ScoreSpec], PartialAttention]
 

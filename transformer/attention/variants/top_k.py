@@ -24,11 +24,11 @@ from transformer.attention.sparse_ops.top_k_keys import (
     top_k_mask,
     top_k_weights,
 )
+from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.attention.variants.sparse_configs import TopKConfig
-from transformer.attention.variants.visible_keys import grouped_visible_keys
 from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
-from transformer.registry import MIXERS
+from transformer.mixer_registry import MIXERS
 
 
 class TopKAttention(Mixer):

@@ -15,7 +15,7 @@ from transformer.attention.backends.tiling import merge_partials
 from transformer.attention.masks import dense_mask
 from transformer.attention.sparse_ops import block_gather
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
-from transformer.testing.trial import reference_softmax_attention
+from transformer.testing.mixer_under_test import reference_softmax_attention
 
 B, N, K, H, VALUES, BLOCK = 2, 4, 2, 4, 3, 5
 

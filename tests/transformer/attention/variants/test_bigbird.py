@@ -22,13 +22,13 @@ from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.attention.variants.bigbird import BigBird, bigbird_visible_keys
-from transformer.testing.abilities import (
+from transformer.testing.ability_checks import (
     check_any_length,
     check_cached,
     check_causal,
     check_segments,
 )
-from transformer.testing.trial import check_select, make_trial
+from transformer.testing.mixer_under_test import check_select, make_trial
 
 FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
 

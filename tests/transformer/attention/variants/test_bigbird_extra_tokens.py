@@ -17,7 +17,7 @@ from tests.transformer.mixers import make_mixer
 from transformer import BigBirdConfig, Mask
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.bigbird import BigBird
-from transformer.testing.trial import reference_softmax_attention
+from transformer.testing.mixer_under_test import reference_softmax_attention
 
 B, D, N, BLOCK, T = 2, 6, 3, 4, 43
 BLOCKS = -(-T // BLOCK)  # of the input

@@ -10,7 +10,7 @@ from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import BlockConfig, LanguageModel, LinearAttentionConfig, Mask, TransformerConfig
 from transformer.attention.masks import MaskPattern
 from transformer.attention.variants.linear_attention import FEATURE_FLOOR, elu_features
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 
 B, T, D, N, H = 2, 7, 6, 3, 5
 CONFIG = LinearAttentionConfig(num_heads=N, head_dim=H, bias=False)

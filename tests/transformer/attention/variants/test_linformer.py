@@ -20,7 +20,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 
 B, T, S, D, N, K, H, R = 2, 11, 9, 6, 4, 2, 3, 5
 LENGTH = 13

@@ -17,14 +17,14 @@ from tests.transformer.layouts import attention, linear
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
 from transformer.attention.mixer import MixerInputs
-from transformer.attention.variants.visible_keys import longformer_visible_keys
-from transformer.testing.abilities import (
+from transformer.attention.sparse_ops.visible_key_counts import longformer_visible_keys
+from transformer.testing.ability_checks import (
     check_any_length,
     check_cached,
     check_causal,
     check_segments,
 )
-from transformer.testing.trial import make_trial
+from transformer.testing.mixer_under_test import make_trial
 
 FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
 

@@ -25,13 +25,13 @@ from transformer import (
 )
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.performer import Performer
-from transformer.context import ModelContext
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 from transformer.layers.cross_attention import Memory
 from transformer.layers.stack import Stack
 from transformer.layers.stack_weights import init_cache
+from transformer.model_context import ModelContext
 from transformer.testing.contract import ABILITY_CHECKS
-from transformer.testing.trial import make_trial
+from transformer.testing.mixer_under_test import make_trial
 
 B, T, D, N, K, H, M = 2, 11, 6, 4, 2, 3, 7
 CONFIG = PerformerConfig(num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, seed=5)

@@ -14,7 +14,7 @@ from transformer.attention.mixer import MixerInputs
 from transformer.attention.rope import apply_rope
 from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.config import BlockConfig
-from transformer.costs import count_token_flops
+from transformer.flops import count_token_flops
 
 B, T, D, N, H = 2, 7, 6, 3, 4
 CONFIG = PrimerConfig(num_heads=N, head_dim=H)

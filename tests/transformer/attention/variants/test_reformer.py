@@ -14,7 +14,7 @@ from transformer import Mask, MaskPattern, ReformerConfig
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.reformer import Reformer, hash_buckets
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import projections
+from transformer.testing.mixer_under_test import projections
 
 B, T, D, N, H, WINDOW, ROUNDS = 2, 71, 7, 2, 5, 3, 3
 CONFIG = ReformerConfig(

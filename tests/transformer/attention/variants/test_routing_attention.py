@@ -36,7 +36,7 @@ from transformer.attention.variants.routing_attention import (
     kmeans_loss,
 )
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import projections
+from transformer.testing.mixer_under_test import projections
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
 CONFIG = RoutingAttentionConfig(num_heads=N, head_dim=H, num_clusters=E, window=WINDOW)

@@ -12,9 +12,9 @@ from transformer import Hardware, Mask, MaskPattern, NormConfig, RoPE, SlidingWi
 from transformer.attention.cache import ABSENT_POSITION, RollingCache
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
-from transformer.testing.abilities import pack_two_documents
+from transformer.testing.ability_checks import pack_two_documents
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import Trial, make_trial, run_mixer
+from transformer.testing.mixer_under_test import Trial, make_trial, run_mixer
 
 
 def trial_of(config: SlidingWindowConfig, length: int = 67) -> Trial:

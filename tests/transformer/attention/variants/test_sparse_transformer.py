@@ -10,9 +10,9 @@ from tests.transformer.formulas import Array, array, assert_close, assert_trees_
 from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
 from transformer.attention.masks import dense_mask
 from transformer.attention.variants.sparse_transformer import pattern_mask
-from transformer.testing.abilities import pack_two_documents
+from transformer.testing.ability_checks import pack_two_documents
 from transformer.testing.contract import check_mixer
-from transformer.testing.trial import (
+from transformer.testing.mixer_under_test import (
     Trial,
     make_trial,
     projections,

@@ -22,7 +22,7 @@ from transformer.attention.attention_config import AdditiveScore, BilinearScore
 from transformer.attention.full import Attention
 from transformer.attention.mixer import Mixer
 from transformer.attention.position_config import RelativePositions
-from transformer.costs import (
+from transformer.flops import (
     attention_traffic,
     count_decode_step_flops,
     count_token_flops,

@@ -1,4 +1,4 @@
-"""Estimated memory of a step on one chip, without compiling it.
+"""Estimated memory of a step on one chip, for `plan` and out-of-memory advice, uncompiled.
 
 State and batch are exact. Temporaries are a linear model: traced residuals, gradients, the working
 set of a layer, the gathered weights of a layer and the logits of a chunk, each times a coefficient.

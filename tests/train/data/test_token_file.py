@@ -6,8 +6,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 from train.data.data_config import TokenizerConfig
-from train.data.streams import read_stream, stream_is_complete, write_stream
 from train.data.text_files import Document
+from train.data.token_file import read_stream, stream_is_complete, write_stream
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 

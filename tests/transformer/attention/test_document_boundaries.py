@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.transformer.formulas import array
 from transformer import Mask
-from transformer.attention.documents import previous_segments, token_segments
+from transformer.attention.document_boundaries import previous_segments, token_segments
 
 SEGMENTS = array([[1, 1, 0, 1, 2, 2, 0], [0, 3, 3, 3, 0, 5, 5]])
 

@@ -15,9 +15,14 @@ import pytest
 
 from train.data.batches import TextTrainingBatches
 from train.data.data_config import SourceConfig, TextDataConfig, TokenizerConfig
-from train.data.mixing import BLOCK_EXAMPLES, MixedTrainingBatches, MixtureSchedule, source_shares
-from train.data.mixture import MixedCorpus, combine_metrics, prepare_any_text
-from train.data.streams import TokenStream
+from train.data.mixed_corpora import MixedCorpus, combine_metrics, prepare_any_text
+from train.data.source_mixing import (
+    BLOCK_EXAMPLES,
+    MixedTrainingBatches,
+    MixtureSchedule,
+    source_shares,
+)
+from train.data.token_file import TokenStream
 from train.errors import UserError
 
 MakeStream = Callable[..., TokenStream]

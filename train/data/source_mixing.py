@@ -13,7 +13,7 @@ import numpy as np
 
 from train.data.batches import TextTrainingBatches, example_ids, host_rows
 from train.data.examples import seeded_permutation
-from train.data.streams import HostBatch
+from train.data.token_file import HostBatch
 from train.errors import UserError
 
 BLOCK_EXAMPLES = 1024

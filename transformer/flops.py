@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import meta
 
-from transformer.arguments import check_arguments
+from transformer.argument_checks import check_arguments
 from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.mixer import MixerInputs, ScoreFlops, mixer_class

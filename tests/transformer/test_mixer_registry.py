@@ -8,7 +8,7 @@ from typing import get_type_hints
 import pytest
 
 import transformer
-from transformer.registry import BUILTIN_MIXERS, MIXERS, MixerConfigRegistry, MixerRegistry
+from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS, MixerConfigRegistry, MixerRegistry
 
 
 @pytest.mark.parametrize("kind", BUILTIN_MIXERS)
@@ -32,7 +32,7 @@ def test_every_public_name_resolves() -> None:
 def test_settings_load_without_implementations() -> None:
     program = (
         "import sys\n"
-        "from transformer.registry import MixerConfigRegistry\n"
+        "from transformer.mixer_registry import MixerConfigRegistry\n"
         "from transformer import TransformerConfig\n"
         "TransformerConfig()\n"
         "configs = MixerConfigRegistry()\n"

@@ -1,6 +1,6 @@
 """Language models that preceded the transformer, with the data and the steps of `versus`.
 
-    python -m train fit before:lstm
+    python -m train fit pre_transformer:lstm
 
 | experiment | how information moves between tokens |
 | --- | --- |

@@ -17,10 +17,10 @@ from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, mixer_class
 from transformer.config import Initialization
-from transformer.context import ModelContext
 from transformer.hardware import Hardware
+from transformer.mixer_registry import MIXERS
+from transformer.model_context import ModelContext
 from transformer.precision import Precision
-from transformer.registry import MIXERS
 
 Array = np.ndarray[Any, Any]
 

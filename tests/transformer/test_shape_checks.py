@@ -33,7 +33,7 @@ from transformer.generation.beam_search import BeamSearchConfig, beam_search
 from transformer.generation.generate import decode_step, prefill
 from transformer.generation.translate import translate
 from transformer.models.input_checks import check_tokens
-from transformer.shapes import check_shapes
+from transformer.shape_checks import check_shapes
 
 B, T, S, N, K, H, D, V = 2, 5, 7, 6, 3, 4, 8, 11
 

@@ -18,12 +18,12 @@ from train.data.corpus import (
 )
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.data.disk_cache import cache_folder, cache_key
-from train.data.mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
+from train.data.source_mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
 from train.data.stream_batches import StreamedTrainingBatches
 from train.data.streaming import StreamedText, StreamReader
-from train.data.streams import TokenStream
 from train.data.text_files import Document
 from train.data.text_splits import SPLITS, TextSource, TextSplits
+from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 

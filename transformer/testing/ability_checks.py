@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
-from transformer.testing.trial import BATCH_SIZE, Array, Trial, run_mixer
+from transformer.testing.mixer_under_test import BATCH_SIZE, Array, Trial, run_mixer
 
 DEFAULT_LENGTHS = (1, 63, 129, 257)
 """Lengths next to the block sizes of the attention backends, and 1."""

@@ -49,7 +49,7 @@ _CONVOLUTION = TransformerConfig(
 )
 
 EXPERIMENTS = {
-    name: dataclasses.replace(comparison_experiment(name, model), name=f"before-{name}")
+    name: dataclasses.replace(comparison_experiment(name, model), name=f"pre_transformer-{name}")
     for name, model in {
         "elman": recurrent_model(ElmanConfig()),
         "lstm": recurrent_model(LSTMConfig()),

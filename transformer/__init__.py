@@ -166,7 +166,7 @@ _HOMES = {
     "models.language_model": ("LanguageModel",),
     "models.masked_lm": ("MaskedLanguageModel",),
     "precision": ("Precision",),
-    "registry": (
+    "mixer_registry": (
         "MIXERS",
         "register_mixer",
     ),

@@ -83,7 +83,7 @@ def test_invalid_arrays_raise(train: Any, message: str) -> None:
 
 def test_every_split_has_the_arrays_of_training() -> None:
     train = {"x": np.ones(3), "weights": np.ones(3)}
-    assert corpus(train=train, validation={"x": np.ones(2)})
+    assert corpus(train=train, validation={"x": np.ones(2)}) is not None
     with pytest.raises(UserError, match="the test split: has no array x, which the train split ha"):
         corpus(train=train, test=numbers(2))
 

@@ -91,8 +91,9 @@ def accuracy_by_position(run: SweepRun, folder: Path) -> dict[str, list[float]]:
     loaded, task = train.load(str(folder)), run.experiment.task
     assert isinstance(task, AssociativeRecall)
     examples = recall_examples(task, run.experiment.sequence_length, TEST_EXAMPLES, seed=2)
+    model: Any = loaded.model
     predict = jax.jit(
-        lambda tokens: loaded.model.apply({"params": loaded.params}, tokens).logits.argmax(-1)
+        lambda tokens: model.apply({"params": loaded.params}, tokens).logits.argmax(-1)
     )
     correct = np.concatenate(
         [

@@ -24,6 +24,8 @@ class Message(NamedTuple):
     file: str
     line: int
     text: str
+    error: str
+    """Name of the exception's class, if it is a plain one."""
 
 
 def messages() -> list[Message]:
@@ -34,8 +36,14 @@ def messages() -> list[Message]:
             name = str(path.relative_to(ROOT))
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                 if isinstance(node, ast.Raise):
-                    found += [Message(name, node.lineno, text) for text in _texts(node)]
+                    error = _class_name(node)
+                    found += [Message(name, node.lineno, text, error) for text in _texts(node)]
     return found
+
+
+def _class_name(node: ast.Raise) -> str:
+    called = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+    return called.id if isinstance(called, ast.Name) else ""
 
 
 def _texts(node: ast.Raise) -> Iterator[str]:

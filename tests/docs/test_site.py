@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -88,6 +89,21 @@ def test_error_page_quotes_real_messages() -> None:
         ticks = "``" if row.startswith("| ``") else "`"  # a message may contain backticks
         message = row.removeprefix(f"| {ticks}").removesuffix(ticks).strip()
         assert message in known, message
+
+
+def test_errors_for_users_name_the_thing_the_problem_and_the_remedy() -> None:
+    passed_on = {"lora.…", "sample.prompt …: …", "scaling: ……"}  # the rest is another error's text
+    found = [
+        each for each in messages() if each.error in ("UserError", "UsageError", "InteropError")
+    ]
+    assert len(found) > 300
+    incomplete = {
+        each.text
+        for each in found
+        # The problem may go without saying: `seed -1: give an integer from 0 to 2^32 - 1`.
+        if not re.search(r"; |: give |: name ", each.text) and each.text not in passed_on
+    }
+    assert incomplete == set()
 
 
 def test_messages_are_parsed_with_their_variable_parts() -> None:

@@ -134,8 +134,10 @@ def run_reference(arguments: list[str]) -> int:
     for name in ("pairs", "output"):
         if not getattr(options, name):
             raise UsageError(f"reference: --{name} is missing; give a file of JSON lines")
-    if options.batch_size < 1 or options.max_length < 2:
-        raise UsageError("reference: --batch-size is at least 1, and --max-length at least 2")
+    for name, least in (("batch_size", 1), ("max_length", 2)):
+        if getattr(options, name) < least:
+            flag, value = name.replace("_", "-"), getattr(options, name)
+            raise UsageError(f"--{flag} {value}: is too small; give {least} or more")
     from train.tasks.reference import add_reference
 
     count = add_reference(

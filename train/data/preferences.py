@@ -81,8 +81,8 @@ def _parse_reference(location: str, value: Any) -> Reference | None:
         ) from error
     if not (-math.inf < chosen <= 0 and -math.inf < rejected <= 0):
         raise UserError(
-            f"{location}: its reference {chosen}, {rejected} is no pair of log-likelihoods; write "
-            "it with python -m train reference"
+            f"{location}: its reference {chosen}, {rejected} is not a pair of log-likelihoods; "
+            "write it with python -m train reference"
         )
     return Reference((chosen, rejected), (first, second))
 

@@ -53,7 +53,7 @@ def add_reference(
     run = load(workdir)
     model = run.model
     if not isinstance(model, LanguageModel) or run.tokenizer is None:
-        raise UserError(f"{workdir}: is no language model; give the run that DPO starts from")
+        raise UserError(f"{workdir}: is not a language model; give the run that DPO starts from")
     longest = model.config.max_length
     if longest is not None and max_length // 2 > longest:
         raise UserError(

@@ -119,7 +119,10 @@ class Fields:
         """Return a required field that is a positive integer."""
         value = self.take(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InteropError(f"{self._source}: {name} {value!r} is not a positive integer")
+            raise InteropError(
+                f"{self._source}: {name} {value!r} is not a positive integer; "
+                "restore the original file"
+            )
         return value
 
     def choose(self, name: str, choices: Mapping[str, Any], default: str = "") -> Any:

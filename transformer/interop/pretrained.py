@@ -295,7 +295,9 @@ def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[
         )
     # The family that agrees deepest into the config is the nearest one.
     nearest = max(problems, key=lambda each: each[0])[1]
-    raise InteropError(f"no architecture of transformers matches this model; nearest {nearest}")
+    raise InteropError(
+        f"model: no architecture of transformers has it (nearest is {nearest}); change what differs"
+    )
 
 
 def _try_family(

@@ -217,7 +217,7 @@ def test_references_that_are_refused(folder: Path, tmp_path: Path) -> None:
             parse_pair("x:1", {**record, "reference": value})
     for number in (0.5, float("nan"), -float("inf")):
         value = {"chosen": number, "rejected": -1.0, "tokens": [1, 1]}
-        with pytest.raises(UserError, match="is no pair of log-likelihoods"):
+        with pytest.raises(UserError, match="is not a pair of log-likelihoods"):
             parse_pair("x:1", {**record, "reference": value})
     path = tmp_path / "pairs.jsonl"
     data = dataclasses.replace(make_experiment(folder).data, path=str(path))

@@ -13,7 +13,13 @@ from transformer import (
     LanguageModel,
     TransformerConfig,
 )
-from transformer.losses import auxiliary_losses, label_loss, requested_outputs, token_loss
+from transformer.losses import (
+    auxiliary_losses,
+    label_loss,
+    next_token_loss,
+    requested_outputs,
+    token_loss,
+)
 
 MODEL = Classifier(TransformerConfig(vocab_size=3, d_model=8, num_layers=1, causal=False))
 
@@ -60,6 +66,31 @@ def test_token_loss_matches_logits(with_accuracy: bool) -> None:
         assert float(loss.weight) == pytest.approx(weights.sum())
     if with_accuracy:
         assert float(result["accuracy"].total) == pytest.approx(weights[1].sum())
+
+
+def test_next_token_loss_of_a_packed_row_is_that_of_its_segments() -> None:
+    """Without segments the second text reads the first, and its loss is another one."""
+    model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
+    drawn = np.random.default_rng(2)
+    tokens, targets = drawn.integers(0, 7, (2, 1, 5))
+    params = model.init(jax.random.key(0), tokens)["params"]
+    batch: Any = {
+        "tokens": tokens,
+        "targets": targets,
+        "weights": np.ones((1, 5), np.float32),
+        "segments": np.array([[1, 1, 2, 2, 2]]),
+        "positions": np.array([[0, 1, 0, 1, 2]]),
+    }
+    packed = next_token_loss(model, params, batch)
+    assert float(packed["loss"].weight) == 5
+    separate = 0.0
+    for part in (np.s_[:, :2], np.s_[:, 2:]):
+        logits = np.asarray(model.apply({"params": params}, tokens[part]).logits, np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        separate -= np.take_along_axis(log_probs, targets[part][..., None], axis=-1).sum()
+    assert float(packed["loss"].total) == pytest.approx(separate, rel=1e-5)
+    merged = next_token_loss(model, params, batch, has_segments=False)
+    assert float(merged["loss"].total) != pytest.approx(separate, rel=1e-5)
 
 
 def test_auxiliary_losses_are_summed_over_layers() -> None:

@@ -86,10 +86,10 @@ def test_error_is_one_line_with_status_1(tmp_path: Path) -> None:
 
 def fake_race(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replace the race: ours takes half the seconds of its peer. Return the requested steps."""
-    asked = []
+    recorded_steps = []
 
     def race(sides: list[Contender], *, rounds: int, steps: int, **_: int) -> list[Record]:
-        asked.append(steps)
+        recorded_steps.append(steps)
         return [
             Record(
                 side.name, {}, {}, 1.0, (seconds,) * rounds, (0.0,) * rounds, (None,) * rounds, 1
@@ -98,16 +98,16 @@ def fake_race(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ]
 
     monkeypatch.setattr(train_step, "race", race)
-    return asked
+    return recorded_steps
 
 
 def test_one_json_object_holds_every_shape(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = fake_race(monkeypatch)
+    recorded_steps = fake_race(monkeypatch)
     main(replace(HF, json=True, rounds=3))
     actual = json.loads(capsys.readouterr().out)
-    assert asked == [5, 5]
+    assert recorded_steps == [5, 5]
     assert actual["machine"]["cores"] >= 1
     small, gpt2 = actual["measurements"]
     assert (small["shape"], gpt2["shape"]) == ("small", "gpt2")
@@ -120,10 +120,10 @@ def test_one_json_object_holds_every_shape(
 
 
 def test_table_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = fake_race(monkeypatch)
+    recorded_steps = fake_race(monkeypatch)
     main(replace(HF, shape="small", steps=2, rounds=3))
     shown = capsys.readouterr().out
-    assert asked == [2]
+    assert recorded_steps == [2]
     assert "6 x 384, 6 heads, T 256, B 12, V 65, float32, 3 rounds" in shown
     assert "12,288" in shown  # 2 x 12 x 256 tokens in half a second
     assert "2.00" in shown

@@ -29,7 +29,7 @@ Capture = pytest.CaptureFixture[str]
 STEPS = 6
 
 
-class Whole(NamedTuple):
+class TrainedRun(NamedTuple):
     """Complete run without errors."""
 
     folder: Path
@@ -38,7 +38,7 @@ class Whole(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     folder = tmp_path_factory.mktemp("bad")
     config = write_config(
         folder, steps=str(STEPS), checkpoint="CheckpointConfig(every=2, keep_last=9)"
@@ -47,12 +47,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     with pytest.raises(SystemExit) as stop:
         main(["fit", config, "--workdir", str(workdir), "--quiet"])
     assert stop.value.code == 0
-    return Whole(folder, config, workdir)
+    return TrainedRun(folder, config, workdir)
 
 
 @pytest.fixture
-def copy(whole: Whole, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole.workdir, tmp_path / "copy"))
+def copy(trained_run: TrainedRun, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained_run.workdir, tmp_path / "copy"))
 
 
 def assert_refused(found: Outcome, status: int, *words: str) -> None:
@@ -63,8 +63,8 @@ def assert_refused(found: Outcome, status: int, *words: str) -> None:
     assert all(word in found.error for word in words), found.error
 
 
-def fit(capsys: Capture, whole: Whole, workdir: Path, *more: str) -> Outcome:
-    return command(capsys, "fit", whole.config, "--workdir", str(workdir), "--quiet", *more)
+def fit(capsys: Capture, trained_run: TrainedRun, workdir: Path, *more: str) -> Outcome:
+    return command(capsys, "fit", trained_run.config, "--workdir", str(workdir), "--quiet", *more)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -87,23 +87,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     ids=["missing", "empty", "not UTF-8", "shorter than a window", "one character"],
 )
 def test_invalid_texts(
-    capsys: Capture, whole: Whole, tmp_path: Path, text: bytes | None, words: tuple[str, ...]
+    capsys: Capture,
+    trained_run: TrainedRun,
+    tmp_path: Path,
+    text: bytes | None,
+    words: tuple[str, ...],
 ) -> None:
     file = tmp_path / "given.txt"
     if text is not None:
         file.write_bytes(text)
     workdir = tmp_path / "run"
-    actual = fit(capsys, whole, workdir, "--data.path", str(file))
+    actual = fit(capsys, trained_run, workdir, "--data.path", str(file))
     assert_refused(actual, 1, *words)
     assert list(workdir.iterdir()) == []
 
 
-def test_empty_text(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
-    actual = fit(capsys, whole, tmp_path / "run", "--data.path", "")
+def test_empty_text(capsys: Capture, trained_run: TrainedRun, tmp_path: Path) -> None:
+    actual = fit(capsys, trained_run, tmp_path / "run", "--data.path", "")
     assert_refused(actual, 2, "data.path: is empty; give a file")
 
 
-def test_vanished_text(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_vanished_text(capsys: Capture, trained_run: TrainedRun, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["experiment"]["data"]["path"] = "/no/such/text.txt"
     (copy / "config.json").write_text(json.dumps(config))
@@ -114,8 +118,8 @@ def test_vanished_text(capsys: Capture, whole: Whole, copy: Path) -> None:
 # Tokenizers and vocabularies.
 
 
-def test_vocabulary_mismatch(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
-    actual = fit(capsys, whole, tmp_path / "run", "--model.vocab-size", "99")
+def test_vocabulary_mismatch(capsys: Capture, trained_run: TrainedRun, tmp_path: Path) -> None:
+    actual = fit(capsys, trained_run, tmp_path / "run", "--model.vocab-size", "99")
     words = ("data.tokenizer: has 2", "and the model 99; give", "or set model.vocab_size to 0")
     assert_refused(actual, 1, *words)
 
@@ -128,12 +132,14 @@ def test_tokenizer_of_another_run(capsys: Capture, copy: Path) -> None:
     assert_refused(actual, 1, "tokenizer.json: has 2", "give the tokenizer that the model was")
 
 
-def test_prompt_with_unknown_characters(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_prompt_with_unknown_characters(
+    capsys: Capture, trained_run: TrainedRun, tmp_path: Path
+) -> None:
     """A run checks its sample prompt before the first step."""
-    actual = command(capsys, "sample", str(whole.workdir), "--prompt", "the cät", "--json")
+    actual = command(capsys, "sample", str(trained_run.workdir), "--prompt", "the cät", "--json")
     assert_refused(actual, 1, "has characters that the tokenizer lacks ('ä')")
     sampled = ("--sample.every", "3", "--sample.prompt", "the cät")
-    actual = fit(capsys, whole, tmp_path / "run", *sampled)
+    actual = fit(capsys, trained_run, tmp_path / "run", *sampled)
     assert_refused(actual, 1, "sample.prompt", "has characters that the tokenizer lacks ('ä')")
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -141,7 +147,7 @@ def test_prompt_with_unknown_characters(capsys: Capture, whole: Whole, tmp_path:
 # Runs and their folders.
 
 
-def test_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_checkpoint_of_another_model(capsys: Capture, trained_run: TrainedRun, copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     config["experiment"]["model"]["d_model"] = 8
     (copy / "config.json").write_text(json.dumps(config))
@@ -150,7 +156,7 @@ def test_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) 
     )
     assert_refused(command(capsys, "sample", str(copy)), 1, *words)
     more = ("--model.d-model", "8", "--steps", "7")
-    assert_refused(fit(capsys, whole, copy, *more), 1, *words)
+    assert_refused(fit(capsys, trained_run, copy, *more), 1, *words)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +168,12 @@ def test_checkpoint_of_another_model(capsys: Capture, whole: Whole, copy: Path) 
         ('{"experiment": {"colour": "red"}}', "does not describe an experiment"),
     ],
 )
-def test_damaged_settings(capsys: Capture, whole: Whole, copy: Path, text: str, words: str) -> None:
+def test_damaged_settings(
+    capsys: Capture, trained_run: TrainedRun, copy: Path, text: str, words: str
+) -> None:
     (copy / "config.json").write_text(text)
     before = contents(copy)
-    for found in (command(capsys, "evaluate", str(copy)), fit(capsys, whole, copy)):
+    for found in (command(capsys, "evaluate", str(copy)), fit(capsys, trained_run, copy)):
         assert_refused(found, 1, f"{copy / 'config.json'}: ", words)
     assert contents(copy) == before
 
@@ -183,7 +191,7 @@ def test_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_damaged_checkpoint(capsys: Capture, trained_run: TrainedRun, copy: Path) -> None:
     """The previous checkpoint is used; a damaged one that is requested by its step is refused."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
         if file.is_file():
@@ -193,17 +201,19 @@ def test_damaged_checkpoint(capsys: Capture, whole: Whole, copy: Path) -> None:
     assert "checkpoint of step 6: state/" in result.error
     result = command(capsys, "evaluate", str(copy), "--step", "6")
     assert_refused(result, 1, "checkpoints/6: is damaged (state/", "ask for another step")
-    result = fit(capsys, whole, copy)
+    result = fit(capsys, trained_run, copy)
     assert (result.status, result.error) == (0, "")
-    assert losses(copy) == losses(whole.workdir)
+    assert losses(copy) == losses(trained_run.workdir)
 
 
-def test_unwritable_folders(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_unwritable_folders(capsys: Capture, trained_run: TrainedRun, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
-    assert_refused(fit(capsys, whole, file), 1, "is a file; give a folder")
-    assert_refused(fit(capsys, whole, file / "below"), 1, "cannot be written (Not a directory)")
-    actual = fit(capsys, whole, tmp_path)
+    assert_refused(fit(capsys, trained_run, file), 1, "is a file; give a folder")
+    assert_refused(
+        fit(capsys, trained_run, file / "below"), 1, "cannot be written (Not a directory)"
+    )
+    actual = fit(capsys, trained_run, tmp_path)
     assert_refused(
         actual, 1, "contains other files (file) and no run; give a new or an empty folder"
     )
@@ -211,7 +221,7 @@ def test_unwritable_folders(capsys: Capture, whole: Whole, tmp_path: Path) -> No
 
 
 def test_folder_without_permission(
-    capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulated, since the superuser may write everywhere."""
 
@@ -220,7 +230,7 @@ def test_folder_without_permission(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", refuse)
-        actual = fit(capsys, whole, tmp_path / "run")
+        actual = fit(capsys, trained_run, tmp_path / "run")
     words = ("run: cannot be written (Permission denied)", "check its permissions, or give another")
     assert_refused(actual, 1, *words)
 
@@ -241,7 +251,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 @pytest.mark.slow
 def test_full_disk_at_a_checkpoint(
-    capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier checkpoints are valid, and the run resumes from them once there is room."""
     workdir = tmp_path / "run"
@@ -254,7 +264,7 @@ def test_full_disk_at_a_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(AsyncCheckpointer, "save", on_a_full_disk)
-        result = fit(capsys, whole, workdir)
+        result = fit(capsys, trained_run, workdir)
     problem = "could not be written (No space left on device); make room there"
     words = (f"checkpoint {workdir}/checkpoints/4: {problem}",)
     assert_refused(result, 1, *words)
@@ -262,38 +272,38 @@ def test_full_disk_at_a_checkpoint(
         assert checkpoints.steps() == [2]
     assert sorted(losses(workdir)) == [1, 2, 3, 4]
     assert (workdir / "loss.png").exists()
-    result = fit(capsys, whole, workdir)
+    result = fit(capsys, trained_run, workdir)
     assert (result.status, result.error) == (0, "")
-    assert losses(workdir) == losses(whole.workdir)
-    ends = [train.load(str(each)).params for each in (workdir, whole.workdir)]
+    assert losses(workdir) == losses(trained_run.workdir)
+    ends = [train.load(str(each)).params for each in (workdir, trained_run.workdir)]
     assert_same_bits(*ends)
 
 
-def test_full_disk_at_a_log_line(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_full_disk_at_a_log_line(capsys: Capture, trained_run: TrainedRun, tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     workdir.mkdir()
     size = 2**22
     (workdir / "logbook.jsonl").write_text("\n" * size)
     with no_file_beyond(size):
-        actual = fit(capsys, whole, workdir)
+        actual = fit(capsys, trained_run, workdir)
     words = ("logbook.jsonl: cannot be written (File too large); make room there",)
     assert_refused(actual, 1, *words)
 
 
-def test_full_disk_at_a_resume(capsys: Capture, whole: Whole, copy: Path) -> None:
+def test_full_disk_at_a_resume(capsys: Capture, trained_run: TrainedRun, copy: Path) -> None:
     """Its settings and its tokenizer are unchanged."""
     before = contents(copy)
     with no_file_beyond(100):
-        actual = fit(capsys, whole, copy, "--steps", "8")
+        actual = fit(capsys, trained_run, copy, "--steps", "8")
     assert_refused(actual, 1, "cannot be written (File too large); make room there")
     assert contents(copy) == before
     assert Tokenizer.load(copy / "tokenizer.json").vocab_size > 10
 
 
-def test_unwritable_cache(capsys: Capture, whole: Whole, tmp_path: Path) -> None:
+def test_unwritable_cache(capsys: Capture, trained_run: TrainedRun, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     cache = str(tmp_path / "file" / "cache")
-    actual = fit(capsys, whole, tmp_path / "run", "--data.cache-dir", cache)
+    actual = fit(capsys, trained_run, tmp_path / "run", "--data.cache-dir", cache)
     assert_refused(
         actual, 1, "the data cache ", "Not a directory; make room there, or set data.cache_dir"
     )
@@ -301,7 +311,7 @@ def test_unwritable_cache(capsys: Capture, whole: Whole, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_oom_during_training(
-    capsys: Capture, whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Earlier checkpoints are valid, and the run resumes from them."""
     workdir, step = tmp_path / "run", JitEngine.step
@@ -314,7 +324,7 @@ def test_oom_during_training(
 
     with monkeypatch.context() as patch:
         patch.setattr(JitEngine, "step", exhausted)
-        actual = fit(capsys, whole, workdir)
+        actual = fit(capsys, trained_run, workdir)
     words = (
         "memory: ran out asking for 123 bytes; raise grad_accum_steps",
         "lower batch_size (now 8)",
@@ -323,16 +333,18 @@ def test_oom_during_training(
     assert_refused(actual, 1, *words)
     with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [2, 4]
-    assert fit(capsys, whole, workdir).status == 0
-    assert losses(workdir) == losses(whole.workdir)
+    assert fit(capsys, trained_run, workdir).status == 0
+    assert losses(workdir) == losses(trained_run.workdir)
 
 
-def test_oom_at_evaluation(capsys: Capture, whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oom_at_evaluation(
+    capsys: Capture, trained_run: TrainedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def exhausted(self: JitEngine, params: Any, batch: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5 bytes.")
 
     monkeypatch.setattr(JitEngine, "evaluate", exhausted)
-    actual = command(capsys, "evaluate", str(whole.workdir))
+    actual = command(capsys, "evaluate", str(trained_run.workdir))
     assert_refused(actual, 1, "memory: ran out asking for 5 bytes; use devices with more memory")
 
 
@@ -352,20 +364,20 @@ def test_oom_at_evaluation(capsys: Capture, whole: Whole, monkeypatch: pytest.Mo
 )
 def test_invalid_settings(
     capsys: Capture,
-    whole: Whole,
+    trained_run: TrainedRun,
     tmp_path: Path,
     count_devices: Callable[[int], None],
     line: str,
     words: str,
 ) -> None:
     count_devices(8)
-    actual = fit(capsys, whole, tmp_path / "run", *line.split())
+    actual = fit(capsys, trained_run, tmp_path / "run", *line.split())
     assert_refused(actual, 2, words)
 
 
 @pytest.mark.slow
 def test_reporter_error_does_not_hide_the_first_error(
-    whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Report the full disk: a failed save matters more than a missing plot."""
 
@@ -378,4 +390,4 @@ def test_reporter_error_does_not_hide_the_first_error(
     monkeypatch.setattr(Reporter, "log_training", fail)
     monkeypatch.setattr("train.telemetry.loss_plot.plot_losses", also_fail)
     with pytest.raises(UserError, match="this stopped it"):
-        train.fit(tiny(whole.folder), str(tmp_path / "run"), quiet=True)
+        train.fit(tiny(trained_run.folder), str(tmp_path / "run"), quiet=True)

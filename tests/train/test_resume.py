@@ -296,9 +296,9 @@ def test_new_optimizer_settings_take_effect(uninterrupted: Uninterrupted, copy: 
         "schedule": ScheduleConfig("linear", learning_rate=2e-2, warmup_steps=2),
         "steps": 6,
     }
-    asked, before = make_experiment(uninterrupted.folder, **settings), state_at(copy, 5)
-    fit(asked, copy)
-    assert_same_bits(state_at(copy, 6), one_step(asked, before))
+    new_experiment, before = make_experiment(uninterrupted.folder, **settings), state_at(copy, 5)
+    fit(new_experiment, copy)
+    assert_same_bits(state_at(copy, 6), one_step(new_experiment, before))
     old = make_experiment(uninterrupted.folder, **{**settings, "optimizer": AdamW()})
     moments = one_step(old, state_at(copy, 5)).optimizer
     assert not np.array_equal(

@@ -16,35 +16,37 @@ MINUS_INFINITY = float(np.finfo(np.float32).min) / 2
 """Smaller values stand for minus infinity, as in the logits of vocabulary padding."""
 
 
-def assert_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """Assert max |difference| <= tolerance * max(1, max |expected|), and equal shapes.
 
     Values that stand for minus infinity must do so in both arrays, and are excluded: relative to
     them,
     any difference would be small.
     """
-    message = difference(got, expected, tolerance)
+    message = difference(actual, expected, tolerance)
     assert not message, message
 
 
-def assert_trees_close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
+def assert_trees_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """Apply `assert_close` to each array of two trees of the same structure; errors name the
     path.
     """
     compare = functools.partial(difference, tolerance=tolerance)
-    chex.assert_trees_all_equal_comparator(lambda *each: not compare(*each), compare, got, expected)
+    chex.assert_trees_all_equal_comparator(
+        lambda *each: not compare(*each), compare, actual, expected
+    )
 
 
-def difference(got: Any, expected: Any, tolerance: float) -> str:
+def difference(actual: Any, expected: Any, tolerance: float) -> str:
     """Describe a difference beyond the tolerance of `assert_close`; empty if there is none."""
-    got, expected = np.asarray(got), np.asarray(expected)
-    if got.shape != expected.shape:
-        return f"{got.shape} is not {expected.shape}"
+    actual, expected = np.asarray(actual), np.asarray(expected)
+    if actual.shape != expected.shape:
+        return f"{actual.shape} is not {expected.shape}"
     is_number = ~(expected < MINUS_INFINITY)
-    if not np.array_equal(got[~is_number], expected[~is_number]):
+    if not np.array_equal(actual[~is_number], expected[~is_number]):
         return "different entries stand for minus infinity"
-    got, expected = got[is_number], expected[is_number]
-    largest = np.max(np.abs(got - expected), initial=0)
+    actual, expected = actual[is_number], expected[is_number]
+    largest = np.max(np.abs(actual - expected), initial=0)
     limit = tolerance * max(1.0, np.max(np.abs(expected), initial=0))
     # Not `>`, which is False for NaN.
     return "" if largest <= limit else f"differs by {largest:.3g}, more than {limit:.3g}"

@@ -17,17 +17,19 @@ def make_context(width: int) -> ModelContext:
     return ModelContext(width, 3, Precision(), Initialization(), Hardware())
 
 
-def make_mixer(config: MixerConfig, width: int, **given: Any) -> tuple[Mixer, Any]:
-    """Return the mixer and random weights; `given` holds the inputs that it requires."""
+def make_mixer(config: MixerConfig, width: int, **kwargs: Any) -> tuple[Mixer, Any]:
+    """Return the mixer and random weights; `kwargs` are the inputs that it requires."""
     mixer = mixer_class(config)(config, make_context(width), parent=None)
-    shapes = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
+    shapes = jax.eval_shape(
+        lambda key: mixer.init(key, *_first(width), inputs(1, **kwargs)), _key()
+    )
     return mixer, random_params_like(meta.unbox(shapes)["params"])
 
 
-def axes(config: MixerConfig, width: int, **given: Any) -> dict[str, tuple[str, ...]]:
+def axes(config: MixerConfig, width: int, **kwargs: Any) -> dict[str, tuple[str, ...]]:
     """Return the names of the axes of each weight, by its path."""
     mixer = mixer_class(config)(config, make_context(width), parent=None)
-    boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **given)), _key())
+    boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **kwargs)), _key())
     leaves = jax.tree_util.tree_leaves_with_path(
         boxed["params"], is_leaf=lambda leaf: isinstance(leaf, meta.AxisMetadata)
     )
@@ -40,11 +42,11 @@ def apply_mixer(
     params: Any,
     x: Array,  # [B, T, D]
     outputs: Outputs = NO_OUTPUTS,
-    **given: Any,
+    **kwargs: Any,
 ) -> Any:
     """Return the mixer's output; by default positions are 0 to T - 1 and nothing is masked."""
     run = jax.jit(lambda params, x, inputs: mixer.apply({"params": params}, x, inputs))
-    return run(params, x, inputs(x.shape[1], outputs=outputs, **given))
+    return run(params, x, inputs(x.shape[1], outputs=outputs, **kwargs))
 
 
 def inputs(length: int, **fields: Any) -> MixerInputs:

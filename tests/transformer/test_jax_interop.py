@@ -165,8 +165,8 @@ def test_vmap_over_an_ensemble() -> None:
     init, keys = jax.jit(MODEL.init_params), jax.random.split(jax.random.key(1), 3)
     members, stacked = map(init, keys), jax.jit(jax.vmap(MODEL.init_params))(keys)
     logits = jax.jit(jax.vmap(logits_of, in_axes=(0, None)))(stacked, TOKENS)
-    for member, found in zip(members, logits, strict=True):
-        assert_trees_close(found, logits_of(member, TOKENS))
+    for member, member_logits in zip(members, logits, strict=True):
+        assert_trees_close(member_logits, logits_of(member, TOKENS))
 
 
 def test_per_example_gradients(params: Params) -> None:
@@ -186,9 +186,9 @@ def test_parameters_are_donated(params: Params) -> None:
         lambda params: jax.tree.map(lambda p, g: p - g, params, gradient_of(params, TOKENS)),
         donate_argnums=0,
     )
-    given = jax.tree.map(jnp.copy, params)
-    step(given)
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+    donated = jax.tree.map(jnp.copy, params)
+    step(donated)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
 
 
 # Meshes with explicit axes, the default of jax.make_mesh from jax 0.10 on
@@ -264,8 +264,8 @@ def test_explicit_axes_with_dropout_and_intermediates(mesh: Mesh, params: Params
 
 @pytest.mark.slow
 def test_explicit_axes_of_initial_values(mesh: Mesh, params: Params) -> None:
-    made = MODEL.init(jax.random.key(0), place(mesh, TOKENS, "data"))["params"]
-    assert_trees_close(made, params)
+    sharded_params = MODEL.init(jax.random.key(0), place(mesh, TOKENS, "data"))["params"]
+    assert_trees_close(sharded_params, params)
 
 
 @pytest.mark.slow

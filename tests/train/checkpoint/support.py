@@ -42,11 +42,11 @@ def bits(leaf: jax.Array) -> bytes:
     return np.asarray(raw).tobytes()
 
 
-def assert_same(found: Any, wanted: Any) -> None:
+def assert_same(actual: Any, expected: Any) -> None:
     """Assert equal structure, types and bits, NaN included."""
-    chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
+    chex.assert_trees_all_equal_shapes_and_dtypes(actual, expected)
     chex.assert_trees_all_equal_comparator(
-        lambda a, b: bits(a) == bits(b), lambda a, b: f"{a} is not {b}", found, wanted
+        lambda a, b: bits(a) == bits(b), lambda a, b: f"{a} is not {b}", actual, expected
     )
 
 

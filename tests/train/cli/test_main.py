@@ -66,9 +66,9 @@ def test_contract_options_of_every_experiment(name: str) -> None:
         "--workdir": "here",
     }
     words = [word for pair in arguments.items() for word in pair]
-    given = parse(FitArguments, words, verb="fit", default=FitArguments(find_experiment(name)))
-    experiment = given.experiment
-    assert given.workdir == "here"
+    parsed = parse(FitArguments, words, verb="fit", default=FitArguments(find_experiment(name)))
+    experiment = parsed.experiment
+    assert parsed.workdir == "here"
     assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 4800, 11)
     assert (experiment.data.path, experiment.log_every) == ("my text.txt", 3)
     assert experiment.checkpoint.every == 5
@@ -80,10 +80,10 @@ def test_contract_options_of_every_experiment(name: str) -> None:
 def test_settings_inside_a_layer() -> None:
     place = "--model.layer-pattern.0"
     words = [f"{place}.residual-dropout", "0.25", f"{place}.mixer.num-heads", "12"]
-    given = parse(
+    parsed = parse(
         FitArguments, words, verb="fit", default=FitArguments(find_experiment("quickstart"))
     )
-    [block] = given.experiment.model.layer_pattern
+    [block] = parsed.experiment.model.layer_pattern
     assert isinstance(block.mixer, AttentionConfig)
     assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
 
@@ -100,12 +100,12 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
         "--model.precision",
         "compute=bfloat16,softmax=bfloat16",
     ]
-    given = parse(
+    parsed = parse(
         FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
     )
-    assert isinstance(given.experiment.schedule, ScheduleConfig)
-    assert given.experiment.schedule.warmup_steps == 9
-    assert given.experiment.model.precision.softmax == "bfloat16"
+    assert isinstance(parsed.experiment.schedule, ScheduleConfig)
+    assert parsed.experiment.schedule.warmup_steps == 9
+    assert parsed.experiment.model.precision.softmax == "bfloat16"
 
 
 @pytest.mark.parametrize(

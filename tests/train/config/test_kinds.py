@@ -41,8 +41,8 @@ def test_class_with_kind_field_uses_class_name() -> None:
 
 
 def test_new_kind_has_its_own_defaults() -> None:
-    given = ["--steps", "3", "--optimizer.kind", "lion", "--optimizer.beta2=0.9"]
-    changed, left = select_kinds(TWO, given)
+    flags = ["--steps", "3", "--optimizer.kind", "lion", "--optimizer.beta2=0.9"]
+    changed, left = select_kinds(TWO, flags)
     assert changed.optimizer == Lion()
     assert changed.model == TWO.model
     assert left == ["--steps", "3", "--optimizer.beta2=0.9"]
@@ -91,9 +91,9 @@ class Pair:
 
 
 def test_dependent_kinds_change_together() -> None:
-    given = ["--one.kind=Right", "--other.kind", "Right"]
-    assert select_kinds(Pair(), given) == (Pair(Right(), Right()), [])
-    selected, left = select_kinds(Pair(), given[:1])
+    flags = ["--one.kind=Right", "--other.kind", "Right"]
+    assert select_kinds(Pair(), flags) == (Pair(Right(), Right()), [])
+    selected, left = select_kinds(Pair(), flags[:1])
     with pytest.raises(UsageError, match="not of a kind"):
         parse(Pair, left, verb="fit", default=selected)
 

@@ -64,8 +64,8 @@ def test_choice_names_the_obstacle() -> None:
 
 
 def test_requested_backend_is_used() -> None:
-    asked = AttentionConfig(num_heads=8, backend="reference")
-    actual = resolve_auto(make_experiment(attention=asked, layer_loop="scan"), Hardware("gpu"))
+    requested = AttentionConfig(num_heads=8, backend="reference")
+    actual = resolve_auto(make_experiment(attention=requested, layer_loop="scan"), Hardware("gpu"))
     assert actual[BACKEND] == "reference (asked for)"
     assert actual["model.layer_loop"] == "scan"
 
@@ -100,10 +100,13 @@ def test_pin_auto() -> None:
     )
     assert result.model.layer_pattern[0].mixer == AttentionConfig(num_heads=8, backend="blockwise")
     assert result.model.layer_loop == "scan"
-    asked = make_experiment(
+    requested = make_experiment(
         attention=AttentionConfig(num_heads=8, backend="reference"), layer_loop="unroll"
     )
-    assert pin_auto(asked, {BACKEND: "blockwise", "model.layer_loop": "scan"}, hardware) == asked
+    assert (
+        pin_auto(requested, {BACKEND: "blockwise", "model.layer_loop": "scan"}, hardware)
+        == requested
+    )
     with pytest.raises(ValueError, match=r"attention.backend swift: .*"):
         pin_auto(experiment, {BACKEND: "swift (as it was)"}, hardware)
 
@@ -112,8 +115,8 @@ def test_unavailable_backends() -> None:
     cases: tuple[tuple[Backend, set[str]], ...]
     cases = (("splash", {BACKEND}), ("reference", set()), ("auto", set()))
     for form, expected in cases:
-        asked = AttentionConfig(num_heads=8, backend=form)
-        experiment = make_experiment(length=16, attention=asked)
+        requested = AttentionConfig(num_heads=8, backend=form)
+        experiment = make_experiment(length=16, attention=requested)
         result = unavailable_backends(resolve_auto(experiment, Hardware("cpu")), experiment)
         assert set(result) == expected
         assert all("splash cannot serve: it runs on TPUs" in why for why in result.values())

@@ -140,10 +140,10 @@ def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
     orders = set()
     for number in range(4):
         rows = epoch(batches, number)
-        seen = [example for row in rows for example in row if example >= 0]
-        assert sorted(seen) == list(range(197))
+        visited = [example for row in rows for example in row if example >= 0]
+        assert sorted(visited) == list(range(197))
         assert all(len(row) % row_multiple == 0 for row in rows)
-        orders.add(tuple(seen))
+        orders.add(tuple(visited))
     assert len(orders) == 4
 
 
@@ -193,14 +193,14 @@ def test_evaluation_has_every_example_once_in_order() -> None:
     examples = some(83)
     buckets = bucket_by_rows(examples.lengths, batch_size=6, max_buckets=3)
     batches = ExampleEvaluationBatches(examples, buckets)
-    seen = [
+    visited = [
         int(number)
         for cursor in range(len(batches))
         for number in batches.host_batch(cursor, 0, 1)["numbers"]
         if number >= 0
     ]
-    assert seen == np.concatenate([bucket.examples for bucket in buckets]).tolist()
-    assert sorted(seen) == list(range(83))
+    assert visited == np.concatenate([bucket.examples for bucket in buckets]).tolist()
+    assert sorted(visited) == list(range(83))
 
 
 def test_limited_evaluation_covers_all_buckets() -> None:

@@ -60,9 +60,9 @@ def hold(data: Any, config: DataConfig, validation_data: Any = None) -> tuple[An
 
 def text_corpus(data: Any, folder: Path, **settings: Any) -> TextCorpus:
     config = TextDataConfig(cache_dir=str(folder), sequence_length=8, **settings)
-    named, kept = hold(data, config)
+    named, held_data = hold(data, config)
     corpus = prepare_text(named)
-    assert kept is not None  # keep a reference until here
+    assert held_data is not None  # keep a reference until here
     return corpus
 
 
@@ -87,10 +87,10 @@ def test_path_is_a_digest_of_the_data() -> None:
 
 
 def test_data_live_as_long_as_they_are_referenced(tmp_path: Path) -> None:
-    named, kept = hold(["gone"], TextDataConfig(cache_dir=str(tmp_path), tokenizer=BYTES))
+    named, held_data = hold(["gone"], TextDataConfig(cache_dir=str(tmp_path), tokenizer=BYTES))
     assert named.read_split("train") == ["gone"]
     assert named.read_split("test") is None
-    del kept
+    del held_data
     gc.collect()
     with pytest.raises(UserError, match=r"data.path python:data/\w+: names data given from Python"):
         prepare_text(named)
@@ -139,32 +139,32 @@ def test_token_arrays_with_a_tokenizer(tmp_path: Path) -> None:
 
 def test_token_arrays_with_the_tokenizer_of_an_earlier_run(tmp_path: Path) -> None:
     first = text_corpus(ARRAYS, tmp_path).tokenizer
-    config, kept = hold([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
-    assert kept.has_token_arrays
+    config, held_data = hold([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
+    assert held_data.has_token_arrays
     with pytest.raises(UserError, match="has the token id 7, which separates documents; the ids"):
         prepare_text(config, tokenizer=first)
 
 
 def test_labels() -> None:
-    config, kept = hold([("a b", 1), ("c", np.int64(0)), ["d", 1]], ClassificationDataConfig())
+    config, held_data = hold([("a b", 1), ("c", np.int64(0)), ["d", 1]], ClassificationDataConfig())
     corpus = prepare_classification(dataclasses.replace(config, tokenizer=BYTES))
     assert corpus.labels == ("0", "1")
-    assert kept.splits["train"][1] == ("c", "0")
+    assert held_data.splits["train"][1] == ("c", "0")
 
 
 def test_tags() -> None:
     data = [(["the", "fish"], ["D", "N"]), (("a",), ("D",)), (["x"], [3])]
-    config, kept = hold(data, TokenLabelDataConfig(tokenizer=BYTES), data[:1])
+    config, held_data = hold(data, TokenLabelDataConfig(tokenizer=BYTES), data[:1])
     corpus = prepare_token_labels(config)
     assert corpus.labels == ("3", "D", "N")
     assert corpus.split("validation").tags() == [["D", "N"]]
-    assert kept.splits["train"][0] == [("the", "D"), ("fish", "N")]
+    assert held_data.splits["train"][0] == [("the", "D"), ("fish", "N")]
 
 
 def test_pairs() -> None:
-    config, kept = hold([("a b", "c"), ("d", "e f")], BitextDataConfig(), [("a", "c")])
+    config, held_data = hold([("a b", "c"), ("d", "e f")], BitextDataConfig(), [("a", "c")])
     corpus = prepare_bitext(dataclasses.replace(config, tokenizer=BYTES))
-    assert corpus.split("train").pairs == kept.splits["train"]
+    assert corpus.split("train").pairs == held_data.splits["train"]
 
 
 TEXT, LABEL = TextDataConfig(), ClassificationDataConfig()

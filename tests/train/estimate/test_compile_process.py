@@ -39,8 +39,8 @@ def test_subprocess_returns_the_compiled_step(
     run_here(monkeypatch)
     seen = []
 
-    def compile_step(*given: Any) -> CompiledStep:
-        seen.append(given)
+    def compile_step(*arguments: Any) -> CompiledStep:
+        seen.append(arguments)
         return STEP
 
     monkeypatch.setattr(compile_process, "compile_step", compile_step)
@@ -67,7 +67,7 @@ def test_unimportable_class_is_compiled_in_process(
         return lacking(data) if len(calls) == 1 else loads(data)
 
     monkeypatch.setattr(pickle, "loads", first_fails)
-    monkeypatch.setattr(compile_process, "compile_step", lambda *given: STEP)
+    monkeypatch.setattr(compile_process, "compile_step", lambda *arguments: STEP)
     assert compile_in_subprocess(tiny(tmp_path), TARGET) is STEP
 
 
@@ -144,8 +144,8 @@ def test_single_chip_topologies(
     """libtpu assumes four chips per host and refuses a slice of one, unless it is configured."""
     asked = {}
 
-    def describe(topology: str, platform: str, **given: Any) -> Any:
-        asked[topology, platform] = given
+    def describe(topology: str, platform: str, **arguments: Any) -> Any:
+        asked[topology, platform] = arguments
         return type("Topology", (), {"devices": []})
 
     monkeypatch.setattr("train.estimate.target.require_compiler", lambda target: None)

@@ -21,9 +21,9 @@ from transformer import Hardware
 @pytest.mark.slow
 def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
     """On eight devices, arguments equal the description to the byte; the differences add up."""
-    asked = tiny(tmp_path, mesh=MeshConfig(data=2, fsdp=2, tensor=2), grad_accum_steps=2)
-    asked = dataclasses.replace(asked, model=dataclasses.replace(asked.model, vocab_size=30))
-    described = describe(asked, Hardware(count=8), with_compiler=True)
+    base = tiny(tmp_path, mesh=MeshConfig(data=2, fsdp=2, tensor=2), grad_accum_steps=2)
+    base = dataclasses.replace(base, model=dataclasses.replace(base.model, vocab_size=30))
+    described = describe(base, Hardware(count=8), with_compiler=True)
     compiled = described.compiled_memory
     assert compiled is not None
     assert compiled.devices == 8
@@ -50,9 +50,9 @@ def test_residuals_shrink_with_remat(
 ) -> None:
     kept = {}
     for remat in ("none", "full"):
-        asked = tiny(tmp_path)
-        model = dataclasses.replace(asked.model, vocab_size=30, remat=remat)
-        engine = make_engine(dataclasses.replace(asked, model=model), Hardware())
+        base = tiny(tmp_path)
+        model = dataclasses.replace(base.model, vocab_size=30, remat=remat)
+        engine = make_engine(dataclasses.replace(base, model=model), Hardware())
         assert isinstance(engine, JitEngine)
         kept[remat], _ = trace_residual_bytes(
             engine, sharded_batch_shapes(engine.experiment, engine.mesh), 1

@@ -82,15 +82,15 @@ def test_trained_tokenizer_is_assumed_to_fill_its_vocabulary() -> None:
 
 def test_character_tokenizer_reads_the_text(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("abcab cabca bcabc\n" * 50)
-    asked = experiment(kind="character")
+    base = experiment(kind="character")
     data = dataclasses.replace(
-        asked.text_data, path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "cache")
+        base.text_data, path=str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "cache")
     )
-    described = describe(dataclasses.replace(asked, data=data))
+    described = describe(dataclasses.replace(base, data=data))
     assert described.config.vocab_size == len(set("abc \n")) + 1
     missing = dataclasses.replace(data, path=str(tmp_path / "none.txt"))
     with pytest.raises(UserError, match=r"none\.txt.*; or give --model\.vocab-size"):
-        describe(dataclasses.replace(asked, data=missing))
+        describe(dataclasses.replace(base, data=missing))
 
 
 def test_import_loads_no_jax() -> None:

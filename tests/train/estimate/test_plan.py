@@ -45,31 +45,31 @@ def here() -> Target:
 
 
 @pytest.fixture(scope="module")
-def found(experiment: Experiment, here: Target) -> Plan:
+def best_plan(experiment: Experiment, here: Target) -> Plan:
     return make_plan(experiment, here, PlanOptions(compile_best=1, tokens=1e6))
 
 
 @pytest.mark.full
-def test_step_is_compiled_for_all_devices(found: Plan) -> None:
-    compiled = found.compiled_step
+def test_step_is_compiled_for_all_devices(best_plan: Plan) -> None:
+    compiled = best_plan.compiled_step
     assert compiled is not None
-    size = found.best.footprint
+    size = best_plan.best.footprint
     assert compiled.weights == size.weights
     assert compiled.optimizer == size.optimizer
     assert compiled.peak >= compiled.arguments + compiled.temporaries > size.weights
-    assert found.fits
-    assert found.memory_bytes == compiled.peak
+    assert best_plan.fits
+    assert best_plan.memory_bytes == compiled.peak
     assert compiled.collectives
-    sizes = mesh_sizes(found.best.candidate.mesh)
+    sizes = mesh_sizes(best_plan.best.candidate.mesh)
     used = {axis for one in compiled.collectives for axis in one.axes}
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
 @pytest.mark.slow
-def test_local_steps_are_measured(found: Plan, here: Target) -> None:
-    assert found.measured_seconds is not None
-    assert 0 < found.measured_seconds < 600
-    chosen, compiled = found.best, found.compiled_step
+def test_local_steps_are_measured(best_plan: Plan, here: Target) -> None:
+    assert best_plan.measured_seconds is not None
+    assert 0 < best_plan.measured_seconds < 600
+    chosen, compiled = best_plan.best, best_plan.compiled_step
     assert compiled is not None
     ways = {
         "elsewhere": (chosen, compiled, parse_target("v5e:2x2")),
@@ -78,19 +78,21 @@ def test_local_steps_are_measured(found: Plan, here: Target) -> None:
         "too long": (_of_seconds(chosen, 11.0), compiled, here),
     }
     for name, way in ways.items():
-        assert measure_if_local(found.experiment, *way) is None, name
+        assert measure_if_local(best_plan.experiment, *way) is None, name
 
 
 def _of_seconds(chosen: RankedCandidate, seconds: float) -> RankedCandidate:
     return chosen._replace(time=dataclasses.replace(chosen.time, compute_seconds=seconds))
 
 
-def test_price(found: Plan) -> None:
-    assert found.tokens == 1e6
-    assert found.measured_seconds is not None
-    assert found.expected.seconds == found.measured_seconds  # what was timed is the best forecast
-    assert found.dollars(found.measured_seconds) == 0  # here costs nothing
-    assert 0 < found.expected.mfu <= found.mfu_bound
+def test_price(best_plan: Plan) -> None:
+    assert best_plan.tokens == 1e6
+    assert best_plan.measured_seconds is not None
+    assert (
+        best_plan.expected.seconds == best_plan.measured_seconds
+    )  # what was timed is the best forecast
+    assert best_plan.dollars(best_plan.measured_seconds) == 0  # here costs nothing
+    assert 0 < best_plan.expected.mfu <= best_plan.mfu_bound
 
 
 def test_figures_of_a_step_time_are_consistent(experiment: Experiment) -> None:
@@ -113,42 +115,42 @@ def test_figures_of_a_step_time_are_consistent(experiment: Experiment) -> None:
     assert plain["published"]["mfu"] == PUBLISHED["h100"].mfu
 
 
-def test_json(found: Plan) -> None:
-    plain = json.loads(json.dumps(found.as_dict()))
+def test_json(best_plan: Plan) -> None:
+    plain = json.loads(json.dumps(best_plan.as_dict()))
     assert plain.keys() >= CONTRACT
-    assert plain["flags"] == found.best.candidate.flags()
-    assert plain["candidates"] == found.num_candidates > 10
+    assert plain["flags"] == best_plan.best.candidate.flags()
+    assert plain["candidates"] == best_plan.num_candidates > 10
     assert plain["precision"] == "float32"
     assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
 
 
-def test_tables(found: Plan) -> None:
+def test_tables(best_plan: Plan) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    print_plan(found, console)
+    print_plan(best_plan, console)
     text = console.export_text()
     assert "fits" in text
-    assert found.best.candidate.mesh_text() in text
+    assert best_plan.best.candidate.mesh_text() in text
     assert "Memory of one chip" in text
     assert text.index("expected: ") < text.index("at most: ")
     assert "Communication of one step, as compiled" in text
     assert "measured" in text
-    for each in found.other_precisions:
+    for each in best_plan.other_precisions:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
 
 @pytest.mark.slow
 def test_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory_bytes=10_000))
-    found = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))
-    assert not found.fits
-    assert found.memory_bytes > 10_000
+    best_plan = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))
+    assert not best_plan.fits
+    assert best_plan.memory_bytes > 10_000
 
 
 def test_plan_without_search(experiment: Experiment, here: Target) -> None:
     cut = dataclasses.replace(experiment, mesh=MeshConfig(data=2, fsdp=2, tensor=2))
-    found = make_plan(cut, here, PlanOptions(search=False, compile_best=0, precisions=False))
-    assert found.num_candidates == 1
-    assert found.experiment == cut
+    best_plan = make_plan(cut, here, PlanOptions(search=False, compile_best=0, precisions=False))
+    assert best_plan.num_candidates == 1
+    assert best_plan.experiment == cut
 
 
 def test_missing_compiler_fails_before_the_search(

@@ -26,12 +26,12 @@ def target(memory: int = 2**30, shape: tuple[int, ...] = (2, 2, 2)) -> Target:
 
 
 @pytest.fixture(scope="module")
-def found() -> Quantities:
+def quantities() -> Quantities:
     return Quantities.from_experiment(EXPERIMENT, target())
 
 
-def test_every_candidate_is_valid(found: Quantities) -> None:
-    every = search_candidates(found)
+def test_every_candidate_is_valid(quantities: Quantities) -> None:
+    every = search_candidates(quantities)
     assert len(every) > 50
     assert len({each.candidate for each in every}) == len(every)
     for each in every:
@@ -43,25 +43,25 @@ def test_every_candidate_is_valid(found: Quantities) -> None:
         assert each.candidate.apply_to(EXPERIMENT).mesh == mesh
 
 
-def test_fastest_fitting_candidate_is_first(found: Quantities) -> None:
-    every = search_candidates(found)
+def test_fastest_fitting_candidate_is_first(quantities: Quantities) -> None:
+    every = search_candidates(quantities)
     fitting = [each for each in every if each.fits]
     assert fitting == every[: len(fitting)]
     times = [each.time.step_seconds for each in fitting]
     assert times == sorted(times)
 
 
-def test_less_memory_changes_the_choice(found: Quantities) -> None:
-    first = search_candidates(found)[0]
+def test_less_memory_changes_the_choice(quantities: Quantities) -> None:
+    first = search_candidates(quantities)[0]
     little = int(first.footprint.total * 0.9)
-    other = search_candidates(dataclasses.replace(found, target=target(little)))[0]
+    other = search_candidates(dataclasses.replace(quantities, target=target(little)))[0]
     assert other.fits
     assert other.footprint.total <= little * (1 - MEMORY_MARGIN)
     assert other.time.step_seconds >= first.time.step_seconds
 
 
-def test_smallest_is_first_if_nothing_fits(found: Quantities) -> None:
-    every = search_candidates(dataclasses.replace(found, target=target(1000)))
+def test_smallest_is_first_if_nothing_fits(quantities: Quantities) -> None:
+    every = search_candidates(dataclasses.replace(quantities, target=target(1000)))
     assert not every[0].fits
     sizes = [each.footprint.total for each in every]
     assert sizes == sorted(sizes)
@@ -91,8 +91,12 @@ def test_flags_reproduce_the_candidate() -> None:
     )
 
 
-def test_own_remat_policy_is_tried_too(found: Quantities) -> None:
-    assert {each.candidate.remat for each in search_candidates(found)} == {"none", "dots", "full"}
+def test_own_remat_policy_is_tried_too(quantities: Quantities) -> None:
+    assert {each.candidate.remat for each in search_candidates(quantities)} == {
+        "none",
+        "dots",
+        "full",
+    }
     model = dataclasses.replace(EXPERIMENT.model, remat="offload")
     asked = Quantities.from_experiment(dataclasses.replace(EXPERIMENT, model=model), target())
     assert {each.candidate.remat for each in search_candidates(asked)} == {
@@ -111,23 +115,25 @@ def test_best_mesh_keeps_other_settings() -> None:
 
 
 @pytest.mark.slow
-def test_remedies_fit(found: Quantities) -> None:
+def test_remedies_fit(quantities: Quantities) -> None:
     full = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
     full = dataclasses.replace(full, model=dataclasses.replace(full.model, remat="none"))
-    quantities = Quantities.from_experiment(full, target())
-    now = rank_candidate(quantities, Candidate.from_experiment(full, 8))
+    full_quantities = Quantities.from_experiment(full, target())
+    now = rank_candidate(full_quantities, Candidate.from_experiment(full, 8))
     small = target(int(now.footprint.total * 0.8))
-    said = plan_remedies(full, small)
-    assert said[0].startswith(f"largest are {largest_parts(now.footprint)}; give --")
-    assert 1 <= len(said) <= 3
-    assert all("time by estimate" in each for each in said)
+    remedies = plan_remedies(full, small)
+    assert remedies[0].startswith(f"largest are {largest_parts(now.footprint)}; give --")
+    assert 1 <= len(remedies) <= 3
+    assert all("time by estimate" in each for each in remedies)
     assert plan_remedies(full, target()) == []
 
 
-def test_remedies_with_fewest_changes_come_first(found: Quantities) -> None:
+def test_remedies_with_fewest_changes_come_first(quantities: Quantities) -> None:
     own = EXPERIMENT.model.precision
-    now = PrecisionOption(own, rank_candidate(found, Candidate(MeshConfig(data=8), "none", 1)))
-    best = cheapest_changes(now, [PrecisionOption(own, each) for each in search_candidates(found)])
+    now = PrecisionOption(own, rank_candidate(quantities, Candidate(MeshConfig(data=8), "none", 1)))
+    best = cheapest_changes(
+        now, [PrecisionOption(own, each) for each in search_candidates(quantities)]
+    )
     counts = [changed_flags(now, each).count("--") for each in best]
     assert counts == sorted(counts)
     assert len({changed_flags(now, each) for each in best}) == len(best)

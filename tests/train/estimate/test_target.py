@@ -38,7 +38,10 @@ def test_targets(name: str, count: int, platform: str) -> None:
         ("v5e", r"target v5e: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"),
         ("v5e:4by4", r"target v5e:4by4: has no size; .*"),
         ("v5e:3x3", r"target v5e:3x3: is not a slice of TPU v5 lite; give one of 1x1, .*16x16"),
-        ("v5e:16x16*2", r"target v5e:16x16\*2: several slices, .* not supported; give one slice"),
+        (
+            "v5e:16x16*2",
+            r"target v5e:16x16\*2: several slices, .* not supported; give one slice such as v5e:.*",
+        ),
         ("2*v5p:4x4x4", r"target 2\*v5p:4x4x4: several slices, .*"),
         ("v5e:4x4x4", r"target v5e:4x4x4: is not a slice .*"),
         ("v5p:8x8", r"target v5p:8x8: is not a slice of TPU v5; give one of .*up to 16x16x24"),

@@ -287,10 +287,10 @@ def test_early_stopping_ends_the_run(
     assert run.step == best
     assert final == pytest.approx(value, rel=1e-6)  # the best weights, on the same text
     assert_same_bits(run.params, state_at(workdir, best).params)
-    kept = steps_of(workdir)  # two that were due are kept for recovery
-    assert {best, end} <= set(kept)
-    assert all(step in (best, end) or step % 5 == 0 for step in kept)
-    assert len(kept) <= 4
+    kept_steps = steps_of(workdir)  # two that were due are kept for recovery
+    assert {best, end} <= set(kept_steps)
+    assert all(step in (best, end) or step % 5 == 0 for step in kept_steps)
+    assert len(kept_steps) <= 4
     assert max(losses(workdir)) == end
     events = lines_of(workdir / "logbook.jsonl")
     assert [e["event"] for e in events] == ["started", "stopped early", "weights", "finished"]

@@ -73,13 +73,13 @@ def test_eight_devices_equal_one(kind: str) -> None:
     spread = jax.jit(optimizer.update, out_shardings=(own, layout))
     alone, placed = params, jax.device_put(params, own)
     state = jax.jit(optimizer.init)(params)
-    there = jax.jit(optimizer.init, out_shardings=layout)(placed)
+    sharded_state = jax.jit(optimizer.init, out_shardings=layout)(placed)
     for step in (1, 2):
         grads = gradients(params, step)
         directions, state = update(grads, state, alone)
-        others, there = spread(jax.device_put(grads, own), there, placed)
+        others, sharded_state = spread(jax.device_put(grads, own), sharded_state, placed)
         assert_close(jax.device_get(others), jax.device_get(directions), 1e-5)
-    large = [leaf for leaf in jax.tree.leaves(there) if leaf.size >= 1024]
+    large = [leaf for leaf in jax.tree.leaves(sharded_state) if leaf.size >= 1024]
     assert large or kind == "adafactor"
     assert not any(leaf.sharding.is_fully_replicated for leaf in large)
 

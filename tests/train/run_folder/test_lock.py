@@ -194,14 +194,14 @@ def test_liveness_of_an_owner() -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(100)"]
     with subprocess.Popen(sleeper) as process:
         ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        theirs = dataclasses.replace(mine, token="a", process=process.pid, started=ticks)
-        assert owner_state(theirs) == "alive"
-        assert owner_state(dataclasses.replace(theirs, started="1")) == "gone"
-        assert owner_state(dataclasses.replace(theirs, machine="another")) == "unknown"
+        other_owner = dataclasses.replace(mine, token="a", process=process.pid, started=ticks)
+        assert owner_state(other_owner) == "alive"
+        assert owner_state(dataclasses.replace(other_owner, started="1")) == "gone"
+        assert owner_state(dataclasses.replace(other_owner, machine="another")) == "unknown"
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie until it is reaped
-        assert owner_state(theirs) == "gone"
-    assert owner_state(theirs) == "gone"
+        assert owner_state(other_owner) == "gone"
+    assert owner_state(other_owner) == "gone"
     assert owner_state(Lease()) == "unknown"
 
 

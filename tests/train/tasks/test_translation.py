@@ -25,8 +25,8 @@ SMOOTHING = 0.1
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
     experiment = tiny_translator(tmp_path_factory.mktemp("translation"))
-    asked = TranslationTask(experiment)
-    return TranslationTask(asked.resolve_experiment(asked.prepare_corpus()))
+    unresolved = TranslationTask(experiment)
+    return TranslationTask(unresolved.resolve_experiment(unresolved.prepare_corpus()))
 
 
 def test_separate_source_table_has_the_vocabulary_size(task: TranslationTask) -> None:
@@ -37,14 +37,16 @@ def test_separate_source_table_has_the_vocabulary_size(task: TranslationTask) ->
     for own in (words - 1, words):
         encoder = dataclasses.replace(shared, vocab_size=own)
         model = dataclasses.replace(task.experiment.model, encoder=encoder, vocab_size=0)
-        asked = TranslationTask(dataclasses.replace(task.experiment, model=model))
+        unresolved = TranslationTask(dataclasses.replace(task.experiment, model=model))
         if own == words:
-            assert asked.resolve_experiment(asked.prepare_corpus()).model.encoder == encoder
+            assert (
+                unresolved.resolve_experiment(unresolved.prepare_corpus()).model.encoder == encoder
+            )
             continue
         with pytest.raises(
             UserError, match=rf"model\.encoder\.vocab_size {own}: .* {words} tokens"
         ):
-            asked.resolve_experiment(asked.prepare_corpus())
+            unresolved.resolve_experiment(unresolved.prepare_corpus())
 
 
 def test_mixer_without_cache_is_rejected_before_training(task: TranslationTask) -> None:

@@ -155,8 +155,10 @@ def cheng(x: Array, w: Weights) -> Array:  # [T, D] -> [T, D]
     for token in x:
         h, c = np.zeros(x.shape[1]), np.zeros(x.shape[1])
         if hidden:
-            asked = token @ w["score_token"] + summary @ w["score_query"]
-            scores = np.tanh(np.array(hidden) @ w["score_key"] + asked) @ w["score_vector"]
+            projected_query = token @ w["score_token"] + summary @ w["score_query"]
+            scores = (
+                np.tanh(np.array(hidden) @ w["score_key"] + projected_query) @ w["score_vector"]
+            )
             h, c = softmax(scores) @ hidden, softmax(scores) @ cells
         gates = np.einsum("D,DGH->GH", token, w["input"]) + w["bias"]
         summary = h

@@ -62,8 +62,8 @@ def test_bidirectional_contract() -> None:
 
 @pytest.mark.slow
 def test_contract_detects_a_state_that_reads_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_segments(mask: Mask, positions: Any, **given: Any) -> Any:
-        return document_boundaries(mask, abs(positions), **given)
+    def without_segments(mask: Mask, positions: Any, **kwargs: Any) -> Any:
+        return document_boundaries(mask, abs(positions), **kwargs)
 
     monkeypatch.setattr(recurrent, "document_boundaries", without_segments)
     message = "^mixer lstm: cached: a token after a padded prompt differs from the full pass"
@@ -133,7 +133,7 @@ def test_gradient_decays_with_the_forget_gate(forget_bias: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("kwargs", "message"),
     [
         (
             {"mask": Mask(MaskPattern(causal=True))},
@@ -147,10 +147,10 @@ def test_gradient_decays_with_the_forget_gate(forget_bias: float) -> None:
     ],
     ids=["causal", "window", "memory"],
 )
-def test_unsupported_calls_raise(given: Any, message: str) -> None:
+def test_unsupported_calls_raise(kwargs: Any, message: str) -> None:
     mixer, params = make_mixer(LSTMConfig(hidden_size=H, bidirectional=True), D)
     with pytest.raises(ValueError, match=f"^mixer lstm: {message}"):
-        apply_mixer(mixer, params, normal(0, B, T, D), **given)
+        apply_mixer(mixer, params, normal(0, B, T, D), **kwargs)
 
 
 def test_hidden_widths() -> None:

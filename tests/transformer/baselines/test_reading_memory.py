@@ -85,8 +85,8 @@ def test_contract_with_additive_score() -> None:
 
 @pytest.mark.slow
 def test_contract_detects_a_mixer_that_ignores_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    silent = lambda scores, seen, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
-    nothing = lambda memory, seen: first_visible(0 * memory, seen)  # noqa: E731
+    silent = lambda scores, visible, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
+    nothing = lambda memory, visible: first_visible(0 * memory, visible)  # noqa: E731
     monkeypatch.setattr("transformer.baselines.bahdanau.attend_with_scores", silent)
     monkeypatch.setattr("transformer.baselines.bahdanau.first_visible", nothing)
     message = (

@@ -47,9 +47,9 @@ def run_full_pass(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:
     return model.apply({"params": params}, tokens).logits
 
 
-def join_streams(seen: list[list[list[int]]]) -> list[list[int]]:
+def join_streams(streamed: list[list[list[int]]]) -> list[list[int]]:
     """Return the tokens streamed for each prompt, joined."""
-    return [list(itertools.chain(*pieces)) for pieces in zip(*seen, strict=True)]
+    return [list(itertools.chain(*pieces)) for pieces in zip(*streamed, strict=True)]
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -132,7 +132,7 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
     free = generate(model, params, PROMPTS, max_new_tokens=21, seed=3)
     assert free.stopped == [False] * 4
     for stop in (free.tokens[0][0], free.tokens[2][12]):
-        seen: list[list[list[int]]] = []
+        streamed: list[list[list[int]]] = []
         ended = generate(
             model,
             params,
@@ -140,12 +140,12 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
             max_new_tokens=21,
             seed=3,
             stop_token=stop,
-            on_tokens=seen.append,
+            on_tokens=streamed.append,
         )
         for actual, tokens, stopped in zip(ended.tokens, free.tokens, ended.stopped, strict=True):
             assert stopped == (stop in tokens)
             assert actual == (tokens[: tokens.index(stop)] if stopped else tokens)
-        assert join_streams(seen) == ended.tokens
+        assert join_streams(streamed) == ended.tokens
 
 
 @pytest.mark.slow
@@ -169,10 +169,10 @@ def test_decoding_ends_when_all_rows_have_ended(
 
 def test_tokens_are_streamed(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
-    seen: list[list[list[int]]] = []
-    whole = generate(model, params, PROMPTS, max_new_tokens=20, on_tokens=seen.append)
-    assert [len(new[0]) for new in seen] == [1, 8, 8, 3]
-    assert join_streams(seen) == whole.tokens
+    streamed: list[list[list[int]]] = []
+    result = generate(model, params, PROMPTS, max_new_tokens=20, on_tokens=streamed.append)
+    assert [len(new[0]) for new in streamed] == [1, 8, 8, 3]
+    assert join_streams(streamed) == result.tokens
 
 
 @pytest.mark.slow

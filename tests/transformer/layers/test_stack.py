@@ -144,8 +144,8 @@ def test_cross_attention_gets_constants_of_its_layer(loop: LayerLoop) -> None:
         5, alone, dataclasses.replace(STAMPS[1], cross_attention=StampConfig(9)), loop=loop
     )
     assert module.num_scanned_layers == (4 if loop == "scan" else 0)
-    given = MixerInputs(**GIVEN), Memory(normal(2, B, 2, D), Mask())
-    run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, *given))
+    arguments = MixerInputs(**GIVEN), Memory(normal(2, B, 2, D), Mask())
+    run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, *arguments))
     first, second = run(X)[0].aux
     assert np.array_equal(first["cross_number"], [[0, 5], [2, 5], [4, 5]])
     assert np.array_equal(second["number"], [[1, 8], [3, 8]])

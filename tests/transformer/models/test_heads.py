@@ -71,9 +71,9 @@ def make_model(model: Model) -> tuple[Any, Any]:
     return jax.jit(model.apply, static_argnames="outputs"), random_params_like(shapes)
 
 
-def apply_model(model: Model, tokens: Array = TOKENS, **given: Any) -> Any:
+def apply_model(model: Model, tokens: Array = TOKENS, **kwargs: Any) -> Any:
     run, params = make_model(model)
-    return run({"params": params}, tokens, **(dict(segments=SEGMENTS, token_types=TYPES) | given))
+    return run({"params": params}, tokens, **(dict(segments=SEGMENTS, token_types=TYPES) | kwargs))
 
 
 def expected_norm(x: Array, norm: dict[str, Array]) -> Array:

@@ -47,8 +47,8 @@ class Case:
     def expected(self, output: str) -> Array:
         return self.outputs[f"{self.name}/{output}"]
 
-    def logits(self, ids: Array, **given: Any) -> Array:
-        out: ModelOutput = jax.jit(self.model.apply)({"params": self.params}, ids, **given)
+    def logits(self, ids: Array, **kwargs: Any) -> Array:
+        out: ModelOutput = jax.jit(self.model.apply)({"params": self.params}, ids, **kwargs)
         return np.asarray(out.logits)[..., : self.sizes.vocab]
 
 

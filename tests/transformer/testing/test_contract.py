@@ -85,14 +85,14 @@ class Faulty(Mixer):
         return self.inner().init_memory_cache(batch, length)
 
     @nn.nowrap
-    def inner(self, **given: Any) -> Attention:
+    def inner(self, **kwargs: Any) -> Attention:
         config = AttentionConfig(num_heads=self.config.num_heads, dropout=self.config.dropout)
-        return Attention(config, self.context, **(given or dict(parent=None)))
+        return Attention(config, self.context, **(kwargs or dict(parent=None)))
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        given = before(self.config.fault, x, inputs)
-        output = self.inner(name="inner")(x, given)
+        kwargs = before(self.config.fault, x, inputs)
+        output = self.inner(name="inner")(x, kwargs)
         return after(self.config.fault, x, output, inputs)
 
 

@@ -88,12 +88,12 @@ def test_sinks_match_reference() -> None:
         make_mask(CAUSAL, True),
     )
     sinks = normal(4, N)
-    given, score_spec = (*inputs(2), mask), ScoreSpec(0.3)
+    operands, score_spec = (*inputs(2), mask), ScoreSpec(0.3)
     expected, _ = jax.jit(lambda q, k, v, mask: attend_reference(q, k, v, mask, score_spec, sinks))(
-        *given
+        *operands
     )
     kwargs: Any = dict(hardware=Hardware(), constrain=constrain, sink_logits=sinks)
-    reordered = zigzag(given, 4)
+    reordered = zigzag(operands, 4)
     actual = jax.jit(lambda q, k, v, mask: attend(q, k, v, mask, score_spec, **kwargs).y)(
         *reordered
     )

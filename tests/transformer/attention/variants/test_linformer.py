@@ -85,9 +85,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "mask", "keys"), CASES, ids=range(len(CASES)))
-def test_matches_dense_matrices(given: Any, mask: Mask, keys: int) -> None:
-    mixer, w = make_mixer(config(**given), D)
+@pytest.mark.parametrize(("settings", "mask", "keys"), CASES, ids=range(len(CASES)))
+def test_matches_dense_matrices(settings: Any, mask: Mask, keys: int) -> None:
+    mixer, w = make_mixer(config(**settings), D)
     x, other = normal(0, B, T, D), normal(1, B, keys, D)
     memory = None if keys == T else other
     positions = np.arange(T)[None]
@@ -102,8 +102,8 @@ def test_matches_dense_matrices(given: Any, mask: Mask, keys: int) -> None:
     def run_dense(w: Any, x: Any, other: Any, xp: Any = jnp) -> Any:
         return expected_output(mask, x, x if keys == T else other, w, xp)
 
-    def values_and_gradients(f: Any, *given: Any) -> Any:
-        y, vjp_fn = jax.vjp(f, *given)
+    def values_and_gradients(f: Any, *settings: Any) -> Any:
+        y, vjp_fn = jax.vjp(f, *settings)
         return y, vjp_fn(normal(2, B, T, D))
 
     y, gradients = jax.jit(functools.partial(values_and_gradients, run_mixer))(w, x, other)

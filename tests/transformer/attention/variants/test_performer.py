@@ -84,8 +84,8 @@ def test_error_shrinks_with_features_and_averaging_over_seeds() -> None:
 
 
 def test_constants_depend_on_seed_layer_and_redraw() -> None:
-    def drawn(layer: int = 0, **given: Any) -> Any:
-        return Performer.constants(PerformerConfig(num_features=M, head_dim=H, **given), layer, D)
+    def drawn(layer: int = 0, **options: Any) -> Any:
+        return Performer.constants(PerformerConfig(num_features=M, head_dim=H, **options), layer, D)
 
     assert drawn().shape == (M, H)
     assert np.array_equal(drawn(3, seed=1, redraw_index=2), drawn(3, seed=1, redraw_index=2))
@@ -120,11 +120,11 @@ def test_cross_attention_uses_constants_of_its_layer(loop: Any) -> None:
     x, memory = normal(0, B, T, D), normal(1, B, T + 2, D)
     positions: Any = np.arange(T)[None]
     encoder_memory = Memory(memory, Mask(MaskPattern(ordered=False)))
-    given = MixerInputs(positions, CAUSAL)
-    make = lambda x: stack.init(jax.random.key(0), x, given, encoder_memory)  # noqa: E731
+    mixer_inputs = MixerInputs(positions, CAUSAL)
+    make = lambda x: stack.init(jax.random.key(0), x, mixer_inputs, encoder_memory)  # noqa: E731
     params = random_params_like(meta.unbox(jax.eval_shape(make, x))["params"])
     run = jax.jit(functools.partial(stack.apply, {"params": params}))
-    result: Any = run(x, given, encoder_memory)
+    result: Any = run(x, mixer_inputs, encoder_memory)
     expected: Any = np.float64(x)
     for layer in range(3):
         w = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["place_0"]["cross"])
@@ -139,8 +139,8 @@ def test_cross_attention_uses_constants_of_its_layer(loop: Any) -> None:
     assert_close(result.x, expected)
     cache: Any = init_cache((only,), shared, B, T, T + 2)
     for tokens, source in ((slice(4), memory), (slice(4, None), None)):
-        given = MixerInputs(positions[:, tokens], CAUSAL, cache=cache)
-        result = run(x[:, tokens], given, encoder_memory._replace(x=source))
+        mixer_inputs = MixerInputs(positions[:, tokens], CAUSAL, cache=cache)
+        result = run(x[:, tokens], mixer_inputs, encoder_memory._replace(x=source))
         cache = result.cache
         assert_close(result.x, expected[:, tokens])
 
@@ -155,8 +155,8 @@ def test_contract_with_other_features(kind: Any) -> None:
 
 
 def test_flops() -> None:
-    def scores(**given: Any) -> int:
-        block = BlockConfig(mixer=PerformerConfig(num_heads=N, **given), feed_forward=None)
+    def scores(**options: Any) -> int:
+        block = BlockConfig(mixer=PerformerConfig(num_heads=N, **options), feed_forward=None)
         config = TransformerConfig(
             vocab_size=17, d_model=N * H, num_layers=1, layer_pattern=(block,)
         )
@@ -170,7 +170,7 @@ def test_flops() -> None:
 
 
 def test_invalid_configs_and_calls_raise() -> None:
-    for message, given in (
+    for message, options in (
         (r"^performer.num_features 0: give 1 or more$", dict(num_features=0)),
         (r"^performer.num_features 7: sines and cosines come in pairs; give an even number$",
          dict(num_features=7, feature_map="trigonometric")),
@@ -179,6 +179,6 @@ def test_invalid_configs_and_calls_raise() -> None:
         (r"^performer.redraw_index -1: give 0 or more$", dict(redraw_index=-1)),
         (r"^attention.num_heads 0: give 1 or more$", dict(num_heads=0)),
     ):  # fmt: skip
-        arguments: Any = given
+        arguments: Any = options
         with pytest.raises(ValueError, match=message):
             PerformerConfig(**arguments)

@@ -1,11 +1,12 @@
 """Peak host memory and seconds of reading a Llama of 1.3 billion parameters, against transformers.
 
-    python -m bench.huggingface_import [--layers 24] [--folder FOLDER]
+    python -m bench.huggingface_import [--layers 24] [--rounds 3] [--folder FOLDER]
 
 A random model in bfloat16 is written in shards, then read in one process each: by `read_model`, by
 `read_model` onto a mesh of 8 CPU devices, and by `AutoModelForCausalLM.from_pretrained`. Memory is
 the largest resident size while reading, minus that after the imports; `anonymous` excludes pages
-of mapped files, which the system can drop. Needs the extra `hf`, and disk space for the model.
+of mapped files, which the system can drop. Readers take turns in `--rounds`, and the ratio is that
+of pairs, for a machine that others use too. Needs the extra `hf`, and disk space for the model.
 """
 
 import argparse
@@ -114,7 +115,7 @@ def read_and_report(reader: str, folder: str) -> None:
 
         transformers.utils.logging.disable_progress_bar()
         transformers.models.llama.LlamaForCausalLM  # noqa: B018  imported before the watch begins
-        watch, begun = MemoryWatch(), time.perf_counter()
+        watch, begun, cpu_begun = MemoryWatch(), time.perf_counter(), time.process_time()
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         size = sum(each.numel() * each.element_size() for each in model.parameters())
         # Pages of a mapped file count once they are read: sum all weights, as a first step would.
@@ -139,7 +140,7 @@ def read_and_report(reader: str, folder: str) -> None:
             return jax.tree.map(shard, model.logical_axes(), is_leaf=is_axes)
 
         jax.devices()
-        watch, begun = MemoryWatch(), time.perf_counter()
+        watch, begun, cpu_begun = MemoryWatch(), time.perf_counter(), time.process_time()
         _, params = read_model(
             folder,
             precision=Precision.parse("pure_bfloat16"),
@@ -152,10 +153,11 @@ def read_and_report(reader: str, folder: str) -> None:
             for piece in leaf.addressable_shards:
                 by_device[piece.device] = by_device.get(piece.device, 0) + piece.data.nbytes
         largest_slice = max(by_device.values())
-    seconds = time.perf_counter() - begun
+    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - cpu_begun
     resident, anonymous = watch.stop()
     report = {
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "resident": resident,
         "anonymous": anonymous,
         "parameters": size,
@@ -164,11 +166,26 @@ def read_and_report(reader: str, folder: str) -> None:
     print(json.dumps(report))
 
 
+def read_in_process(reader: str, folder: str) -> dict[str, float]:
+    """Return the report of one reader, in a process of its own."""
+    devices = str(MESH_DEVICES if reader == "ours on a mesh" else 1)
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, "--read", reader, "--folder", folder],
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": devices, "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    report: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--folder", default="")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--read", choices=READERS, default="")
     options = parser.parse_args()
     if options.read:
@@ -177,25 +194,26 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.folder or None) as folder:
         total = write_random_model(Path(folder), options.layers)
         print(f"{total / 2e9:.2f} billion parameters, {total / 1e9:.2f} GB in bfloat16")
-        print(f"{'reader':16} {'seconds':>8} {'peak GB':>8} {'anonymous':>9} {'a device':>8}")
-        for reader in READERS:
-            devices = str(MESH_DEVICES if reader == "ours on a mesh" else 1)
-            done = subprocess.run(
-                [sys.executable, "-m", __spec__.name, "--read", reader, "--folder", folder],
-                env=os.environ | {"JAX_NUM_CPU_DEVICES": devices, "JAX_PLATFORMS": "cpu"},
-                stdout=subprocess.PIPE,
-                check=True,
-                text=True,
-            )
-            report = json.loads(done.stdout.splitlines()[-1])
-            resident, anonymous, device = (
-                report[name] / 1e9 for name in ("resident", "anonymous", "device")
-            )
-            print(
-                f"{reader:16} {report['seconds']:8.1f} {resident:8.2f} {anonymous:9.2f} "
-                f"{device:8.2f}",
-                flush=True,
-            )
+        print(
+            f"{'reader':16} {'seconds':>8} {'CPU':>6} {'peak GB':>8} {'anonymous':>9} "
+            f"{'a device':>8}"
+        )
+        rounds: list[dict[str, float]] = []
+        for _ in range(options.rounds):
+            rounds.append({})
+            for reader in READERS:
+                report = read_in_process(reader, folder)
+                rounds[-1][reader] = report["seconds"]
+                resident, anonymous, device = (
+                    report[name] / 1e9 for name in ("resident", "anonymous", "device")
+                )
+                print(
+                    f"{reader:16} {report['seconds']:8.1f} {report['cpu_seconds']:6.1f} "
+                    f"{resident:8.2f} {anonymous:9.2f} {device:8.2f}",
+                    flush=True,
+                )
+        ratios = [each["ours"] / each["transformers"] for each in rounds]
+        print(f"seconds, ours / transformers, median of {len(ratios)}: {np.median(ratios):.2f}")
     return 0
 
 

@@ -115,7 +115,7 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
         ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
         ("fit --steps 3", "fit: CONFIG is missing"),
         ("sample", "sample: W is missing"),
-        ("fit quickstrat", "config quickstrat: is not known; choose one of before, "),
+        ("fit quickstrat", "config quickstrat: is not known; choose one of bert, "),
         ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
         ("fit quickstart --stepz 3", "--stepz"),
         ("fit quickstart --steps many", "many"),

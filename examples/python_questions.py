@@ -12,8 +12,9 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 MODULES = """
 argparse ast bisect calendar collections copy csv datetime decimal difflib email.message enum
@@ -23,8 +24,7 @@ statistics string struct subprocess tarfile tempfile textwrap threading time tok
 types unittest urllib.parse urllib.request uuid warnings weakref zipfile
 """
 
-LONGEST = 160
-"""Longest answer, in characters."""
+LONGEST = 160  # characters of an answer
 
 
 def documented(module_name: str) -> Iterator[tuple[str, str]]:
@@ -55,35 +55,29 @@ def detail(text: str) -> str:
     return next(filter(None, map(first_sentence, paragraphs)), "")
 
 
-def write_lines(path: str, records: Iterable[object]) -> None:
+def write_lines(path: str, records: list[dict[str, Any]]) -> None:
     """Write JSON lines."""
-    with Path(path).open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+    Path(path).write_text("".join(json.dumps(record) + "\n" for record in records))
+    print(f"{len(records):,} records in {path}")
 
 
 def main(path: str, pairs_path: str = "") -> None:
     """Write the questions with their answers, and optionally the preference pairs."""
-    answers: dict[str, str] = {}
-    details: dict[str, str] = {}
+    answers: dict[str, tuple[str, str]] = {}
     for module in MODULES.split():
         for name, text in documented(module):
-            if name not in answers and (answer := first_sentence(text)):
-                answers[name] = answer
-                details[name] = detail(text)
-    questions = [{"role": "user", "content": f"What does {name} do?"} for name in answers]
-    replies = [{"role": "assistant", "content": answer} for answer in answers.values()]
-    both = list(zip(questions, replies, strict=True))
-    write_lines(path, ({"messages": list(each)} for each in both))
+            if answer := first_sentence(text):
+                answers.setdefault(name, (answer, detail(text)))
+    questions, pairs = [], []
+    for name, (answer, other) in answers.items():
+        question = {"role": "user", "content": f"What does {name} do?"}
+        reply, rejected = ({"role": "assistant", "content": text} for text in (answer, other))
+        questions.append({"messages": [question, reply]})
+        if other:
+            pairs.append({"prompt": [question], "chosen": [reply], "rejected": [rejected]})
+    write_lines(path, questions)
     if pairs_path:
-        rejected = [[{"role": "assistant", "content": text}] for text in details.values()]
-        pairs = [
-            {"prompt": [question], "chosen": [answer], "rejected": other}
-            for (question, answer), other in zip(both, rejected, strict=True)
-            if other[0]["content"]
-        ]
         write_lines(pairs_path, pairs)
-        print(f"{len(pairs):,} pairs in {pairs_path}")
-    print(f"{len(answers):,} questions in {path}")
 
 
 if __name__ == "__main__":

@@ -21,10 +21,7 @@ argparse ast bisect calendar collections copy csv datetime decimal difflib email
 fileinput fractions functools glob gzip heapq html http.client inspect io ipaddress itertools json
 logging mailbox math operator os os.path pathlib pickle queue random re shlex shutil socket
 statistics string struct subprocess tarfile tempfile textwrap threading time tokenize traceback
-types unittest urllib.parse urllib.request uuid warnings weakref zipfile
-"""
-
-LONGEST = 160  # characters of an answer
+types unittest urllib.parse urllib.request uuid warnings weakref zipfile"""
 
 
 def documented(module_name: str) -> Iterator[tuple[str, str]]:
@@ -45,14 +42,12 @@ def first_sentence(text: str) -> str:
     """Return the first sentence of a docstring in one line; "" if it does not begin with one."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     sentence = re.split(r"(?<=[.])\s", paragraph)[0]
-    is_sentence = sentence[:1].isupper() and sentence.endswith(".")
-    return sentence if is_sentence and 10 < len(sentence) <= LONGEST else ""
+    return sentence if re.fullmatch("[A-Z].{9,158}[.]", sentence) else ""
 
 
 def detail(text: str) -> str:
     """Return the first sentence after the first paragraph of a docstring; empty if none."""
-    paragraphs = text.strip().split("\n\n")[1:]
-    return next(filter(None, map(first_sentence, paragraphs)), "")
+    return next(filter(None, map(first_sentence, text.strip().split("\n\n")[1:])), "")
 
 
 def write_lines(path: str, records: list[dict[str, Any]]) -> None:

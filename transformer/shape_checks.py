@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 Spec = tuple[Any, ...]
 """(array, axis letters separated by spaces[, int, float or bool]), or (value, class)."""
 
@@ -42,3 +44,10 @@ def _fits(array: Any, axes: str, kinds: list[type], bound: dict[str, int]) -> bo
     except AssertionError:
         return False
     return True
+
+
+def may_be_below(indices: Any, limit: int) -> bool:
+    """Return False if an index is known to lie outside of [0, limit). Traced ones are not known."""
+    if isinstance(indices, jax.core.Tracer) or not getattr(indices, "is_fully_addressable", True):
+        return True
+    return not indices.size or bool(indices.min() >= 0 and indices.max() < limit)

@@ -38,6 +38,7 @@ from transformer.attention.masks import Mask
 from transformer.attention.projections import project_keys, project_values
 from transformer.attention.sparse_ops.global_tokens import scatter_tokens
 from transformer.model_context import ModelContext
+from transformer.shape_checks import may_be_below
 
 ABSENT_POSITION = -(2**30)
 """Position of an empty slot: before the first token, and farther away than any window."""
@@ -83,7 +84,19 @@ class KVCache(struct.PyTreeNode):
         values: jax.Array,  # [B, T, K, H of values]
         positions: jax.Array,  # [B or 1, T], consecutive in each row
     ) -> "KVCache":
-        """Return the cache with T more tokens, written at their positions."""
+        """Return the cache with T more tokens, written at their positions.
+
+        Raises:
+          ValueError: Positions that are not traced lie beyond the cache.
+        """
+        length, size = keys.shape[1], self.keys.shape[1]
+        # `dynamic_update_slice` would move the tokens back, onto those before them.
+        first = jnp.maximum(positions[:, 0], 0)  # -1 in a row of padding
+        if not may_be_below(first, size - length + 1):
+            raise ValueError(
+                f"positions: {length} tokens from position {first.max()} are beyond the cache of "
+                f"{size}; give init_cache a larger length"
+            )
 
         def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (start, 0, 0))

@@ -29,7 +29,7 @@ from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
-from transformer.models.input_checks import check_token_ids
+from transformer.models.input_checks import check_params, check_token_ids
 from transformer.models.language_model import LanguageModel
 from transformer.shape_checks import check_shapes
 from transformer.validation import check_instance, check_integer, check_seed, check_sequences
@@ -109,6 +109,7 @@ def generate(
     check_instance("sampling", sampling, SamplingConfig)
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0)
+    check_params(params)
     check_sequences("prompts", prompts)
     check_prompts(model, prompts, max_new_tokens)
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]

@@ -1,15 +1,16 @@
 """Checks of a model's inputs beyond shapes: lengths, positions, token ids, caches, random keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from transformer.attention.rope_scaling import LongRoPEScaling
 from transformer.config import TransformerConfig
-from transformer.shape_checks import check_shapes
+from transformer.shape_checks import check_shapes, may_be_below
 from transformer.validation import check_size
 
 # jax 0.10 moved it there from `jax.core`.
@@ -33,6 +34,13 @@ def check_tokens(
     # Unsigned indices work at any width; for signed ones JAX computes index + rows in their dtype.
     if tokens.dtype.kind == "i" and np.iinfo(tokens.dtype).max < rows:
         raise ValueError(f"tokens of dtype {tokens.dtype}: cannot index {rows:,} rows; give int32")
+    vocab_size = vocab_size or config.vocab_size
+    if not may_be_below(tokens, vocab_size):
+        wrong = next(x for x in (np.min(tokens), np.max(tokens)) if not 0 <= x < vocab_size)
+        raise ValueError(
+            f"tokens: {wrong} is not one of the model's {vocab_size:,}; use the tokenizer that it "
+            "was trained with"
+        )
     limit = config.max_length
     if limit is None:
         return
@@ -92,6 +100,38 @@ def check_cache_inputs(
         )
 
 
+def check_variables(model: nn.Module, variables: Any, rngs: Any) -> None:
+    """Raise ValueError for variables that are no parameters, and random keys of no use.
+
+    Without a key of the name "dropout" there is none, and Linen does not mind.
+    """
+    if not isinstance(variables, Mapping) or ("params" not in variables and variables):
+        raise ValueError('variables: have no "params"; give {"params": params}')
+    check_params(variables.get("params", {}))
+    if rngs is None or not type(model).__module__.startswith("transformer."):
+        return
+    if not isinstance(rngs, Mapping):
+        raise ValueError('rngs: is not a dict; give {"dropout": key}')
+    for name in rngs:
+        if name not in ("dropout", "params"):
+            raise ValueError(f'rngs {name!r}: models use no such keys; give {{"dropout": key}}')
+
+
+def check_params(params: Any) -> None:
+    """Raise ValueError for variables in place of parameters."""
+    if "params" in params:
+        raise ValueError('params: are variables, {"params": ...}; give variables["params"]')
+
+
+def invalid_rng(rngs: Any, error: Exception) -> Exception:
+    """Return the error about a random key of `init` that is none; Linen's about a missing one."""
+    if isinstance(rngs, Mapping):
+        return error
+    is_array = hasattr(rngs, "shape")
+    shown = f"of shape {rngs.shape}, {rngs.dtype}" if is_array else f"of type {type(rngs).__name__}"
+    return ValueError(f"rng {shown}: give one random key, such as jax.random.key(0)")
+
+
 def check_cache_length(config: TransformerConfig, length: int) -> None:
     """Raise ValueError if positions do not reach as far as a cache."""
     check_size("length", length, 1)
@@ -129,7 +169,10 @@ def resolve_dropout_rngs(
     if dropout_rngs is not None and module.has_rng("dropout"):
         raise ValueError("dropout_rngs and rngs: both have keys of dropout; give one of them")
     if dropout_rngs is None:
-        return jax.random.split(module.make_rng("dropout"), len(tokens))
+        key = module.make_rng("dropout")
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # of jax.random.PRNGKey
+            key = jax.random.wrap_key_data(key)
+        return jax.random.split(key, len(tokens))
     raise ValueError(
         f"dropout_rngs of shape {dropout_rngs.shape}: has to be one typed key for each of the "
         f"{len(tokens)} examples; give jax.random.split(jax.random.key(0), {len(tokens)})"

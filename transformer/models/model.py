@@ -5,6 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import errors
 from flax import linen as nn
 from flax.core import meta
 
@@ -19,8 +20,8 @@ from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
 from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
-from transformer.models.input_checks import check_tokens
-from transformer.shape_checks import check_shapes
+from transformer.models.input_checks import check_tokens, check_variables, invalid_rng
+from transformer.shape_checks import check_shapes, may_be_below
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
@@ -64,13 +65,18 @@ class Model(nn.Module):
         return (EXAMPLE_TOKENS,)
 
     @nn.nowrap
-    def init_with_output(self, *args: Any, **kwargs: Any) -> Any:
+    def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         """Like Linen's, with plain arrays, also in `init`; `logical_axes` has their axis names."""
-        return meta.unbox(_call(super().init_with_output, args, kwargs))
+        try:
+            return meta.unbox(_call(super().init_with_output, (rngs, *args), kwargs))
+        except errors.InvalidRngError as error:
+            raise invalid_rng(rngs, error) from None
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
+        if "rngs" in kwargs or "params" not in variables or "params" in variables["params"]:
+            check_variables(self, variables, kwargs.get("rngs"))
         output: Any = _call(super().apply, (variables, *args), kwargs)
         return output
 
@@ -91,14 +97,8 @@ class Model(nn.Module):
     def context(self) -> ModelContext:
         """Settings that all modules of the model share."""
         config = self.config
-        return ModelContext(
-            d_model=config.d_model,
-            num_layers=config.num_layers,
-            precision=config.precision,
-            initialization=config.initialization,
-            hardware=self.hardware,
-            constrain=self.constrain,
-        )
+        settings = config.d_model, config.num_layers, config.precision, config.initialization
+        return ModelContext(*settings, self.hardware, self.constrain)
 
     @nn.nowrap
     def apply_backbone(
@@ -131,27 +131,20 @@ class Model(nn.Module):
             outputs=(outputs, Set),
         )
         config, context = self.config, self.context
-        if config.max_length is not None or tokens.dtype.itemsize < 4:
+        in_range = tokens.dtype.itemsize >= 4 and may_be_below(tokens, config.vocab_size)
+        if config.max_length is not None or not in_range:
             check_tokens(tokens, config, positions)
         positions = positions_or_arange(positions, tokens.shape[1])
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         embedded = tokens, positions, token_types, dropout_rngs
         x = embed_tokens(self, table, *embedded, config=config, context=context)
-        # With a cache the mask is causal in any model: the cache holds room, but no keys, beyond
-        # each example's newest token.
-        causal = config.causal or cache is not None
-        mask = Mask(
-            MaskPattern(causal=causal, prefix=prefix_lengths is not None),
-            positions=positions,
-            segments=segments,
-            prefix_lengths=prefix_lengths,
-            single_document=single_document,
-        )
-        inputs = MixerInputs(
-            positions, mask, cache=cache, dropout_rngs=dropout_rngs, outputs=outputs
-        )
-        if edits or outputs - DEFAULT_OUTPUTS:
-            inputs = inputs.replace(taps=make_taps(self, outputs, edits)[0])
+        # The cache has room, but no keys, beyond each example's newest token.
+        causal, prefix = config.causal or cache is not None, prefix_lengths is not None
+        arrays: Any = dict(positions=positions, segments=segments, prefix_lengths=prefix_lengths)
+        mask = Mask(MaskPattern(causal, prefix=prefix), **arrays, single_document=single_document)
+        taps = make_taps(self, outputs, edits)[0] if edits or outputs - DEFAULT_OUTPUTS else None
+        options: Any = dict(cache=cache, dropout_rngs=dropout_rngs, outputs=outputs, taps=taps)
+        inputs = MixerInputs(positions, mask, **options)
         return apply_layers(config, config, context, x, inputs), table
 
 
@@ -165,8 +158,7 @@ def apply_layers(
 ) -> StackOutput:
     """Apply a stack and its final norm, in the scope of the calling module."""
     pattern, loop = side_config.layer_pattern, config.layer_loop
-    stack = Stack(pattern, context, loop, config.remat, name="layers")
-    output = stack(x, inputs, memory)
+    output = Stack(pattern, context, loop, config.remat, name="layers")(x, inputs, memory)
     if side_config.final_norm is not None:
         norm = Norm(side_config.final_norm, config.precision, name="final_norm")
         output = output._replace(x=norm(output.x))

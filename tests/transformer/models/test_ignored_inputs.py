@@ -1,0 +1,117 @@
+"""Random keys, token ids and positions that a model would ignore or read wrongly are errors."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    EncoderDecoder,
+    FeedForwardConfig,
+    LanguageModel,
+    NormConfig,
+    TransformerConfig,
+    generate,
+)
+from transformer.models.model import Model
+
+MIXER = AttentionConfig(num_heads=2, qk_norm=NormConfig("rms"))
+BLOCK = BlockConfig(
+    mixer=MIXER,
+    feed_forward=FeedForwardConfig(12, gated=True),
+    residual_dropout=0.5,
+)
+CONFIG = TransformerConfig(vocab_size=11, d_model=8, num_layers=2, layer_pattern=(BLOCK,))
+MODEL = LanguageModel(CONFIG)
+TOKENS = np.arange(10).reshape(2, 5)
+POSITIONS = np.arange(5)[None]
+
+Params = Any
+
+
+def zeros(model: Model) -> Params:
+    shapes = jax.eval_shape(model.init_params, jax.random.key(0))
+    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+PARAMS = zeros(MODEL)
+
+
+def trace(model: Model, params: Params, *args: Any, **kwargs: Any) -> Any:
+    return jax.eval_shape(lambda params: model.apply({"params": params}, *args, **kwargs), params)
+
+
+def test_variables_and_parameters() -> None:
+    variables = {"params": PARAMS}
+    with pytest.raises(ValueError, match=r'^variables: have no "params"; give {"params": params}'):
+        MODEL.apply(PARAMS, TOKENS)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: MODEL.apply({"params": variables}, TOKENS),
+        lambda: generate(MODEL, variables, [[1]], max_new_tokens=1),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r'^params: are variables, {"params": ...}; give vari'):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("rngs", "message"),
+    [
+        (
+            {"Dropout": jax.random.key(0)},
+            r"^rngs 'Dropout': models use no such keys; give {\"dropo",
+        ),
+        (jax.random.key(0), r"^rngs: is not a dict; give {\"dropout\": key}"),
+    ],
+)
+def test_random_keys_that_would_be_ignored(rngs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trace(MODEL, PARAMS, TOKENS, rngs=rngs)
+
+
+def test_keys_of_both_kinds_are_keys_of_dropout() -> None:
+    """Of `jax.random.key` and of `jax.random.PRNGKey`, with the same bits."""
+    params = jax.jit(MODEL.init_params)(jax.random.key(1))
+    run = jax.jit(lambda key: MODEL.apply({"params": params}, TOKENS, rngs={"dropout": key}).hidden)
+    found = [run(make(3)) for make in (jax.random.key, jax.random.PRNGKey)]
+    np.testing.assert_array_equal(*found)
+    assert not np.array_equal(found[0], run(jax.random.key(4)))
+
+
+@pytest.mark.parametrize("rng", [0, None, jax.random.split(jax.random.key(0), 2), "key"])
+def test_initial_parameters_need_a_random_key(rng: Any) -> None:
+    for call in (MODEL.init_params, lambda rng: MODEL.init(rng, TOKENS)):
+        with pytest.raises(
+            ValueError, match=r"^rng of .*: give one random key, such as jax.random"
+        ):
+            call(rng)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokens": TOKENS + 2}, "tokens: 11 is not one of the model's 11; use the tokenizer that"),
+        ({"tokens": TOKENS - 1}, "tokens: -1 is not one of the model's 11; use the tokenizer that"),
+        (
+            {"cache": MODEL.init_cache(2, 6), "positions": POSITIONS + 2},
+            "positions: 5 tokens from position 2 are beyond the cache of 6; give init_cache a l",
+        ),
+    ],
+)
+def test_inputs_that_would_be_read_wrongly(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        MODEL.apply({"params": PARAMS}, **{"tokens": TOKENS} | arguments)
+
+
+def test_a_source_has_a_vocabulary_of_its_own() -> None:
+    block = BlockConfig(cross_attention=AttentionConfig())
+    encoder = EncoderConfig(num_layers=1, vocab_size=3)
+    model = EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(block,), encoder=encoder))
+    with pytest.raises(ValueError, match=r"^tokens: 9 is not one of the model's 3; use the token"):
+        model.apply({"params": zeros(model)}, TOKENS, TOKENS)

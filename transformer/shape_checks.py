@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 
 Spec = tuple[Any, ...]
 """(array, axis letters separated by spaces[, int, float or bool]), or (value, class)."""
@@ -13,8 +14,6 @@ def check_shapes(sizes: dict[str, int] | None = None, /, **values: Spec) -> None
 
     A letter is bound to its size in `sizes`, else in the first array that has it; `B?` also accepts
     size 1, which broadcasts; `...` is any axes. A traced program keeps nothing of the checks.
-
-        check_shapes(tokens=(tokens, "B T", int), positions=(positions, "B? T | None", int))
     """
     bound = dict(sizes or {})
     for name, (value, axes, *kinds) in values.items():
@@ -50,4 +49,5 @@ def may_be_below(indices: Any, limit: int) -> bool:
     """Return False if an index is known to lie outside of [0, limit). Traced ones are not known."""
     if isinstance(indices, jax.core.Tracer) or not getattr(indices, "is_fully_addressable", True):
         return True
-    return not indices.size or bool(indices.min() >= 0 and indices.max() < limit)
+    values = np.asarray(indices)  # by NumPy, which computes while JAX traces
+    return not values.size or bool(values.min() >= 0 and values.max() < limit)

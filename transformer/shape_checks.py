@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import jax
-import numpy as np
-
 Spec = tuple[Any, ...]
 """(array, axis letters separated by spaces[, int, float or bool]), or (value, class)."""
 
@@ -47,6 +44,9 @@ def _fits(array: Any, axes: str, kinds: list[type], bound: dict[str, int]) -> bo
 
 def may_be_below(indices: Any, limit: int) -> bool:
     """Return False if an index is known to lie outside of [0, limit). Traced ones are not known."""
+    import jax  # settings import this file, and load without it
+    import numpy as np
+
     if isinstance(indices, jax.core.Tracer) or not getattr(indices, "is_fully_addressable", True):
         return True
     values = np.asarray(indices)  # by NumPy, which computes while JAX traces

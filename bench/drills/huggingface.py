@@ -263,20 +263,23 @@ def _agreement(model: Any, params: Any, reference: Reference) -> str:
 def _cached_agreement(model: Any, params: Any, reference: Reference) -> str:
     """Return how many tokens `generate` gives, with a cache, before a margin is not clear.
 
-    After a token with a small margin both may rightly go apart. Decoders only.
+    After a token with a small margin the two may rightly differ. Decoders only.
     """
     if not reference.greedy.size or model.config.encoder is not None:
         return "-"
     text, start = reference.greedy, reference.tokens.shape[1]
     logits = np.sort(np.asarray(model.apply({"params": params}, text[:, :-1]).logits), axis=-1)
     clear = (logits[..., -1] - logits[..., -2] > MARGIN)[:, start - 1 :]
-    generated = generate(
-        model,
-        params,
-        list(reference.tokens),
-        max_new_tokens=text.shape[1] - start,
-        sampling=SamplingConfig(temperature=0.0),
-    )
+    try:
+        generated = generate(
+            model,
+            params,
+            list(reference.tokens),
+            max_new_tokens=text.shape[1] - start,
+            sampling=SamplingConfig(temperature=0.0),
+        )
+    except ValueError:  # longrope beyond its original length has no cache
+        return "refused"
     agreed = 0
     for row, tokens in enumerate(generated.tokens):
         certain = int(np.argmin(clear[row])) if not clear[row].all() else clear.shape[1]

@@ -166,7 +166,7 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         "positions of dtype float32: give integers",
     ),
     (
-        lambda: call_model(Classifier(CONFIG), TOKENS, token_types=ints(B, S)),
+        lambda: call_model(Classifier(CONFIG, pooling="mean"), TOKENS, token_types=ints(B, S)),
         "token_types of shape (2, 7): axis T is 7, but tokens has 5",
     ),
     (

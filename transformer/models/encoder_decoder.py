@@ -98,8 +98,9 @@ class EncoderDecoder(Model):
             dropout_rngs=(dropout_rngs, "B | None"),
             outputs=(outputs, Set),
         )
-        check_cache_inputs(cache, positions, segments)
         config = self.config
+        if cache is not None:
+            check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
         taps = encoder_taps = None
         if edits or outputs - DEFAULT_OUTPUTS:
             taps, encoder_taps = make_taps(self, outputs, edits)

@@ -86,6 +86,11 @@ class Classifier(Model):
         if self.num_classes < 1:
             raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         check_pooling(self.pooling)
+        if self.config.causal and self.pooling == "first":
+            raise ValueError(
+                "pooling first: the first token of a causal model sees no other; set config.causal "
+                "to False, or pooling to mean"
+            )
         super().__post_init__()
 
     @nn.compact

@@ -88,15 +88,28 @@ def check_token_ids(
 
 def check_cache_inputs(
     cache: Any,
+    tokens: Any,  # [B, T]
+    num_layers: int,
     positions: jax.Array | None,
     segments: jax.Array | None,
 ) -> None:
     """Raise ValueError for inputs that do not go with a cache."""
-    if cache is not None and positions is None:
+    if positions is None:
         raise ValueError("cache: needs positions; give those of the new tokens")
-    if cache is not None and segments is not None:
+    if segments is not None:
         raise ValueError(
             "cache: cannot be combined with segments; decode one document for each example"
+        )
+    if len(cache) != num_layers:
+        raise ValueError(
+            f"cache: has {len(cache)} layers, the model {num_layers}; give that of its init_cache"
+        )
+    # Axis 0 is the batch in most caches; one of several leading sizes is left to the mixer.
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim}
+    if len(sizes) == 1 and getattr(tokens, "ndim", 0) == 2 and len(tokens) not in sizes:
+        raise ValueError(
+            f"cache: is for {sizes.pop()} examples, tokens has {len(tokens)}; give init_cache this "
+            "batch size"
         )
 
 

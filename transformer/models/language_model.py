@@ -45,7 +45,7 @@ class LanguageModel(Model):
         if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         if cache is not None:
-            check_cache_inputs(cache, positions, segments)
+            check_cache_inputs(cache, tokens, self.config.num_layers, positions, segments)
         output, table = self.apply_backbone(
             tokens,
             positions=positions,

@@ -28,6 +28,14 @@ class MaskedLanguageModel(Model):
     the matrix, [B, T, D].
     """
 
+    def __post_init__(self) -> None:
+        if self.config.causal:
+            raise ValueError(
+                "config.causal True: a masked language model reads both sides of a token; set it "
+                "to False"
+            )
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,

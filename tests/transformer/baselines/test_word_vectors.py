@@ -109,6 +109,6 @@ def test_vectors_replace_embeddings() -> None:
     assert np.array_equal(actual["embedding"][V:], params["embedding"][V:])
     assert actual["layers"] is params["layers"]
     with pytest.raises(
-        ValueError, match=r"^word vectors 11 x 4: the model's table is 16 x 5; learn"
+        ValueError, match=r"^word vectors 11 x 4: the model's table is 16 x 5; train"
     ):
         replace_embeddings(params, table[:, :4])

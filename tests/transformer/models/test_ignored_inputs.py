@@ -11,10 +11,12 @@ import pytest
 from transformer import (
     AttentionConfig,
     BlockConfig,
+    Classifier,
     EncoderConfig,
     EncoderDecoder,
     FeedForwardConfig,
     LanguageModel,
+    MaskedLanguageModel,
     NormConfig,
     TransformerConfig,
     generate,
@@ -99,6 +101,14 @@ def test_initial_parameters_need_a_random_key(rng: Any) -> None:
         ({"tokens": TOKENS + 2}, "tokens: 11 is not one of the model's 11; use the tokenizer that"),
         ({"tokens": TOKENS - 1}, "tokens: -1 is not one of the model's 11; use the tokenizer that"),
         (
+            {"cache": MODEL.init_cache(3, 5), "positions": POSITIONS},
+            "cache: is for 3 examples, tokens has 2; give init_cache this batch size",
+        ),
+        (
+            {"cache": MODEL.init_cache(2, 5)[:1], "positions": POSITIONS},
+            "cache: has 1 layers, the model 2; give that of its init_cache",
+        ),
+        (
             {"cache": MODEL.init_cache(2, 6), "positions": POSITIONS + 2},
             "positions: 5 tokens from position 2 are beyond the cache of 6; give init_cache a l",
         ),
@@ -115,3 +125,13 @@ def test_a_source_has_a_vocabulary_of_its_own() -> None:
     model = EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(block,), encoder=encoder))
     with pytest.raises(ValueError, match=r"^tokens: 9 is not one of the model's 3; use the token"):
         model.apply({"params": zeros(model)}, TOKENS, TOKENS)
+
+
+def test_models_that_read_both_sides_are_not_causal() -> None:
+    with pytest.raises(
+        ValueError, match=r"^config.causal True: a masked language model reads both"
+    ):
+        MaskedLanguageModel(CONFIG)
+    with pytest.raises(ValueError, match=r"^pooling first: the first token of a causal model sees"):
+        Classifier(CONFIG)
+    assert Classifier(CONFIG, pooling="mean").config.causal

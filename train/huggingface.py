@@ -48,10 +48,7 @@ from train.tasks.task_configs import (
 from train.telemetry.stages import stage
 from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter
-from transformer.interop.pretrained import (
-    PretrainedConfig,
-    read_model,
-)
+from transformer.interop.pretrained import PretrainedConfig, read_model
 from transformer.precision import Precision
 
 KEPT_FILES = (

@@ -29,14 +29,8 @@ from bench.drills._huggingface_models import VARIANTS, VOCAB, Variant
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.inspection import layer_values
-from transformer.interop.pretrained import (
-    PretrainedConfig,
-    model_leaves,
-    model_tensors,
-    read_model,
-    tensor_values,
-    write_model,
-)
+from transformer.interop.model_tensors import model_leaves, model_tensors, tensor_values
+from transformer.interop.pretrained import PretrainedConfig, read_model, write_model
 from transformer.interop.safetensors_file import SafetensorsFile
 
 Array = np.ndarray[Any, Any]

@@ -35,9 +35,9 @@ class Reference(NamedTuple):
     """Log-likelihoods of both answers under a fixed model."""
 
     log_likelihoods: tuple[float, float]
-    """Of the chosen and the rejected answer, in nats."""
+    """Those of the chosen and the rejected answer, in nats."""
     num_tokens: tuple[int, int]
-    """Tokens that each sums over: they tell if it was computed of the same tokens."""
+    """Tokens that each sums over: they show if it was computed from the same tokens."""
 
 
 class Pair(NamedTuple):

@@ -242,7 +242,7 @@ class AddedToken(NamedTuple):
 
 
 def load_added_tokens(folder: AnyPath, num_pieces: int) -> list[AddedToken]:
-    """Read the tokens that the settings in a folder add to a model of so many pieces.
+    """Read the tokens that the settings in a folder add to a SentencePiece model, given its size.
 
     Raises:
       UserError: A file is damaged.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.arrays import Arrays
-from train.data.data_config import FeatureDataConfig
+from train.data.example_configs import FeatureDataConfig
 from train.data.features import read_features, to_features
 from train.errors import UserError
 from train.tasks.array_task import ArrayTask

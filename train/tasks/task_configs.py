@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from train.data.data_config import ArrayDataConfig, DataConfig, FeatureDataConfig, TextDataConfig
+from train.data.data_config import ArrayDataConfig, DataConfig, TextDataConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
     ConversationDataConfig,
+    FeatureDataConfig,
     ListOpsDataConfig,
     PreferenceDataConfig,
     TokenLabelDataConfig,

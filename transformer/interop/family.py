@@ -173,7 +173,7 @@ def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
             )
         case _:
             raise fields.unsupported(where, "the types default, linear, llama3, yarn and longrope")
-    # A parameter that no rule has read would change the frequencies without a word.
+    # A parameter that no rule has read would change the frequencies silently.
     if left := [name for name, value in parameters.items() if value is not None]:
         raise fields.unsupported(where, f"type {kind} without {left[0]}")
     return scaling

@@ -10,6 +10,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from transformer.interop.fields import InteropError
+from transformer.interop.model_tensors import model_leaves, model_tensors
 from transformer.interop.peft_format import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -23,7 +24,7 @@ from transformer.interop.peft_format import (
     outputs_shape,
     split_path,
 )
-from transformer.interop.pretrained import express, model_leaves, model_tensors
+from transformer.interop.pretrained import express
 from transformer.interop.safetensors_file import SafetensorsFile
 from transformer.interop.strided_copy import Array
 from transformer.interop.weight_files import read_json

@@ -10,6 +10,7 @@ from flax.traverse_util import flatten_dict
 
 from transformer.interop.family import Family
 from transformer.interop.fields import InteropError
+from transformer.interop.model_tensors import model_leaves, model_tensors
 from transformer.interop.peft_format import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -22,7 +23,7 @@ from transformer.interop.peft_format import (
     module_name,
     outputs_shape,
 )
-from transformer.interop.pretrained import express, model_leaves, model_tensors
+from transformer.interop.pretrained import express
 from transformer.interop.safetensors_file import WEIGHT_DTYPES, TensorSpec, write_safetensors
 from transformer.interop.strided_copy import Array
 from transformer.interop.weight_map import Tensor

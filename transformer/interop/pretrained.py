@@ -24,6 +24,13 @@ from transformer.interop.compare import find_difference
 from transformer.interop.family import Architecture, Family
 from transformer.interop.family_registry import FAMILIES, find_architecture
 from transformer.interop.fields import WITHOUT_EFFECT, Fields, InteropError
+from transformer.interop.model_tensors import (
+    arrays_by_path,
+    group_by_name,
+    join_tensor,
+    model_leaves,
+    model_tensors,
+)
 from transformer.interop.safetensors_file import (
     WEIGHT_DTYPES,
     TensorSpec,
@@ -39,8 +46,7 @@ from transformer.interop.weight_files import (
     read_json,
     read_slice,
 )
-from transformer.interop.weight_map import Leaf, Tensor, expand
-from transformer.layers.logical_axes import LogicalAxes
+from transformer.interop.weight_map import Leaf
 from transformer.models.model import Model
 from transformer.precision import Precision
 
@@ -159,7 +165,7 @@ def read_model(
     files.check(tensors, pretrained.family, pretrained.config.vocab_size)
     dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
     by_leaf = places_by_leaf(tensors)
-    sharding_of = None if shardings is None else _by_path(shardings(model))
+    sharding_of = None if shardings is None else arrays_by_path(shardings(model))
     num_weights = sum(math.prod(leaf.padded_shape) for leaf in leaves.values())
 
     def load(leaf: Leaf) -> jax.Array:
@@ -217,8 +223,8 @@ def write_model(
         raise InteropError(f"dtype {dtype}: is not known; give one of {', '.join(WEIGHT_DTYPES)}")
     leaves = model_leaves(model)
     tensors = model_tensors(chosen, architecture, model, leaves)
-    arrays = _by_path(params)
-    by_name = _group_by_name(tensors)
+    arrays = arrays_by_path(params)
+    by_name = group_by_name(tensors)
     specs = [TensorSpec(name, each[0].shape, dtype) for name, each in by_name.items()]
     zeros = (1, model.config.vocab_size)
     specs += [TensorSpec(name, zeros, dtype) for name in chosen.zeros]
@@ -228,7 +234,7 @@ def write_model(
             on_progress(num_bytes[name] / total)
         if name in chosen.zeros:
             return np.zeros(zeros, np.float32)
-        return _join(by_name[name], arrays)
+        return join_tensor(by_name[name], arrays)
 
     shards = split_into_shards(specs, max_shard_bytes)
     num_bytes = {spec.name: spec.num_bytes for spec in specs}
@@ -329,79 +335,6 @@ def _kind_of(model: Model) -> str:
         "Tagger": "tagger",
         "EncoderDecoder": "encoder_decoder",
     }.get(type(model).__name__, "")
-
-
-def model_leaves(model: Model) -> dict[str, Leaf]:
-    """Return the parameters of a model by path."""
-    config = model.config
-    axes = _by_path(model.logical_axes(), is_leaf=lambda node: isinstance(node, LogicalAxes))
-    inputs = model.example_inputs()
-    shapes = _by_path(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"])
-    leaves = {}
-    for path, shape in shapes.items():
-        size = config.source_vocab_size if path == "source_embedding" else config.vocab_size
-        cut = tuple(
-            size if name == "vocab" else length
-            for name, length in zip(axes[path].names, shape.shape, strict=True)
-        )
-        leaves[path] = Leaf(path, axes[path], cut, tuple(shape.shape))
-    return leaves
-
-
-def model_tensors(
-    family: Family, architecture: Architecture, model: Model, leaves: Mapping[str, Leaf]
-) -> list[Tensor]:
-    """Return the tensors of a model's files."""
-    config = model.config
-    depths = {"layers": (config.num_layers, len(config.layer_pattern))}
-    if config.encoder is not None:
-        encoder = config.encoder
-        depths = {
-            "encoder/layers": (encoder.num_layers, len(encoder.layer_pattern)),
-            "decoder/layers": depths["layers"],
-        }
-    return expand((*family.weights, *architecture.head), leaves, depths)
-
-
-def tensor_values(tensors: list[Tensor], params: Any) -> dict[str, Array]:
-    """Return the values of each tensor, by name, of parameters or of their gradients.
-
-    Raises:
-      InteropError: Layers that share a tensor have different values.
-    """
-    arrays = _by_path(params)
-    return {name: _join(each, arrays) for name, each in _group_by_name(tensors).items()}
-
-
-def _group_by_name(tensors: list[Tensor]) -> dict[str, list[Tensor]]:
-    by_name: dict[str, list[Tensor]] = {}
-    for tensor in tensors:
-        by_name.setdefault(tensor.name, []).append(tensor)
-    return by_name
-
-
-def _join(tensors: list[Tensor], arrays: Mapping[str, Any]) -> Array:
-    """Return the values of one tensor from the parameters that it holds."""
-    results = []
-    for tensor in tensors:
-        for index in tensor.indices:
-            units = [
-                np.asarray(arrays[leaf.path][index])[tuple(map(slice, leaf.shape[len(index) :]))]
-                for leaf in tensor.leaves
-            ]
-            results.append(tensor.layout.join(units, tensor.leaves))
-    first = results[0]
-    if any(not np.array_equal(first, other) for other in results[1:]):
-        raise InteropError(
-            f"{tensors[0].name}: is one tensor for all layers in transformers, and the layers "
-            "of this model have different values; it cannot be exported"
-        )
-    return first
-
-
-def _by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
-    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 
 def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:

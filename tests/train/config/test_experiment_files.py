@@ -38,7 +38,7 @@ def test_user_config_file(tmp_path: Path) -> None:
 
 
 def test_unknown_config() -> None:
-    with pytest.raises(UsageError, match="config gpt9: is not known; choose one of before, bert, "):
+    with pytest.raises(UsageError, match="config gpt9: is not known; choose one of bert, "):
         find_experiment("gpt9")
     with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
         find_experiment("gpt2:huge")

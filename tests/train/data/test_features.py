@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.data_config import FeatureDataConfig
+from train.data.example_configs import FeatureDataConfig
 from train.data.features import (
     BUILT_IN,
     image_patches,

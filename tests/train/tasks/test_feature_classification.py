@@ -12,7 +12,7 @@ import train
 from configs.digits import EXPERIMENTS
 from tests.train.support import assert_same_bits, command
 from tests.train.support import light_compiler as light_compiler
-from train.data.data_config import FeatureDataConfig
+from train.data.example_configs import FeatureDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.tasks.task_configs import FeatureClassification
 from train.tasks.task_registry import make_task

@@ -14,10 +14,10 @@ holds.
 
 A run is found by its settings, whatever its name. A changed value of any setting, a default's
 included, makes a new run, and so does another Python where the corpus is the interpreter's own
-library. Not compared: how a run is named, logged and saved (`IGNORED`), and settings that the
-package did not have when the line was written. The code is not compared either: whoever changes
-what a setting means, the corpus behind a path, or how losses are evaluated, deletes the lines that
-this concerns.
+library. Not compared: how a run is named, logged and saved (`IGNORED`). A setting that the package
+did not have when the line was written must have its default value. The code is not compared either:
+whoever changes what a setting means, the corpus behind a path, or how losses are evaluated, deletes
+the lines that this concerns.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.machine import commit
-from train.config.io import flatten_experiment
+from train.config.io import experiment_from_dict, experiment_to_dict, flatten_experiment
 from train.errors import UserError
 from train.experiment import Experiment
 from train.run_folder.writing import write_atomically
@@ -95,7 +95,7 @@ class FinishedRuns:
         """Return the last line of a run with these settings."""
         now = compared_fields(run.experiment)
         for each in reversed(self._runs):
-            if _same(each.fields, now):
+            if _same(each.fields, now) and _has_defaults(run.experiment, now, each.fields):
                 return each
         return None
 
@@ -170,8 +170,38 @@ def _differences(base: Mapping[str, Any], fields: Mapping[str, Any]) -> Differen
 
 
 def _same(saved: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Return True if no saved setting differs. Settings that only `now` has are newer."""
+    """Return True if no saved setting differs."""
     for name, value in saved.items():
         if name not in now or json.dumps(now[name]) != json.dumps(value):
             return False
     return True
+
+
+def _has_defaults(experiment: Experiment, now: Mapping[str, Any], saved: Mapping[str, Any]) -> bool:
+    """Return True if every setting that was not saved has its default value."""
+    newer = now.keys() - saved.keys()
+    if not newer:
+        return True
+    known = {tuple(name.split(".")[:length]) for name in saved for length in _lengths(name)}
+    without = experiment_to_dict(experiment)
+    for name in newer:
+        parts = tuple(name.split("."))
+        # A new part with settings of its own is left out whole.
+        new = next(parts[:length] for length in _lengths(name) if parts[:length] not in known)
+        parent: Any = without
+        for part in new[:-1]:
+            parent = parent[int(part) if isinstance(parent, list) else part]
+        if isinstance(parent, list):
+            return False  # an item more than the saved list has
+        parent.pop(new[-1], None)
+    try:
+        completed = experiment_from_dict(without, "settings of a finished run")
+    except UserError:  # it has no default, or its default does not suit the others
+        return False
+    filled = compared_fields(completed)
+    return filled.keys() == now.keys() and _same(filled, now)
+
+
+def _lengths(name: str) -> range:
+    """Return the numbers of leading parts of a dotted path."""
+    return range(1, name.count(".") + 2)

@@ -94,6 +94,52 @@ def test_new_settings_do_not_change_the_identity_of_a_run(tmp_path: Path) -> Non
     assert FinishedRuns(file).find(run) is None
 
 
+def test_new_setting_must_have_its_default(tmp_path: Path) -> None:
+    file, first = tmp_path / "study.jsonl", tiny(tmp_path)
+    FinishedRuns(file).add(run_of(first), FINISHED, {})
+    base, line = file.read_text().splitlines()
+    fields = json.loads(base)["base"]
+    # The version that wrote it had no averages of weights and no LoRA.
+    fields = {
+        name: value
+        for name, value in fields.items()
+        if name != "ema.decay" and not name.startswith("lora.")
+    }
+    file.write_text(f"{json.dumps({'base': fields})}\n{line}\n")
+    records = FinishedRuns(file)
+    assert records.find(run_of(first)) is not None
+    varied = [
+        dataclasses.replace(first, ema=dataclasses.replace(first.ema, decay=0.9)),
+        dataclasses.replace(first, lora=dataclasses.replace(first.lora, alpha=8.0)),
+        dataclasses.replace(first, lora=dataclasses.replace(first.lora, targets=("query",))),
+        dataclasses.replace(
+            first, lora=dataclasses.replace(first.lora, targets=("query", "value", "key"))
+        ),
+    ]
+    for each in varied:
+        assert records.find(run_of(each)) is None
+    # A part that is new as a whole: the block of this run is not the default.
+    fields = {name: value for name, value in fields.items() if "layer_pattern" not in name}
+    file.write_text(f"{json.dumps({'base': fields})}\n{line}\n")
+    assert FinishedRuns(file).find(run_of(first)) is None
+
+
+def test_longer_lists_are_of_other_runs(tmp_path: Path) -> None:
+    """A pattern of one block is the beginning of every pattern that starts with that block."""
+    first = tiny(tmp_path)
+    records = FinishedRuns(tmp_path / "study.jsonl")
+    records.add(run_of(first), FINISHED, {})
+    block = first.model.layer_pattern[0]
+    other = dataclasses.replace(block, mixer=ConvolutionConfig(kernel_size=3))
+    model = dataclasses.replace(first.model, num_layers=2, layer_pattern=(block,))
+    alone = dataclasses.replace(first, model=model)
+    records.add(run_of(alone), FINISHED, {})
+    for second in (block, other):
+        longer = dataclasses.replace(model, layer_pattern=(block, second))
+        assert records.find(run_of(dataclasses.replace(alone, model=longer))) is None
+    assert records.find(run_of(alone)) is not None
+
+
 def test_library_text_depends_on_the_python_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

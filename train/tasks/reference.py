@@ -48,7 +48,7 @@ def add_reference(
 
     Raises:
       UserError: The pairs are malformed, the run is no language model, or a file cannot be read or
-        written.
+        written, or a log-likelihood is not finite.
     """
     run = load(workdir)
     model = run.model
@@ -77,8 +77,8 @@ def add_reference(
         arrays = {name: batch[name] for name in FIELDS}
         found += list(np.asarray(score(run.params, arrays)))
     lines = [
-        json.dumps({**record, "reference": _entry(scores, counts)}, ensure_ascii=False)
-        for (_, record), scores, counts in zip(
+        json.dumps({**record, "reference": _entry(where, scores, counts)}, ensure_ascii=False)
+        for (where, record), scores, counts in zip(
             records, found[: len(pairs)], split.num_targets, strict=True
         )
     ]
@@ -92,6 +92,11 @@ FIELDS = ("tokens", "targets", "weights", "segments", "positions")
 """Arrays of a batch that `log_likelihoods` reads."""
 
 
-def _entry(scores: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+def _entry(where: str, scores: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    if not np.isfinite(scores).all():  # JSON has no such numbers
+        raise UserError(
+            f"{where}: the log-likelihoods of its answers are not finite ({scores[0]}, "
+            f"{scores[1]}); use an earlier checkpoint or a run trained in float32"
+        )
     chosen, rejected = (min(float(each), 0.0) for each in scores)
     return {"chosen": chosen, "rejected": rejected, "tokens": [int(each) for each in counts]}

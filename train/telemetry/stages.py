@@ -57,8 +57,8 @@ class Stage:
         self._done += amount
 
     def rename(self, description: str) -> None:
-        """Go on to other work, of an unknown amount."""
-        self.description, self._total = description, 0.0
+        """Continue with other work of unknown amount."""
+        self.description, self._total, self._expected = description, 0.0, 0.0
 
     @property
     def elapsed(self) -> float:
@@ -85,7 +85,7 @@ class Stage:
         return text
 
     def brief(self) -> str:
-        """Return what fits into another bar: `evaluating 45%, 0:00:37 left`."""
+        """Return a short text for another bar: `evaluating 45%, 0:00:37 left`."""
         percent = "" if self.fraction is None else f" {self.fraction:.0%}"
         times = self.times_text().split(", ")[-1]
         return f"{self.description}{percent}, {times}"
@@ -151,6 +151,8 @@ class TickingDisplay:
 
     def __init__(self) -> None:
         self._open: list[Stage] = []
+        # The thread of an outer stage may draw while an inner one ends in the main thread.
+        self._lock = threading.Lock()
 
     @contextlib.contextmanager
     def show(self, stage: Stage) -> Iterator[None]:
@@ -164,13 +166,16 @@ class TickingDisplay:
         finally:
             ended.set()
             ticker.join()
-            self._open.remove(stage)
-            self.end(stage)
+            with self._lock:
+                self._open.remove(stage)
+                self.end(stage)
 
     def _tick(self, stage: Stage, ended: threading.Event) -> None:
         seconds = self.first_seconds
         while not ended.wait(seconds):
-            seconds = self.draw(stage) if self._open[-1] is stage else DRAW_INTERVAL_SECONDS
+            with self._lock:
+                is_innermost = self._open[-1] is stage
+                seconds = self.draw(stage) if is_innermost else DRAW_INTERVAL_SECONDS
 
     first_seconds = BAR_DELAY_SECONDS
     """Seconds until a stage is drawn for the first time."""
@@ -222,6 +227,7 @@ class ConsoleDisplay(TickingDisplay):
         super().__init__()
         self._console = console
         self._bar: Any = None
+        self._drawn: Stage | None = None  # the last one on the bar
         self._lines: LinePrinter | None = None
 
     def draw(self, stage: Stage) -> float:
@@ -230,7 +236,7 @@ class ConsoleDisplay(TickingDisplay):
             self._open_console()
         if self._lines is not None:
             return self._lines.draw(stage)
-        fraction = stage.fraction
+        fraction, self._drawn = stage.fraction, stage
         self._bar.update(
             self._bar.task_ids[0],
             description=stage.description,
@@ -271,7 +277,8 @@ class ConsoleDisplay(TickingDisplay):
         """See `TickingDisplay`."""
         if self._lines is not None:
             self._lines.end(stage)
-        if self._bar is not None:
+        # An inner stage that was too short to be drawn leaves the bar of the outer one.
+        if self._bar is not None and self._drawn is stage:
             self._bar.stop()
             self._bar = None
 

@@ -187,8 +187,24 @@ def scored(folder: Path, source: train.Run) -> Path:
     return path
 
 
+def test_log_likelihoods_that_are_not_finite_are_not_written(
+    folder: Path, source: train.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_experiment(folder)
+    params = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, np.nan), source.params)
+    monkeypatch.setattr(
+        "train.tasks.reference.load", lambda _: dataclasses.replace(source, params=params)
+    )
+    output = folder / "nan.jsonl"
+    with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\); us"):
+        add_reference(
+            str(source.folder.path), str(folder / "pairs.jsonl"), str(output), max_length=32
+        )
+    assert not output.exists()
+
+
 @pytest.mark.slow
-def test_the_reference_in_the_data_is_that_of_the_base(
+def test_reference_in_the_data_equals_the_frozen_base(
     folder: Path, run: train.Run, scored: Path
 ) -> None:
     """The LoRA run trained on both ends at the same weights, up to rounding."""

@@ -121,6 +121,19 @@ def test_innermost_stage_is_shown() -> None:
 
 
 @pytest.mark.usefixtures("instant")
+def test_inner_stage_that_was_not_drawn_leaves_the_outer_bar() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    display = stages.ConsoleDisplay(console)
+    with stages.use_display(display), stage("outer work"):
+        wait_until_drawn("outer work", file)
+        bar = display._bar
+        display.end(Stage("inner work"))
+        assert display._bar is bar
+    assert display._bar is None
+
+
+@pytest.mark.usefixtures("instant")
 def test_evaluation_during_training_is_shown_in_the_bar() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})

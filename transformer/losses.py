@@ -123,10 +123,10 @@ def label_loss(
     labels = dict(targets=(targets, "...", int), weights=(weights, "..."))
     check_shapes(**labels, logits=(logits, "... C", float))
     log_probs = jax.nn.log_softmax(logits.astype(model.config.precision.loss), axis=-1)
-    losses = -jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+    labels_or_0 = jnp.where(weights != 0, targets, 0)  # 0 times NaN, beyond C, would be NaN
+    losses = -jnp.take_along_axis(log_probs, labels_or_0[..., None], axis=-1)[..., 0]
     correct = jnp.argmax(log_probs, axis=-1) == targets
-    weight = jnp.sum(weights)
-    loss, accuracy = (Loss(jnp.sum(each * weights), weight) for each in (losses, correct))
+    loss, accuracy = (weighted_loss(each, weights) for each in (losses, correct))
     return {"loss": loss, "accuracy": accuracy}
 
 

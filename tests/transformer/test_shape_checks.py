@@ -104,6 +104,12 @@ def test_narrow_index_dtypes_raise() -> None:
         check_tokens(ints(B, T, dtype=np.int16), CONFIG, vocab_size=50_257)
 
 
+def test_known_tokens_are_checked_while_tracing() -> None:
+    tokens = jax.numpy.full((B, T), 11)
+    with pytest.raises(ValueError, match=r"^tokens: 11 is not one of the model's 11; use the"):
+        jax.eval_shape(lambda: check_tokens(tokens, CONFIG))
+
+
 def test_narrow_target_dtypes_raise() -> None:
     assert float(LOSS(**LOSS_INPUTS | {"targets": ints(B, T, dtype=np.int8)})) == 0
 

@@ -1,7 +1,7 @@
 """Classifier of continuous inputs: patches of an image, frames of audio, or nodes of a graph."""
 
 from collections.abc import Set
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,12 @@ from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
 from transformer.attention.mixer import MixerInputs, Outputs
 from transformer.attention.position_config import NoPosition
 from transformer.config import Pooling
+from transformer.inspection import make_taps
 from transformer.layers.basic import Norm, apply_linear, dropout, fold_in
 from transformer.layers.position_embedding import embed_positions
 from transformer.models.heads import check_pooling, pool_sequence
-from transformer.models.model import LOGITS, Model, ModelOutput, apply_layers
+from transformer.models.input_checks import check_positions, resolve_dropout_rngs
+from transformer.models.model import DEFAULT_OUTPUTS, LOGITS, Model, ModelOutput, apply_layers
 from transformer.shape_checks import check_shapes
 
 
@@ -36,7 +38,7 @@ class FeatureClassifier(Model):
         for name in ("num_features", "num_classes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}: give 1 or more")
-        check_pooling(self.pooling)
+        check_pooling(self.pooling, self.config.causal)
         super().__post_init__()
 
     @nn.nowrap
@@ -51,17 +53,19 @@ class FeatureClassifier(Model):
         positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1 for inputs; 0 is padding
         adjacency: jax.Array | None = None,  # [B, T, T] True: the first attends to the second
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
         outputs: Outputs = LOGITS,  # names of requested outputs
     ) -> ModelOutput:
         """Return `logits` [B, C].
 
-        A node that no edge leaves attends to nothing; add loops to `adjacency` if it should attend
-        to itself.
+        A node with an empty row in `adjacency` attends to nothing; add loops to `adjacency` if it
+        should attend to itself.
 
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
+        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, features)
         check_shapes(
             {"I": self.num_features},
             features=(features, "B T I", float),
@@ -72,11 +76,8 @@ class FeatureClassifier(Model):
             outputs=(outputs, Set),
         )
         config, context = self.config, self.context
-        if config.max_length is not None and features.shape[1] > config.max_length:
-            raise ValueError(
-                f"features: have {features.shape[1]} positions and the model's table "
-                f"{config.max_length}; give a longer table, or fewer positions"
-            )
+        check_positions("inputs", features.shape[1], positions, config)
+        taps = make_taps(self, outputs, None)[0] if outputs - DEFAULT_OUTPUTS else None
         width = {"embed": config.d_model}
         inputs_axis = {"features": self.num_features}
         x = features.astype(config.precision.compute)
@@ -96,7 +97,8 @@ class FeatureClassifier(Model):
             allowed=adjacency,
             single_document=True,
         )
-        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, outputs=outputs)
+        options: Any = dict(dropout_rngs=dropout_rngs, outputs=outputs, taps=taps)
+        inputs = MixerInputs(positions, mask, **options)
         output = apply_layers(config, config, context, x, inputs)
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         rngs = fold_in(dropout_rngs, context.num_layers + 1)

@@ -16,11 +16,16 @@ from transformer.models.input_checks import resolve_dropout_rngs
 from transformer.models.model import LOGITS, Model, ModelOutput
 
 
-def check_pooling(pooling: str) -> None:
-    """Raise ValueError for an unknown pooling."""
+def check_pooling(pooling: str, causal: bool) -> None:
+    """Raise ValueError for an unknown pooling, and for the first token of a causal model."""
     if pooling not in get_args(Pooling):
         known = ", ".join(get_args(Pooling))
         raise ValueError(f"pooling {pooling}: is not known; give one of {known}")
+    if causal and pooling == "first":
+        raise ValueError(
+            "pooling first: the first token of a causal model sees no other; set config.causal "
+            "to False, or pooling to mean"
+        )
 
 
 def pool_sequence(
@@ -85,12 +90,7 @@ class Classifier(Model):
     def __post_init__(self) -> None:
         if self.num_classes < 1:
             raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
-        check_pooling(self.pooling)
-        if self.config.causal and self.pooling == "first":
-            raise ValueError(
-                "pooling first: the first token of a causal model sees no other; set config.causal "
-                "to False, or pooling to mean"
-            )
+        check_pooling(self.pooling, self.config.causal)
         super().__post_init__()
 
     @nn.compact

@@ -36,35 +36,46 @@ def check_tokens(
         raise ValueError(f"tokens of dtype {tokens.dtype}: cannot index {rows:,} rows; give int32")
     vocab_size = vocab_size or config.vocab_size
     if not may_be_below(tokens, vocab_size):
-        wrong = next(x for x in (np.min(tokens), np.max(tokens)) if not 0 <= x < vocab_size)
+        ids = np.asarray(tokens)  # by NumPy, which computes while JAX traces
+        wrong = next(x for x in (ids.min(), ids.max()) if not 0 <= x < vocab_size)
         raise ValueError(
             f"tokens: {wrong} is not one of the model's {vocab_size:,}; use the tokenizer that it "
             "was trained with"
         )
+    check_positions("tokens", tokens.shape[1], positions, config)
+
+
+def check_positions(
+    inputs: str,  # name of the inputs, in messages
+    length: Any,  # T; maybe symbolic
+    positions: jax.Array | None,  # [B or 1, T]; -1: padding
+    config: TransformerConfig,
+) -> None:
+    """Raise ValueError if inputs or their positions exceed a table of learned positions."""
     limit = config.max_length
     if limit is None:
         return
     try:
-        too_long = tokens.shape[1] > limit
+        too_long = length > limit
     except InconclusiveDimensionOperation as error:
         raise ValueError(
-            f"tokens of symbolic length {tokens.shape[1]}: the table of learned positions has "
-            f"{limit} rows; give jax.export.symbolic_shape the constraint "
-            f'"{tokens.shape[1]} <= {limit}"'
+            f"{inputs} of symbolic length {length}: the table of learned positions has {limit} "
+            f'rows; give jax.export.symbolic_shape the constraint "{length} <= {limit}"'
         ) from error
     if too_long:
         raise ValueError(
-            f"{tokens.shape[1]} tokens: the table of learned positions has {limit} rows; "
-            "give shorter inputs or a longer table"
+            f"{length} {inputs}: the table of learned positions has {limit} rows; give shorter "
+            "inputs or a longer table"
         )
-    if positions is None or isinstance(positions, jax.core.Tracer):
+    if positions is None or may_be_below(positions, limit):
         return
-    last = int(np.asarray(positions).max(initial=-1))
-    if last >= limit:
-        raise ValueError(
-            f"position {last}: the table of learned positions has {limit} rows, from 0; give "
-            "smaller positions or a longer table"
-        )
+    values = np.asarray(positions)
+    for position in (values.min(), values.max()):
+        if not -1 <= position < limit:
+            raise ValueError(
+                f"position {position}: the table of learned positions has {limit} rows, from 0; "
+                f"give positions from 0 to {limit - 1}, or a longer table"
+            )
 
 
 def check_token_ids(
@@ -114,9 +125,9 @@ def check_cache_inputs(
 
 
 def check_variables(model: nn.Module, variables: Any, rngs: Any) -> None:
-    """Raise ValueError for variables that are no parameters, and random keys of no use.
+    """Raise ValueError for variables without parameters, and for random keys of unknown names.
 
-    Without a key of the name "dropout" there is none, and Linen does not mind.
+    Linen ignores keys of other names than "dropout", and applies no dropout then.
     """
     if not isinstance(variables, Mapping) or ("params" not in variables and variables):
         raise ValueError('variables: have no "params"; give {"params": params}')
@@ -137,7 +148,10 @@ def check_params(params: Any) -> None:
 
 
 def invalid_rng(rngs: Any, error: Exception) -> Exception:
-    """Return the error about a random key of `init` that is none; Linen's about a missing one."""
+    """Return an error for an argument of `init` that is not a random key.
+
+    Of a dict of keys, it is Linen's own error, which names the missing key.
+    """
     if isinstance(rngs, Mapping):
         return error
     is_array = hasattr(rngs, "shape")

@@ -1,6 +1,7 @@
 """The classifier of continuous inputs: against NumPy, and attention along the edges of a graph."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -101,6 +102,18 @@ def test_dropout_acts_only_with_rngs() -> None:
     apply = jax.jit(lambda rngs: model.apply({"params": params}, FEATURES, dropout_rngs=rngs))
     assert np.array_equal(apply(rngs).logits, apply(rngs).logits)
     assert not np.allclose(apply(rngs).logits, apply(None).logits)
+    of_flax = jax.jit(lambda key: model.apply({"params": params}, FEATURES, rngs={"dropout": key}))
+    assert not np.allclose(of_flax(jax.random.key(3)).logits, apply(None).logits)
+    with pytest.raises(ValueError, match="has to be one typed key for each of the 2 examples"):
+        apply(jax.random.PRNGKey(3)[None])
+
+
+def test_head_outputs_are_returned() -> None:
+    model, params = model_and_params()
+    output = jax.jit(functools.partial(model.apply, outputs=frozenset({"head_outputs"})))
+    [values] = output({"params": params}, FEATURES).aux
+    assert values["head_outputs"].shape == (2, B, T, 2, 4)
+    assert np.abs(values["head_outputs"]).max() > 0
 
 
 def test_invalid_inputs_raise() -> None:
@@ -110,8 +123,19 @@ def test_invalid_inputs_raise() -> None:
     )
     with pytest.raises(ValueError, match="features"):
         apply(FEATURES[..., :2])
-    with pytest.raises(ValueError, match="have 6 positions and the model's table 5; give a longer"):
+    with pytest.raises(ValueError, match="6 inputs: the table of learned positions has 5 rows; "):
         apply(jnp.zeros((1, 6, NUM_FEATURES)))
+    for position in (-2, T):
+        positions = jnp.arange(T)[None].at[0, 1].set(position)
+        with pytest.raises(ValueError, match=f"position {position}: the table of learned posit"):
+            apply(FEATURES, positions=positions)
+    apply(FEATURES, positions=jnp.array([[0, 1, 2, 3, -1]]))  # -1: padding
+    with pytest.raises(
+        ValueError, match="outputs 'head_output': the model has no such value; give"
+    ):
+        apply(FEATURES, outputs=frozenset({"head_output"}))
+    with pytest.raises(ValueError, match="pooling first: the first token of a causal model sees"):
+        FeatureClassifier(dataclasses.replace(CONFIG, causal=True), pooling="first")
     with pytest.raises(ValueError, match="adjacency"):
         apply(FEATURES, adjacency=jnp.ones((B, T, T)))
     with pytest.raises(ValueError, match="num_features 0: give 1 or more"):

@@ -212,7 +212,7 @@ def test_axes_follow_the_parameter_tree() -> None:
         (
             (B, 1),
             {"positions": np.full((B, 1), 7)},
-            "position 7: the table of learned positions has 7 rows, from 0; give smaller",
+            "position 7: the table of learned positions has 7 rows, from 0; give positions from",
         ),
         ((T,), {}, r"tokens of shape \(5,\): has 1 axes; give \[B, T\]"),
         ((B, 1), {"cache": ()}, "cache: needs positions; give those of the new tokens"),

@@ -7,6 +7,7 @@ tried without a download.
 
 import io
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,6 +20,10 @@ from train.errors import UserError, as_user_error
 TEST_FRACTION = 5  # a fifth of the examples of a built-in set are test examples
 
 GENERATED_EXAMPLES = 2500
+
+
+_DAMAGED = (ValueError, TypeError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+"""Errors of NumPy and zipfile about files that are no archive, or have damaged members."""
 
 
 def image_patches(
@@ -70,7 +75,7 @@ def read_features(config: FeatureDataConfig, split: str) -> Arrays | None:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as saved:
             return {key: saved[key] for key in saved.files}
-    except (ValueError, AttributeError, OSError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         message = f"{path}: is not an .npz file of arrays; write it with numpy.savez"
         raise UserError(message) from error
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.arrays import Arrays
+from train.data.data_config import PYTHON_DATA_PREFIX
 from train.data.example_configs import FeatureDataConfig
 from train.data.features import read_features, to_features
 from train.errors import UserError
@@ -27,6 +28,33 @@ if TYPE_CHECKING:
     from train.step import Batch, LossFn
     from transformer.hardware import Hardware
     from transformer.model_context import ActivationConstraint
+
+
+def check_examples(name: str, examples: Arrays, task: FeatureClassification) -> None:
+    """Raise UserError if examples do not suit the model of a resolved task.
+
+    A model of graphs would attend to everything without edges, and a label beyond the classes
+    would have no loss.
+    """
+    if task.has_adjacency is None:  # not resolved yet
+        return
+    if task.use_adjacency and task.has_adjacency != ("adjacency" in examples):
+        if task.has_adjacency:
+            problem = "has no adjacency, and the model attends along edges; add it"
+        else:
+            problem = "has an adjacency, and the model learns without edges; leave it out"
+        raise UserError(f"{name}: {problem}")
+    width, label = examples["features"].shape[2], examples["targets"].max(initial=0)
+    if task.num_features and width != task.num_features:
+        raise UserError(
+            f"{name}: has {width} numbers at each position, and the model reads "
+            f"{task.num_features}; prepare it as the training data"
+        )
+    if task.num_labels and label >= task.num_labels:
+        raise UserError(
+            f"{name}: has label {label}, and the model's {task.num_labels} classes are numbered "
+            "from 0; leave such examples out"
+        )
 
 
 class FeatureClassificationTask(ArrayTask):
@@ -50,10 +78,15 @@ class FeatureClassificationTask(ArrayTask):
     def _arrays_of_split(self, split: str) -> Arrays | None:
         """Return features and targets, made from a file or from what `train.fit` was given."""
         arrays = super()._arrays_of_split(split)
-        return None if arrays is None else to_features(arrays, self.data)
+        if arrays is None:
+            return None
+        examples = to_features(arrays, self.data)
+        from_python = self.data.path.startswith(PYTHON_DATA_PREFIX)
+        check_examples("data" if from_python else f"the {split} split", examples, self.task_config)
+        return examples
 
     def resolve_experiment(self, corpus: ArrayCorpus) -> Experiment:
-        """Return the experiment with the numbers of labels and of features that the data have."""
+        """Return the experiment with what the data decide: labels, features, and edges or none."""
         train, task = corpus.split("train"), self.task_config
         found = {
             "num_labels": 1 + max(int(each["targets"].max()) for each in corpus.splits.values()),
@@ -64,11 +97,16 @@ class FeatureClassificationTask(ArrayTask):
             too_few = set_number < number if name == "num_labels" else set_number != number
             if set_number and too_few:
                 raise UserError(f"task.{name} {set_number}: the data have {number}; leave it out")
+        set_here = task.has_adjacency is not None
+        has_adjacency = task.has_adjacency if set_here else "adjacency" in train
         task = dataclasses.replace(
             task,
             num_labels=task.num_labels or found["num_labels"],
             num_features=found["num_features"],
+            has_adjacency=has_adjacency,
         )
+        for name, arrays in corpus.splits.items():
+            check_examples(f"the {name} split", arrays, task)
         # No token is embedded, but a resolved model has a vocabulary.
         model = self.experiment.model
         model = dataclasses.replace(model, vocab_size=model.vocab_size or 1)
@@ -116,6 +154,7 @@ class FeatureClassificationTask(ArrayTask):
         if "labels" not in arrays and len(sizes) == 1:
             arrays["labels"] = np.zeros(sizes.pop(), np.int32)
         examples = to_features(arrays, named)
+        check_examples(prompt, examples, self.task_config)
         adjacency = examples.get("adjacency") if self.task_config.use_adjacency else None
         logits = run.model.apply(
             {"params": run.params}, jnp.asarray(examples["features"]), adjacency=adjacency

@@ -60,6 +60,15 @@ def check_no_encoder(task: TaskConfig, model: TransformerConfig) -> None:
         )
 
 
+def check_causal_pooling(pooling: Pooling, model: TransformerConfig) -> None:
+    """Raise UsageError for the first position of a causal model, which knows no other."""
+    if model.causal and pooling == "first":
+        raise UsageError(
+            "task.pooling first: the first position of a causal model sees no other; set "
+            "model.causal to False (--model.no-causal), or task.pooling to mean"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class LanguageModeling(TaskConfig):
     """Causal language modeling: predict the next token."""
@@ -167,11 +176,7 @@ class Classification(TaskConfig):
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
-        if experiment.model.causal and self.pooling == "first":
-            raise UsageError(
-                "task.pooling first: the first token of a causal model sees no other; set "
-                "model.causal to False (--model.no-causal), or task.pooling to mean"
-            )
+        check_causal_pooling(self.pooling, experiment.model)
         if self.word_dropout and self.pooling == "first":
             raise UsageError(
                 "task.word_dropout: would drop the first token, whose vector stands for the "
@@ -186,7 +191,7 @@ class FeatureClassification(TaskConfig):
     data_configs = (FeatureDataConfig,)
 
     num_labels: int = 0
-    """Number of labels, C. 0: as many as the training data have."""
+    """Number of labels, C. 0: as many as the data have, in all splits."""
     num_features: int = 0
     """Numbers of a position, I. 0: as many as the training data have."""
     pooling: Pooling = "mean"
@@ -194,6 +199,8 @@ class FeatureClassification(TaskConfig):
     over all of them."""
     classifier_dropout: float = 0.0
     """Dropout rate of the pooled vector, in [0, 1)."""
+    has_adjacency: bool | None = None
+    """Examples are graphs with an adjacency each. None: if those of training are."""
     use_adjacency: bool = True
     """Graphs: attend along edges alone. False: every node attends to every other."""
 
@@ -204,6 +211,7 @@ class FeatureClassification(TaskConfig):
 
     def check(self, experiment: Experiment) -> None:
         check_no_encoder(self, experiment.model)
+        check_causal_pooling(self.pooling, experiment.model)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -108,9 +108,15 @@ def test_npz_file_is_read_and_a_damaged_one_refused(tmp_path: Path) -> None:
         examples["features"], image_patches(arrays["images"] / 255, 2), rtol=1e-6
     )
     assert read_features(config, "test") is None
-    path.write_bytes(b"no archive")
-    with pytest.raises(UserError, match=r"mine.npz: is not an .npz file of arrays; write it with"):
-        read_features(config, "train")
+    np.save(tmp_path / "array.npy", arrays["images"])
+    np.savez_compressed(path, **arrays)
+    member = bytearray(path.read_bytes())
+    member[100:110] = b"\xff" * 10
+    array = (tmp_path / "array.npy").read_bytes()
+    for content in (b"no archive", b"", b"PK\x03\x04", array, bytes(member)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"mine.npz: is not an .npz file of arrays; write it"):
+            read_features(config, "train")
 
 
 IMAGES = {"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}

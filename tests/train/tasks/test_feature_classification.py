@@ -13,6 +13,7 @@ from configs.digits import EXPERIMENTS
 from tests.train.support import assert_same_bits, command
 from tests.train.support import light_compiler as light_compiler
 from train.data.example_configs import FeatureDataConfig
+from train.data.python_data import hold_data
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.tasks.task_configs import FeatureClassification
 from train.tasks.task_registry import make_task
@@ -55,6 +56,8 @@ def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: 
     train.fit(tiny(steps=6), tmp_path / "resumed", data=DATA, quiet=True)
     resumed = train.fit(tiny(), tmp_path / "resumed", data=DATA, quiet=True)
     assert_same_bits(uninterrupted.params, resumed.params)
+    with pytest.raises(train.UserError, match=r"^data: has label 2, and the model's 2 classes are"):
+        resumed.evaluate(data={**DATA, "labels": DATA["labels"] + 1})
 
     file, new = tmp_path / "mine.npz", tmp_path / "new.npz"
     np.savez(file, **DATA)
@@ -99,11 +102,73 @@ def test_accuracy_on_graphs_needs_the_edges(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_that_differ_from_the_data_raise(settings: Any, message: str) -> None:
-    from train.data.python_data import hold_data
-
     experiment, held_data = hold_data(tiny(task=FeatureClassification(**settings)), DATA)
     task = make_task(experiment)
     corpus = task.prepare_corpus()
     with pytest.raises(train.UserError, match=message):
         task.resolve_experiment(corpus)
     assert held_data.path == experiment.data.path
+
+
+VECTORS: dict[str, Any] = {"features": PATCHES.reshape(80, 4, 4), "labels": DATA["labels"]}
+
+GRAPHS: dict[str, Any] = {**VECTORS, "adjacency": np.ones((80, 4, 4), bool)}
+
+
+def resolve(data: Any, **settings: Any) -> Experiment:
+    experiment, _held = hold_data(tiny(task=FeatureClassification(**settings)), data)
+    task = make_task(experiment)
+    return task.resolve_experiment(task.prepare_corpus())
+
+
+@pytest.mark.parametrize(
+    ("training", "given", "message"),
+    [
+        (GRAPHS, VECTORS, "has no adjacency, and the model attends along edges; add it"),
+        (VECTORS, GRAPHS, "has an adjacency, and the model learns without edges; leave it out"),
+        (
+            VECTORS,
+            {**VECTORS, "labels": VECTORS["labels"] + 1},
+            "has label 2, and the model's 2 classes are numbered from 0; leave such examples out",
+        ),
+        (VECTORS, DATA, "has 1 numbers at each position, and the model reads 4; prepare it as"),
+    ],
+    ids=["no edges", "edges", "labels", "width"],
+)
+def test_examples_of_another_kind_raise(
+    training: Any, given: Any, message: str, tmp_path: Path
+) -> None:
+    """In an evaluation of other data, and in a prediction; the training's own data pass."""
+    experiment = resolve(training)
+    assert experiment.task.has_adjacency == ("adjacency" in training)  # type: ignore[attr-defined]
+    for data in (training, given):
+        held_experiment, _held = hold_data(experiment, {"train": data, "validation": data})
+        task = make_task(held_experiment)
+        if data is training:
+            assert task.resolve_experiment(task.prepare_corpus()).task == experiment.task
+            continue
+        with pytest.raises(train.UserError, match=f"^data: {message}"):
+            task.prepare_corpus()
+        file = tmp_path / "new.npz"
+        np.savez(file, **given)
+        with pytest.raises(train.UserError, match=f"new.npz: {message}"):
+            make_task(experiment).predict(None, str(file))  # type: ignore[arg-type]
+
+
+def test_splits_with_and_without_edges_raise() -> None:
+    with pytest.raises(train.UserError, match=r"^the test split: has an adjacency"):
+        resolve({"train": VECTORS, "test": GRAPHS})
+    ignoring = resolve({"train": VECTORS, "test": GRAPHS}, use_adjacency=False)
+    held_experiment, _held = hold_data(ignoring, {"train": GRAPHS, "validation": GRAPHS})
+    make_task(held_experiment).prepare_corpus()
+
+
+def test_classes_are_counted_in_all_splits() -> None:
+    experiment = resolve({"train": VECTORS, "test": {**VECTORS, "labels": VECTORS["labels"] + 2}})
+    assert experiment.task.num_labels == 4
+
+
+def test_first_position_of_a_causal_model_raises() -> None:
+    model = dataclasses.replace(tiny().model, causal=True)
+    with pytest.raises(train.UserError, match=r"task\.pooling first: the first position of a"):
+        tiny(model=model, task=FeatureClassification(pooling="first"))

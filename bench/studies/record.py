@@ -9,7 +9,7 @@ from typing import Any
 import tyro
 
 from bench.machine import commit, machine
-from bench.studies.finished_runs import FinishedRuns
+from bench.studies.finished_runs import FinishedRuns, compared_fields
 from train.errors import UserError
 from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError
 from train.sweep.grid import SweepRun
@@ -92,6 +92,20 @@ def single_run(name: str, settings: Mapping[str, str], experiment: Any) -> Sweep
     layers, width = experiment.model.num_layers, experiment.model.d_model
     tokens = experiment.steps * experiment.batch_size * experiment.sequence_length
     return SweepRun(name, settings, experiment, float(tokens * (layers * width + 1000)))
+
+
+def results_by_settings(
+    *parts: tuple[Sequence[SweepRun], Mapping[str, RunResult]],
+) -> dict[str, RunResult]:
+    """Return the results of all parts of a study, a run of several parts once.
+
+    Parts may name one run differently, or different runs alike.
+    """
+    return {
+        json.dumps(compared_fields(run.experiment)): results[run.name]
+        for runs, results in parts
+        for run in runs
+    }
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

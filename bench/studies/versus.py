@@ -8,14 +8,15 @@
    compute agrees too. Larger widths have the learning rate of the second width times
    sqrt(D2 / D).
 3. The factor: how much more compute the older recipe needs for the loss that it reaches at a
-   width, by interpolation between the newer one's points. Its interval is over seeds:
-   resamples of each recipe's seeds.
+   width, by interpolation between the newer one's points. Its spread is over resamples of each
+   recipe's seeds: their range, or with `MIN_SEEDS` seeds or more the 95% interval.
 4. Changes: the older recipe at one width with each change alone, and with all of them.
 
 The queue resumes: with --minutes the command stops in time, and continues when it is run again.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from bench.studies.record import (
     RESULTS,
     markdown_table,
     open_records,
+    results_by_settings,
     run_study,
     single_run,
     train_all,
@@ -48,6 +50,12 @@ from train.sweep.sweep_folder import RunResult
 
 OLD, NEW = "transformer", "transformer_plus_plus"
 RULES = SizeRules(lr_rule="constant", min_steps=100)
+
+MIN_SEEDS = 5
+"""Seeds below which resamples have too few values for a 95% interval."""
+
+WIDE_SEGMENT = 10
+"""Ratio of compute between two points beyond which the page says that no run lies between them."""
 
 
 def sized(
@@ -95,72 +103,90 @@ def tuned_rates(
     return rates
 
 
+class Frontier(NamedTuple):
+    """Runs of a recipe at increasing widths."""
+
+    flops: np.ndarray  # [widths], increasing
+    losses: np.ndarray  # [widths, seeds]
+
+
 class Factor(NamedTuple):
-    """How much more compute the old recipe needs, and the 95% interval over seeds."""
+    """How much more compute the old recipe needs, and the spread over resampled seeds."""
 
     value: float
     low: float  # NaN with one seed
     high: float
+    first: float
+    """FLOPs of the newer recipe's points between which its compute is read off: `first`, `last`."""
+    last: float
 
 
-def compute_factors(
-    flops: np.ndarray,  # [widths], increasing
-    old: np.ndarray,  # [widths, seeds] losses
-    new: np.ndarray,  # [widths, seeds]
-    *,
-    samples: int = 1000,
-) -> list[Factor]:  # of every width but the smallest
+class Reading(NamedTuple):
+    """Compute at which a frontier reaches each of some losses."""
+
+    compute: np.ndarray  # [losses]
+    first: np.ndarray  # [losses] compute of the points whose line it lies on
+    last: np.ndarray
+
+
+def compute_factors(old: Frontier, new: Frontier, *, samples: int = 1000) -> list[Factor]:
     """Return how much more compute the old recipe needs for the losses that it reaches.
 
     The compute of the new recipe is read off the straight lines between its own points, log loss
     over log compute: no law is assumed, which runs of this size need not follow.
+
+    Returns:
+      A factor for every width but the smallest.
     """
 
-    def factors(old: np.ndarray, new: np.ndarray) -> np.ndarray:  # [widths - 1]
-        needed = interpolate_compute(flops, new.mean(axis=1), old.mean(axis=1)[1:])
-        return flops[1:] / needed
+    def read(old_losses: np.ndarray, new_losses: np.ndarray) -> Reading:  # [widths - 1]
+        return interpolate_compute(new.flops, new_losses.mean(axis=1), old_losses.mean(axis=1)[1:])
 
-    value, seeds = factors(old, new), old.shape[1]
-    if seeds < 2:
-        return [Factor(float(each), math.nan, math.nan) for each in value]
-    generator = np.random.default_rng(0)
-    rows = np.arange(len(flops))[:, None]
-    drawn = []
-    for _ in range(samples):
-        first, second = generator.integers(0, seeds, (2, len(flops), seeds))
-        drawn.append(factors(old[rows, first], new[rows, second]))
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
-    return [Factor(*map(float, each)) for each in zip(value, low, high, strict=True)]
+    found, (widths, seeds) = read(old.losses, new.losses), old.losses.shape
+    low = high = np.full(widths - 1, math.nan)
+    if seeds > 1:
+        generator = np.random.default_rng(0)
+        rows = np.arange(widths)[:, None]
+        drawn = []
+        for _ in range(samples):
+            first, second = generator.integers(0, seeds, (2, widths, seeds))
+            sample = read(old.losses[rows, first], new.losses[rows, second])
+            drawn.append(old.flops[1:] / sample.compute)
+        ends = [0.025, 0.975] if seeds >= MIN_SEEDS else [0, 1]
+        low, high = np.quantile(drawn, ends, axis=0)
+    columns = old.flops[1:] / found.compute, low, high, found.first, found.last
+    return [Factor(*map(float, each)) for each in zip(*columns, strict=True)]
 
 
 def interpolate_compute(
     flops: np.ndarray,  # [n], increasing
     losses: np.ndarray,  # [n]
     targets: np.ndarray,  # [m] losses
-) -> np.ndarray:  # [m]
+) -> Reading:  # [m]
     """Return the compute at which a frontier reaches each loss; beyond its ends, along them.
 
     The frontier is the lowest loss of at most that compute: it never rises.
     """
     x, y = np.log(flops), np.log(np.minimum.accumulate(losses))
     keep = np.append(True, np.diff(y) < 0)
-    x, y = x[keep], y[keep]
+    x, y, flops = x[keep], y[keep], flops[keep]
     if len(x) < 2:
-        return np.full(len(targets), math.nan)
+        nothing = np.full(len(targets), math.nan)
+        return Reading(nothing, nothing, nothing)
     wanted = np.log(targets)
     segment = np.clip(np.searchsorted(-y, -wanted) - 1, 0, len(x) - 2)
     slope = (y[segment + 1] - y[segment]) / (x[segment + 1] - x[segment])
     compute: np.ndarray = np.exp(x[segment] + (wanted - y[segment]) / slope)
-    return compute
+    return Reading(compute, flops[segment], flops[segment + 1])
 
 
-def draw(flops: np.ndarray, losses: Mapping[str, np.ndarray], path: Path) -> None:
+def draw(frontiers: Mapping[str, Frontier], path: Path) -> None:
     """Draw both frontiers: loss over compute, every seed and the mean."""
     figure = Figure(figsize=(6.5, 4.4), dpi=120, layout="constrained")
     axes = figure.subplots()
-    for number, (recipe, values) in enumerate(losses.items()):
-        axes.loglog(flops, values.mean(axis=1), "o-", color=f"C{number}", ms=4, label=recipe)
-        axes.loglog(flops, values, ".", color=f"C{number}", ms=3, alpha=0.5)
+    for number, (recipe, (flops, losses)) in enumerate(frontiers.items()):
+        axes.loglog(flops, losses.mean(axis=1), "o-", color=f"C{number}", ms=4, label=recipe)
+        axes.loglog(flops, losses, ".", color=f"C{number}", ms=3, alpha=0.5)
     axes.set(xlabel="training compute 6 N D (FLOPs)", ylabel="held-out loss (nats per token)")
     axes.legend(frameon=False)
     axes.grid(visible=True, which="both", alpha=0.2)
@@ -168,55 +194,102 @@ def draw(flops: np.ndarray, losses: Mapping[str, np.ndarray], path: Path) -> Non
     figure.savefig(path)
 
 
-def describe(
-    widths: Sequence[int],
-    flops: np.ndarray,  # [widths]
-    losses: Mapping[str, np.ndarray],  # [widths, seeds]
-    rates: Mapping[str, Mapping[int, float]],
-    factors: Sequence[Factor],
-    names: Sequence[str],
-    change_width: int,
-    changed: Mapping[str, RunResult],
+def mean_and_deviation(losses: np.ndarray) -> tuple[float, float]:  # [seeds]
+    """Return the mean over seeds and their standard deviation; 0 of one seed."""
+    return float(losses.mean()), float(losses.std(ddof=1)) if len(losses) > 1 else 0.0
+
+
+def describe_frontiers(
+    experiments: Mapping[str, Sequence[Experiment]],  # [widths], of the first seed
+    frontiers: Mapping[str, Frontier],
     ratio: float,
-    vocab_size: int,
 ) -> str:
-    """Return the findings as Markdown, with the scale at which they hold."""
-    largest = math.sqrt(float(flops[-1]) / FLOPS_PER_PARAMETER_AND_TOKEN / ratio)  # D is ratio N
-    ddof = 1 if losses[OLD].shape[1] > 1 else 0
-    header = ["width", "FLOPs", *(f"rate of {name}" for name in losses), *losses]
+    """Return the table of all sizes as Markdown, with the scale at which the findings hold."""
     rows = []
-    for index, width in enumerate(widths):
-        of_width = [each[index] for each in losses.values()]
-        found = [f"{each.mean():.4f} ± {each.std(ddof=ddof):.4f}" for each in of_width]
-        chosen = [f"{rates[name][width]:.2g}" for name in losses]
-        rows.append([str(width), f"{flops[index]:.2e}", *chosen, *found])
-    seeds = range(losses[OLD].shape[1])
-    ablation, base = [], math.nan
-    for name in names:
-        run_names = [f"{name},width={change_width},seed={seed}" for seed in seeds]
-        of_name = np.array([changed[each].value for each in run_names])
-        base = float(of_name.mean()) if name == OLD else base
-        found = [f"{of_name.mean():.4f}", f"{of_name.std(ddof=ddof):.4f}"]
-        ablation.append([name, *found, f"{of_name.mean() - base:+.4f}"])
+    for index in range(len(experiments[OLD])):
+        for recipe, frontier in frontiers.items():
+            each = experiments[recipe][index]
+            assert isinstance(each.schedule, ScheduleConfig)
+            mean, deviation = mean_and_deviation(frontier.losses[index])
+            rows.append(
+                [
+                    str(each.model.d_model),
+                    recipe,
+                    f"{frontier.flops[index]:.3e}",
+                    f"{each.steps:,}",
+                    str(each.batch_size),
+                    f"{each.schedule.learning_rate:.2g}",
+                    f"{mean:.4f} ± {deviation:.4f}",
+                ]
+            )
+    first = experiments[OLD][0]
+    largest = max(count_without_embeddings(runs[-1].model) for runs in experiments.values())
+    seeds = frontiers[OLD].losses.shape[1]
     scale = (
-        f"Held-out loss (nats per token) of models of up to {largest:,.0f} parameters without "
-        f"embeddings, {ratio:g} tokens for each, a vocabulary of {vocab_size:,}, {len(seeds)} "
-        "seeds: mean and standard deviation. The findings hold at this scale only."
+        f"Held-out loss (nats per token) of models of up to {largest:,} parameters without "
+        f"embeddings, {ratio:g} tokens for each, a vocabulary of "
+        f"{first.text_data.tokenizer.vocab_size:,}, {seeds} "
+        f"{'seed' if seeds == 1 else 'seeds'}: mean and standard deviation. Batches have "
+        f"{first.sequence_length} tokens a row. The findings hold at this scale only."
     )
-    needed = []
-    for width, factor in zip(widths[1:], factors, strict=True):
-        old = losses[OLD].mean(axis=1)[list(widths).index(width)]
-        interval = f"{factor.low:.2f} to {factor.high:.2f}" if len(seeds) > 1 else "one seed"
-        needed.append([str(width), f"{old:.4f}", f"{factor.value:.2f}", interval])
+    header = ["width", "recipe", "FLOPs", "steps", "batch size", "learning rate", "loss"]
+    parts = [scale, markdown_table(header, rows)]
+    sizes = {each.batch_size for runs in experiments.values() for each in runs}
+    if len(sizes) > 1:
+        parts.append(
+            "Not all sizes have the same batch size, so the loss falls along a frontier by more "
+            "than compute."
+        )
+    return "\n\n".join(parts)
+
+
+def describe_factors(
+    widths: Sequence[int], old: np.ndarray, factors: Sequence[Factor]
+) -> str:  # old: [widths, seeds]
+    """Return the factors as Markdown, with the points between which they are read off."""
+    seeds = old.shape[1]
+    spread = "95% interval" if seeds >= MIN_SEEDS else "range"
+    rows, wide = [], []
+    for width, loss, factor in zip(widths[1:], old.mean(axis=1)[1:], factors, strict=True):
+        over_seeds = f"{factor.low:.2f} to {factor.high:.2f}" if seeds > 1 else "one seed"
+        between = f"{factor.first:.3g} and {factor.last:.3g}"
+        rows.append([str(width), f"{loss:.4f}", f"{factor.value:.2f}", over_seeds, between])
+        if factor.last > WIDE_SEGMENT * factor.first:
+            wide.append(f"{factor.last / factor.first:.0f}-fold apart at width {width}")
     finding = (
         f"How much more compute `{OLD}` needs than `{NEW}` for the loss that it has at a width, "
-        "read off the lines between the points of the figure, with a 95% interval over resampled "
-        "seeds:"
+        f"read off the straight line between two points of `{NEW}` in the figure, with the "
+        f"{spread} over resampled seeds:"
     )
-    table = markdown_table(["width", "loss", "factor", "95% interval"], needed)
-    alone = f"One change at a time at width {change_width}, with the learning rate of `{OLD}`:"
-    parts = [scale, markdown_table(header, rows), finding, table, alone]
-    return "\n\n".join([*parts, markdown_table(["recipe", "loss", "spread", "change"], ablation)])
+    header = ["width", "loss", "factor", spread, f"FLOPs of the two points of `{NEW}`"]
+    parts = [finding, markdown_table(header, rows)]
+    if wide:
+        parts.append(
+            f"The two points are {', '.join(wide)}: no run lies between them, so the factor there "
+            "is that of a straight line, not a measured one."
+        )
+    return "\n\n".join(parts)
+
+
+def describe_changes(
+    runs: Mapping[str, Sequence[SweepRun]], results: Mapping[str, RunResult]
+) -> str:
+    """Return the table of one change at a time as Markdown; `runs` has those of each recipe."""
+    first = runs[OLD][0].experiment
+    sizes = {each.experiment.batch_size for of_name in runs.values() for each in of_name}
+    rows, base = [], math.nan
+    for name, of_name in runs.items():
+        losses = np.array([results[run.name].value for run in of_name])
+        mean, deviation = mean_and_deviation(losses)
+        base = mean if name == OLD else base
+        steps = f"{of_name[0].experiment.steps:,}"
+        rows.append([name, steps, f"{mean:.4f}", f"{deviation:.4f}", f"{mean - base:+.4f}"])
+    alone = (
+        f"One change at a time at width {first.model.d_model}, a batch size of "
+        f"{' or '.join(map(str, sorted(sizes)))} and the learning rate of `{OLD}`:"
+    )
+    header = ["recipe", "steps", "loss", "spread", "change"]
+    return "\n\n".join([alone, markdown_table(header, rows)])
 
 
 def main(
@@ -264,40 +337,48 @@ def main(
         for seed in range(seeds)
         for recipe in (OLD, NEW)
     ]
-    rates_found = train_runs("frontiers", frontier)
-    losses = {
-        recipe: np.array(
-            [
-                [rates_found[f"{recipe},width={width},seed={seed}"].value for seed in range(seeds)]
-                for width in widths
-            ]
-        )
-        for recipe in (OLD, NEW)
+    found = train_runs("frontiers", frontier)
+    experiments: dict[str, list[Experiment]] = {OLD: [], NEW: []}
+    losses: dict[str, list[list[float]]] = {OLD: [], NEW: []}
+    for recipe, width in itertools.product((OLD, NEW), widths):
+        at = {"recipe": recipe, "width": str(width)}
+        of_width = [run for run in frontier if run.settings == at]
+        experiments[recipe].append(of_width[0].experiment)
+        losses[recipe].append([found[run.name].value for run in of_width])
+    frontiers = {
+        recipe: Frontier(np.array([compute(each) for each in runs]), np.array(losses[recipe]))
+        for recipe, runs in experiments.items()
     }
-    by_width = {run.settings["width"]: run for run in frontier if run.settings["recipe"] == NEW}
-    flops = np.array([compute(by_width[str(width)].experiment) for width in widths])
-    draw(flops, losses, output / "versus.png")
-    factors = compute_factors(flops, losses[OLD], losses[NEW])
+    draw(frontiers, output / "versus.png")
+    factors = compute_factors(frontiers[OLD], frontiers[NEW])
 
     # All recipes have the old one's learning rate, so a change that allows a higher one gains less.
     rate = chosen[OLD].get(change_width) or chosen[OLD][widths[1]]
-    names = (OLD, *CHANGES, NEW)
-    changes = [named(name, change_width, seed, rate) for name in names for seed in range(seeds)]
-    changed = train_runs("changes", changes)
-    everything = {**tuned, **rates_found, **changed}
-    body = describe(
-        widths, flops, losses, chosen, factors, names, change_width, changed, ratio, vocab_size
+    changes = {
+        name: [named(name, change_width, seed, rate) for seed in range(seeds)]
+        for name in (OLD, *CHANGES, NEW)
+    }
+    every_change = [run for of_name in changes.values() for run in of_name]
+    changed = train_runs("changes", every_change)
+    body = "\n\n".join(
+        [
+            describe_frontiers(experiments, frontiers, ratio),
+            describe_factors(widths, frontiers[OLD].losses, factors),
+            describe_changes(changes, changed),
+        ]
     )
     data: dict[str, Any] = {
         "widths": widths,
-        "flops": flops.tolist(),
-        "losses": {name: each.tolist() for name, each in losses.items()},
+        "flops": {name: each.flops.tolist() for name, each in frontiers.items()},
+        "losses": {name: each.losses.tolist() for name, each in frontiers.items()},
         "learning_rates": chosen,
         "compute_factors": [
-            [value if math.isfinite(value) else None for value in each] for each in factors
+            {name: value if math.isfinite(value) else None for name, value in each.items()}
+            for each in (factor._asdict() for factor in factors)
         ],
         "changes": {name: each.value for name, each in changed.items()},
     }
+    everything = results_by_settings((tuning, tuned), (frontier, found), (every_change, changed))
     write_record(
         "versus", "Transformer against Transformer++", body, data, everything, folder=output
     )

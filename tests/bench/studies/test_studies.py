@@ -1,20 +1,25 @@
 """Studies on the queue: what they train, and what they conclude from results made by hand."""
 
 import dataclasses
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bench.studies import mup, scaling
+from bench.studies import mup, scaling, versus
+from bench.studies.finished_runs import compared_fields
 from bench.studies.record import markdown_table, write_record
 from bench.studies.stability import experiment
 from bench.studies.versus import (
     NEW,
     OLD,
+    Frontier,
     compute,
     compute_factors,
+    describe_factors,
     interpolate_compute,
     sized,
     tuned_rates,
@@ -79,17 +84,59 @@ def test_learning_rates_of_larger_widths_follow_from_the_second() -> None:
 
 def test_compute_factors_of_known_laws() -> None:
     flops = np.array([1e12, 4e12, 1.6e13])
-    new = ((1e20 / flops) ** 0.1)[:, None].repeat(3, axis=1)
-    old = ((4e20 / flops) ** 0.1)[:, None].repeat(3, axis=1)  # needs four times the compute
-    assert np.array(compute_factors(flops, old, new)) == pytest.approx(np.full((2, 3), 4.0))
+
+    def frontier(
+        constant: float, spread: Sequence[float] = (1.0,) * 3, flops: np.ndarray = flops
+    ) -> Frontier:
+        return Frontier(flops, np.outer((constant / flops) ** 0.1, spread))
+
+    old, new = frontier(4e20), frontier(1e20)  # the old recipe needs four times the compute
+    for factor in compute_factors(old, new):
+        assert factor[:3] == pytest.approx((4.0, 4.0, 4.0))
+    # Each recipe has its own compute.
+    more = frontier(4e20, flops=1.5 * flops)
+    assert [each.value for each in compute_factors(more, new)] == pytest.approx([4.0, 4.0])
     # Beyond the last point, along the last line.
-    assert compute_factors(flops, new, old)[-1].value == pytest.approx(1 / 4)
-    noise = np.array([0.99, 1.0, 1.01])
-    for factor in compute_factors(flops, old * noise, new * noise):
-        assert factor.low < factor.value < factor.high
-    alone = compute_factors(flops, old[:, :1], new[:, :1])
+    beyond = compute_factors(new, old)[-1]
+    assert beyond.value == pytest.approx(1 / 4)
+    assert (beyond.first, beyond.last) == (4e12, 1.6e13)
+    alone = compute_factors(frontier(4e20, [1.0]), frontier(1e20, [1.0]))
     assert alone[0].value == pytest.approx(4)
     assert np.isnan(alone[0].low)
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_few_seeds_have_a_range_and_more_an_interval(seeds: int) -> None:
+    flops = np.array([1e12, 4e12, 1.6e13])
+    spread = np.linspace(0.99, 1.01, seeds)
+    old, new = (Frontier(flops, np.outer((c / flops) ** 0.1, spread)) for c in (4e20, 1e20))
+    # All resampled means of two seeds at the extremes.
+    reached = [
+        flops[1:] / interpolate_compute(flops, (1e20 / flops) ** 0.1 * means, targets).compute
+        for means in itertools.product((0.99, 1.01), repeat=3)
+        for targets in np.outer((0.99, 1.01), ((4e20 / flops) ** 0.1)[1:])
+    ]
+    widest, narrowest = np.max(reached, axis=0), np.min(reached, axis=0)
+    for index, factor in enumerate(compute_factors(old, new)):
+        assert factor.low < factor.value < factor.high
+        if seeds == 2:
+            assert factor[1:3] == pytest.approx((narrowest[index], widest[index]))
+        else:
+            assert narrowest[index] * 1.05 < factor.low < factor.high < widest[index] * 0.95
+    page = describe_factors((64, 96, 128), old.losses, compute_factors(old, new))
+    assert ("95% interval" in page) == (seeds == 5)
+    assert ("range over resampled seeds" in page) == (seeds == 2)
+    assert "no run lies between" not in page
+
+
+def test_page_says_where_no_run_lies_between_two_points() -> None:
+    flops, losses = np.array([1e9, 6e10, 3e11]), np.array([[6.0], [5.0], [4.0]])
+    factors = compute_factors(Frontier(flops, losses * 1.05), Frontier(flops, losses))
+    page = describe_factors((32, 64, 96), losses * 1.05, factors)
+    assert "60-fold apart at width 64: no run lies between them" in page
+    assert "| 64 | 5.2500 |" in page
+    assert "| one seed | 1e+09 and 6e+10 |" in page
+    assert "| one seed | 6e+10 and 3e+11 |" in page
 
 
 def test_compute_is_read_off_the_frontier() -> None:
@@ -98,8 +145,56 @@ def test_compute_is_read_off_the_frontier() -> None:
     losses = np.array([8.0, 4.0, 5.0, 2.0])
     targets = np.array([8.0, np.sqrt(32.0), 4.0, np.sqrt(8.0), 2.0])
     found = interpolate_compute(flops, losses, targets)
-    assert found == pytest.approx([1.0, 10.0, 100.0, 1e4, 1e6])
-    assert np.isnan(interpolate_compute(flops, np.ones(4), targets)).all()
+    assert found.compute == pytest.approx([1.0, 10.0, 100.0, 1e4, 1e6])
+    assert (found.first[-1], found.last[-1]) == (100.0, 1e6)  # 1e4 is no point of the frontier
+    assert np.isnan(interpolate_compute(flops, np.ones(4), targets).compute).all()
+
+
+def test_versus_page_has_the_settings_of_every_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipes' best learning rates differ, and so do the batch sizes of the widths."""
+    trained: dict[str, RunResult] = {}
+
+    def train_nothing(runs: list[SweepRun], *_: object, **__: object) -> dict[str, RunResult]:
+        results = {}
+        for run in runs:
+            fields = compared_fields(run.experiment)
+            rate = fields["schedule.learning_rate"]
+            rotary = fields.get("model.layer_pattern.0.mixer.position.kind") == "RoPE"
+            loss = (
+                5 + abs(np.log(rate / (1e-3 if rotary else 4e-3))) - compute(run.experiment) / 1e13
+            )
+            results[run.name] = RunResult("finished", "loss", True, {"loss": loss}, seconds=1.0)
+            trained[json.dumps(fields)] = results[run.name]
+        return results
+
+    monkeypatch.setattr(versus, "train_all", train_nothing)
+    versus.main(
+        widths=(32, 64, 96),
+        rates=(1e-3, 4e-3),
+        seeds=2,
+        tokens_per_parameter=3,
+        change_width=32,
+        vocab_size=512,
+        output=tmp_path,
+    )
+    data = json.loads((tmp_path / "versus.json").read_text())
+    # 8 of tuning, 8 more of the frontiers, and of the 14 changes all but the old recipe and the
+    # first seed of the new one at the old one's rate, which was tried.
+    assert data["runs"] == data["seconds"] == len(trained) == 8 + 8 + 11
+    for recipe in (OLD, NEW):
+        assert data["flops"][recipe] == [
+            compute(sized(recipe, width, 1e-3, 3)) for width in (32, 64, 96)
+        ]
+    assert data["flops"][OLD] != data["flops"][NEW]
+    page = (tmp_path / "versus.md").read_text()
+    one = sized(OLD, 32, 4e-3, 3)
+    assert one.batch_size == 2
+    assert f"| 32 | {OLD} | {compute(one):.3e} | {one.steps} | 2 | 0.004 |" in page
+    assert f"| 64 | {NEW} |" in page
+    assert "Not all sizes have the same batch size" in page
+    assert "at width 32, a batch size of 2 and the learning rate of" in page
 
 
 def test_depths_share_everything_else() -> None:

@@ -10,9 +10,9 @@ from train.data.token_file import TokenStream
 STREAM = TokenStream("validation", np.arange(1001), np.array([0, 300, 512, 900]), num_bytes=4000)
 
 
-def targets(length: int, windows: int | None = None) -> np.ndarray:
+def targets(length: int, **size: int) -> np.ndarray:
     """Return the targets that count, in order."""
-    batches = held_out(STREAM, length, segments=False, windows=windows)
+    batches = held_out(STREAM, length, segments=False, **size)
     return np.concatenate([rows["targets"][rows["weights"] > 0] for rows in batches])
 
 
@@ -20,9 +20,8 @@ def targets(length: int, windows: int | None = None) -> np.ndarray:
 def test_any_length_evaluates_the_same_targets(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_runs, "EVALUATED", 512)
     monkeypatch.setattr(small_runs, "TOKENS_AT_ONCE", 128)
-    np.testing.assert_array_equal(targets(length), np.arange(1, 513))
+    np.testing.assert_array_equal(targets(length, tokens=512), np.arange(1, 513))
 
 
 def test_limited_windows_are_spread_over_the_text(monkeypatch: pytest.MonkeyPatch) -> None:

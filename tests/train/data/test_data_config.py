@@ -23,7 +23,7 @@ from train.errors import UsageError
         (TextDataConfig, "text_field", "", "data.text_field: is empty"),
         (TokenizerConfig, "kind", "bp", "data.tokenizer.kind: 'bp' .* byte, character, word, bpe"),
         (TokenizerConfig, "kind", "file", "data.tokenizer.path: is empty"),
-        (TokenizerConfig, "path", "x", "data.tokenizer.path: x would not be read"),
+        (TokenizerConfig, "path", "x", "data.tokenizer.path: x has no effect; set data.tok"),
         (TokenizerConfig, "vocab_size", 256, "vocab_size: 256 is too small; bpe needs 257"),
         (TokenizerConfig, "training_characters", 0, "data.tokenizer.training_characters: 0"),
     ],

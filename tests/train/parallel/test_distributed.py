@@ -47,7 +47,7 @@ def test_coordinator_address_from_the_environment(
     [
         ({"JAX_NUM_PROCESSES": ""}, r"JAX_NUM_PROCESSES \(not set\): give a number"),
         ({"JAX_PROCESS_ID": "one"}, "JAX_PROCESS_ID one: give a number"),
-        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give an integer from 0 to 1"),
+        ({"JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID 2: give one from 0 to 1"),
     ],
 )
 def test_incomplete_distributed_settings_raise(changes: dict[str, str], message: str) -> None:

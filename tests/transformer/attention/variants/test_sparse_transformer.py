@@ -180,7 +180,10 @@ def test_chunked_prefill_matches_full_pass(kind: dict[str, Any]) -> None:
             dict(pattern="fixed", stride=4, num_summary_tokens=5),
             "sparse.num_summary_tokens 5: is more than the stride; give less",
         ),
-        (dict(num_heads=3, factorization="heads"), r"sparse.num_heads 3 \(of keys 3\): are odd"),
+        (
+            dict(num_heads=3, factorization="heads"),
+            r"sparse.num_heads 3 \(num_kv_heads 3\): an odd",
+        ),
     ],
 )
 def test_invalid_fields_raise(given: Any, message: str) -> None:

@@ -9,13 +9,17 @@ with the same tokenizer, dropout, steps, batches and learning rates. Each start 
 rate that gives it the better mean validation accuracy; the table has the test accuracy at that
 rate, the mean over seeds and their standard deviation.
 
-DATA holds `wikitext-2/`, `trec/` and `sst2/`. The runs are folders of --workdir; the same command
-goes on where it was stopped.
+DATA holds `wikitext-2/`, `trec/` and `sst2/`. The runs are folders of --workdir, named by a digest
+of their settings; the same command goes on where it was stopped, and one with other steps or other
+data trains runs of its own.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +27,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
+from bench.studies.finished_runs import compared_fields
 from bench.studies.record import RESULTS, markdown_table, run_study, write_record
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
@@ -51,7 +56,7 @@ class Setting(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of the run's folder."""
+        """Name of the run; its folder also has the digest of its settings."""
         return f"{self.task}-{self.start}-{self.learning_rate:g}-seed{self.seed}"
 
 
@@ -108,8 +113,23 @@ def task_experiment(pretrained: train.Run, data: Path, setting: Setting, steps: 
     )
 
 
+def folder_name(name: str, *experiments: Experiment) -> str:
+    """Return the name of a run's folder: other settings of the run have another.
+
+    Args:
+      name: First part of the folder's name.
+      experiments: The run, after that which it starts from, which decides its tokenizer.
+    """
+    fields = [
+        {key: value for key, value in compared_fields(each).items() if key != "data.tokenizer.path"}
+        for each in experiments
+    ]
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    return f"{name}-{digest[:12]}"
+
+
 class Results:
-    """Results of finished runs by name, kept in a file of the work folder."""
+    """Results of runs by the name of their folder, kept in a file of the work folder."""
 
     def __init__(self, workdir: Path) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
@@ -118,25 +138,42 @@ class Results:
         if self._file.exists():
             self.by_name = json.loads(self._file.read_text())
 
+    def is_finished(self, name: str) -> bool:
+        """Return True if the run has a result; a run that was stopped has only its seconds."""
+        return self.by_name.get(name, {}).keys() > {"seconds"}
+
     def add(self, name: str, values: dict[str, float]) -> None:
         """Keep the result of a run."""
-        self.by_name[name] = values
+        self.by_name[name] = self.by_name.get(name, {}) | values
+        self._write()
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of a part of a run, also of one that is stopped."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            before = self.by_name.get(name, {})
+            seconds = before.get("seconds", 0.0) + time.monotonic() - begun
+            self.by_name[name] = before | {"seconds": seconds}
+            self._write()
+
+    def _write(self) -> None:
         write_atomically(self._file, json.dumps(self.by_name, indent=1) + "\n")
 
 
 def train_setting(
-    pretrained: train.Run, data: Path, workdir: Path, setting: Setting, steps: int
+    pretrained: train.Run, experiment: Experiment, folder: Path, start: str
 ) -> dict[str, float]:
-    """Train one run; return its accuracies and seconds."""
-    begun = time.monotonic()
+    """Train one run; return its accuracies."""
     run = train.fit(
-        task_experiment(pretrained, data, setting, steps),
-        workdir / setting.name,
-        init_from=str(pretrained.folder.path) if setting.start == "pretrained" else "",
+        experiment,
+        folder,
+        init_from=str(pretrained.folder.path) if start == "pretrained" else "",
         quiet=True,
     )
-    accuracy = {split: evaluate_run(run, split)["accuracy"] for split in ("validation", "test")}
-    return accuracy | {"seconds": time.monotonic() - begun}
+    return {split: evaluate_run(run, split)["accuracy"] for split in ("validation", "test")}
 
 
 class Row(NamedTuple):
@@ -190,13 +227,16 @@ def main(
     """Train what is left, then write the page."""
     stop = time.monotonic() + 60 * minutes if minutes else float("inf")
     results = Results(workdir)
-    begun = time.monotonic()
-    pretrained = train.fit(
-        pretraining_experiment(data, pretraining_steps), workdir / "pretrained", quiet=True
-    )
-    loss = pretrained.final_metrics["loss"]
-    if "pretrained" not in results.by_name:
-        results.add("pretrained", {"loss": loss, "seconds": time.monotonic() - begun})
+    data = data.resolve()
+    first = pretraining_experiment(data, pretraining_steps)
+    pretrained_name = folder_name("pretrained", first)
+    if results.is_finished(pretrained_name):
+        pretrained = train.fit(first, workdir / pretrained_name, quiet=True)
+    else:
+        with results.timed(pretrained_name):
+            pretrained = train.fit(first, workdir / pretrained_name, quiet=True)
+        results.add(pretrained_name, {"loss": pretrained.final_metrics["loss"]})
+    loss = results.by_name[pretrained_name]["loss"]
     settings = [
         Setting(task, start, rate, seed)
         for seed in range(seeds)
@@ -204,15 +244,20 @@ def main(
         for start in STARTS
         for rate in LEARNING_RATES
     ]
+    found = {"pretrained": results.by_name[pretrained_name]}
     for setting in settings:
-        if setting.name in results.by_name:
-            continue
-        if time.monotonic() > stop:
-            raise PreemptedError(f"{minutes:g} minutes are over; the same command goes on")
-        found = train_setting(pretrained, data, workdir, setting, steps)
-        results.add(setting.name, found)
-        print(f"{setting.name}: validation {found['validation']:.4f}, test {found['test']:.4f}")
-    rows = choose_rows(results.by_name, seeds)
+        experiment = task_experiment(pretrained, data, setting, steps)
+        name = folder_name(setting.name, first, experiment)
+        if not results.is_finished(name):
+            if time.monotonic() > stop:
+                raise PreemptedError(f"{minutes:g} minutes are over; the same command goes on")
+            with results.timed(name):
+                accuracies = train_setting(pretrained, experiment, workdir / name, setting.start)
+            results.add(name, accuracies)
+            shown = ", ".join(f"{split} {value:.4f}" for split, value in accuracies.items())
+            print(f"{setting.name}: {shown}")
+        found[setting.name] = results.by_name[name]
+    rows = choose_rows(found, seeds)
     draw(rows, output / "pretraining.png")
     table = markdown_table(
         ("task", "start", "learning rate", "validation", "test", "deviation over seeds"),
@@ -223,7 +268,7 @@ def main(
                 f"{row.learning_rate:g}",
                 f"{100 * row.validation:.1f}%",
                 f"{100 * np.mean(row.test):.1f}%",
-                f"{100 * np.std(row.test):.1f}",
+                f"{100 * np.std(row.test, ddof=min(1, seeds - 1)):.1f}",
             )
             for row in rows
         ],
@@ -231,15 +276,16 @@ def main(
     body = (
         f"`bert_tiny` after {pretraining_steps:,} steps on WikiText-2 (held-out loss of masked "
         f"tokens {loss:.3f} nats), then {steps:,} steps of {BATCH_SIZE} labeled texts, {seeds} "
-        "seeds. Both starts have the same model, tokenizer and settings, each its better learning "
+        f"{'seed' if seeds == 1 else 'seeds'}. There is one pretraining run: seeds vary the "
+        "training on labels only. Both starts have the same model, tokenizer and settings, each "
+        "its better learning "
         f"rate of {', '.join(f'{rate:g}' for rate in LEARNING_RATES)} by validation accuracy."
         f"\n\n{table}"
     )
-    names = ["pretrained", *(setting.name for setting in settings)]
     timed = {
-        name: RunResult("finished", seconds=results.by_name[name]["seconds"]) for name in names
+        name: RunResult("finished", seconds=values["seconds"]) for name, values in found.items()
     }
-    plain = {"rows": [row._asdict() for row in rows], "runs": results.by_name}
+    plain = {"rows": [row._asdict() for row in rows], "results": found}
     write_record("pretraining", "Pretraining", body, plain, timed, folder=output)
     print(table)
 

@@ -5,11 +5,13 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.studies import mup, scaling, versus
+from bench.studies import mup, pretraining, scaling, versus
 from bench.studies.finished_runs import compared_fields
 from bench.studies.record import markdown_table, write_record
 from bench.studies.stability import experiment
@@ -26,6 +28,8 @@ from bench.studies.versus import (
 )
 from configs.versus import CHANGES, EXPERIMENTS
 from train.config.io import diff_experiments
+from train.experiment import Experiment
+from train.runtime.signals import PreemptedError
 from train.scaling.design import count_without_embeddings
 from train.scaling.laws import ParametricLaw
 from train.sweep.grid import SweepRun
@@ -299,3 +303,73 @@ def test_scaling_page_has_the_law_of_made_runs(
     page = (tmp_path / "scaling.md").read_text()
     assert "| both | 1.62M | 3M |" in page
     assert (tmp_path / "scaling.csv").read_text().startswith("parameters,tokens,loss\n49344,")
+
+
+@pytest.mark.slow
+def test_pretraining_with_other_settings_trains_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accuracies that depend on steps: none of another command is on a page."""
+    trained: list[str] = []
+
+    def fit_nothing(
+        experiment: Experiment, folder: Path, *, init_from: str = "", quiet: bool
+    ) -> SimpleNamespace:
+        trained.append(folder.name)
+        paths = SimpleNamespace(path=folder, tokenizer=folder / "tokenizer.json")
+        return SimpleNamespace(
+            experiment=experiment,
+            folder=paths,
+            model=SimpleNamespace(config=experiment.model),
+            final_metrics={"loss": 5.0},
+        )
+
+    def evaluate_nothing(run: SimpleNamespace, split: str) -> dict[str, float]:
+        return {"accuracy": run.experiment.steps / 1000 + run.experiment.seed / 10}
+
+    monkeypatch.setattr("train.fit", fit_nothing)
+    monkeypatch.setattr(pretraining, "evaluate_run", evaluate_nothing)
+
+    def study(data: str = "data", **options: int) -> tuple[dict[str, Any], int]:
+        """Return the record and the number of runs on labels that were trained."""
+        trained.clear()
+        pretraining.main(
+            tmp_path / data, workdir=tmp_path / "work", output=tmp_path / "page", **options
+        )
+        record = json.loads((tmp_path / "page" / "pretraining.json").read_text())
+        return record, sum(not name.startswith("pretrained-") for name in trained)
+
+    first, count = study(steps=100, seeds=2)
+    assert count == 16
+    assert first["runs"] == 17
+    assert [row["test"] for row in first["rows"]] == [pytest.approx([0.1, 0.2])] * 4
+    page = (tmp_path / "page" / "pretraining.md").read_text()
+    assert "| 15.0% | 7.1 |" in page  # 10 points apart: 10 / sqrt(2)
+    assert "There is one pretraining run: seeds vary the training on labels only." in page
+    again, count = study(steps=100, seeds=2)
+    assert count == 0
+    assert again["results"] == first["results"]
+    longer, count = study(steps=200, seeds=1)
+    assert count == 8
+    assert [row["test"] for row in longer["rows"]] == [pytest.approx([0.2])] * 4
+    assert "| 20.0% | 0.0 |" in (tmp_path / "page" / "pretraining.md").read_text()
+    assert study(steps=100, seeds=1, pretraining_steps=10)[1] == 8
+    assert study("other", steps=100, seeds=1)[1] == 8
+    assert study(steps=100, seeds=2)[1] == 0
+
+
+def test_seconds_of_a_run_cover_all_its_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter([0.0, 5.0, 100.0, 107.0])
+    monkeypatch.setattr(pretraining, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    with pytest.raises(PreemptedError), pretraining.Results(tmp_path).timed("run"):
+        raise PreemptedError("stopped")
+    results = pretraining.Results(tmp_path)
+    assert not results.is_finished("run")
+    with results.timed("run"):
+        pass
+    results.add("run", {"test": 0.5})
+    reopened = pretraining.Results(tmp_path)
+    assert reopened.is_finished("run")
+    assert reopened.by_name["run"] == {"seconds": 12.0, "test": 0.5}

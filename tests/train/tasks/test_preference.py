@@ -56,6 +56,13 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
     return dataclasses.replace(experiment, **(settings | changes))
 
 
+def pair_data(folder: Path) -> PreferenceDataConfig:
+    """Return the data settings of `make_experiment`."""
+    data = make_experiment(folder).data
+    assert isinstance(data, PreferenceDataConfig)
+    return data
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("preference")
@@ -208,7 +215,7 @@ def test_reference_in_the_data_equals_the_frozen_base(
     folder: Path, run: train.Run, scored: Path
 ) -> None:
     """The LoRA run trained on both ends at the same weights, up to rounding."""
-    data = dataclasses.replace(make_experiment(folder).data, path=str(scored))
+    data = dataclasses.replace(pair_data(folder), path=str(scored))
     task = PreferenceOptimization(BETA, reference="data")
     other = fit(folder, "scored", task=task, data=data)
     assert other.final_metrics == pytest.approx(run.final_metrics, rel=1e-3, abs=1e-4)
@@ -217,7 +224,7 @@ def test_reference_in_the_data_equals_the_frozen_base(
 
 @pytest.mark.slow
 def test_all_weights_learn_the_preference(folder: Path, source: train.Run, scored: Path) -> None:
-    data = dataclasses.replace(make_experiment(folder).data, path=str(scored))
+    data = dataclasses.replace(pair_data(folder), path=str(scored))
     task = PreferenceOptimization(BETA, reference="data")
     full = fit(folder, "full", task=task, data=data, lora=LoRAConfig())
     assert full.final_metrics["accuracy"] > 0.9
@@ -236,7 +243,7 @@ def test_references_that_are_refused(folder: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is not a pair of log-likelihoods"):
             parse_pair("x:1", {**record, "reference": value})
     path = tmp_path / "pairs.jsonl"
-    data = dataclasses.replace(make_experiment(folder).data, path=str(path))
+    data = dataclasses.replace(pair_data(folder), path=str(path))
     experiment = make_experiment(
         folder, data=data, task=PreferenceOptimization(BETA, reference="data")
     )

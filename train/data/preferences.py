@@ -35,7 +35,7 @@ class Reference(NamedTuple):
     """Log-likelihoods of both answers under a fixed model."""
 
     log_likelihoods: tuple[float, float]
-    """Those of the chosen and the rejected answer, in nats."""
+    """Log-likelihoods of the chosen and the rejected answer, in nats."""
     num_tokens: tuple[int, int]
     """Tokens that each sums over: they show if it was computed from the same tokens."""
 

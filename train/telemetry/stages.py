@@ -5,6 +5,7 @@ the display that a caller opened around it (`fit`, a verb) shows the stage, and 
 nothing happens. So functions of data and evaluation stay silent in a program of the user's own.
 """
 
+import abc
 import contextlib
 import contextvars
 import threading
@@ -146,7 +147,7 @@ def show_stages(*, quiet: bool = False, console: Any = None) -> Iterator[None]:
         yield
 
 
-class TickingDisplay:
+class TickingDisplay(abc.ABC):
     """Display that draws the innermost stage from a thread, since the work may block this one."""
 
     def __init__(self) -> None:
@@ -180,13 +181,13 @@ class TickingDisplay:
     first_seconds = BAR_DELAY_SECONDS
     """Seconds until a stage is drawn for the first time."""
 
+    @abc.abstractmethod
     def draw(self, stage: Stage) -> float:
         """Show the present state of a stage; return the seconds until the next call."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self, stage: Stage) -> None:
         """Remove what `draw` has shown of a stage."""
-        raise NotImplementedError
 
 
 class LinePrinter:

@@ -5,7 +5,6 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -43,30 +42,31 @@ def layer_bytes(params: Any) -> int:
 
 
 def test_sampling_does_not_copy_weights() -> None:
-    """On a CPU, the layers' weights are views of the stacks; a copy would show as live memory."""
-    model, params = make_decoder(DEEP)
-    places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in jax.tree.leaves(params)]
+    """On a CPU, the layers' weights are views of the stacks.
 
-    def live_bytes_outside_params() -> int:
-        """Return the bytes of all arrays that are not part of the parameters."""
-        return sum(
-            array.nbytes
-            for array in jax.live_arrays()
-            if not jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-            and len(array.devices()) == 1
-            and not any(0 <= array.unsafe_buffer_pointer() - at < size for at, size in places)
-        )
+    Copies are looked for by shapes that no other test uses, not by the sum of live memory: another
+    test of this process may have left a thread behind that still makes arrays. At this width each
+    layer's part begins at a multiple of 64 bytes, without which JAX copies it.
+    """
+    model, params = make_decoder(dataclasses.replace(DEEP, d_model=80))
+    leaves = jax.tree.leaves(params["layers"])
+    places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in leaves]
+    shapes = {shape for leaf in leaves if leaf[0].ndim > 1 for shape in (leaf.shape, leaf[0].shape)}
+    views, copies = 0, []
 
-    before, visible = live_bytes_outside_params(), []
-    generate(
-        model,
-        params,
-        [[5, 3]],
-        max_new_tokens=9,
-        on_tokens=lambda new: visible.append(live_bytes_outside_params()),
-    )
-    cache = sum(leaf.nbytes for leaf in jax.tree.leaves(model.init_cache(1, 41)))
-    assert max(visible) - before < 2 * cache + layer_bytes(params) / 8
+    def count_weights(new: Any) -> None:
+        nonlocal views
+        for array in jax.live_arrays():
+            if array.shape not in shapes:
+                continue
+            if any(0 <= array.unsafe_buffer_pointer() - at < size for at, size in places):
+                views += 1
+            else:
+                copies.append(array.shape)
+
+    generate(model, params, [[5, 3]], max_new_tokens=9, on_tokens=count_weights)
+    assert views > len(shapes)
+    assert copies == []
 
 
 def test_stacked_weights_are_sliced_layer_by_layer() -> None:

@@ -217,8 +217,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
         else:
             print_design(sized)
         return 0
-    from train.scaling.figure import write_report
-    from train.scaling.tables import print_analysis
+    from train.scaling.scaling_report import print_analysis, write_report
     from train.sweep import queue
 
     workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
@@ -286,13 +285,11 @@ def _design(options: ScalingArguments) -> "list[SizedRun]":
 def _fit_csv(options: CsvArguments, json_wanted: bool) -> int:
     """Fit the runs of a file, and print the fits."""
     from train.scaling.analysis import fit_csv
-    from train.scaling.tables import print_analysis
+    from train.scaling.scaling_report import print_analysis, write_report
 
     analysis = fit_csv(options.from_csv, options.budgets(), options.bootstrap_samples)
     result = analysis.as_dict()
     if options.workdir:
-        from train.scaling.figure import write_report
-
         write_report(analysis, options.workdir)
     if json_wanted:
         print(json.dumps(result))

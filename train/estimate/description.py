@@ -23,7 +23,7 @@ from train.lora.lora_config import LoRAConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from train.estimate.compiled_memory import CompiledMemory
+    from train.estimate.compile import CompiledMemory
     from train.experiment import Experiment
     from train.optim.optimizer import Optimizer
     from transformer.config import TransformerConfig
@@ -125,7 +125,7 @@ def describe(
         raise UsageError(str(error)) from error
     if not with_compiler:
         return described
-    from train.estimate.compiled_memory import compile_for_memory  # loads the engine
+    from train.estimate.compile import compile_for_memory  # loads the engine
 
     compiled = compile_for_memory(experiment, described.memory, hardware)
     return dataclasses.replace(described, compiled_memory=compiled)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from train.estimate.compiled_memory import CompiledMemory
+    from train.estimate.compile import CompiledMemory
     from train.estimate.description import Description
     from train.estimate.training_memory import MemoryVariant
 

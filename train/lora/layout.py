@@ -9,8 +9,7 @@ from train.errors import UsageError
 from train.lora.lora_config import NEW, LoRAConfig
 from train.parallel.sharding import place_params
 from train.step import Batch, TrainStep
-from transformer.layers.lora_weight import merge_weights
-from transformer.lora import LoRALayout
+from transformer.lora import LoRALayout, merge_weights
 
 if TYPE_CHECKING:
     from train.engine import Engine

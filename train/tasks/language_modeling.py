@@ -12,8 +12,8 @@ from train.data.tokenizer import Tokenizer
 from train.evaluation.metrics import mean_losses, perplexity
 from train.step import LossFn
 from train.tasks.task import SampleOptions, TextCallback
-from train.tasks.text import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.text_completion import complete_texts
+from train.tasks.text_task import AnyTextCorpus, TextBatches, TextTask
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
 from transformer.losses import next_token_loss

@@ -25,7 +25,7 @@ from train.tasks.task import (
     token_inputs,
 )
 from train.tasks.task_configs import MaskedLanguageModeling
-from train.tasks.text import AnyTextCorpus, TextTask
+from train.tasks.text_task import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss

@@ -6,15 +6,18 @@ and a fixed reference (ref), the loss of a pair is (equation 7)
     -log sigmoid(beta ((log pi(w) - log ref(w)) - (log pi(l) - log ref(l))))
 
 The reference is the model without its LoRA adapter: the same frozen weights, and no second copy. Or
-the pairs have its log-likelihoods, computed before (`train.tasks.reference`): then all weights can
-be trained, and a step needs one forward pass less.
+the pairs have its log-likelihoods, which `add_reference` computes before training and writes beside
+them (`--task.reference data`): then all weights can be trained, and a step needs one forward pass
+less.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -22,17 +25,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from train.data.buckets import bucket_by_rows
+from train.data.chat_template import ChatTemplate
+from train.data.conversations import read_json_objects, with_template
 from train.data.example_configs import PreferenceDataConfig
 from train.data.examples import (
     ExampleCorpus,
     ExampleEvaluationBatches,
     ExampleTrainingBatches,
 )
-from train.data.preferences import PreferenceSplit, prepare_preferences
+from train.data.preferences import PreferenceSplit, encode_split, parse_pair, prepare_preferences
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
 from train.experiment import Experiment
+from train.run_folder.writing import write_atomically
 from train.step import Batch, LossFn
 from train.tasks.instruction import answer_prompts
 from train.tasks.task import SampleOptions, Task, TextCallback, token_batch_shapes
@@ -40,7 +46,7 @@ from train.tasks.task_configs import PreferenceOptimization
 from train.tasks.vocabulary import Labels
 from train.telemetry.stages import track
 from transformer.hardware import Hardware
-from transformer.layers.lora_weight import LowRankWeight
+from transformer.lora import LowRankWeight
 from transformer.losses import Loss, weighted_loss
 from transformer.model_context import ActivationConstraint
 from transformer.models.language_model import LanguageModel
@@ -52,6 +58,9 @@ if TYPE_CHECKING:
 
 CHOSEN, REJECTED = 1, 2
 """Segments of a row."""
+
+FIELDS = ("tokens", "targets", "weights", "segments", "positions")
+"""Arrays of a batch that `log_likelihoods` reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,3 +257,76 @@ def _evaluate_pairs(
     if base is None:
         return dpo_losses(policy, reference_of_batch(batch), beta, batch)
     return dpo_losses(policy, log_likelihoods(model, base, batch), beta, batch)
+
+
+def add_reference(
+    workdir: str,
+    pairs_path: str,
+    output: str,
+    *,
+    max_length: int = PreferenceDataConfig.max_length,
+    chat_template: str = "",
+    batch_size: int = 8,
+) -> int:
+    """Write pairs with the log-likelihoods of a run; return their number.
+
+    Args:
+      workdir: Folder of the run, a language model.
+      pairs_path: JSON lines of pairs.
+      output: File to write.
+      max_length: `data.max_length` of the DPO run.
+      chat_template: `data.chat_template` of the DPO run.
+      batch_size: Pairs of a forward pass.
+
+    Raises:
+      UserError: The pairs are malformed, the run is no language model, or a file cannot be read or
+        written, or a log-likelihood is not finite.
+    """
+    from train.run import load  # the reader of finished runs, which training does not need
+
+    run = load(workdir)
+    model = run.model
+    if not isinstance(model, LanguageModel) or run.tokenizer is None:
+        raise UserError(f"{workdir}: is not a language model; give the run that DPO starts from")
+    longest = model.config.max_length
+    if longest is not None and max_length // 2 > longest:
+        raise UserError(
+            f"max_length {max_length}: half of it is more than the model's {longest} positions; "
+            f"give {2 * longest} or less"
+        )
+    records = list(read_json_objects("pairs", pairs_path))
+    pairs = [parse_pair(*each)._replace(reference=None) for each in records]
+    tokenizer = with_template(run.tokenizer, chat_template)
+    template = ChatTemplate.of_tokenizer(tokenizer)
+    notes: list[str] = []
+    split = encode_split("pairs", pairs, tokenizer, template, max_length // 2, notes)
+    if len(split.tokens) != len(pairs):
+        raise UserError(f"{pairs_path}: {notes[-1]}; leave such pairs out, or raise --max-length")
+    score = jax.jit(functools.partial(log_likelihoods, model))
+    length = int(split.lengths.max())
+    found: list[np.ndarray] = []
+    for start in track(range(0, len(pairs), batch_size), "scoring"):
+        indices = np.arange(start, start + batch_size)
+        batch = split.batch(np.where(indices < len(pairs), indices, -1), (length,))
+        arrays = {name: batch[name] for name in FIELDS}
+        found += list(np.asarray(score(run.params, arrays)))
+    lines = [
+        json.dumps({**record, "reference": _entry(where, scores, counts)}, ensure_ascii=False)
+        for (where, record), scores, counts in zip(
+            records, found[: len(pairs)], split.num_targets, strict=True
+        )
+    ]
+    path = Path(output).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, "\n".join([*lines, ""]))
+    return len(lines)
+
+
+def _entry(where: str, scores: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    if not np.isfinite(scores).all():  # JSON has no such numbers
+        raise UserError(
+            f"{where}: the log-likelihoods of its answers are not finite ({scores[0]}, "
+            f"{scores[1]}); use an earlier checkpoint or a run trained in float32"
+        )
+    chosen, rejected = (min(float(each), 0.0) for each in scores)
+    return {"chosen": chosen, "rejected": rejected, "tokens": [int(each) for each in counts]}

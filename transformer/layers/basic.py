@@ -21,7 +21,7 @@ from flax.core import meta
 from transformer.config import Initializer, TransformerConfig
 from transformer.layers.layer_config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
-from transformer.layers.lora_weight import LowRankWeight
+from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 from transformer.precision import Precision
 

@@ -11,7 +11,6 @@ from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_sw
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
 from transformer.layers.layer_config import MoEConfig
-from transformer.layers.lora_weight import LowRankWeight
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -24,6 +23,7 @@ from transformer.layers.moe_dispatch import (
     route_tokens,
     router_z_loss,
 )
+from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 
 

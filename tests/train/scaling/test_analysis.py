@@ -9,9 +9,8 @@ import pytest
 from train.errors import UserError
 from train.scaling.analysis import analyze, best_losses, format_csv, predict_held_out, read_csv
 from train.scaling.design import format_count, parse_counts
-from train.scaling.figure import write_report
 from train.scaling.laws import ParametricLaw, Runs
-from train.scaling.tables import print_analysis
+from train.scaling.scaling_report import print_analysis, write_report
 
 LAW = ParametricLaw(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
 

@@ -21,8 +21,7 @@ from train.errors import UserError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
-from train.tasks.preference import PreferenceTask
-from train.tasks.reference import add_reference
+from train.tasks.preference import PreferenceTask, add_reference
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
 from transformer import Hardware, LearnedPositions
@@ -199,9 +198,7 @@ def test_log_likelihoods_that_are_not_finite_are_not_written(
 ) -> None:
     make_experiment(folder)
     params = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, np.nan), source.params)
-    monkeypatch.setattr(
-        "train.tasks.reference.load", lambda _: dataclasses.replace(source, params=params)
-    )
+    monkeypatch.setattr("train.run.load", lambda _: dataclasses.replace(source, params=params))
     output = folder / "nan.jsonl"
     with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\); us"):
         add_reference(

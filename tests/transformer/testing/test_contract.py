@@ -19,8 +19,10 @@ from transformer.layers.basic import apply_linear
 from transformer.testing.contract import (
     ABILITY_CHECKS,
     UNSUPPORTED_CALLS,
+    check_bfloat16,
     check_constants,
     check_dropout,
+    check_in_model,
     check_mixer,
     check_rejected,
 )
@@ -30,7 +32,6 @@ from transformer.testing.mixer_under_test import (
     make_trial,
     reference_softmax_attention,
 )
-from transformer.testing.whole_model import check_bfloat16, check_in_model
 
 
 @pytest.mark.slow

@@ -2,9 +2,8 @@
 
     python -m bench.drills.notebooks [--only own_attention]
 
-A notebook fails if a cell raises or prints a warning to standard error. Prints seconds and number
-of
-pictures of each; the exit status is the number of notebooks that failed.
+A notebook fails if a cell raises or prints a warning to standard error. Prints the
+seconds and the number of pictures of each; the exit status is the number of notebooks that failed.
 """
 
 import os

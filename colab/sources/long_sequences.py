@@ -14,7 +14,7 @@ COPY_LENGTH = 32  # tokens of the task
 COPY_STEPS = 600
 
 # %% family-text [markdown]
-# ## 2. The family
+# ## 3. The family
 #
 # | kind | a query sees | paper |
 # | --- | --- | --- |
@@ -61,7 +61,7 @@ FAMILY = {
 }
 
 # %% pattern-text [markdown]
-# ## 3. Which keys change a query's result
+# ## 4. Which keys change a query's result
 #
 # One way to see a pattern without reading code: change one token and look which outputs change. Rows are queries, columns the token that was changed. In the causal models below the upper triangle stays white. Performer and linear attention mix all earlier tokens.
 
@@ -101,7 +101,7 @@ for axis, (name, mixer) in zip(axes.flat, FAMILY.items(), strict=True):
 plt.show()
 
 # %% time-text [markdown]
-# ## 4. How time and memory grow
+# ## 5. How time and memory grow
 #
 # Time of a forward pass, and the memory that the compiled program needs beside its arguments and results. Full attention uses the `reference` backend here, which follows the formula, and `auto`, which computes long rows in tiles. Times on a shared machine vary: compare the slopes.
 
@@ -147,7 +147,7 @@ for name, exponent in growth.items():
 assert growth["full, as in the formula"] > 1.5 > growth["linear"]
 
 # %% copy-text [markdown]
-# ## 5. A task that needs a distant token
+# ## 6. A task that needs a distant token
 #
 # The model reads random tokens, then the same tokens again, and is asked to predict the second half. It must look up what followed the same token half a sequence earlier. A window that is shorter than the distance cannot see it: here two layers with a window of 8 reach 14 tokens back, one too few. Linear attention sees all of it, through a state of fixed size.
 

@@ -11,7 +11,7 @@
 # Installation
 
 # %% mixer-text [markdown]
-# ## 2. The mixer
+# ## 3. The mixer
 #
 # A *mixer* is the part of a layer that moves information between tokens. It is a frozen dataclass of settings and a Flax module, joined by a decorator:
 #
@@ -92,7 +92,7 @@ class Tempered(Mixer):
 
 
 # %% contract-text [markdown]
-# ## 3. Contract tests
+# ## 4. Contract tests
 #
 # `check_mixer` tests everything that the mixer claims: no token sees the future, cached decoding equals the full pass, packed documents do not see each other, weights sum to one, padding has no gradient, bfloat16 works, it trains in a model with stacked layers, and more. An `AssertionError` names what is wrong.
 
@@ -130,7 +130,7 @@ except AssertionError as error:
 assert caught.startswith("mixer leaky: causal")
 
 # %% pattern-text [markdown]
-# ## 4. What it sees
+# ## 5. What it sees
 #
 # Ask an untrained model for the attention weights: each row is a query, each column a key.
 
@@ -152,7 +152,7 @@ plt.show()
 assert int((weights[0, 0, 0, 20] > 0).sum()) == 8
 
 # %% settings-text [markdown]
-# ## 5. Train a language model with it
+# ## 6. Train a language model with it
 #
 # The mixer is one more kind in the settings: everything of the trainer works with it, from checkpoints to `plan`.
 
@@ -186,7 +186,7 @@ experiment = train.Experiment(
 run = train.fit(experiment, str(text.parent / "run"))
 
 # %% result-text [markdown]
-# ## 6. What the heads learned
+# ## 7. What the heads learned
 #
 # A factor above 1 makes a head sharper than the usual softmax, below 1 softer.
 

@@ -13,7 +13,7 @@ STEPS = 120
 CHECKPOINT_EVERY = 20
 
 # %% experiment-text [markdown]
-# ## 2. The experiment
+# ## 3. The experiment
 #
 # A small language model of sums, written to a config file as for the command line. The second experiment of the file plants faults: its task replaces the targets of a few batches by random ones. A task of your own may change anything; this one inherits all but its batches.
 
@@ -95,7 +95,7 @@ EXPERIMENTS = {{
 ''')
 
 # %% unbroken-text [markdown]
-# ## 3. Kill it
+# ## 4. Kill it
 #
 # First a run that nothing disturbs. Then the same command again, killed with `SIGKILL` in the middle: no handler runs, nothing is saved at the end. The same command resumes from the newest verified checkpoint.
 
@@ -153,7 +153,7 @@ print("\nlosses of all steps are equal, bit for bit:", same)
 assert same
 
 # %% damage-text [markdown]
-# ## 4. Damage a checkpoint
+# ## 5. Damage a checkpoint
 #
 # Every file of a checkpoint has a checksum in its manifest. Flip one bit in the largest file of the newest checkpoint, as a failing disk would, and train on: the run notices, says so, and takes the checkpoint before it.
 
@@ -181,7 +181,7 @@ print("\nlosses of all steps are equal, bit for bit:", same)
 assert same
 
 # %% spike-text [markdown]
-# ## 5. A loss spike
+# ## 6. A loss spike
 #
 # Batches 80 to 85 have random targets. The detector compares each step's loss and gradient norm with the last steps. It skips the update of an anomalous step, and after three in a row rolls back to an earlier checkpoint and continues beyond the bad batches.
 

@@ -40,6 +40,13 @@ def test_first_cells_install_without_changing_jax(path: pathlib.Path) -> None:
     assert "run_checks().print()" in doctor
 
 
+def test_sections_are_numbered_in_order(path: pathlib.Path) -> None:
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown"]
+    numbers = [int(n) for c in cells for n in re.findall(r"^## (\d+)\. ", c.source, re.MULTILINE)]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) > 3
+
+
 @pytest.mark.full
 def test_one_notebook_runs_completely(tmp_path: pathlib.Path) -> None:
     """All of them run in `bench.drills.notebooks`."""

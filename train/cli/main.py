@@ -157,7 +157,12 @@ def flush_on_exit() -> Iterator[None]:
 def dispatch(verb: str, arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
     if verb not in VERBS:
-        raise UsageError(f"verb {verb}: is not known; choose one of {', '.join(VERBS)}")
+        from train.config.experiment_files import did_you_mean
+
+        raise UsageError(
+            f"verb {verb}: is not known{did_you_mean(verb, VERBS)}; "
+            f"choose one of {', '.join(VERBS)}"
+        )
     modules = pop_imports(arguments) if verb in PLUGIN_VERBS else []
     # Before CONFIG or W, --help means the verb's usage; after it, tyro lists all settings.
     options = itertools.takewhile(lambda each: each.startswith("-"), arguments)

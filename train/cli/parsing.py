@@ -123,6 +123,12 @@ def flatten_error(box: str, verb: str) -> str:
     text = text.replace("Perhaps you meant:", "; perhaps you meant")
     text = text.replace("Argument helptext:", "; it is")
     text = re.sub(r"\s+", " ", text).replace(" ;", ";").strip()
+    # An invalid part is named by its own message; a flag comes first, as in other messages.
+    text = re.sub(r"^Error parsing (?:experiment[\w.]*: |(?=--))", "", text)
+    text = re.sub(
+        r"invalid literal for int\(\) with base 10: ('.*?')", r"\1 is not an integer", text
+    )
+    text = re.sub(r"could not convert string to float: ('.*?')", r"\1 is not a number", text)
     return f"{text or box.strip()}; see {program_name()} {verb} --help"
 
 

@@ -1,11 +1,13 @@
 """Experiments by name: the files of `configs/`, or a Python file of the user, written here too."""
 
 import dataclasses
+import difflib
 import importlib
 import json
 import pathlib
 import pkgutil
 import re
+from collections.abc import Iterable
 from importlib import resources
 from types import ModuleType
 
@@ -33,10 +35,16 @@ def find_experiment(name: str) -> Experiment:
         return next(iter(experiments.values()))
     if experiment not in experiments:
         raise UsageError(
-            f"config {name}: {file} has no experiment {experiment}; "
-            f"choose one of {', '.join(experiments)}"
+            f"config {name}: {file} has no experiment {experiment}"
+            f"{did_you_mean(experiment, experiments)}; choose one of {', '.join(experiments)}"
         )
     return experiments[experiment]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean gpt2?)` for the known name closest to a misspelled one, or nothing."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def list_experiments() -> list[str]:
@@ -88,7 +96,8 @@ def _import_shipped(file: str) -> ModuleType:
     known = _shipped_files()
     if file not in known:
         raise UsageError(
-            f"config {file}: is not known; choose one of {', '.join(known)}, "
+            f"config {file}: is not known{did_you_mean(file, known)}; "
+            f"choose one of {', '.join(known)}, "
             "or give the path of a .py file"
         )
     return importlib.import_module(f"configs.{file}")
@@ -101,6 +110,10 @@ EXAMPLE_DATA = "python:library"
 """Text that ships with Python, so that a new config can be tried at once."""
 
 
+PACKAGES = ("configs", "train", "transformer")
+"""Packages of this project. A file of the same name in the current folder would hide one."""
+
+
 def write_config(file: str, data: str = "") -> None:
     """Write a config file for a language model on text.
 
@@ -109,11 +122,17 @@ def write_config(file: str, data: str = "") -> None:
       data: File, folder or pattern of text; empty: `EXAMPLE_DATA`.
 
     Raises:
-      UserError: The file exists, has another ending, or cannot be written.
+      UserError: The file exists, has another ending or the name of a package, or cannot be
+        written.
     """
     path = pathlib.Path(file)
     if path.suffix != ".py":
         raise UsageError(f"init {file}: does not end with .py; give a name such as {path.stem}.py")
+    if path.stem in PACKAGES:
+        raise UsageError(
+            f"init {file}: Python would import it in place of the package {path.stem}; "
+            "give another name"
+        )
     name = re.sub(r"\W+", "_", path.stem).strip("_") or "mine"
     source = data or EXAMPLE_DATA
     text = (resources.files(__package__) / TEMPLATE).read_text(encoding="utf-8")

@@ -111,14 +111,21 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("trian quickstart", "verb trian: is not known; choose one of fit, evaluate"),
+        (
+            "fti quickstart",
+            "verb fti: is not known (did you mean fit?); choose one of fit, evaluate",
+        ),
         ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
         ("fit --steps 3", "fit: CONFIG is missing"),
         ("sample", "sample: W is missing"),
-        ("fit quickstrat", "config quickstrat: is not known; choose one of bert, "),
+        ("fit quickstrat", "config quickstrat: is not known (did you mean quickstart?); choose"),
         ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
         ("fit quickstart --stepz 3", "--stepz"),
-        ("fit quickstart --steps many", "many"),
+        (
+            "fit quickstart --steps many",
+            "error: --steps: 'many' is not an integer; it is --steps INT",
+        ),
+        ("fit quickstart --model.d-model 50", "error: attention.num_heads 6: does not divide"),
         ("fit quickstart --steps", "--steps"),
         ("fit quickstart --steps 0", "steps 0: give 1 or more"),
         ("fit quickstart --seed -1", "seed -1: give an integer from 0 to 2^32 - 1"),
@@ -151,7 +158,7 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
         ("goodput W --workdri x", "Unrecognized options: --workdri, x"),
         (
             "sample W --beams many",
-            "Error parsing --beams: invalid literal for int() with base 10: 'many'; it is",
+            "--beams: 'many' is not an integer; it is",
         ),
     ],
 )

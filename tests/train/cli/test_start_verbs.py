@@ -70,6 +70,9 @@ def test_init_writes_a_config_that_loads(
     assert status("init", "my-text.py") == 2
     assert capsys.readouterr().err == "error: init my-text.py: exists already; give another name\n"
     assert (tmp_path / "my-text.py").read_text() == before
+    assert status("init", "train.py") == 2
+    assert "in place of the package train; give another name" in capsys.readouterr().err
+    assert not (tmp_path / "train.py").exists()
     assert status("init", "notes.txt") == 2
     assert "does not end with .py; give a name such as notes.py" in capsys.readouterr().err
 

@@ -38,10 +38,14 @@ def test_user_config_file(tmp_path: Path) -> None:
 
 
 def test_unknown_config() -> None:
-    with pytest.raises(UsageError, match="config gpt9: is not known; choose one of bert, "):
+    with pytest.raises(UsageError, match=r"config gpt9: is not known \(did you mean gpt[23]\?\); "):
         find_experiment("gpt9")
     with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
         find_experiment("gpt2:huge")
+    with pytest.raises(UsageError, match=r"no experiment smal \(did you mean small\?\)"):
+        find_experiment("gpt2:smal")
+    with pytest.raises(UsageError, match="config nothing: is not known; choose one of bert, "):
+        find_experiment("nothing")
     with pytest.raises(UsageError, match="config : is not known"):
         find_experiment("")
 

@@ -198,4 +198,23 @@ def test_several_runs_are_overlaid_and_fit(browser: Chromium, tmp_path: Path, wi
         "All settings are equal."
     )
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    # The text of an SVG shrinks with it: labels of 12 units are 12 pixels, or nearly.
+    unit = "(() => { const e = document.querySelector('.chart > svg');"
+    unit += "return e.getBoundingClientRect().width / e.viewBox.baseVal.width; })()"
+    assert browser.evaluate(unit) > 0.9
+    assert browser.evaluate("document.querySelector('#events').scrollWidth") <= width
     assert browser.messages == []
+
+
+@needs_chromium
+def test_tick_labels_differ_in_a_small_range(browser: Chromium, tmp_path: Path) -> None:
+    RunReport([str(write_run(tmp_path / "run"))]).save(str(tmp_path / "page.html"))
+    browser.open(tmp_path / "page.html", READY)
+    labels = browser.evaluate("labelsOf(ticksBetween(31.5721, 31.5752, false))")
+    assert labels == ["31.573", "31.574", "31.575"]
+    assert browser.evaluate("labelsOf([1, 2, 3])") == ["1", "2", "3"]
+    assert browser.evaluate("[duration(59.96), duration(119.6), duration(7199.7)]") == [
+        "1 min 0 s",
+        "2 min 0 s",
+        "2 h 0 min",
+    ]

@@ -41,6 +41,14 @@ function ticksBetween(low, high, log) {
   return ticks;
 }
 
+/** Return the labels of ticks, with as many digits as tell them apart. */
+function labelsOf(ticks) {
+  const labels = ticks.map(show);
+  if (new Set(labels).size === labels.length) return labels;
+  const digits = Math.ceil(-Math.log10(ticks[1] - ticks[0]));
+  return ticks.map((value) => value.toFixed(Math.min(Math.max(digits, 0), 20)));
+}
+
 /** Return an exponential moving average of the values, as TensorBoard smooths. */
 function smooth(points) {
   const weight = Math.min(0.9, points.length / 100);
@@ -87,16 +95,18 @@ function valueRange(series, log) {
 function lineChart({ title, series, events = [], log = false, smoothed = false, wide = false, legend = [] }) {
   const figure = make("figure", { className: wide ? "chart wide" : "chart" });
   figure.style.margin = 0;
-  const width = wide ? 2 * WIDTH : WIDTH;
+  // Not wider than a phone, which would shrink the text with the chart.
+  const width = wide ? 2 * WIDTH : Math.min(WIDTH, Math.max(300, innerWidth - 20));
   const steps = series.flatMap(({ points }) => points.map(([step]) => step));
   const [first, last] = [Math.min(...steps), Math.max(...steps)];
   const [low, high] = valueRange(series, log);
   const x = scaleOf(first, last === first ? first + 1 : last, MARGIN.left, width - MARGIN.right, false);
   const y = scaleOf(low, high, HEIGHT - MARGIN.bottom, MARGIN.top, log);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": title });
-  for (const value of ticksBetween(low, high, log)) {
+  const ticks = ticksBetween(low, high, log), labels = labelsOf(ticks);
+  for (const [index, value] of ticks.entries()) {
     svg.append(draw("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }));
-    svg.append(draw("text", { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, show(value)));
+    svg.append(draw("text", { x: MARGIN.left - 8, y: y(value) + 4, "text-anchor": "end" }, labels[index]));
   }
   for (const value of ticksBetween(first, last, false).filter(Number.isInteger)) {
     svg.append(draw("text", { x: x(value), y: HEIGHT - MARGIN.bottom + 18, "text-anchor": "middle" }, show(value)));

@@ -15,9 +15,10 @@ const several = data.runs.length > 1;
 const name = (text) => text.replaceAll("_", " ");
 
 function duration(seconds) {
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
 const bytes = (count) => `${(count / 2 ** 20).toLocaleString("en", { maximumFractionDigits: 0 })} MiB`;

@@ -294,6 +294,7 @@ class Experiment:
         _check_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
         self._check_batch()
         check_seed(self.seed)
+        # Parsed here for its errors.
         _ = self.profiled_steps
         try:
             check_numbers(self)

@@ -255,6 +255,7 @@ def __getattr__(name: str) -> Any:
     module = importlib.import_module(f"{__name__}.{_HOME[name]}")
     document_fields(module)
     value = getattr(module, name)
+    # Found directly from now on: Python calls `__getattr__` only for names that a module lacks.
     globals()[name] = value
     return value
 

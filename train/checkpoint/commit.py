@@ -50,8 +50,10 @@ def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
     """
     number, process, count = next(_commit_numbers), jax.process_index(), jax.process_count()
     if count == 1:
+        # Read before hashing: digests say that files did not change, not that they hold the arrays.
         check_arrays_readable(folder / STATE_ITEM, arrays)
         files = manifest.hash_files(folder, manifest.list_files(folder))
+        # The manifest is what makes a folder count as a checkpoint, so it is the last file.
         manifest.write_manifest(folder, files)
         return
     with _barrier_after(f"commit-{number}-measured"):
@@ -62,6 +64,8 @@ def commit_checkpoint(folder: epath.Path, arrays: Mapping[str, Leaf]) -> None:
         own_files = manifest.list_files(folder)[process::count]
         part = manifest.serialize_manifest(manifest.hash_files(folder, own_files))
         _part_path(folder, process).write_text(part)
+    # Only now are all parts written. The barrier after this block holds the other processes back
+    # until the manifest exists, which they check below.
     with _barrier_after(f"commit-{number}-written"):
         if process == 0:
             manifest.write_manifest(folder, _merge_parts(folder, count))
@@ -145,6 +149,7 @@ def check_arrays_readable(
         chunks += chunk_keys
     if sum(leaf.size * _item_bytes(leaf) for leaf in stored.values()) > AUTO_VERIFY_BYTES:
         return  # reading everything would take minutes
+    # Sorted: `keys` is a set, whose order differs between processes, and shares must not overlap.
     own_chunks = sorted(chunks)[process_index::process_count]
     # In batches: a large model has more chunks than reads may be in flight.
     for begin in range(0, len(own_chunks), _READS_IN_FLIGHT):

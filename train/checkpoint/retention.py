@@ -43,6 +43,7 @@ class RetentionPolicy:
     def steps_to_keep(self, steps: Iterable[int]) -> set[int]:
         """Return the subset of the steps to keep."""
         steps = sorted(steps)
+        # By step numbers alone, never by file times: a resumed run decides as an unbroken one.
         keep = {*steps[-self.keep_last :], *self.pinned_steps}
         keep |= {step for step in steps if step == self.best_step}
         if self.keep_every:
@@ -55,6 +56,7 @@ class RetentionPolicy:
             # one is always old enough, and the newer one is the older one of the next pair.
             spacing = math.ceil(self.keep_min_age / self.save_every) * self.save_every
             keep |= set([step for step in steps if step % spacing == 0][-2:])
+        # A pinned step need not have been saved yet.
         return keep.intersection(steps)
 
 
@@ -65,6 +67,7 @@ def delete_unfinished(directory: epath.Path) -> None:
         *(path for path in directory.iterdir() if ORBAX_TMP_MARKER in path.name),
         *(directory / str(step) for step in list_steps(directory, committed=False)),
     ]:
+        # On a failure the next save tries again; what is left does not count as a checkpoint.
         with contextlib.suppress(OSError):
             path.rmtree()
 
@@ -78,6 +81,7 @@ def delete_checkpoint(directory: epath.Path, step: int) -> None:
 
 def set_aside_checkpoint(directory: epath.Path, step: int, name: str) -> epath.Path:
     """Rename a checkpoint to `<name>-<step>`, so that the step can be saved again."""
+    # Such a name is not a step number, so the folder is neither listed nor deleted.
     target, number = directory / f"{name}-{step}", 1
     while target.exists():
         number += 1

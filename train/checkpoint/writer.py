@@ -52,6 +52,7 @@ class CheckpointWriter:
         # One thread, because Orbax's own background thread cannot be given work to do after it has
         # finished: the commit has to wait for it somewhere else than in the training loop.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
+        # Set from `save` until `wait` has seen the result, so that no error is lost.
         self._saving: tuple[int, Future[None]] | None = None
 
     @property
@@ -72,6 +73,8 @@ class CheckpointWriter:
         items = {
             STATE_ITEM: args.PyTreeSave(tree_paths.nest_leaves(arrays)),
             LEAVES_ITEM: args.JsonSave(descriptions),
+            # Through JSON and back here: what JSON cannot hold is an error in the caller's own line
+            # and not of a thread, and later changes of the dict are not saved.
             METADATA_ITEM: args.JsonSave(json.loads(json.dumps(metadata))),
         }
         with self._explain_errors(step):
@@ -95,6 +98,7 @@ class CheckpointWriter:
 
     def close(self) -> None:
         """Stop all threads."""
+        # The commit thread first, since it waits for Orbax's threads.
         self._thread.shutdown()
         with contextlib.suppress(OSError, ValueError):  # `wait` has already raised this error
             self._orbax.close()
@@ -104,6 +108,7 @@ class CheckpointWriter:
     ) -> None:
         """Commit the checkpoint, then delete older ones. Runs on the background thread."""
         self._orbax.wait_until_finished()
+        # Here and not in the training loop, which meanwhile runs the next steps.
         commit_checkpoint(self.directory / str(step), shapes)
         # Deleting comes last: at every moment the newest committed checkpoint exists.
         if jax.process_index() == 0:
@@ -162,6 +167,7 @@ def install_log_filters() -> None:
 
 
 def _is_not_from_orbax(record: logging.LogRecord) -> bool:
+    # The logger of absl is shared: records of other libraries pass.
     return _ORBAX_PATH not in record.pathname
 
 
@@ -188,6 +194,8 @@ class _UnraisableFilter:
 
     def __call__(self, unraisable: "sys.UnraisableHookArgs") -> None:
         trace = unraisable.exc_traceback
+        # Called from C++, the method of the loop is the outermost frame. Called from Python, a
+        # caller would be above it.
         outermost = trace.tb_frame.f_code if trace else None
         from_cpp = outermost is asyncio.BaseEventLoop.call_soon_threadsafe.__code__
         if not (from_cpp and isinstance(unraisable.exc_value, RuntimeError)):

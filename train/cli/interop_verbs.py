@@ -131,6 +131,7 @@ def run_reference(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "reference")
     options = parse(ReferenceArguments, arguments, verb="reference W")
+    # Before the import below, which loads JAX: a wrong option is refused at once.
     for name in ("pairs", "output"):
         if not getattr(options, name):
             raise UsageError(f"reference: --{name} is missing; give a file of JSON lines")

@@ -95,6 +95,7 @@ def run_sample(arguments: list[str]) -> int:
     from train.tasks.task_registry import make_task
     from transformer.generation.sampling import SamplingConfig
 
+    # From the settings alone: an option without effect is refused before weights are loaded.
     task = make_task(read_experiment(RunFolder.open_existing(workdir)))
     check_supported_options(arguments, task.supported_options)
     with as_usage_errors():
@@ -337,6 +338,7 @@ def read_questions() -> Iterable[str]:
     at_terminal = sys.stdin.isatty()
     while True:
         if at_terminal:
+            # Not on standard output, which has the answers alone and may be a file.
             print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
         if not line:

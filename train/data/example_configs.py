@@ -289,6 +289,7 @@ class ListOpsDataConfig(ExampleDataConfig):
             value = getattr(self, name)
             require(value >= least, f"data.{name}: {value} is too small; give {least} or more")
         require(
+            # Both bounds are exclusive: one length has to lie between them.
             self.max_length - self.min_length >= 2,
             f"data.min_length: no expression is longer than {self.min_length} tokens and "
             f"shorter than data.max_length {self.max_length}; give less",

@@ -40,6 +40,7 @@ def format_bytes(size: float) -> str:
 def _scaled(number: float, base: int, units: tuple[str, ...]) -> str:
     """Format with three significant digits and the largest prefix that leaves 1 or more."""
     power = 0
+    # By the rounded number: 999.7 is 1 k, and not 1000.
     while round(number) >= base and power < len(units) - 1:
         number /= base
         power += 1

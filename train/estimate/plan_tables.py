@@ -75,6 +75,7 @@ def _memory(plan: Plan) -> Iterable["RenderableType"]:
         "residuals": (size.residuals, None),
         "working set of a layer or the loss": (size.working_set, None),
         "temporaries": (size.temporaries, real.temporaries if real else None),
+        # Without an estimate: nearly all outputs take the memory of donated arguments.
         "outputs and program": (0, real.peak - real.arguments - real.temporaries if real else None),
         "all": (size.total, real.peak if real else None),
     }

@@ -76,6 +76,7 @@ class ExitMessage:
 
     def __init__(self, line: str):
         """Start the shell that holds the line."""
+        # `cancel` is called by the thread of the heartbeats and by the main thread.
         self._lock = threading.Lock()
         self._shell: subprocess.Popen[bytes] | None = subprocess.Popen(
             ["/bin/sh", "-c", SHELL_SCRIPT, line], stdin=subprocess.PIPE
@@ -88,6 +89,7 @@ class ExitMessage:
         if shell is None or shell.stdin is None:
             return
         try:
+            # A line, and not only the end of the pipe, which a killed process leaves too.
             os.write(shell.stdin.fileno(), b"said\n")
             shell.stdin.close()
             shell.wait(timeout=1)
@@ -281,6 +283,7 @@ def _read_number(environment: Mapping[str, str], name: str) -> int:
 
 def _read_size(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "")
+    # Other programs set these variables: a value that is not a number counts as missing.
     return int(text) if text.isdecimal() else 0
 
 

@@ -69,6 +69,7 @@ class Heartbeats:
 
     def stop(self) -> None:
         """Stop watching, and tell the others not to expect more heartbeats."""
+        # The event first, so that the thread starts no beat that would overwrite STOPPED.
         self._stopped.set()
         self._put(f"{HEARTBEATS_KEY}/{self._index}", STOPPED)
 
@@ -97,9 +98,11 @@ class Heartbeats:
         now = self._clock()
         self._count += 1
         try:
+            # Counted by the writer and timed by the reader: clocks of hosts are never compared.
             self._store.key_value_set(
                 f"{HEARTBEATS_KEY}/{self._index}", str(self._count), allow_overwrite=True
             )
+            # Found by process 0, or announced by the process itself: one list for all processes.
             ended = self._store.key_value_dir_get(ENDED_KEY)
             # Process 0 alone compares heartbeats, so that the cost does not grow with the square
             # of the number of processes.
@@ -117,6 +120,8 @@ class Heartbeats:
 
     def _find_silent(self, now: float) -> list[tuple[str, str]]:
         """Return the processes without a recent heartbeat, and list them for the others."""
+        # A process that died before its first beat is not in this list: JAX's slower heartbeats,
+        # which abort all processes, are left for that.
         for key, beat in self._store.key_value_dir_get(HEARTBEATS_KEY):
             # A heartbeat is a count. Only its changes are timed, by this process's clock.
             if self._last_seen.get(key, ("", 0.0))[0] != beat:

@@ -74,6 +74,7 @@ class AnomalyMonitor:
         # one can start, so reading it leaves the devices busy.
         anomaly = self._read(previous) if previous else None
         if wait and not anomaly:
+            # Forgotten: read again at the next step, it would be logged twice.
             anomaly, self._pending = self._read(self._pending), None
         return anomaly
 
@@ -118,6 +119,7 @@ def describe_anomaly(metrics: Mapping[str, float]) -> str:
     return " and ".join(problems)
 
 
+# States of anomalies are for inspection: the trainer never deletes them.
 _KEEP_ALL = 1_000_000
 
 
@@ -137,6 +139,8 @@ def plan_rollback(
       checkpoints: Steps that can be restored, besides the initial state.
       config: Settings of the run.
     """
+    # Steps are counted as before the rollback, so the run passes the last anomalous step again,
+    # with other data. An anomaly that starts near it is the same one.
     again = previous is not None and anomaly.first_step <= previous.step + config.rollback_steps
     attempts = previous.attempts + 1 if previous and again else 1
     if attempts > config.max_rollbacks:
@@ -161,6 +165,8 @@ def choose_checkpoint(first_step: int, checkpoints: Sequence[int], rollback_step
     If none is that old, return the oldest one before the anomaly, or 0.
     """
     before = [step for step in sorted(checkpoints) if step < first_step]
+    # The newest of these loses the fewest steps. Without any, the oldest is the furthest from the
+    # cause that there is.
     far = [step for step in before if step <= first_step - rollback_steps]
     return far[-1] if far else before[0] if before else 0
 
@@ -179,6 +185,8 @@ def rollback_retention(experiment: Experiment) -> RetentionPolicy:
     return RetentionPolicy(
         save_every=settings.every,
         keep_last_due=max(2, settings.keep_last),  # the newest may be from within the anomaly
+        # Noticed at step s, an anomaly began at s - `steps_to_notice` or later, and the checkpoint
+        # to restore is at least `rollback_steps` older than that.
         keep_min_age=config.rollback_steps + steps_to_notice,
     )
 
@@ -219,6 +227,7 @@ class RollbackManager:
         # when a process was interrupted, and the choice must not.
         candidates = rollback_retention(self._experiment).steps_to_keep(due)
         rollback = plan_rollback(anomaly, self.history.last, sorted(candidates), self._config)
+        # Also if the run ends here: it is the last moment at which the state exists.
         saved = self._save_anomalous_state(state)
         # Free the memory now: the restored state needs as much again.
         jax.tree.map(lambda leaf: leaf.delete(), state)
@@ -236,6 +245,8 @@ class RollbackManager:
             # Only step 0 can be missing. It is saved, so that a killed process finds it again.
             checkpoints.save(0, engine.init(), {**metadata, ROLLBACK_COUNT_KEY: 0})
             checkpoints.wait()
+        # Last: a process killed before this line has recorded nothing. The next one resumes from a
+        # normal state and meets the anomaly again.
         self.history.append(rollback)
         return rollback
 
@@ -247,6 +258,7 @@ class RollbackManager:
         fields = {**dataclasses.asdict(last), "checkpoint": step}
         skipped = [self.history.skipped_from, last.cursor - 1]
         reporter.log_event("rolled back", **fields, skipped_batches=skipped)
+        # Set by the restore that applied the rollback, and logged once for it.
         self.history.skipped_from = None
         reporter.print_message(
             f"step {last.step}: rolled back to step {step}, continues with batch "
@@ -257,6 +269,7 @@ class RollbackManager:
     def log_if_recovered(self, step: int, reporter: Reporter) -> None:
         """Log at the step from which a new anomaly counts as another one."""
         last = self.history.last
+        # Equal and not beyond: the loop passes each step once, so this is logged once.
         if last and step == min(last.step + self._config.rollback_steps, self._experiment.steps):
             fields = dict(anomaly_step=last.step, attempts=last.attempts)
             reporter.log_event("recovered", step=step, **fields)

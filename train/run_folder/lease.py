@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 from train.data.files import AnyPath
 from train.run_folder.regular_files import read_bytes
 
+# The temporary files of `replace` begin with a dot, and do not match.
 _LEASE_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 
 
@@ -69,6 +70,8 @@ class Lease:
         try:
             plain = json.loads(data.decode())
             lease = cls(**plain)
+        # No JSON, other fields, or nested a thousand deep. The owner stays unknown, so only
+        # renewals count, as for a lease of another machine.
         except (ValueError, TypeError, RecursionError):
             return cls()
         # The types of the fields, as JSON may hold anything.
@@ -277,10 +280,12 @@ class RemoteLeaseStore:
         return stored is not None and stored.token == lease.token
 
     def replace(self, number: int, lease: Lease) -> None:
+        # An object is replaced as a whole: no reader sees half of it.
         self._files.pipe_file(self._path(number), lease.to_bytes())
 
     def remove(self, number: int) -> None:
         with contextlib.suppress(FileNotFoundError):
+            # The next owner may have removed it first: it deletes all numbers below its own.
             self._files.rm_file(self._path(number))
 
     def _path(self, number: int) -> str:
@@ -288,4 +293,5 @@ class RemoteLeaseStore:
 
 
 def _numbers(names: list[str]) -> list[int]:
+    # As numbers: by name, 10 comes before 9.
     return sorted(int(match[1]) for name in names if (match := _LEASE_NAME.fullmatch(name)))

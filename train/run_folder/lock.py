@@ -38,6 +38,7 @@ from train.run_folder.writing import explain_write_errors
 LEASE_SECONDS = 60.0
 """Seconds without a renewal after which an owner on another machine counts as dead."""
 
+# Twelve renewals fit into `LEASE_SECONDS`: storage may fail for most of a minute.
 RENEW_INTERVAL_SECONDS = 5.0
 """Seconds between renewals, and so the longest time until a living owner is noticed."""
 
@@ -103,6 +104,7 @@ class RunLock:
         self._stop.set()
         self._thread.join()
         with self._held, contextlib.suppress(OSError), self._mutex:
+            # Not if another process has taken over: that file is then its own.
             if self._is_current():
                 self._store.remove(self._number)
 
@@ -133,6 +135,8 @@ class RunLock:
             number, lease = self._newest()
             if lease is None or lease == gone:
                 break
+            # Raises unless the owner is gone. To wait takes a minute, in which the lease may
+            # change.
             self._wait_until_gone(number, lease)
             gone = lease  # read once more: another process may have been faster
         # Creation is exclusive. Of several processes that got here, one succeeds.
@@ -163,6 +167,7 @@ class RunLock:
             current_number, current = self._newest()
             if current is None:  # the owner has ended and removed its lease
                 return
+            # By value: a renewal, another owner, or a lease that could be read only now.
             if (current_number, current) != (number, lease):
                 self._refuse(current)
 
@@ -175,11 +180,13 @@ class RunLock:
 
     def _renew_often(self) -> None:
         while not self._stop.wait(RENEW_INTERVAL_SECONDS):
+            # Storage that fails now may be back in five seconds: `check_ownership` counts the time.
             with contextlib.suppress(OSError), self._mutex:
                 self._renew()
 
     def _renew(self) -> None:
         """Renew the lease if it is still this process's. The caller holds the mutex."""
+        # Read before it is written: a process that was suspended must not overwrite its successor.
         if self._replaced_by is not None or not self._is_current():
             return
         # The count of renewals changes the content, which is what other processes watch.
@@ -198,6 +205,7 @@ class RunLock:
                 number, lease = self._newest()
         if lease is not None and (number, lease.token) == (self._number, self._lease.token):
             return True
+        # Remembered: from now on this process writes nothing in the folder.
         self._replaced_by = lease or Lease()
         return False
 

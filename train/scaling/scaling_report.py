@@ -126,6 +126,7 @@ def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
     Raises:
       UserError: The file cannot be written.
     """
+    # Not pyplot, which keeps all figures in memory and may choose a backend that needs a display.
     from matplotlib.figure import Figure  # importing it takes half a second
     from matplotlib.ticker import LogLocator
 

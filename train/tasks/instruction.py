@@ -146,6 +146,7 @@ def answer_conversations(
         if not messages or messages[-1]["role"] == ASSISTANT:
             raise UserError("messages: end with an answer; end them with a question")
         text = template.render(messages, add_generation_prompt=True)
+        # The template has written the special tokens as text; encoding adds none of its own.
         rows.append(tokenizer.encode_with_special_tokens(text)[0])
     return complete_tokens(
         run,

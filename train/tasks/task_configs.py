@@ -133,6 +133,7 @@ class MaskedLanguageModeling(TaskConfig):
             raise ValueError(
                 f"task.mlm_probability {self.mlm_probability}: give a fraction in (0, 1]"
             )
+        # Chosen tokens that are neither masked nor replaced stay as they are.
         if (
             min(self.mask_replace_prob, self.random_replace_prob) < 0
             or self.mask_replace_prob + self.random_replace_prob > 1

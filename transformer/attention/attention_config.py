@@ -215,6 +215,8 @@ class AttentionConfig(MultiHeadConfig):
             head_dim=self.score_head_dim(d_model),
             value_head_dim=self.value_head_dim or self.resolved_head_dim(d_model),
             has_segments=segments,
+            # In a training step the keys of self-attention are the queries' own tokens, in their
+            # order.
             keys_match_queries=not cross,
             dot_product_only=self.dot_product_only,
             soft_capped=self.soft_cap > 0 and self._dot_product_before_cap,

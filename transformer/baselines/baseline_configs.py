@@ -246,6 +246,7 @@ def bag_of_embeddings_config(
     the mean before the MLP instead.
     """
     mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
+    # No residual: the MLP's output takes the place of the embedding.
     block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
     fields: dict[str, Any] = (
         dict(final_norm=None, causal=False, embedding_dropout=embedding_dropout) | model_fields
@@ -269,6 +270,7 @@ def gnmt_config(
         layer_pattern=(_mixer_only(GNMTEncoderConfig(num_layers, dropout)),),
         final_norm=None,
     )
+    # Residuals and dropout are inside the mixer, between its LSTM layers.
     decoder = _mixer_only(GNMTDecoderConfig(num_layers, dropout=dropout))
     fields: dict[str, Any] = (
         dict(final_norm=None, tie_embeddings=False, encoder=encoder) | model_fields

@@ -8,6 +8,7 @@ class InteropError(ValueError):
     """Problem with a Hugging Face folder or model: the thing, the problem, the remedy, one line."""
 
 
+# Not None, which is a default like any other.
 REQUIRED: Any = object()
 
 WITHOUT_EFFECT = frozenset(
@@ -98,6 +99,7 @@ class Fields:
             if default is REQUIRED:
                 raise InteropError(f"{self._source}: has no {name}; restore the original file")
             return default
+        # JSON has one kind of number: 512.0 is an integer too. Python's True is no number here.
         kind = type(default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         right = {

@@ -42,7 +42,10 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     pattern's length or on the number of layers.
     """
     config = pattern[place]
+    # Unbound: within the scope of the stack, Linen would adopt it as a submodule and declare the
+    # weights of one layer beside the stacked ones.
     block = Block(config, context, parent=None)
+    # One token: no weight has a shape that depends on B or T.
     x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
     positions = jnp.zeros((1, 1), jnp.int32)
     constants, shared_bias = layer_constants(config, place, context), zero_shared_bias(pattern)
@@ -50,9 +53,12 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     memory = Memory(x, Mask()) if config.needs_memory else None
 
     def init_layer(layer_index: jax.Array) -> Any:
+        # Boxed within the layer, where the axes of a weight without names can still be told apart.
         weights = block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
         return box_weights(weights)
 
+    # `vmap` and not a loop: one traced layer, whatever the depth. Its new first axis is the
+    # stack's, which the names of the boxes do not have yet.
     indices = jnp.arange(place, context.num_layers, len(pattern))
     boxed = jax.vmap(init_layer)(indices)
     return jax.tree.map(lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight)
@@ -71,6 +77,8 @@ def init_cache(
 
     def init_layer(config: BlockConfig) -> Any:
         mixer = mixer_class(config.mixer)(config.mixer, context, parent=None)
+        # A decoder with attention inside is both mixer and cross-attention: one cache holds its
+        # state and what it needs of the memory.
         if config.mixer.reads_memory:
             return mixer.init_memory_cache(batch_size, memory_length)
         own = mixer.init_cache(batch_size, length)
@@ -79,6 +87,8 @@ def init_cache(
         cross = mixer_class(config.cross_attention)(config.cross_attention, context, parent=None)
         return BlockCache(own, cross.init_memory_cache(batch_size, memory_length))
 
+    # By layer, not stacked like the weights: decoding replaces the cache of one layer at a time,
+    # and writing into a stack would need an index into it.
     return tuple(init_layer(pattern[i % len(pattern)]) for i in range(context.num_layers))
 
 
@@ -97,6 +107,8 @@ def select_for_decoding(
     """
     if isinstance(weights, UnstackedLayers):
         return weights.layers[index]
+    # 0, but XLA cannot know it before `after` is computed. One entry is enough: it depends on the
+    # whole layer before. An index past the end (NaN, last layer) is clamped by `dynamic_slice`.
     nan = jnp.isnan(after[(0,) * after.ndim]).astype(jnp.int32)
     pick = jax.lax.dynamic_index_in_dim
     return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), weights)
@@ -136,6 +148,7 @@ def unstack_for_decoding_without_copy(params: Params) -> Params:
     On CPU each layer's weights become views of the stacks; elsewhere the stacks are unchanged. Drop
     the result soon: as long as it lives, `params` cannot be donated.
     """
+    # NumPy arrays, as an import may give, have no `devices`, which decide below.
     params = jax.tree.map(jnp.asarray, params)
     return {**params, "layers": unstack_layers_without_copy(params["layers"])}
 
@@ -161,9 +174,12 @@ def unstack_layers_without_copy(stack_params: dict[str, Any]) -> dict[str, Any]:
     devices = set().union(*(leaf.devices() for leaf in leaves))
     if len(devices) > 1 or next(iter(devices)).platform != "cpu":
         return stack_params
+    # NumPy cannot import it by DLPack: its own dtypes have no bfloat16.
     if any(leaf.dtype == jnp.bfloat16 for leaf in leaves):
         return stack_params
 
+    # May alias, not must: memory of a layer that does not start at a multiple of 64 bytes is
+    # copied, with the same result.
     def view(stacked: Any, index: int) -> Any:
         return jax.tree.map(lambda leaf: jax.device_put(leaf[index], may_alias=True), stacked)
 
@@ -174,5 +190,6 @@ def unstack_layers_without_copy(stack_params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unstack(stacked: Any, select: Callable[[Any, int], Any]) -> UnstackedLayers:
+    # All weights of a place are stacked over the same layers, so any leaf tells their number.
     num_layers = len(jax.tree.leaves(stacked)[0])
     return UnstackedLayers(tuple(select(stacked, index) for index in range(num_layers)))

@@ -100,6 +100,7 @@ def blockwise_gradients(
     """
     tile_pass, *inputs = _prepare(q, k, v, mask, score_spec, block_size, skip_masked_tiles)
     padding = inputs[0].shape[1] - q.shape[1]
+    # Rows of padding get dy = 0 and delta = 0, so their dS = P * (dP - delta) is 0 for any lse.
     dy = jnp.pad(dy, ((0, 0), (0, padding), (0, 0), (0, 0)))
     lse, delta = (jnp.pad(each, ((0, 0), (0, 0), (0, padding))) for each in (lse, delta))
     dq, dk, dv, _ = _gradients(tile_pass, *inputs, lse=lse, dy=dy, delta=delta)
@@ -197,6 +198,7 @@ def _attend(
 ) -> PartialAttention:  # y not rounded
     """Run the forward pass, one block of queries after the other."""
     tiling, dtype = tile_pass.tiling, tile_pass.softmax_dtype
+    # Arrays of `widen` carry no more digits than this: they were cast up to get wide gradients.
     q, k, v = (each.astype(tile_pass.operand_dtype) for each in (q, k, v))
     k_blocks, v_blocks = (split_blocks(each, tiling.keys_per_tile) for each in (k, v))
 
@@ -233,6 +235,7 @@ def _attend(
             visit_block = functools.partial(visit, key_block)
             return visit_unless_masked(tile_pass, mask, query_block, key_block, visit_block, state)
 
+        # The softmax over no keys: l = 0, m = -inf, y = 0.
         start = (
             jnp.zeros((b, n, num_queries), dtype),
             jnp.full((b, n, num_queries), -jnp.inf, dtype),
@@ -244,6 +247,7 @@ def _attend(
         is_nonempty = total > 0
         safe_total = jnp.where(is_nonempty, total, 1)
         y = jnp.where(is_nonempty[..., None], y / safe_total[..., None], 0)
+        # -inf is the log of an empty sum: `merge_partials` gives such a row no share.
         return y, jnp.where(is_nonempty, maximum + jnp.log(safe_total), -jnp.inf)
 
     # `map` runs one block after the other, so that only one tile of scores exists at a time.
@@ -327,6 +331,8 @@ def _gradients(
             # exp(score - lse) is the normalized weight: the running maximum and sum of the forward
             # pass are not needed again.
             weights = jnp.exp(tile.scores - lse[query_block][..., None])
+            # Masked after the exponential: a hidden score may be far above lse, and its inf is
+            # dropped here. Nothing differentiates this line, so no NaN comes of it.
             weights = jnp.where(tile.visible, weights, 0)
             # This vjp gives dV = P^T dY and dP = dY V^T, through dropout.
             _, values_vjp = jax.vjp(
@@ -335,6 +341,8 @@ def _gradients(
                 v_block.astype(dtype),
             )
             d_weights, tile_dv = values_vjp(dy_blocks[query_block].astype(dtype))
+            # The derivative of the softmax. delta has what all keys of the row contribute, so that
+            # no tile needs the weights of another.
             d_scores = weights * (d_weights - delta[query_block][..., None])
             tile_dq, tile_dk, tile_d_captured = tile.scores_vjp(d_scores)
             # In place: XLA reuses the memory of a loop's carry.
@@ -360,6 +368,7 @@ def _gradients(
         split_blocks(v, tiling.keys_per_tile),
     )
     (dq, d_captured), (dk, dv) = jax.lax.scan(visit_key_block, start, key_blocks)
+    # Rounded once: terms of every tile have been added in the wide dtype.
     d_captured = jax.tree.map(lambda x, like: x.astype(like.dtype), d_captured, captured)
     return join_blocks(dq), join_blocks(dk), join_blocks(dv), d_captured
 

@@ -32,6 +32,7 @@ def attend_fast(
     constrain: ActivationConstraint,
 ) -> jax.Array:  # [B, T, N, H of values]
     """Return attention without weights, computed by the named backend."""
+    # The reference checks the arrays when it expands them; kernels read them as they are.
     check_mask(mask, q.shape[1], k.shape[1])
     match backend:
         case "cudnn":
@@ -119,6 +120,7 @@ def attend_query_blocks(
     length = q.shape[1]
     num_blocks = num_query_blocks(length)
     block_size = length // num_blocks
+    # Unrolled in Python: block i has i + 1 parts of the keys, and a loop needs equal shapes.
     ends = [*range(block_size, block_size * num_blocks, block_size), length]
     outputs = []
     for index, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
@@ -140,6 +142,7 @@ def causal_block(mask: Mask, start: int, end: int, length: int) -> Mask:
     block = mask.replace(
         positions=positions[:, start:end],
         key_positions=positions[:, :end],
+        # The last keys are the queries' own, so no row can be empty: a pass over the weights less.
         keys_include_queries=True,
     )
     if mask.allowed is not None:

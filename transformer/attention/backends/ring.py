@@ -69,6 +69,7 @@ def attend_ring(
     # With fewer key heads than devices along `heads`, each device needs a copy of the key head that
     # its query heads share.
     k, v = (repeat_kv_for_shards(each, constrain.num_shards("heads")) for each in (k, v))
+    # Self-attention: at the start, the keys on a device belong to its own queries.
     tokens = _Tokens(mask.resolved_positions(q.shape[1], k.shape[1])[0], mask.segments)
     # Random keys are arrays, which static settings cannot hold: they are passed beside them.
     static_spec = score_spec._replace(dropout_rngs=None)
@@ -131,6 +132,7 @@ def _forward_ring(
     def visit(state: Any, step: jax.Array) -> Any:
         total, (k, v, key_tokens) = state
         mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
+        # Not rounded before all devices' keys are merged: each merge would round once more.
         score_spec, wide = widen(score_spec, q, k, v)
         partial = attend_blockwise(
             *wide, mask, score_spec, block_size=ring.block_size, skip_masked_tiles=True
@@ -173,6 +175,8 @@ def _forward(
     ring: _Ring, q: Any, k: Any, v: Any, tokens: _Tokens, dropout_rngs: Any
 ) -> tuple[PartialAttention, tuple[Any, ...]]:
     y, lse = _forward_ring(ring, q, k, v, tokens, dropout_rngs)
+    # The residuals are this device's own shards, and lse of all keys: the sums of the forward pass
+    # need not be repeated to compute gradients.
     y, rounding_error = split_high_low(y, v.dtype)
     out = PartialAttention(y, lse)
     return out, (q, k, v, tokens, dropout_rngs, out, rounding_error)
@@ -186,6 +190,7 @@ def _backward(ring: _Ring, residuals: Any, cotangent: PartialAttention) -> Any:
     def visit(state: Any, step: jax.Array) -> Any:
         dq, (k, v, key_tokens), kv_grads = state
         mask, score_spec = _mask_and_spec(ring, tokens, key_tokens, dropout_rngs, step)
+        # Visiting k and v; everything else is this device's own.
         arrays = q, k, v, mask, score_spec, out.lse, cotangent.y, delta
         dq_term, *kv_terms = blockwise_gradients(
             *arrays, block_size=ring.block_size, skip_masked_tiles=True

@@ -44,6 +44,8 @@ class Tiling(NamedTuple):
         """Return the first key block that a query block can see, and the end of the range."""
         first: Index = 0
         end: Index = self.num_key_blocks
+        # A range for the whole block: its first query looks back furthest, its last query looks
+        # ahead furthest. The mask decides the rest within a tile.
         first_query = query_block * self.queries_per_tile
         if self.lookback is not None:
             # `//` rounds towards -inf: an index before the first key becomes block -1 or less, and
@@ -59,6 +61,7 @@ class Tiling(NamedTuple):
         """Return the first query block that can see a key block, and the end of the range."""
         first: Index = 0
         end: Index = self.num_query_blocks
+        # The inverse of `key_block_range`, for the backward pass: both visit the same tiles.
         first_key = key_block * self.keys_per_tile
         if self.lookahead is not None:
             # Solved for the query: i sees key j if j <= i + lookahead, so j is seen from j -
@@ -118,6 +121,7 @@ def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
     # Padding has position 0, like the first token, so a length has to hide it.
     if key_lengths is None and key_size > tiling.num_keys:
         key_lengths = jnp.full((1,), tiling.num_keys, jnp.int32)
+    # Filled with False, which hides; segments below with 0, which is padding already.
     allowed = mask.allowed
     if allowed is not None:
         allowed = _pad(_pad(allowed, 1, query_size), 2, key_size)
@@ -223,6 +227,7 @@ def compute_tile(
     positions = own_mask.resolved_positions(*sizes)
 
     def compute_scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
+        # Blocks have heads before tokens; score functions take tokens before heads.
         return tile_pass.score_fn(q.swapaxes(1, 2), k.swapaxes(1, 2), *positions, *captured)
 
     # A gradient has the dtype of its argument: cast here, dq and dk stay wide until all tiles are
@@ -250,6 +255,8 @@ def visit_unless_masked(
     state: Any,
 ) -> Any:
     """Return `visit(state)`, or `state` if the tile's mask is tested and hides everything."""
+    # The test costs a few comparisons for each pair of tokens, the visit several products of width
+    # H: worth it if some tiles are empty, lost if none is.
     if not tile_pass.skip_masked_tiles:
         return visit(state)
     tiling = tile_pass.tiling
@@ -266,6 +273,8 @@ def dropped_weighted_values(
     dropout_rngs: jax.Array | None,  # [B]
 ) -> jax.Array:  # [B, N, rows, H] in `sum_dtype`
     """Apply dropout to the weights and return the weighted sums of the values."""
+    # Only the values see what is dropped. The denominator of the softmax has all weights, so a
+    # dropped key still counts in it, as in `attend_reference`.
     dropped = dropout(weights, tile_pass.dropout_rate, dropout_rngs).astype(tile_pass.sum_dtype)
     dtypes = tile_pass.operand_dtype, tile_pass.sum_dtype
     return weighted_values(dropped, v.swapaxes(1, 2), *dtypes).swapaxes(1, 2)
@@ -313,6 +322,7 @@ def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     is_nonempty = total > 0
     safe_total = jnp.where(is_nonempty, total, 1)
     shares = shares / safe_total[None]
+    # A share is [B, N, T] and y is [B, T, N, H]. The sum has the wide dtype of the shares.
     y = sum(
         (
             partial.y * weight.swapaxes(1, 2)[..., None]
@@ -335,4 +345,5 @@ def repeat_kv_for_shards(
     num_kv_heads = x.shape[2]
     if num_kv_heads % num_shards == 0 or num_shards % num_kv_heads:
         return x
+    # `repeat`, not `tile`: the copies of a head are neighbors, on the devices of its query heads.
     return jnp.repeat(x, num_shards // num_kv_heads, axis=2)

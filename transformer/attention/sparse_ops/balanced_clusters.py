@@ -16,6 +16,8 @@ def nearest_tokens(
     cluster_size: int,  # C
 ) -> jax.Array:  # [B, N, E, C] indices of tokens
     """Return the tokens nearest to each cluster. Ties go to the lower index."""
+    # Each cluster picks its tokens, not each token its cluster: sizes are equal and shapes static,
+    # and a token may be in several clusters or in none.
     return jax.lax.top_k(affinity.swapaxes(2, 3), cluster_size)[1]
 
 
@@ -60,6 +62,7 @@ def attend_balanced_clusters(
     exp_scores = jnp.exp(scores - bound) / _shared_cluster_counts(
         query_members, key_members, length
     ).astype(softmax_dtype)
+    # A cluster near fewer than C tokens picks padding as well (affinity -inf); hidden here.
     key_is_token = _gather_members(
         jnp.broadcast_to(is_token[:, None, :, None], (*k.shape[:1], k.shape[2], length, 1)),
         key_members,
@@ -86,6 +89,7 @@ def _shared_cluster_counts(of_queries: jax.Array, of_keys: jax.Array, length: in
         )  # [B, N, T, E]
         memberships.append(_gather_members(membership, members))
     # For each pair of members, count the clusters F that contain both.
+    # Counts of clusters, as a matrix product: far below 2^24, to which float32 counts exactly.
     return jnp.einsum("BNECF,BNEDF->BNECD", *memberships)
 
 

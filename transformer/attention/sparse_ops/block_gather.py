@@ -84,6 +84,7 @@ def block_indices(
     """Return the index of each selected block; an index past the end means no block."""
     batch, heads = step.q.shape[:2]
     example = jnp.arange(batch)[:, None, None, None]
+    # Query head n reads key head n // G, without a copy of the keys for each query head.
     head = (jnp.arange(heads) // (heads // blocks.shape[1]))[None, :, None, None]
     # Out of bounds on purpose: gathers clip this index (the mask hides the result) and scatters
     # drop it.
@@ -104,6 +105,7 @@ def gathered_mask(
     # Gather positions and segments of the selected keys, then reuse the dense mask on the small
     # [block, m block] problem of each block of queries.
     query_tokens, selected = step.query_tokens, step.selected
+    # Any of the four may have one row for all examples.
     batch = max(
         len(query_tokens.segments),
         len(key_tokens.segments),
@@ -118,6 +120,7 @@ def gathered_mask(
         return jnp.broadcast_to(x[:, None], (*shape[:3], x.shape[-1])).reshape(-1, x.shape[-1])
 
     def gather_keys(x: jax.Array) -> jax.Array:  # [B or 1, blocks, block] -> [all, m block]
+        # One row serves all examples: an index of examples would run past it.
         gathered = x[example if len(x) > 1 else 0, jnp.maximum(selected, 0)]
         return gathered.reshape(-1, shape[3] * x.shape[-1])
 
@@ -208,6 +211,7 @@ def attend_selected_blocks(
         operand_dtype,
     )
     y, lse = _attend_steps(settings, k, v, step_inputs, key_tokens, score_spec.dropout_rngs)
+    # Back from steps to rows: [steps, B, N, group, block, H] -> [B, N, T padded, H].
     y = jnp.moveaxis(y, 0, 2).reshape(*q.shape[:1], q.shape[2], -1, v.shape[-1])
     lse = jnp.moveaxis(lse, 0, 2).reshape(*y.shape[:3])
     return PartialAttention(y[:, :, :num_queries].swapaxes(1, 2), lse[:, :, :num_queries])
@@ -264,8 +268,10 @@ def _attend_steps(
         y, lse = _attend_step(
             settings, step.q, gather_blocks(k, step), gather_blocks(v, step), visible, step_rngs
         )
+        # Rounded within the step: its queries are no other step's, so nothing is added to y.
         return y.astype(v.dtype), lse
 
+    # `map` runs one step after the other: the gathered keys of one step are in memory at a time.
     return jax.lax.map(attend_one, steps)
 
 
@@ -298,6 +304,8 @@ def _backward(settings: _PassSettings, residuals: Any, cotangents: Any) -> Any:
         # Only the loop is differentiated by hand; JAX differentiates a step. Cast before, because a
         # gradient has the dtype of its argument: these are rounded once, after the sum over steps.
         _, step_vjp = jax.vjp(attend_step, *(each.astype(settings.sum_dtype) for each in operands))
+        # lse has a gradient too: callers merge the result with that of other keys
+        # (`merge_partials`).
         d_y, d_lse = cotangent
         dq, *kv_grads = step_vjp((d_y.astype(settings.sum_dtype), d_lse))
 

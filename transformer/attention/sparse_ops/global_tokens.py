@@ -110,6 +110,7 @@ def as_single_document(
 ) -> Mask:
     """Return the mask with every document renumbered to 1, as `attend_to_globals` requires."""
     segments: Any = mask.key_segments
+    # The gathered global keys get segment 1 where they exist, and queries see only their own.
     is_token = (segments != 0).astype(jnp.int32)
     return mask.replace(segments=is_token, key_segments=is_token)
 
@@ -126,6 +127,7 @@ def find_global_tokens(
     matches = (token_positions[:, None, :] == global_positions[:, :, None]) & (
         global_positions >= 0
     )[:, :, None]
+    # `argmax` of booleans is the first match. Positions of one document are distinct.
     return jnp.where(matches.any(-1), matches.argmax(-1), positions.shape[1])
 
 
@@ -183,6 +185,7 @@ def attend_to_packed_globals(
     """Attend from all queries to the global keys of their own document."""
     dtype, operand_dtype = v.dtype, score_spec.operand_dtype_of(q)
     sum_dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    # Widened: a global key gets a term of its gradient from every token of its document.
     grouped_q = _grouped(q, k).astype(sum_dtype)
     keys, values = (each.astype(sum_dtype) for each in (k, v))
 
@@ -225,6 +228,7 @@ def attend_to_packed_globals(
     weights = jnp.moveaxis(dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs), 1, 0)
 
     def add(y: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        # Added up position by position: all at once would take n times the memory of the result.
         return y + weighted_value(*inputs), None
 
     zeros = jnp.zeros((*grouped_q.shape[:-1], v.shape[-1]), values.dtype)
@@ -263,6 +267,8 @@ def attend_from_packed_globals(
             if mask.pattern.causal
             else global_token.exists
         )
+        # Where the token's own global token is; T, which scatters drop, if it does not see the
+        # token.
         index = jnp.broadcast_to(
             jnp.where(visible, global_token.row_index, length), (batch, length)
         )
@@ -290,6 +296,7 @@ def attend_from_packed_globals(
         )
         # Dropout acts on the numerator; the sum is over all weights.
         normalizers = sum_per_global(exp_scores)
+        # Weights are divided after this sum: those of one softmax lie in different rows until then.
         rows = sum_per_global(dropped[..., None] * values[:, :, :, None])
         rows = rows / jnp.where(normalizers > 0, normalizers, 1)[..., None]
         return rows.reshape(y.shape).astype(y.dtype)
@@ -340,6 +347,7 @@ def attend_with_absorbed_projections(
     # leaves it different from 1.
     ones = jnp.ones((*x.shape[:2], 1), x.dtype)
     mean = attend_fn(
+        # (q W) . x: the tokens themselves are the keys, of one head of width D.
         jnp.einsum("BTNH,DNH->BTND", q, key),
         x[:, :, None],
         jnp.concatenate([x, ones], axis=-1)[:, :, None],

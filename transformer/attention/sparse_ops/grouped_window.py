@@ -156,6 +156,7 @@ def _attend_sorted(
         jnp.zeros((*padded_shape, v.shape[-1]), v.dtype),
         jnp.full(padded_shape, -jnp.inf, settings.softmax_dtype),
     )
+    # In order of `starts`, on which the overwriting in `body` relies.
     result = jax.lax.fori_loop(0, count, body, empty)
     return PartialAttention(result.y[:, :, :length], result.lse[:, :, :length])
 
@@ -168,6 +169,8 @@ def _backward(settings: _PassSettings, residuals: Any, cotangent: PartialAttenti
     q, k, v, tags = residuals
     starts, count = _chunk_starts(tags[..., 0], settings.chunk_size)
     padded = _PaddedTokens(settings, q, k, v, tags)
+    # As long as the result of the forward pass: a chunk near the end, or a missing one, reads zeros
+    # there.
     padding = [(0, 0), (0, 0), (0, settings.chunk_size)]
     d_y, d_lse = jnp.pad(cotangent.y, [*padding, (0, 0)]), jnp.pad(cotangent.lse, padding)
 
@@ -175,6 +178,7 @@ def _backward(settings: _PassSettings, residuals: Any, cotangent: PartialAttenti
     def body(chunk: Any, padded_grads: Any) -> Any:
         start = starts[..., chunk]
         tags_q, tags_k = padded.tags_of(start)
+        # Weights [R, C] are computed again, chunk by chunk; JAX differentiates one chunk.
         attend_chunk = lambda q, k, v: _attend_chunk(settings, q, k, v, tags_q, tags_k)  # noqa: E731
         _, chunk_vjp = jax.vjp(
             attend_chunk, *(each.astype(settings.sum_dtype) for each in padded.arrays(start))
@@ -191,10 +195,12 @@ def _backward(settings: _PassSettings, residuals: Any, cotangent: PartialAttenti
                 jnp.where(in_group, chunk_cotangent[1], 0),
             )
         )
+        # In padded rows a chunk's keys begin at `start`, and its queries `window` later.
         starts_qkv = (start + settings.window, start, start)
         return tuple(map(_add_to_slice, padded_grads, chunk_grads, starts_qkv))
 
     zeros = lambda x: jnp.zeros(x.shape, settings.sum_dtype)  # noqa: E731
+    # In the wide dtype: a key gets terms from its own chunk and from later ones.
     padded_grads = jax.lax.fori_loop(
         0, count, body, tuple(map(zeros, (padded.q, padded.k, padded.v)))
     )
@@ -204,6 +210,7 @@ def _backward(settings: _PassSettings, residuals: Any, cotangent: PartialAttenti
         x[:, :, unpadded].astype(primal.dtype)
         for x, primal in zip(padded_grads, (q, k, v), strict=True)
     )
+    # Tags are integers.
     return (*grads, None)
 
 
@@ -265,6 +272,7 @@ def _attend_chunk(
     visible = (
         in_window[None, None] & (query_groups == tags_k[..., 0][..., None, :]) & (query_groups >= 0)
     )
+    # `>= 0` hides masked tokens (group -1), which would otherwise form a group of their own.
     weights, lse = softmax_where(scores, visible)
     weights = weights.astype(settings.sum_dtype)
     return PartialAttention(
@@ -303,4 +311,6 @@ def _update_slice(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
 
 
 def _add_to_slice(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+    # Read, add, write: within one chunk all rows differ, so a scatter-add is not needed. The
+    # padding keeps `start` in bounds, where both slices would be moved.
     return _update_slice(x, _slice(x, start, new.shape[2]) + new.astype(x.dtype), start)

@@ -52,6 +52,7 @@ def attend_dilated(
             k[:, :, heads // heads_per_kv_head],
             v[:, :, heads // heads_per_kv_head],
         )
+        # Another key for each call: with the same one, all would drop the same weights.
         head_spec = score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, dilation))
         partials.append(
             _dilated(*head_qkv, mask, head_spec, one_sided_window, dilation, max_tile_size)
@@ -84,6 +85,7 @@ def _dilated(
     # Tiles as wide as the window compute two or three for each block of queries. Much smaller
     # ones would spend their time in the loop and not in products.
     block = min(max(window, MIN_TILE_SIZE), max_tile_size)
+    # Keys less than `window + 1` positions away: the query's own, and `window` on a side.
     pattern = MaskPattern(causal=mask.pattern.causal, window=window + 1)
     # Cached keys: order and gaps are unknown, so only positions decide (no tiles are skipped).
     if mask.key_positions is not None:
@@ -97,6 +99,7 @@ def _dilated(
     # d times the rows with a d-th of the tokens: any dilation costs what a dilation of 1 does.
     def split_rows(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B d, T / d, ...]
         padding = [(0, 0)] * x.ndim
+        # Zeros: padding tokens get segment 0, which hides them.
         padding[1] = (0, -length % dilation)
         cut = jnp.pad(x, padding).reshape(batch, -1, dilation, *x.shape[2:])
         return cut.swapaxes(1, 2).reshape(batch * dilation, -1, *x.shape[2:])
@@ -193,6 +196,7 @@ def neighbor_window(
     elif (segments := token_segments(mask, length)) is not None:
         padded = jnp.pad(segments, ((0, 0), (num_before, num_after)))
         neighbor_segments = _windows(padded, length, taps)
+        # Zeros beyond the row are segment 0, too.
         visible = (neighbor_segments == segments[:, :, None]) & (neighbor_segments != 0)
     if visible is None:
         return windows

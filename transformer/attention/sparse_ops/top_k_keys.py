@@ -39,6 +39,8 @@ def nth_largest(
     ordered = jnp.where(bits >= sign_bit, ~bits, bits | sign_bit)
 
     def try_bit(step: jax.Array, result: jax.Array) -> jax.Array:
+        # From the top: a lower bit cannot change the answer about a higher one. The result is the
+        # largest number that n entries reach, which is one of them.
         bit = jnp.uint32(1) << jnp.uint32(FLOAT32_BITS - 1 - step)
         candidate = result | bit
         is_reached = jnp.sum(ordered >= candidate, axis=-1, keepdims=True) >= n
@@ -72,6 +74,7 @@ def map_query_blocks(
     block_length = min(block_size, length)
     num_blocks = -(-length // block_length)
 
+    # Padding queries are zeros: their scores are finite, and their results cut off below.
     def split(x: jax.Array) -> jax.Array:  # [blocks, B, R, ...]
         padding = [(0, 0), (0, num_blocks * block_length - length)] + [(0, 0)] * (x.ndim - 2)
         return jnp.moveaxis(
@@ -99,6 +102,7 @@ def softmax_where(
 
     A row without such entries gets zero weights, -inf and no gradient.
     """
+    # -inf and not a low number: exp gives exactly 0, and a row without entries is recognized.
     scores = jnp.where(where, scores, -jnp.inf)
     # The maximum cancels in the weights, so no gradient has to pass through it.
     max_score = jax.lax.stop_gradient(scores.max(-1, keepdims=True))
@@ -107,6 +111,7 @@ def softmax_where(
     total = exp_scores.sum(-1, keepdims=True)
     has_entries = total > 0
     total = jnp.where(has_entries, total, 1)
+    # Divided before the product with the values, which rounds: see `block_gather._attend_step`.
     return exp_scores / total, jnp.where(has_entries, max_score + jnp.log(total), -jnp.inf)[..., 0]
 
 
@@ -138,6 +143,8 @@ def attend_last_group_members(
         # The last `window` members are those with fewer than `window` members after them.
         member_count = jnp.cumsum(earlier, axis=-1)
         in_window = earlier & (member_count[..., -1:] - member_count < window)
+        # All cached keys are scored and most are hidden: to gather the members of a group would
+        # need a shape that depends on the data.
         scores = dot_product_scores(q, k, operand_dtype, sum_dtype).astype(softmax_dtype) * scale
         weights = softmax_where(scores, in_window)[0].astype(sum_dtype)
         return weighted_values(weights, v, operand_dtype, sum_dtype).astype(v.dtype)
@@ -173,6 +180,7 @@ def attend_top_k(
         return apply_top_k_weights(
             weights,
             v,
+            # One traced block stands for all: without its index they would drop the same weights.
             score_spec._replace(dropout_rngs=fold_in(score_spec.dropout_rngs, block_index)),
         )
 

@@ -18,6 +18,7 @@ class LinearAttentionConfig(MultiHeadConfig):
     Decoding is a recurrence with a state of constant size (sections 3.2 to 3.4).
     """
 
+    # No dropout here and in `PerformerConfig`: there are no attention weights to drop.
     kind: ClassVar[str] = "linear"
 
     position: NoPosition | RoPE = NoPosition()

@@ -92,6 +92,7 @@ class LongformerConfig(MultiHeadConfig):
 
         A cache must hold this many tokens.
         """
+        # The head that looks furthest decides: all heads share one cache.
         return self.one_sided_window * max(self.dilations) + 1
 
     def __post_init__(self) -> None:
@@ -192,6 +193,7 @@ class SparseTransformerConfig(MultiHeadConfig):
                 f"sparse.num_summary_tokens {self.num_summary_tokens}: is more than the stride; "
                 "give less"
             )
+        # Key heads are divided, and each takes its group of query heads along.
         if self.resolved_num_kv_heads % len(HEAD_GROUPS[self.factorization]):
             raise ValueError(
                 f"sparse.num_heads {self.num_heads} (num_kv_heads {self.resolved_num_kv_heads}): "

@@ -109,4 +109,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The module of this name, not `__main__`: pickle notes where a class is from, and the parent's
+    # `__main__` has no class of these names.
+    from train.estimate import compile_process
+
+    compile_process.main()

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def test_unimportable_class_is_compiled_in_process(
     monkeypatch.setattr(pickle, "loads", first_fails)
     monkeypatch.setattr(compile_process, "compile_step", lambda *arguments: STEP)
     assert compile_in_subprocess(tiny(tmp_path), TARGET) is STEP
+
+
+@pytest.mark.slow
+def test_answer_of_a_real_subprocess_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its classes are pickled by the name of their module, although it runs as `__main__`."""
+    module = types.ModuleType("experiment_own")
+    unknown = type("Unknown", (), {"__module__": module.__name__, "__qualname__": "Unknown"})
+    vars(module)["Unknown"] = unknown
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(compile_process, "compile_step", lambda *arguments: STEP)
+    experiment: Any = unknown()
+    assert compile_in_subprocess(experiment, TARGET) is STEP
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,7 @@ class _TrainingLoop:
             with reporter.pause("recover"), stage("rolling back"):
                 if self.lock is not None:  # Another process may have taken the run over.
                     self.lock.verify_ownership()
+                # Before the record is made, which deletes the state to free its memory.
                 metadata = self.setup.checkpoint_metadata(state, BestEvaluation())
                 self.recovery.record_rollback(anomaly, state, self.engine, checkpoints, metadata)
                 # A rollback takes the same path as a resumed process, so that a crash in the middle
@@ -222,6 +223,7 @@ class _TrainingLoop:
             for step in range(start_step + 1, experiment.steps + 1):
                 if self.lock is not None:
                     self.lock.check_ownership()
+                # Read and placed by a thread, some batches ahead of the step that uses them.
                 cursor, (tokens, batch) = next(batches)
                 if step == start_step + 1:
                     # Wait for the first step, so that compile time is not counted as training.
@@ -249,6 +251,7 @@ class _TrainingLoop:
                     return state, anomaly
                 self.recovery.log_if_recovered(step, reporter)
                 evaluator.evaluate_and_sample(step, state, reporter)
+                # After the evaluation, which may end the run early.
                 is_last = evaluator.is_finished(step)
                 if is_last or stop_signal or save_due or evaluator.is_best(step):
                     with reporter.pause("save"):

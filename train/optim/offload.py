@@ -61,6 +61,7 @@ def update_whole(
     params: Any,
 ) -> tuple[Any, NamedLeaves]:
     """Return the directions of a group of parameters and its new state, updated at once."""
+    # Of this group alone: the other parameters are masked, so optax keeps no state of them.
     transformation = apply_if_accepted(optimizer.make(axes))
     shapes = jax.eval_shape(transformation.init, params)
     old_state = to_device_memory(unflatten_named(shapes, state))
@@ -100,6 +101,7 @@ def update_by_layer(
         index: jax.Array, carry: tuple[Any, NamedLeaves, NamedLeaves]
     ) -> tuple[Any, NamedLeaves, NamedLeaves]:
         grads_or_directions, moments, _ = carry
+        # One layer crosses to the device here, and back below.
         fetched = to_device_memory(select_layer(index, moments))
         directions, new_state = transformation.update(
             select_layer(index, grads_or_directions),
@@ -115,6 +117,8 @@ def update_by_layer(
             {name: leaves[name] for name in shared},
         )
 
+    # The shared leaves enter every layer's update as they were before the step: a count of updates
+    # must not rise once for each layer.
     num_layers = len(jax.tree.leaves(grads)[0])
     directions, moments, new_shared = jax.lax.fori_loop(
         0, num_layers, update_layer, (grads, stacked, shared)

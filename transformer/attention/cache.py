@@ -101,6 +101,7 @@ class KVCache(struct.PyTreeNode):
         def write(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (start, 0, 0))
 
+        # One slice for each row: positions are consecutive, and examples stand at different ones.
         start = jnp.broadcast_to(positions[:, 0], len(keys))
         return KVCache(
             keys=jax.vmap(write)(self.keys, keys, start),
@@ -251,12 +252,15 @@ def prepend_cached_keys(
         and not mask.has_extra_masks
     )
     if window_only and q.shape[1] > num_slots:
+        # Queries and keys become the same R + T ordered tokens; the results of the first R are cut
+        # off.
         k, v, key_positions = _concatenate(cache.sorted_by_position(), k, v, positions)
         q = jnp.pad(q, [(0, 0), (num_slots, 0), (0, 0), (0, 0)])
         segments = (key_positions != ABSENT_POSITION).astype(jnp.int32)
         mask = mask.replace(positions=key_positions, segments=segments)
         return WindowInputs(q, k, v, mask, key_positions, num_slots)
     k, v, key_positions = _concatenate(cache, k, v, positions)
+    # Empty slots are farther away than any window, so the mask hides them without a length.
     mask = mask.with_keys(key_positions, keys_include_queries=True)
     return WindowInputs(q, k, v, mask, key_positions, 0)
 
@@ -305,6 +309,8 @@ def project_memory(
         v = project_values(module, memory, config, context)
         if cache is None:
             return k, v, None
+        # The keys of this call are read from the cache too, rounded as those of later tokens will
+        # be.
         cache = cache.append(k, v)
     assert cache is not None
     return *cache.read(dtype)[:2], cache

@@ -162,6 +162,7 @@ def prefill(
     if not decodes_from_cache(model):
         text = jnp.pad(tokens, ((0, 0), (0, cache_length - tokens.shape[1])))
         return text, _full_pass_logits(model, params, text, lengths)
+    # Prompts are padded on the right, so that slot s of a cache is position s in every example.
     index = jnp.arange(tokens.shape[1])[None, :]
     positions = jnp.where(index < lengths[:, None], index, -1)
     cache = model.init_cache(len(tokens), cache_length)
@@ -184,6 +185,7 @@ def decode_step(
     """Append one token of each example to the cache; return it and the next tokens' logits."""
     check_shapes(tokens=(tokens, "B", int), positions=(positions, "B", int))
     if not decodes_from_cache(model):
+        # Without a cache of the layers, the text itself is what is carried from step to step.
         text = cache.at[jnp.arange(len(tokens)), positions].set(tokens)
         return text, _full_pass_logits(model, params, text, positions + 1)
     variables, positions = {"params": params}, positions[:, None]
@@ -273,6 +275,7 @@ def _generate_chunks(
         cache_length=bucket_length(longest + max_new_tokens, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
+    # The host waits once for `tokens_per_call` tokens, and not for each of them.
     while np.any(state.remaining):
         count = np.int32(tokens_per_call)
         state, new = _continue(params, state, stop, count, model=model, sampling=sampling)
@@ -304,7 +307,9 @@ def _sample_next(
     state: DecodingState, logits: jax.Array, sampling: SamplingConfig, stop: jax.Array
 ) -> tuple[DecodingState, jax.Array]:  # [B]
     """Sample the next tokens; finished examples stay unchanged."""
+    # Keyed by the position, so a text does not depend on how its tokens are divided into calls.
     tokens = sample_tokens(logits, state.rngs, state.positions + 1, sampling)
+    # Finished examples run on with the others, since shapes are static, and are not changed.
     active = state.remaining > 0
     accepted = active & (tokens != stop)
     state = state.replace(
@@ -354,6 +359,7 @@ def _continue(
 
     def add_token(carry: Carry) -> Carry:
         index, state, tokens = carry
+        # The state is donated, so XLA can write the new keys into the memory of the old cache.
         cache, logits = decode_step(model, params, state.cache, state.tokens, state.positions)
         state, new = _sample_next(state.replace(cache=cache), logits, sampling, stop)
         return index + 1, state, tokens.at[index].set(new)

@@ -37,6 +37,7 @@ def precise_einsum(
     dtypes = {jnp.dtype(each) for each in (a.dtype, b.dtype, operand_dtype, result_dtype)}
     if len(dtypes) == 1:  # nothing to round; einsum also has a JVP, which a custom VJP lacks
         return jnp.einsum(spec, a, b)
+    # Names, as the static arguments of `custom_vjp` have to be hashable and compared by value.
     return _contract(spec, jnp.dtype(operand_dtype).name, jnp.dtype(result_dtype).name, a, b)
 
 
@@ -64,6 +65,7 @@ def split_high_low(x: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array
     saved anyway: low adds half of what x would take.
     """
     high = round_to_dtype(x, dtype)
+    # The difference is exact in the dtype of x. Only the cast rounds: both have twice the digits.
     low = None if high is x else (x - high).astype(dtype)
     return high.astype(dtype), low
 
@@ -103,6 +105,7 @@ def _backward(spec: str, operands: str, dtype: str, residuals: Any, cotangent: j
     (a, b), (template_a, template_b) = residuals
     inputs, out = spec.split("->")
     axes_a, axes_b = inputs.split(",")
+    # Rounded like an operand, for a product of 16-bit numbers; its sums keep the dtype of a and b.
     narrow = cotangent.astype(operands)
     da = _einsum(f"{out},{axes_b}->{axes_a}", narrow, b, template_a.dtype)
     db = _einsum(f"{axes_a},{out}->{axes_b}", a, narrow, template_b.dtype)

@@ -169,7 +169,8 @@ colors = ["tab:gray", "tab:blue"] * 2
 bars = right.bar(positions, [before, after, old_before, old_after], color=colors)
 right.bar_label(bars, fmt="%.2f")
 right.set_xticks([0.5, 3.5], ["new text", "old text"])
-right.set(ylabel="held-out loss", title="before (gray) and after (blue)")
+right.margins(y=0.12)
+right.set(ylabel="loss (nats a token)", title="before (gray) and after (blue)")
 plt.show()
 for prompt in ("the cook is ", "the poet is "):
     print(repr(prompt), "->", repr(tuned.generate(prompt, max_new_tokens=25)))

@@ -63,7 +63,7 @@ FAMILY = {
 # %% pattern-text [markdown]
 # ## 4. Which keys change a query's result
 #
-# One way to see a pattern without reading code: change one token and look which outputs change. Rows are queries, columns the token that was changed. In the causal models below the upper triangle stays white. Performer and linear attention mix all earlier tokens.
+# One way to see a pattern without reading code: change one token and look which outputs change. Rows are queries, columns the token that was changed. In the causal models below the upper triangle stays white. A title has the share of earlier tokens that change a result. Routing, Reformer and top-k choose keys by content, each head its own, so a token can also change a result by changing what is chosen. Performer and linear attention mix all earlier tokens.
 
 # %% pattern
 import jax
@@ -140,6 +140,9 @@ for name, mixer in TIMED.items():
     growth[name] = np.log(memory[-1] / memory[0]) / np.log(LENGTHS[-1] / LENGTHS[0])
 left.set(xlabel="tokens", ylabel="seconds", title="time of a forward pass")
 right.set(xlabel="tokens", ylabel="MiB", title="temporary memory")
+for axis in (left, right):
+    axis.set_xticks(LENGTHS, LENGTHS)
+    axis.minorticks_off()
 right.legend()
 plt.show()
 for name, exponent in growth.items():

@@ -42,7 +42,8 @@ def run_command(*words):
     return done.stdout
 
 
-print(run_command("describe", "gpt2:small")[:1800])
+description = run_command("describe", "gpt2:small")
+print(description.partition("Training memory")[0])  # it goes on with memory and decoding
 
 # %% targets
 targets = ["v5e:1x1", "v5e:2x2", "v5e:2x4", "h100:8"]
@@ -84,6 +85,7 @@ import matplotlib.pyplot as plt
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
 left.bar_label(left.bar(list(shared), list(shared.values())), fmt="%.1f")
+left.margins(y=0.12)
 left.set(ylabel="GiB a chip", title="GPT-2 medium, one fixed step")
 right.bar(targets, [plans[name]["tokens_per_second"] for name in targets], color="tab:orange")
 right.set(ylabel="tokens a second", title="expected speed of the best plan")
@@ -156,7 +158,7 @@ for name, mesh in meshes.items():
     print(f"{name:15} loss {last['loss']:.5f} after {last['step']} steps")
 
 # %% pieces-text [markdown]
-# Who holds which piece of one weight, the first matrix of the feed-forward? Each color is a device. With `data` alone every device has all of it.
+# Who holds which piece of one weight, the first matrix of the feed-forward? Each color is a device. With `data` alone every device has all of it. Where several devices hold the same piece, the color is that of the last.
 
 # %% pieces
 from train.parallel.mesh import make_mesh
@@ -218,10 +220,10 @@ largest = 0.0
 for name, run in runs.items():
     losses = np.array([line["loss"] for line in run.metrics("train")])
     left.plot(range(1, STEPS + 1), losses, "--", lw=1, label=name)
-    right.semilogy(range(1, STEPS + 1), np.abs(losses - reference) + 1e-9, label=name)
+    right.semilogy(range(1, STEPS + 1), np.abs(losses - reference) + 1e-9)
     largest = max(largest, float(np.abs(losses - reference).max()))
 left.set(xlabel="step", ylabel="loss (nats a token)"), left.legend()
-right.set(xlabel="step", ylabel="difference from one device"), right.legend()
+right.set(xlabel="step", ylabel="difference from one device")
 plt.show()
 print(f"largest difference: {largest:.1e} nats")
 if jax.default_backend() == "cpu":

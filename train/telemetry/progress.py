@@ -58,13 +58,13 @@ class ProgressBar:
           clock: Returns seconds from any origin.
         """
         self._total = total
-        self._step = self._first_step = initial_step
+        self._step = self._timed_from_step = initial_step
         self._description = description
         # rich asks for a whole file by type, and uses only `write`, `flush` and `isatty`.
         stream: Any = LenientStream()
         self._console = console or Console(file=stream, quiet=quiet)
         self._clock = clock
-        self._started_at = self._next_line_at = clock()
+        self._started_at = self._timed_from = self._next_line_at = clock()
         self._loss = self._speed = ""
         self._bar = _make_bar(self._console, clock) if can_draw_bar(self._console) else None
         self._task = progress.TaskID(0)
@@ -91,6 +91,10 @@ class ProgressBar:
             self._next_line_at = self._clock() + LINE_INTERVAL_SECONDS
             self.print(self._line())
 
+    def mark_compiled(self, step: int) -> None:
+        """Estimate the time left from the steps after `step`: the first one has compiled."""
+        self._timed_from_step, self._timed_from = step, self._clock()
+
     @property
     def console(self) -> Console:
         """Console of the bar."""
@@ -110,7 +114,7 @@ class ProgressBar:
         self._console.print(safe, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
-        self._started_at = self._next_line_at = self._clock()
+        self._started_at = self._timed_from = self._next_line_at = self._clock()
         if self._bar is not None:
             self._task = self._bar.add_task(
                 self._description, total=self._total, completed=self._step, loss="", speed=""
@@ -131,15 +135,15 @@ class ProgressBar:
             self._bar.stop()
 
     def _line(self) -> str:
-        elapsed = self._clock() - self._started_at
-        steps_made = self._step - self._first_step
-        left = (
-            format_clock(elapsed / steps_made * (self._total - self._step))
-            if steps_made > 0
-            else "?"
-        )
+        now = self._clock()
+        steps_left, steps_timed = self._total - self._step, self._step - self._timed_from_step
+        if steps_timed > 0 or steps_left <= 0:
+            seconds_left = (now - self._timed_from) / max(steps_timed, 1) * max(steps_left, 0)
+            left = format_clock(seconds_left)
+        else:
+            left = "?"
         count = f"{self._step}/{self._total}"
-        times = f"{format_clock(elapsed)} elapsed, {left} left"
+        times = f"{format_clock(now - self._started_at)} elapsed, {left} left"
         parts = (self._description, count, self._loss, self._speed, times)
         return "  ".join(part for part in parts if part)
 

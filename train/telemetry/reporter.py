@@ -109,6 +109,7 @@ class Reporter:
     def mark_compiled(self, step: int) -> None:
         """Start counting throughput: the first step, which also compiles, is made."""
         self._time_log.start_stepping(step)
+        self._progress.mark_compiled(step)
         self._reset_throughput(step)
 
     def rewind(self, step: int) -> None:

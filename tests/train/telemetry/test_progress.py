@@ -55,6 +55,21 @@ def test_last_step_is_always_printed() -> None:
     ]
 
 
+def test_time_left_ignores_compilation() -> None:
+    console, clock = plain(), Clock()
+    with ProgressBar(101, console=console, clock=clock) as progress:
+        clock.now += 20  # the first step compiles
+        progress.mark_compiled(1)
+        clock.now += 5
+        progress.update(11)
+        clock.now += 45
+        progress.update(101)
+    assert shown(console).splitlines() == [
+        "train  11/101  0:00:25 elapsed, 0:00:45 left",
+        "train  101/101  0:01:10 elapsed, 0:00:00 left",
+    ]
+
+
 def test_time_left_ignores_steps_before_a_resume() -> None:
     console, clock = plain(), Clock()
     with ProgressBar(1000, initial_step=900, console=console, clock=clock) as progress:

@@ -262,4 +262,18 @@ def _check_layers(
     for block in pattern:
         for mixer in (block.mixer, block.cross_attention):
             if mixer is not None:
+                _check_hashable(name, mixer)
                 mixer.check_d_model(d_model)
+
+
+def _check_hashable(name: str, mixer: MixerConfig) -> None:
+    """Raise ValueError for a setting such as a list: `jax.jit` compares settings by their hash."""
+    for field in dataclasses.fields(mixer):
+        value = getattr(mixer, field.name)
+        try:
+            hash(value)
+        except TypeError:
+            raise ValueError(
+                f"{name}.layer_pattern: {type(mixer).__name__}.{field.name} of type "
+                f"{type(value).__name__} has no hash; give a tuple or another frozen value"
+            ) from None

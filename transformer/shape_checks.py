@@ -3,7 +3,7 @@
 from typing import Any
 
 Spec = tuple[Any, ...]
-"""(array, axis letters separated by spaces[, int, float or bool]), or (value, class)."""
+"""(array, axis letters separated by spaces[, int, float, bool or int, bool]), or (value, class)."""
 
 
 def check_shapes(sizes: dict[str, int] | None = None, /, **values: Spec) -> None:
@@ -36,7 +36,7 @@ def _fits(array: Any, axes: str, kinds: list[type], bound: dict[str, int]) -> bo
     sizes = [{1, bound.get(x[:-1], 1)} if x.endswith("?") else {bound.get(x, 0)} for x in letters]
     try:
         chex.assert_shape(array, sizes)
-        chex.assert_type([array] * len(kinds), kinds)
+        chex.assert_type([array] * len(kinds[:1]), kinds[-1:] if array.dtype == bool else kinds[:1])
     except AssertionError:
         return False
     return True

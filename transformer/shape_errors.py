@@ -43,6 +43,23 @@ def explain_mismatch(name: str, sizes: Mapping[str, int], values: Mapping[str, A
     return f"{name} of dtype {array.dtype}: give {_KINDS[kinds[0]]}"
 
 
+def explain_weight(name: str, value: Any, shape: tuple[int, ...]) -> str:
+    """Describe what is wrong with a parameter in place of a weight of this shape."""
+    actual = getattr(value, "shape", None)
+    remedy = "give the parameters of this configuration"
+    if actual is None:
+        return f"weight {name} of type {type(value).__name__}: is not an array; {remedy}"
+    if actual != shape:
+        return f"weight {name} of shape {actual}: the model has {shape}; {remedy}"
+    return f"weight {name} of dtype {value.dtype}: the model has floats; {remedy}"
+
+
+def explain_weight_size(name: str, shape: tuple[int, ...]) -> str:
+    """Describe a weight that is too large."""
+    sizes = " x ".join(map(str, shape))
+    return f"weight {name}: {sizes} entries are more than any memory holds; lower the model's sizes"
+
+
 def _letters(axes: Any, leading: int) -> list[str]:
     """Return the axes of a spec, with `...` as `leading` numbers; none if it is a class."""
     if not isinstance(axes, str):

@@ -173,7 +173,12 @@ def _has_type(value: Any, annotation: Any) -> bool:
         return is_number and not isinstance(value, bool)
     if annotation is None:
         return value is None
-    return not isinstance(annotation, type) or isinstance(value, annotation)
+    if not isinstance(annotation, type) or annotation is Any:
+        return True
+    try:
+        return isinstance(value, annotation)
+    except TypeError:  # a protocol, or a typed dict
+        return True
 
 
 def _type_remedy(value: Any, annotation: Any) -> str:

@@ -85,6 +85,10 @@ def test_axis_sizes_are_bound_by_the_first_array_or_a_number() -> None:
             {"tokens": (ints(B, T, dtype=bool), "B T", int)},
             "tokens of dtype bool: give integers, such as int32",
         ),
+        (
+            {"ids": (floats(B), "B", int, bool)},
+            "ids of dtype float32: give integers, such as int32",
+        ),
         ({"hidden": (ints(B, T), "B T", float)}, "hidden of dtype int32: give floats"),
         ({"allowed": (ints(B, T), "B T", bool)}, "allowed of dtype int32: give booleans"),
     ],

@@ -1,9 +1,10 @@
+import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.position_config import LearnedPositions, RoPE
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.validation import check_at_least, check_choice, check_fraction
@@ -90,6 +91,24 @@ def test_nested_configs_check_their_own_values() -> None:
         ValueError, match=r"^attention.dropout None: is not a number; give a fraction"
     ):
         AttentionConfig(dropout=None)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(MixerConfig):
+    """Settings whose types cannot be tested."""
+
+    kind: ClassVar[str] = "own"
+    anything: Any = ()
+    names: list[str] | None = None
+
+
+def test_own_settings_may_have_any_type_and_need_a_hash() -> None:
+    TransformerConfig(layer_pattern=(BlockConfig(OwnConfig("text")),))
+    with pytest.raises(
+        ValueError,
+        match=r"^model.layer_pattern: OwnConfig.names of type list has no hash; give a tuple or",
+    ):
+        TransformerConfig(layer_pattern=(BlockConfig(OwnConfig(names=["a"])),))
 
 
 def test_values_of_the_right_types_pass() -> None:

@@ -22,7 +22,7 @@ from transformer.layers.embedding import compute_logits, declare_embedding, decl
 from transformer.layers.stack_weights import Params
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
-from transformer.models.input_checks import check_tokens
+from transformer.models.input_checks import check_segments, check_tokens
 from transformer.models.model import (
     EXAMPLE_TOKENS,
     LOGITS,
@@ -80,12 +80,13 @@ class NonAutoregressive(Model):
         check_shapes(
             source=(source, "B S", int),
             tokens=(tokens, "B T | None", int),
-            source_segments=(source_segments, "B S | None"),
-            segments=(segments, "B T | None"),
+            source_segments=(source_segments, "B S | None", int, bool),
+            segments=(segments, "B T | None", int, bool),
             dropout_rngs=(dropout_rngs, "B | None"),
         )
         config = self.config
         assert config.encoder is not None  # as checked when built
+        check_segments("source_segments", source_segments)
         check_tokens(source, config, vocab_size=config.encoder.vocab_size)
         source_is_token = jnp.ones_like(source) if source_segments is None else source_segments
         embedding = declare_embedding(self, "embedding", config.padded_vocab_size, config)
@@ -100,7 +101,7 @@ class NonAutoregressive(Model):
         length_logits = self.length_logits(memory, source_is_token)
         if tokens is None:
             return ModelOutput(length_logits, memory)
-        check_tokens(tokens, config)
+        check_tokens(tokens, config, segments=segments)
         target_segments = jnp.ones_like(tokens) if segments is None else segments
         copied_source = copy_source_uniformly(
             source,
@@ -172,8 +173,8 @@ def length_loss(
     """Compute the cross entropy of the length difference, clipped to [-R, R]."""
     check_shapes(
         logits=(logits, "B lengths", float),
-        source_segments=(source_segments, "B S"),
-        target_segments=(target_segments, "B T"),
+        source_segments=(source_segments, "B S", int, bool),
+        target_segments=(target_segments, "B T", int, bool),
     )
     # Targets that are too short or too long teach the nearest length that can be predicted.
     difference = jnp.sum(target_segments != 0, axis=1) - jnp.sum(source_segments != 0, axis=1)

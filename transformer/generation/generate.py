@@ -29,8 +29,9 @@ from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
-from transformer.models.input_checks import check_params, check_token_ids
+from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
+from transformer.models.parameter_checks import check_params
 from transformer.shape_checks import check_shapes
 from transformer.validation import check_instance, check_integer, check_seed, check_sequences
 

@@ -24,6 +24,7 @@ from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
 from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 from transformer.precision import Precision
+from transformer.shape_errors import explain_weight, explain_weight_size
 
 MAX_WEIGHT_SIZE = 2**44
 """Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
@@ -48,22 +49,16 @@ def declare_weight(
     axes = LogicalAxes(tuple(stack), tuple(inputs), tuple(outputs))
     shape = (*stack.values(), *inputs.values(), *outputs.values())
     if math.prod(shape) > MAX_WEIGHT_SIZE:
-        raise ValueError(
-            f"weight {name}: {' x '.join(map(str, shape))} entries are more than any memory holds; "
-            "lower the model's sizes"
-        )
-    value: Any
+        raise ValueError(explain_weight_size(name, shape))
     if module.has_variable("params", name):
         # Not `module.param`: in `apply` it traces `init` only to compare shapes.
-        value = meta.unbox(module.get_variable("params", name))
-        if value.shape != shape:
-            raise ValueError(
-                f"weight {name} of shape {value.shape}: the model has {shape}; give the parameters "
-                "of this configuration"
-            )
-        return value
+        given: Any = meta.unbox(module.get_variable("params", name))
+        kinds = {jnp.issubdtype(x, jnp.floating) for x in (dtype, getattr(given, "dtype", dtype))}
+        if getattr(given, "shape", None) != shape or len(kinds) > 1:
+            raise ValueError(explain_weight(name, given, shape))
+        return given
     # Linen unboxes: the value is the array, and `init` also returns the axes.
-    value = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
+    value: Any = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
     return value
 
 

@@ -26,6 +26,7 @@ from transformer.layers.stack_weights import init_cache
 from transformer.model_context import ModelContext
 from transformer.models.input_checks import (
     check_cache_inputs,
+    check_segments,
     check_tokens,
     resolve_dropout_rngs,
 )
@@ -92,12 +93,13 @@ class EncoderDecoder(Model):
             source=(source, "B S | None", int),
             tokens=(tokens, "B T | None", int),
             memory=(memory, "B S D | None", float),
-            source_segments=(source_segments, "B? S | None"),
+            source_segments=(source_segments, "B? S | None", int, bool),
             positions=(positions, "B? T | None", int),
-            segments=(segments, "B? T | None"),
+            segments=(segments, "B? T | None", int, bool),
             dropout_rngs=(dropout_rngs, "B | None"),
             outputs=(outputs, Set),
         )
+        check_segments("source_segments", source_segments)
         config = self.config
         if cache is not None:
             check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
@@ -121,7 +123,7 @@ class EncoderDecoder(Model):
             if memory is None:
                 raise ValueError("neither source nor tokens: give at least one")
             return ModelOutput(None, memory, encoder_aux=encoder_aux)
-        check_tokens(tokens, config, positions)
+        check_tokens(tokens, config, positions, segments)
         positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
         decoder = Decoder(config, self.context, name="decoder")

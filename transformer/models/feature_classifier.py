@@ -15,7 +15,7 @@ from transformer.inspection import make_taps
 from transformer.layers.basic import Norm, apply_linear, dropout, fold_in
 from transformer.layers.position_embedding import embed_positions
 from transformer.models.heads import check_pooling, pool_sequence
-from transformer.models.input_checks import check_positions, resolve_dropout_rngs
+from transformer.models.input_checks import check_positions, check_segments, resolve_dropout_rngs
 from transformer.models.model import DEFAULT_OUTPUTS, LOGITS, Model, ModelOutput, apply_layers
 from transformer.shape_checks import check_shapes
 
@@ -70,13 +70,14 @@ class FeatureClassifier(Model):
             {"I": self.num_features},
             features=(features, "B T I", float),
             positions=(positions, "B? T | None", int),
-            segments=(segments, "B? T | None"),
+            segments=(segments, "B? T | None", int, bool),
             adjacency=(adjacency, "B? T T | None", bool),
             dropout_rngs=(dropout_rngs, "B | None"),
             outputs=(outputs, Set),
         )
         config, context = self.config, self.context
         check_positions("inputs", features.shape[1], positions, config)
+        check_segments("segments", segments)
         taps = make_taps(self, outputs, None)[0] if outputs - DEFAULT_OUTPUTS else None
         width = {"embed": config.d_model}
         inputs_axis = {"features": self.num_features}

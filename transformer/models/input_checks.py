@@ -23,13 +23,16 @@ def check_tokens(
     tokens: jax.Array,  # [B, T]
     config: TransformerConfig,
     positions: jax.Array | None = None,  # [B or 1, T]
+    segments: jax.Array | None = None,  # [B or 1, T]
+    *,
     vocab_size: int = 0,  # 0: that of the configuration
 ) -> None:
     """Raise ValueError if tokens or positions exceed a table of learned positions.
 
-    Also if the dtype of tokens is too narrow for the vocabulary. Positions that are traced have no
-    values yet and are not checked.
+    Also if the dtype of tokens is too narrow for the vocabulary, or segments mark no token. Arrays
+    that are traced have no values yet and are not checked.
     """
+    check_segments("segments", segments)
     rows = config.pad_vocab_size(vocab_size) if vocab_size else config.padded_vocab_size
     # Unsigned indices work at any width; for signed ones JAX computes index + rows in their dtype.
     if tokens.dtype.kind == "i" and np.iinfo(tokens.dtype).max < rows:
@@ -78,6 +81,22 @@ def check_positions(
             )
 
 
+def check_segments(name: str, segments: jax.Array | None) -> None:
+    """Raise ValueError for negative segments, and for those that are padding throughout.
+
+    Traced ones have no values yet. Segments counted from 0 cannot be told from padding on the left.
+    """
+    if segments is None or may_be_below(segments, 0):  # traced, or empty
+        return
+    values = np.asarray(segments)
+    if values.min() < 0:
+        raise ValueError(
+            f"{name}: {values.min()} is not a document; number documents from 1, padding is 0"
+        )
+    if not values.any():
+        raise ValueError(f"{name}: are all 0, which is padding; number documents from 1")
+
+
 def check_token_ids(
     name: str,
     tokens: Sequence[int] | np.ndarray,  # [T]
@@ -122,29 +141,6 @@ def check_cache_inputs(
             f"cache: is for {sizes.pop()} examples, tokens has {len(tokens)}; give init_cache this "
             "batch size"
         )
-
-
-def check_variables(model: nn.Module, variables: Any, rngs: Any) -> None:
-    """Raise ValueError for variables without parameters, and for random keys of unknown names.
-
-    Linen ignores keys of other names than "dropout", and applies no dropout then.
-    """
-    if not isinstance(variables, Mapping) or ("params" not in variables and variables):
-        raise ValueError('variables: have no "params"; give {"params": params}')
-    check_params(variables.get("params", {}))
-    if rngs is None or not type(model).__module__.startswith("transformer."):
-        return
-    if not isinstance(rngs, Mapping):
-        raise ValueError('rngs: is not a dict; give {"dropout": key}')
-    for name in rngs:
-        if name not in ("dropout", "params"):
-            raise ValueError(f'rngs {name!r}: models use no such keys; give {{"dropout": key}}')
-
-
-def check_params(params: Any) -> None:
-    """Raise ValueError for variables in place of parameters."""
-    if "params" in params:
-        raise ValueError('params: are variables, {"params": ...}; give variables["params"]')
 
 
 def invalid_rng(rngs: Any, error: Exception) -> Exception:

@@ -1,7 +1,7 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,8 @@ from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
 from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
-from transformer.models.input_checks import check_tokens, check_variables, invalid_rng
+from transformer.models.input_checks import check_tokens, invalid_rng
+from transformer.models.parameter_checks import DECLARED, check_variables
 from transformer.shape_checks import check_shapes, may_be_below
 
 LOGITS: Outputs = frozenset({"logits"})
@@ -68,17 +69,19 @@ class Model(nn.Module):
     def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         """Like Linen's, with plain arrays, also in `init`; `logical_axes` has their axis names."""
         try:
-            return meta.unbox(_call(super().init_with_output, (rngs, *args), kwargs))
+            output, variables = meta.unbox(_call(super().init_with_output, (rngs, *args), kwargs))
         except errors.InvalidRngError as error:
             raise invalid_rng(rngs, error) from None
+        DECLARED.add((type(self), self.config, jax.tree.structure(variables)))
+        return output, variables
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
         """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
-        if "rngs" in kwargs or "params" not in variables or "params" in variables["params"]:
+        key = type(self), self.config, jax.tree.structure(variables)
+        if "rngs" in kwargs or key not in DECLARED:
             check_variables(self, variables, kwargs.get("rngs"))
-        output: Any = _call(super().apply, (variables, *args), kwargs)
-        return output
+        return cast(ModelOutput, _call(super().apply, (variables, *args), kwargs))
 
     @nn.nowrap
     def logical_axes(self) -> Any:
@@ -90,8 +93,7 @@ class Model(nn.Module):
     @nn.nowrap
     def init_params(self, rng: jax.Array) -> Any:
         """Return initial parameters: `init` with the smallest inputs."""
-        inputs = [jnp.zeros(each.shape, each.dtype) for each in self.example_inputs()]
-        return self.init(rng, *inputs)["params"]
+        return self.init(rng, *map(jnp.zeros_like, self.example_inputs()))["params"]
 
     @property
     def context(self) -> ModelContext:
@@ -124,7 +126,7 @@ class Model(nn.Module):
         check_shapes(
             tokens=(tokens, "B T", int),
             positions=(positions, "B? T | None", int),
-            segments=(segments, "B? T | None"),
+            segments=(segments, "B? T | None", int, bool),
             token_types=(token_types, "B? T | None", int),
             prefix_lengths=(prefix_lengths, "B? | None", int),
             dropout_rngs=(dropout_rngs, "B | None"),
@@ -132,8 +134,9 @@ class Model(nn.Module):
         )
         config, context = self.config, self.context
         in_range = tokens.dtype.itemsize >= 4 and may_be_below(tokens, config.vocab_size)
+        in_range &= segments is None or may_be_below(segments, 0)  # traced
         if config.max_length is not None or not in_range:
-            check_tokens(tokens, config, positions)
+            check_tokens(tokens, config, positions, segments)
         positions = positions_or_arange(positions, tokens.shape[1])
         table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
         embedded = tokens, positions, token_types, dropout_rngs

@@ -101,6 +101,15 @@ def test_initial_parameters_need_a_random_key(rng: Any) -> None:
         ({"tokens": TOKENS + 2}, "tokens: 11 is not one of the model's 11; use the tokenizer that"),
         ({"tokens": TOKENS - 1}, "tokens: -1 is not one of the model's 11; use the tokenizer that"),
         (
+            {"segments": TOKENS * 0},
+            "segments: are all 0, which is padding; number documents from 1",
+        ),
+        (
+            {"segments": TOKENS * 0 - 1},
+            "segments: -1 is not a document; number documents from 1, padding is 0",
+        ),
+        ({"segments": TOKENS / 2}, "segments of dtype float64: give integers, such as int32"),
+        (
             {"cache": MODEL.init_cache(3, 5), "positions": POSITIONS},
             "cache: is for 3 examples, tokens has 2; give init_cache this batch size",
         ),
@@ -119,12 +128,26 @@ def test_inputs_that_would_be_read_wrongly(arguments: dict[str, Any], message: s
         MODEL.apply({"params": PARAMS}, **{"tokens": TOKENS} | arguments)
 
 
-def test_a_source_has_a_vocabulary_of_its_own() -> None:
+def test_a_source_has_a_vocabulary_and_segments_of_its_own() -> None:
     block = BlockConfig(cross_attention=AttentionConfig())
     encoder = EncoderConfig(num_layers=1, vocab_size=3)
     model = EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(block,), encoder=encoder))
+    variables = {"params": zeros(model)}
     with pytest.raises(ValueError, match=r"^tokens: 9 is not one of the model's 3; use the token"):
-        model.apply({"params": zeros(model)}, TOKENS, TOKENS)
+        model.apply(variables, TOKENS, TOKENS)
+    with pytest.raises(ValueError, match=r"^source_segments: are all 0, which is padding; number"):
+        model.apply(variables, TOKENS, TOKENS, source_segments=TOKENS * 0)
+
+
+def test_a_boolean_mask_of_padding_is_one_document() -> None:
+    """As int32 segments, of 1 for a token and 0 for padding."""
+    is_token = np.arange(5) < np.array([[5], [3]])
+    run = jax.jit(
+        lambda params, segments: MODEL.apply({"params": params}, TOKENS, segments=segments)
+    )
+    params = jax.jit(MODEL.init_params)(jax.random.key(1))
+    found = [run(params, is_token.astype(dtype)).hidden for dtype in (bool, np.int32)]
+    np.testing.assert_array_equal(*found)
 
 
 def test_models_that_read_both_sides_are_not_causal() -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from tests.transformer.formulas import array, assert_close, layer_norm, random_params_like
 from transformer import (
@@ -304,8 +305,18 @@ def test_parameters_of_a_longer_pattern_raise() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
     longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
     params = LanguageModel(longer).init_params(jax.random.key(0))
-    with pytest.raises(ValueError, match=r"^parameters layers/place_0: have more places than"):
+    with pytest.raises(
+        ValueError, match=r"^params layers/place_1/.* and .* more: the model has no"
+    ):
         LanguageModel(config).apply({"params": params}, jnp.zeros((1, 2), jnp.int32))
+
+    class Wrapper(nn.Module):
+        @nn.compact
+        def __call__(self, tokens: jax.Array) -> Any:
+            return LanguageModel(config, name="model")(tokens)
+
+    with pytest.raises(ValueError, match=r"^parameters layers/place_0: have more places than"):
+        Wrapper().apply({"params": {"model": params}}, jnp.zeros((1, 2), jnp.int32))
 
 
 def test_flax_rngs_turn_dropout_on() -> None:

@@ -1,7 +1,7 @@
-"""Messages of `shape_checks.check_shapes`: what differs, and what to give."""
+"""Errors of arrays and weights of wrong shapes or dtypes: what differs, and what to give."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 _KINDS = {int: "integers, such as int32", float: "floats", bool: "booleans"}
 
@@ -43,21 +43,30 @@ def explain_mismatch(name: str, sizes: Mapping[str, int], values: Mapping[str, A
     return f"{name} of dtype {array.dtype}: give {_KINDS[kinds[0]]}"
 
 
-def explain_weight(name: str, value: Any, shape: tuple[int, ...]) -> str:
-    """Describe what is wrong with a parameter in place of a weight of this shape."""
-    actual = getattr(value, "shape", None)
-    remedy = "give the parameters of this configuration"
-    if actual is None:
-        return f"weight {name} of type {type(value).__name__}: is not an array; {remedy}"
-    if actual != shape:
-        return f"weight {name} of shape {actual}: the model has {shape}; {remedy}"
-    return f"weight {name} of dtype {value.dtype}: the model has floats; {remedy}"
+def reject_weight(name: str, value: Any, shape: tuple[int, ...]) -> NoReturn:
+    """Raise ValueError for a parameter that is not a float array of this shape."""
+    if not hasattr(value, "shape"):
+        raise ValueError(
+            f"weight {name} of type {type(value).__name__}: is not an array; give the parameters "
+            "of this configuration"
+        )
+    if value.shape != shape:
+        raise ValueError(
+            f"weight {name} of shape {value.shape}: the model has {shape}; give the parameters of "
+            "this configuration"
+        )
+    raise ValueError(
+        f"weight {name} of dtype {value.dtype}: the model has floats; give the parameters of this "
+        "configuration"
+    )
 
 
-def explain_weight_size(name: str, shape: tuple[int, ...]) -> str:
-    """Describe a weight that is too large."""
-    sizes = " x ".join(map(str, shape))
-    return f"weight {name}: {sizes} entries are more than any memory holds; lower the model's sizes"
+def reject_weight_size(name: str, shape: tuple[int, ...]) -> NoReturn:
+    """Raise ValueError for a weight that is too large."""
+    raise ValueError(
+        f"weight {name}: {' x '.join(map(str, shape))} entries are more than any memory holds; "
+        "lower the model's sizes"
+    )
 
 
 def _letters(axes: Any, leading: int) -> list[str]:

@@ -24,7 +24,7 @@ from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
 from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 from transformer.precision import Precision
-from transformer.shape_errors import explain_weight, explain_weight_size
+from transformer.shape_errors import reject_weight, reject_weight_size
 
 MAX_WEIGHT_SIZE = 2**44
 """Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
@@ -49,13 +49,13 @@ def declare_weight(
     axes = LogicalAxes(tuple(stack), tuple(inputs), tuple(outputs))
     shape = (*stack.values(), *inputs.values(), *outputs.values())
     if math.prod(shape) > MAX_WEIGHT_SIZE:
-        raise ValueError(explain_weight_size(name, shape))
+        reject_weight_size(name, shape)
     if module.has_variable("params", name):
         # Not `module.param`: in `apply` it traces `init` only to compare shapes.
         given: Any = meta.unbox(module.get_variable("params", name))
         kinds = {jnp.issubdtype(x, jnp.floating) for x in (dtype, getattr(given, "dtype", dtype))}
         if getattr(given, "shape", None) != shape or len(kinds) > 1:
-            raise ValueError(explain_weight(name, given, shape))
+            reject_weight(name, given, shape)
         return given
     # Linen unboxes: the value is the array, and `init` also returns the axes.
     value: Any = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 
 from transformer.argument_checks import check_arguments
@@ -14,7 +15,7 @@ from transformer.attention.backends.choose import BackendChoice, choose_backend
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.hardware import Hardware
 from transformer.layers.layer_config import MoEConfig
-from transformer.layers.logical_axes import LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes, unbox_axes
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import Model
@@ -78,8 +79,11 @@ def abstract_parameters(model: Model) -> AbstractParameters:
     scanned = dataclasses.replace(
         model, config=dataclasses.replace(config, layer_loop="scan"), hardware=Hardware()
     )
-    shapes = jax.eval_shape(scanned.init, jax.random.key(0), *scanned.example_inputs())["params"]
-    return AbstractParameters(shapes, scanned.logical_axes())
+    # Linen's own method keeps the axis names, unlike `Model.init_with_output`: one trace has both.
+    init = functools.partial(nn.Module.init_with_output, scanned)
+    _, variables = jax.eval_shape(init, jax.random.key(0), *scanned.example_inputs())
+    boxed = variables["params"]
+    return AbstractParameters(nn.unbox(boxed), unbox_axes(boxed))
 
 
 @dataclasses.dataclass(frozen=True)

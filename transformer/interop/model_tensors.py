@@ -10,24 +10,22 @@ from transformer.interop.family import Architecture, Family
 from transformer.interop.fields import InteropError
 from transformer.interop.strided_copy import Array
 from transformer.interop.weight_map import Leaf, Tensor, expand
-from transformer.layers.logical_axes import LogicalAxes
 from transformer.models.model import Model
+from transformer.parameter_counts import abstract_parameters
 
 
 def model_leaves(model: Model) -> dict[str, Leaf]:
     """Return the parameters of a model by path."""
     config = model.config
-    axes = arrays_by_path(model.logical_axes(), is_leaf=lambda node: isinstance(node, LogicalAxes))
-    inputs = model.example_inputs()
-    shapes = arrays_by_path(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"])
     leaves = {}
-    for path, shape in shapes.items():
+    for parameter in abstract_parameters(model).leaves():
+        path = "/".join(parameter.path)
         size = config.source_vocab_size if path == "source_embedding" else config.vocab_size
         cut = tuple(
             size if name == "vocab" else length
-            for name, length in zip(axes[path].names, shape.shape, strict=True)
+            for name, length in zip(parameter.axes.names, parameter.shape, strict=True)
         )
-        leaves[path] = Leaf(path, axes[path], cut, tuple(shape.shape))
+        leaves[path] = Leaf(path, parameter.axes, cut, parameter.shape)
     return leaves
 
 

@@ -72,10 +72,12 @@ def check_weights(model: Any, params: Any) -> None:
     declared = set(leaf_paths(declared_tree(model)))
     others = ["/".join(path) for path in leaf_paths(given) if path not in declared]
     if others:
-        more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        names = ", ".join(others[:MAX_NAMED])
+        if len(others) > MAX_NAMED:
+            names += f" and {len(others) - MAX_NAMED} more"
         raise ValueError(
-            f"params {', '.join(others[:MAX_NAMED])}{more}: the model has no such weights; give "
-            "the parameters of this configuration, or leave them out"
+            f"params {names}: the model has no such weights; give the parameters of this "
+            "configuration, or leave them out"
         )
     DECLARED.add(key)
 

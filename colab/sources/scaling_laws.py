@@ -104,7 +104,7 @@ assert min(losses) < losses[0], "larger or longer runs are better"
 # %% optimum-text [markdown]
 # ## 5. The compute-optimal model
 #
-# For a budget C the law gives the N and D = C / 6 N of lowest loss: too small a model has no room, too large a model sees too little. Dots are the runs; each curve is a budget, and the star its minimum.
+# For a budget C the law gives the N and D = C / 6 N of lowest loss: too small a model has no room, too large a model sees too little. Dots are the runs; each curve is a budget, and the star its minimum. Nine runs of seconds know it within orders of magnitude only, as the intervals say.
 
 # %% optimum
 import matplotlib.pyplot as plt

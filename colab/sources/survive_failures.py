@@ -25,7 +25,7 @@ folder = pathlib.Path(tempfile.mkdtemp())
 (folder / "sums.txt").write_text(
     "".join(f"{a} plus {b} is {a + b}.\n" for a in range(60) for b in range(60))
 )
-(folder / "sums.py").write_text(f'''
+code = f'''
 """Sums, and the same with faulty batches."""
 
 import dataclasses
@@ -92,7 +92,8 @@ EXPERIMENTS = {{
     "clean": clean,
     "faulty": dataclasses.replace(clean, name="faulty", task=FaultyModeling()),
 }}
-''')
+'''
+_ = (folder / "sums.py").write_text(code)
 
 # %% unbroken-text [markdown]
 # ## 4. Kill it
@@ -119,13 +120,12 @@ def command(name, experiment="clean", **flags):
 
 
 def fit(name, experiment="clean", **flags):
-    """Run to the end; print and return what it says."""
+    """Run to the end; print what it says."""
     line = command(name, experiment, **flags)
     done = subprocess.run(line, capture_output=True, text=True, env=PLAIN)
     said = done.stdout + done.stderr
     print("\n".join(line for line in said.splitlines() if line.strip())[-1200:])
     assert done.returncode == 0
-    return said
 
 
 def losses(name):
@@ -175,7 +175,7 @@ print("flipped one bit of", largest.relative_to(folder), "\n")
 longer = STEPS + CHECKPOINT_EVERY
 fit("unbroken", steps=longer)
 print()
-said = fit("killed", steps=longer)
+fit("killed", steps=longer)
 same = losses("killed") == losses("unbroken")
 print("\nlosses of all steps are equal, bit for bit:", same)
 assert same

@@ -7,6 +7,7 @@ the seconds since the start by activity: a killed process loses only the time si
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import pathlib
 import time
@@ -30,7 +31,7 @@ ACTIVITY_DESCRIPTIONS: dict[str, str] = {
     "evaluate": "evaluations and samples",
     "save": "checkpoints, as far as training waited for them",
     "recover": "rolling back after an anomaly",
-    "lost": "from the last line of a process to the start of the next",
+    "lost": "from the last line of a process that was stopped to the start of the next",
 }
 """Description of each activity, and of the time between two processes."""
 
@@ -121,11 +122,15 @@ class TimeLog:
         if step == self._furthest_step:
             self.timer.switch("step")
 
-    def write(self, *, final: bool = False) -> None:
-        """Append a line. A remote file gets one only from time to time, and a final one."""
+    def write(self, *, final: bool = False, finished: bool = False) -> None:
+        """Append a line. A remote file gets one only from time to time, and a final one.
+
+        A finished process was not stopped: a later start, which extends the run, lost no time.
+        """
         late = time.monotonic() - self._written_at >= self._interval
         if self._is_writer and (late or final):
             record = self.timer.to_record(self._step) | {"peak_memory_bytes": peak_memory_bytes()}
+            record |= {"finished": True} if finished else {}
             event_log.append_records(self._path, [record])
             self._written_at = time.monotonic()
 
@@ -145,7 +150,7 @@ class Goodput:
 
     @property
     def total(self) -> float:
-        """Seconds from the first start to the last line of the last process."""
+        """Seconds of all processes, and those lost between them."""
         return sum(self.seconds.values())
 
     @property
@@ -180,10 +185,11 @@ def compute_goodput(records: Sequence[JsonRecord]) -> Goodput:
     for process in processes:
         for activity, spent in process["seconds"].items():
             seconds[activity] += spent
-    starts = [process["began"] for process in processes]
-    ends = [process["now"] for process in processes]
-    gaps = zip(starts[1:], ends[:-1], strict=True)
-    seconds["lost"] = sum(max(0.0, start - end) for start, end in gaps)
+    seconds["lost"] = sum(
+        max(0.0, following["began"] - process["now"])
+        for process, following in itertools.pairwise(processes)
+        if not process.get("finished")
+    )
     return Goodput(len(processes), seconds)
 
 

@@ -87,7 +87,7 @@ class Reporter:
         quietly = contextlib.suppress(UserError) if error else contextlib.nullcontext()
         if self._is_main_process:
             with quietly:
-                self._time_log.write(final=True)
+                self._time_log.write(final=True, finished=error is None)
                 self._metrics.close()
                 metrics = read_metrics(self._folder.metrics)
                 events = event_steps(self._event_log.read())

@@ -79,6 +79,20 @@ def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path)
     assert result.productive_fraction == pytest.approx(20 / 53)
 
 
+def test_a_finished_run_that_is_extended_has_lost_no_time(
+    clock: Clock, tmp_path: pathlib.Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    log = run_once(clock, folder, 0, 10, done=True)
+    log.write(final=True, finished=True)
+    clock.now += 86400
+    run_once(clock, folder, 10, 15, done=True)
+    clock.now += 7  # stopped
+    result = run_once(clock, folder, 15, 20, done=True).compute_goodput()
+    assert (result.starts, result.seconds["lost"]) == (3, 7)
+    assert result.total == clock.now - 1000 - 86400
+
+
 def test_rollback_repeats_steps(clock: Clock, tmp_path: pathlib.Path) -> None:
     log = run_once(clock, RunFolder(tmp_path), 0, 9, done=True)
     before = log.compute_goodput().seconds["step"]

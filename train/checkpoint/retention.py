@@ -49,6 +49,8 @@ class RetentionPolicy:
         if self.keep_every:
             keep |= {step for step in steps if step % self.keep_every == 0}
         if self.save_every and self.keep_last_due > 1:
+            # For the mean of the last checkpoints, and for rollbacks: the newest may lie within an
+            # anomaly.
             due = [step for step in steps if step % self.save_every == 0]
             keep |= set(due[-self.keep_last_due :])
         if self.save_every and self.keep_min_age:

@@ -72,6 +72,7 @@ class CheckpointWriter:
         descriptions = {name: tree_paths.describe_leaf(leaf) for name, leaf in arrays.items()}
         items = {
             STATE_ITEM: args.PyTreeSave(tree_paths.nest_leaves(arrays)),
+            # Shapes and dtypes, so that a restore into another model can name what differs.
             LEAVES_ITEM: args.JsonSave(descriptions),
             # Through JSON and back here: what JSON cannot hold is an error in the caller's own line
             # and not of a thread, and later changes of the dict are not saved.
@@ -140,6 +141,7 @@ class CheckpointWriter:
         Orbax raises the error of one item at a time. An error that stays behind would be raised
         by the next save, which may be fine.
         """
+        # Until one wait raises nothing. Bounded: an error that stays must not hang the run.
         for _ in range(_MAX_ITEMS):
             with contextlib.suppress(OSError, ValueError):
                 self._orbax.wait_until_finished()

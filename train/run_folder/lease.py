@@ -24,6 +24,7 @@ from train.run_folder.regular_files import read_bytes
 _LEASE_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
 
 
+# A lease has a few hundred bytes; a larger file is not one.
 _MAX_BYTES = 65_536
 
 
@@ -97,6 +98,7 @@ def new_lease() -> Lease:
 @contextlib.contextmanager
 def mark_held(lease: Lease) -> Iterator[None]:
     """Mark a lease as held by this process inside the block."""
+    # In memory: /proc knows processes, and cannot tell two runs of one process apart.
     _HELD.add(lease.token)
     try:
         yield
@@ -197,6 +199,7 @@ class LocalLeaseStore:
 
     def numbers(self) -> list[int]:
         try:
+            # No folder: nobody has trained here, or the last owner has removed its lease.
             return _numbers([path.name for path in self._folder.iterdir()])
         except FileNotFoundError:
             return []
@@ -228,6 +231,7 @@ class LocalLeaseStore:
         # Written beside it and renamed, so that a reader never sees half of a lease.
         # No fsync: a lease only has to be seen, and on a busy disk a sync takes seconds.
         path = self._path(number)
+        # Named by the token: a former owner that wakes up must not write to the same file.
         temporary = path.with_name(f".{path.name}.{lease.token}")
         temporary.write_bytes(lease.to_bytes())
         temporary.replace(path)

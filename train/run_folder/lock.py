@@ -73,6 +73,8 @@ class RunLock:
         """
         self._folder, self._print_message = folder, print_message
         self._store = store or lease_store(folder.lease_folder)
+        # Linux stops the monotonic clock while a machine is suspended, and the lease would seem
+        # fresh.
         self._clock, self._sleep = clock or _boot_clock, sleep
         self._lease, self._number, self._renewed_at = new_lease(), 0, 0.0
         # The renewal thread and the training loop both renew the lease.
@@ -176,6 +178,7 @@ class RunLock:
         numbers = self._store.numbers()
         if not numbers:
             return 0, None
+        # Removed since it was listed: an unknown owner, until the next look finds no lease.
         return numbers[-1], self._store.read(numbers[-1]) or Lease()
 
     def _renew_often(self) -> None:

@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 from flax import linen as nn
@@ -195,3 +195,14 @@ def reject_mask_patterns(kind: str, mask: Mask) -> None:
             raise ValueError(
                 f"mixer {kind}: does not support {feature}; use an attention mixer, such as full"
             )
+
+
+def reject_output(kind: str, output: Any, x: jax.Array) -> NoReturn:
+    """Raise ValueError for a mixer's result that is no `MixerOutput`, or of another shape than x.
+
+    A result [B, T, 1] would be broadcast over the residual stream.
+    """
+    found = type(output).__name__
+    if isinstance(output, MixerOutput):
+        found = f"y of shape {getattr(output.y, 'shape', None)} for x of shape {x.shape}"
+    raise ValueError(f"mixer {kind}: returns {found}; give MixerOutput(y, cache, aux), y as x")

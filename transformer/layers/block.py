@@ -6,7 +6,7 @@ import jax
 from flax import linen as nn
 
 from transformer.attention.attention_config import MixerConfig
-from transformer.attention.mixer import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerInputs, MixerOutput, mixer_class, reject_output
 from transformer.config import BlockConfig
 from transformer.layers.basic import Norm, dropout, fold_in
 from transformer.layers.cross_attention import (
@@ -70,6 +70,8 @@ class Block(nn.Module):
         if memory is not None and config.mixer.reads_memory:
             own = own.replace(mask=memory.mask, memory=memory.x)
         mixed = mixer(normed, own)
+        if not isinstance(mixed, MixerOutput) or mixed.y.shape != x.shape:
+            reject_output(config.mixer.kind, mixed, x)
         before, x = x, self.add_residual("mixer_norm", x, mixed.y, rngs(1))
         cache, aux = mixed.cache, mixed.aux
 

@@ -22,6 +22,7 @@ import numpy as np
 from transformer.argument_checks import check_arguments
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.mixer import MixerOutput
 from transformer.attention.position_config import NoPosition
 from transformer.config import BlockConfig, LayerLoop, TransformerConfig
 from transformer.hardware import Hardware
@@ -59,6 +60,19 @@ MODEL_LENGTH = 19
 STEP_SIZE = 1e-2
 """Length of the step along the negative gradient. In float32 the loss changes visibly, and a model
 of this width is still close to linear."""
+
+
+def check_output(trial: Trial) -> None:
+    """Check that the mixer returns a `MixerOutput` with a result of the shape of its input."""
+    x = trial.inputs(0)
+    call = functools.partial(trial.mixer.apply, inputs=trial.mixer_inputs(trial.length))
+    output: Any = jax.eval_shape(call, {"params": trial.params}, x)
+    remedy = "return MixerOutput(y, cache, aux)"
+    is_output = isinstance(output, MixerOutput)
+    trial.require(is_output, "output", f"is of type {type(output).__name__}; {remedy}")
+    shape = getattr(output.y, "shape", None)
+    trial.require(shape == x.shape, "output", f"y has shape {shape}, its input {x.shape}; {remedy}")
+    trial.require(isinstance(output.aux, dict), "output", f"aux is not a dict; {remedy}")
 
 
 def check_constants(trial: Trial) -> None:
@@ -311,6 +325,7 @@ def check_mixer(
     """
     config = default_config(mixer) if isinstance(mixer, str) else mixer
     trial = make_trial(config, d_model, length, lengths, hardware)
+    check_output(trial)
     check_constants(trial)
     for ability, check in ABILITY_CHECKS.items():
         if getattr(trial.abilities, ability):

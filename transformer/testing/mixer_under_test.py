@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import jax
 import numpy as np
 from flax.core import meta
+from flax.errors import ScopeParamShapeError
 
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
@@ -104,7 +105,15 @@ class Trial:
 
     def __call__(self, x: Array, **given: Any) -> TrialOutput:
         """Run the mixer, compiled; `given` are arguments of `mixer_inputs`."""
-        output = run_mixer(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
+        try:
+            output = run_mixer(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
+        except ScopeParamShapeError as error:
+            self.require(
+                False,
+                "any_length",
+                f"{str(error).partition(',')[0]} the shape depends on the number of tokens; give "
+                "weights one shape, or declare any_length=False and refuse other lengths",
+            )
         return TrialOutput(np.asarray(output.y), output.cache, output.aux)
 
     def trace(self, x: Array, **given: Any) -> None:

@@ -1,6 +1,7 @@
 """The mixer contract passes for every mixer and detects each planted fault."""
 
 import dataclasses
+import re
 from typing import Any, ClassVar
 
 import jax
@@ -9,13 +10,25 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from transformer import MIXERS, Abilities, AttentionConfig, Hardware, Mask, Mixer, MixerOutput
+from transformer import (
+    MIXERS,
+    Abilities,
+    AttentionConfig,
+    BlockConfig,
+    Hardware,
+    LanguageModel,
+    Mask,
+    Mixer,
+    MixerOutput,
+    TransformerConfig,
+)
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.full import Attention
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.layers.basic import apply_linear
+from transformer.testing.ability_checks import check_any_length
 from transformer.testing.contract import (
     ABILITY_CHECKS,
     UNSUPPORTED_CALLS,
@@ -24,6 +37,7 @@ from transformer.testing.contract import (
     check_dropout,
     check_in_model,
     check_mixer,
+    check_output,
     check_rejected,
 )
 from transformer.testing.mixer_under_test import (
@@ -94,6 +108,8 @@ class Faulty(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         kwargs = before(self.config.fault, x, inputs)
         output = self.inner(name="inner")(x, kwargs)
+        if self.config.fault == "learns positions":
+            self.param("positions", nn.initializers.zeros, x.shape[1:])
         return after(self.config.fault, x, output, inputs)
 
 
@@ -147,7 +163,12 @@ def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) ->
     if fault == "counts its calls":
         CALLS.append(fault)
         y = y * len(CALLS)
-    return MixerOutput(y, cache, aux)
+    wrong: dict[str, Any] = {
+        "returns an array": y,
+        "returns one number a token": MixerOutput(y[..., :1], cache, aux),
+        "returns no dict": MixerOutput(y, cache, ()),  # type: ignore[arg-type]
+    }
+    return wrong.get(fault, MixerOutput(y, cache, aux))
 
 
 LENGTH = 17
@@ -276,6 +297,38 @@ class Plain(Mixer):
 def test_flax_parameters_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "plain", Plain)
     check_mixer("plain", d_model=6, length=17, lengths=(1, 17, 23))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("returns an array", "is of type ShapeDtypeStruct; return MixerOutput(y, cache, aux)"),
+        ("returns one number a token", "y has shape (3, 17, 1), its input (3, 17, 6); return"),
+        ("returns no dict", "aux is not a dict; return MixerOutput(y, cache, aux)"),
+    ],
+)
+def test_faulty_outputs_are_detected(
+    sound: Trial, monkeypatch: pytest.MonkeyPatch, fault: str, message: str
+) -> None:
+    check_output(sound)
+    with pytest.raises(AssertionError, match=f"^mixer faulty: output: {re.escape(message)}"):
+        check_output(faulty(sound, fault))
+    if fault == "returns no dict":
+        return
+    monkeypatch.setitem(MIXERS, "faulty", Faulty)
+    block = BlockConfig(FaultyConfig(num_heads=2, fault=fault))
+    model = LanguageModel(TransformerConfig(vocab_size=5, d_model=6, layer_pattern=(block,)))
+    with pytest.raises(ValueError, match=r"^mixer faulty: returns .*; give MixerOutput\(y, cache"):
+        jax.eval_shape(model.init_params, jax.random.key(0))
+
+
+def test_weights_of_the_length_of_the_inputs_are_detected(sound: Trial) -> None:
+    trial = dataclasses.replace(
+        faulty(sound, "learns positions"),
+        params=sound.params | {"positions": np.zeros((LENGTH, 6), np.float32)},
+    )
+    with pytest.raises(AssertionError, match=r'^mixer faulty: any_length: .*"positions" in "/"'):
+        check_any_length(trial)
 
 
 def test_constants_must_be_stackable(sound: Trial) -> None:

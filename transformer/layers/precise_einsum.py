@@ -37,7 +37,7 @@ def precise_einsum(
     dtypes = {jnp.dtype(each) for each in (a.dtype, b.dtype, operand_dtype, result_dtype)}
     if len(dtypes) == 1:  # nothing to round; einsum also has a JVP, which a custom VJP lacks
         return jnp.einsum(spec, a, b)
-    # Names, as the static arguments of `custom_vjp` have to be hashable and compared by value.
+    # By name, so that one dtype in its several forms is one static argument of `custom_vjp`.
     return _contract(spec, jnp.dtype(operand_dtype).name, jnp.dtype(result_dtype).name, a, b)
 
 

@@ -42,8 +42,7 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     pattern's length or on the number of layers.
     """
     config = pattern[place]
-    # Unbound: within the scope of the stack, Linen would adopt it as a submodule and declare the
-    # weights of one layer beside the stacked ones.
+    # Unbound, for the values of its weights alone: the stack declares them, of all layers at once.
     block = Block(config, context, parent=None)
     # One token: no weight has a shape that depends on B or T.
     x = jnp.zeros((1, 1, context.d_model), context.precision.compute)

@@ -304,8 +304,7 @@ def _backward(settings: _PassSettings, residuals: Any, cotangents: Any) -> Any:
         # Only the loop is differentiated by hand; JAX differentiates a step. Cast before, because a
         # gradient has the dtype of its argument: these are rounded once, after the sum over steps.
         _, step_vjp = jax.vjp(attend_step, *(each.astype(settings.sum_dtype) for each in operands))
-        # lse has a gradient too: callers merge the result with that of other keys
-        # (`merge_partials`).
+        # lse is a result as well: who merges it with that of other keys gives it a gradient.
         d_y, d_lse = cotangent
         dq, *kv_grads = step_vjp((d_y.astype(settings.sum_dtype), d_lse))
 

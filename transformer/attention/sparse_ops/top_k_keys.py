@@ -143,8 +143,8 @@ def attend_last_group_members(
         # The last `window` members are those with fewer than `window` members after them.
         member_count = jnp.cumsum(earlier, axis=-1)
         in_window = earlier & (member_count[..., -1:] - member_count < window)
-        # All cached keys are scored and most are hidden: to gather the members of a group would
-        # need a shape that depends on the data.
+        # All cached keys are scored and most are hidden: the places of the members in the cache
+        # depend on the data, and gathering them would need a sort.
         scores = dot_product_scores(q, k, operand_dtype, sum_dtype).astype(softmax_dtype) * scale
         weights = softmax_where(scores, in_window)[0].astype(sum_dtype)
         return weighted_values(weights, v, operand_dtype, sum_dtype).astype(v.dtype)

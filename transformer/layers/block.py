@@ -69,7 +69,7 @@ class Block(nn.Module):
         own = inputs.replace(cache=own_cache, dropout_rngs=rngs(0), constants=own_constants)
         if memory is not None and config.mixer.reads_memory:
             own = own.replace(mask=memory.mask, memory=memory.x)
-        mixed = mixer(normed, own)
+        mixed: Any = mixer(normed, own)
         if not isinstance(mixed, MixerOutput) or mixed.y.shape != x.shape:
             reject_output(config.mixer.kind, mixed, x)
         before, x = x, self.add_residual("mixer_norm", x, mixed.y, rngs(1))

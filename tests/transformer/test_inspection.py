@@ -54,9 +54,27 @@ def model_with(**fields: Any) -> Any:
     return LanguageModel(dataclasses.replace(CONFIG, **fields))
 
 
+def init_params(model: Any) -> Any:
+    """Return initial parameters from one program; without `jit` each operation is one."""
+    return jax.jit(model.init_params)(jax.random.key(0))
+
+
+def apply(
+    model: Any,
+    variables: Any,
+    *inputs: jax.Array,
+    outputs: Any = frozenset({"logits"}),
+    edits: Any = None,
+    **arrays: Any,
+) -> Any:
+    """Return the result of `model.apply` from one program."""
+    run = functools.partial(model.apply, outputs=outputs, edits=edits)
+    return jax.jit(run)(variables, *inputs, **arrays)
+
+
 @pytest.fixture(scope="module")
 def params() -> Any:
-    return LanguageModel(CONFIG).init_params(jax.random.key(0))
+    return init_params(LanguageModel(CONFIG))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +89,7 @@ def test_values_of_every_layer(params: Any, fields: dict[str, Any]) -> None:
         return model.apply({"params": params}, tokens, outputs=VALUES | {"logits"})
 
     output = run(params, TOKENS)
-    plain = model.apply({"params": params}, TOKENS)
+    plain = apply(model, {"params": params}, TOKENS)
     chex.assert_trees_all_close(output.logits, plain.logits, atol=1e-6)
     pre, mid, post = (layer_values(output, f"residual_{name}") for name in ("pre", "mid", "post"))
     assert pre.shape == (NUM_LAYERS, 2, 6, 32)
@@ -91,7 +109,7 @@ def test_values_of_every_layer(params: Any, fields: dict[str, Any]) -> None:
 
 def test_logit_lens_of_the_last_layer_is_the_model(params: Any) -> None:
     model = model_with(tie_embeddings=True)
-    output = model.apply({"params": params}, TOKENS, outputs={"logits", "residual_post"})
+    output = apply(model, {"params": params}, TOKENS, outputs={"logits", "residual_post"})
     lens = logit_lens(model, params, layer_values(output, "residual_post"))
     assert lens.shape == (NUM_LAYERS, 2, 6, 50)
     chex.assert_trees_all_close(lens[-1], output.logits, atol=1e-6)
@@ -108,22 +126,22 @@ def test_ablated_heads_equal_zero_output_rows(params: Any, loop: str) -> None:
     matrix = params["layers"]["place_0"]["mixer"]["output"]  # layers 0, 2 and 4: layer 2 is 1
     zeroed = jax.tree.map(lambda leaf: leaf, params)
     zeroed["layers"]["place_0"]["mixer"]["output"] = matrix.at[1, jnp.array(heads)].set(0)
-    expected = model.apply({"params": zeroed}, TOKENS).logits
+    expected = apply(model, {"params": zeroed}, TOKENS).logits
     chex.assert_trees_all_close(edited.logits, expected, atol=1e-6)
-    assert not np.allclose(expected, model.apply({"params": params}, TOKENS).logits, atol=1e-3)
+    assert not np.allclose(expected, apply(model, {"params": params}, TOKENS).logits, atol=1e-3)
 
 
 def test_patched_residual_stream_determines_later_layers(params: Any) -> None:
     model = model_with()
-    source = model.apply({"params": params}, TOKENS, outputs={"logits", "residual_post"})
+    source = apply(model, {"params": params}, TOKENS, outputs={"logits", "residual_post"})
     last = layer_values(source, "residual_post")[NUM_LAYERS - 1]
     other = TOKENS + 7
     edits = {"residual_post": patch(NUM_LAYERS - 1, last)}
-    patched = model.apply({"params": params}, other, edits=edits)
+    patched = apply(model, {"params": params}, other, edits=edits)
     chex.assert_trees_all_close(patched.logits, source.logits, atol=1e-6)
     edits = {"residual_post": patch(NUM_LAYERS - 1, last, positions=[2])}
-    patched = model.apply({"params": params}, other, edits=edits)
-    plain = model.apply({"params": params}, other)
+    patched = apply(model, {"params": params}, other, edits=edits)
+    plain = apply(model, {"params": params}, other)
     chex.assert_trees_all_close(patched.logits[:, 2], source.logits[:, 2], atol=1e-6)
     chex.assert_trees_all_close(patched.logits[:, 3:], plain.logits[:, 3:], atol=1e-6)
 
@@ -131,9 +149,9 @@ def test_patched_residual_stream_determines_later_layers(params: Any) -> None:
 def test_steering_vector_is_added_in_one_layer(params: Any) -> None:
     model, vector = model_with(), jax.random.normal(jax.random.key(1), (32,))
     requested = {"residual_pre", "residual_post"}
-    plain = model.apply({"params": params}, TOKENS, outputs=requested)
+    plain = apply(model, {"params": params}, TOKENS, outputs=requested)
     edits = {"residual_post": add_vector(1, vector)}
-    steered = model.apply({"params": params}, TOKENS, outputs=requested, edits=edits)
+    steered = apply(model, {"params": params}, TOKENS, outputs=requested, edits=edits)
     read = functools.partial(layer_values, name="residual_pre")
     chex.assert_trees_all_close(read(steered)[2], read(plain)[2] + vector[None, None], atol=1e-6)
     chex.assert_trees_all_equal(read(steered)[:2], read(plain)[:2])
@@ -144,16 +162,16 @@ def test_attention_weights_are_replaced(position: Any) -> None:
     """By the identity: every token then attends only to itself."""
     mixer = AttentionConfig(num_heads=NUM_HEADS, position=position)
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),))
-    params = model.init_params(jax.random.key(0))
+    params = init_params(model)
 
     def only_itself(weights: jax.Array) -> jax.Array:
         return jnp.broadcast_to(jnp.eye(weights.shape[-1]), weights.shape).astype(weights.dtype)
 
     edits = {"weights": lambda weights, _: only_itself(weights)}
-    output = model.apply({"params": params}, TOKENS, outputs={"logits", "weights"}, edits=edits)
+    output = apply(model, {"params": params}, TOKENS, outputs={"logits", "weights"}, edits=edits)
     chex.assert_trees_all_equal(layer_values(output, "weights")[3, 0, 0], jnp.eye(6))
     # Tokens are independent: changing the first one affects only its own output.
-    changed = model.apply({"params": params}, TOKENS.at[:, 0].add(1), edits=edits)
+    changed = apply(model, {"params": params}, TOKENS.at[:, 0].add(1), edits=edits)
     chex.assert_trees_all_equal(changed.logits[:, 1:], output.logits[:, 1:])
     assert not np.allclose(changed.logits[:, 0], output.logits[:, 0])
 
@@ -161,10 +179,11 @@ def test_attention_weights_are_replaced(position: Any) -> None:
 def test_values_and_edits_with_a_cache(params: Any) -> None:
     model = model_with()
     edits = {"head_outputs": zero_heads(1, 2)}
-    full = model.apply({"params": params}, TOKENS, outputs={"residual_post"}, edits=edits)
+    full = apply(model, {"params": params}, TOKENS, outputs={"residual_post"}, edits=edits)
     cache, step = model.init_cache(2, 6), full
     for index in range(6):
-        step = model.apply(
+        step = apply(
+            model,
             {"params": params},
             TOKENS[:, index : index + 1],
             positions=jnp.full((2, 1), index),
@@ -182,11 +201,12 @@ def test_gradients_with_respect_to_an_edit(params: Any) -> None:
     model = model_with(layer_loop="scan")
 
     def loss(vector: jax.Array) -> jax.Array:
-        output = model.apply(
-            {"params": params}, TOKENS, edits={"residual_mid": add_vector(3, vector)}
+        output = apply(
+            model, {"params": params}, TOKENS, edits={"residual_mid": add_vector(3, vector)}
         )
         return jnp.sum(output.logits[:, -1, 7])
 
+    loss = jax.jit(loss)
     gradient = jax.grad(loss)(jnp.zeros(32))
     direction = gradient / jnp.linalg.norm(gradient)
     change = (loss(1e-2 * direction) - loss(-1e-2 * direction)) / 2e-2
@@ -204,13 +224,13 @@ def translator() -> tuple[EncoderDecoder, Any]:
         encoder=EncoderConfig(num_layers=2, layer_pattern=(BlockConfig(mixer=attention),)),
     )
     model = EncoderDecoder(config)
-    return model, model.init_params(jax.random.key(2))
+    return model, init_params(model)
 
 
 def test_values_of_encoder_and_decoder(translator: Any) -> None:
     model, params = translator
     names = {"residual_mid", "head_outputs", "weights", "cross_output"}
-    output = model.apply({"params": params}, TOKENS[:, :4], TOKENS, outputs=names)
+    output = apply(model, {"params": params}, TOKENS[:, :4], TOKENS, outputs=names)
     assert layer_values(output, "cross_weights").shape == (3, 2, 2, 6, 4)
     assert layer_values(output, "cross_head_outputs").shape == (3, 2, 6, 2, 4)
     assert layer_values(output, "head_outputs", encoder=True).shape == (2, 2, 4, 2, 4)
@@ -220,16 +240,16 @@ def test_values_of_encoder_and_decoder(translator: Any) -> None:
 def test_edits_of_the_encoder_and_of_cross_attention(translator: Any) -> None:
     model, params = translator
     inputs = {"params": params}, TOKENS[:, :4], TOKENS
-    plain = model.apply(*inputs).logits
+    plain = apply(model, *inputs).logits
     silent = {"cross_head_outputs": lambda value, _: jnp.zeros_like(value)}
     changed_source = inputs[0], TOKENS[:, :4] + 3, TOKENS
-    without_source = model.apply(*inputs, edits=silent).logits
-    other_source = model.apply(*changed_source, edits=silent).logits
+    without_source = apply(model, *inputs, edits=silent).logits
+    other_source = apply(model, *changed_source, edits=silent).logits
     chex.assert_trees_all_equal(without_source, other_source)
     assert not np.allclose(plain, without_source, atol=1e-4)
-    last = model.apply(*inputs, outputs={"residual_post"})
+    last = apply(model, *inputs, outputs={"residual_post"})
     source = layer_values(last, "residual_post", encoder=True)[1]
-    patched = model.apply(*changed_source, edits={"encoder_residual_post": patch(1, source)})
+    patched = apply(model, *changed_source, edits={"encoder_residual_post": patch(1, source)})
     chex.assert_trees_all_close(patched.logits, plain, atol=1e-6)
 
 
@@ -237,8 +257,8 @@ def test_layers_with_and_without_a_value() -> None:
     """A hybrid of recurrent layers and attention."""
     recurrent = BlockConfig(mixer=LSTMConfig())
     model = model_with(layer_pattern=(recurrent, BLOCK))
-    params = model.init_params(jax.random.key(0))
-    output = model.apply({"params": params}, TOKENS, outputs={"head_outputs", "residual_post"})
+    params = init_params(model)
+    output = apply(model, {"params": params}, TOKENS, outputs={"head_outputs", "residual_post"})
     assert layer_values(output, "head_outputs").shape == (2, 2, 6, 4, 8)
     assert layer_values(output, "residual_post").shape == (5, 2, 6, 32)
     with pytest.raises(ValueError, match=r"^edit of head_outputs: layer 2 has no such value; give"):
@@ -248,21 +268,21 @@ def test_layers_with_and_without_a_value() -> None:
 def test_sliding_windows_show_values_without_a_cache() -> None:
     block = BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=2))
     model = model_with(layer_pattern=(block,), num_layers=1)
-    params = {"params": model.init_params(jax.random.key(0))}
-    output = model.apply(params, TOKENS, outputs={"weights", "head_outputs", "values", "logits"})
+    params = {"params": init_params(model)}
+    output = apply(model, params, TOKENS, outputs={"weights", "head_outputs", "values", "logits"})
     [y] = jnp.einsum(
         "LBNTS,LBSNH->LBTNH", layer_values(output, "weights"), layer_values(output, "values")
     )
     np.testing.assert_allclose(y, layer_values(output, "head_outputs")[0], atol=1e-6)
     cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
-    result = model.apply(params, TOKENS, outputs={"logits", "residual_post", "weights"}, **cached)
+    result = apply(model, params, TOKENS, outputs={"logits", "residual_post", "weights"}, **cached)
     assert layer_values(result, "residual_post").shape == (1, 2, 6, 32)
     np.testing.assert_allclose(result.logits, output.logits, atol=1e-5)
     with pytest.raises(ValueError, match=r"^mixer sliding_window: shows no keys with a cache; lea"):
         model.apply(params, TOKENS, outputs={"keys"}, **cached)
     edits = {"head_outputs": at_layers(0, lambda value: 2 * value)}  # each of them once
-    without = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits)
-    result = model.apply(params, TOKENS, outputs={"head_outputs"}, edits=edits, **cached)
+    without = apply(model, params, TOKENS, outputs={"head_outputs"}, edits=edits)
+    result = apply(model, params, TOKENS, outputs={"head_outputs"}, edits=edits, **cached)
     twice = 2 * layer_values(output, "head_outputs")
     for each in (without, result):
         np.testing.assert_allclose(layer_values(each, "head_outputs"), twice, atol=1e-5)
@@ -292,8 +312,8 @@ def test_the_heads_make_up_the_output(kind: str) -> None:
     @jax.jit
     def run(kept: jax.Array) -> Any:
         edits = {"head_outputs": lambda value, _: value * kept[None, None, :, None]}
-        output = model.apply(
-            {"params": params}, TOKENS, outputs={"head_outputs", "mixer_output"}, edits=edits
+        output = apply(
+            model, {"params": params}, TOKENS, outputs={"head_outputs", "mixer_output"}, edits=edits
         )
         return [layer_values(output, name)[0] for name in ("head_outputs", "mixer_output")]
 
@@ -311,9 +331,9 @@ def test_heads_with_a_cache_are_those_of_the_full_pass(mixer: Any) -> None:
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),), num_layers=1)
     params = {"params": random_params(model)}
     edits = {"head_outputs": zero_heads(0, 1)}
-    full = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits)
+    full = apply(model, params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits)
     cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
-    result = model.apply(params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits, **cached)
+    result = apply(model, params, TOKENS, outputs={"head_outputs", "logits"}, edits=edits, **cached)
     heads = layer_values(result, "head_outputs")
     np.testing.assert_allclose(heads, layer_values(full, "head_outputs"), atol=1e-5)
     np.testing.assert_allclose(result.logits, full.logits, atol=1e-4)
@@ -374,7 +394,7 @@ def test_wrong_names_and_shapes_raise(params: Any, arguments: dict[str, Any], me
 
 
 def test_value_that_was_not_requested_raises(params: Any) -> None:
-    output = model_with().apply({"params": params}, TOKENS, outputs={"keys"})
+    output = apply(model_with(), {"params": params}, TOKENS, outputs={"keys"})
     with pytest.raises(ValueError, match=r"^name 'queries': is not among the outputs \(keys\);"):
         layer_values(output, "queries")
 

@@ -147,14 +147,18 @@ def _draw_score(axes: Axes, name: str, steps: np.ndarray, values: np.ndarray) ->
 
 
 def _draw_references(axes: Axes, references: Mapping[str, float]) -> None:
+    # The lowest label is below its line: two compressors may be too close for both above.
+    lowest = min(references.values()) if len(references) > 1 else None
     for name, loss in references.items():
+        below = loss == lowest
         axes.axhline(loss, color=_GREY, linestyle="--", linewidth=1)
         axes.annotate(
             f"{name}: {loss:.3f}",
             (1, loss),
             xycoords=("axes fraction", "data"),
-            xytext=(-4, 3),
+            xytext=(-4, -3 if below else 3),
             textcoords="offset points",
+            verticalalignment="top" if below else "baseline",
             horizontalalignment="right",
             color=_GREY,
             fontsize="small",

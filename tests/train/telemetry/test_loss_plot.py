@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from train.errors import UserError
-from train.telemetry.loss_plot import _points, _smoothed, event_steps, plot_losses
+from train.telemetry.loss_plot import _points, _smoothed, draw_losses, event_steps, plot_losses
 
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
@@ -117,3 +117,12 @@ def test_logged_events_are_marked(tmp_path: pathlib.Path) -> None:
     changed = (pixels(path) != without).any(-1)
     assert changed[500:, 300:500].any()  # below, near step 40 of 100
     assert not changed[500:, 700:].any()
+
+
+def test_labels_of_close_references_do_not_overlap() -> None:
+    figure = draw_losses(TRAINING + VALIDATION, {"gzip": 2.92, "xz": 2.91, "zstd": 5.0})
+    assert figure is not None
+    figure.draw_without_rendering()
+    texts = {text.get_text()[:2]: text.get_window_extent() for text in figure.axes[0].texts}
+    assert texts["gz"].y0 > texts["xz"].y1
+    assert texts["zs"].y0 > texts["gz"].y1

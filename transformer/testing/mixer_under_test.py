@@ -108,12 +108,11 @@ class Trial:
         try:
             output = run_mixer(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
         except ScopeParamShapeError as error:
-            self.require(
-                False,
-                "any_length",
-                f"{str(error).partition(',')[0]} the shape depends on the number of tokens; give "
-                "weights one shape, or declare any_length=False and refuse other lengths",
-            )
+            raise AssertionError(
+                f"mixer {self.mixer.config.kind}: any_length: {str(error).partition(',')[0]} the "
+                "shape depends on the number of tokens; give weights one shape, or declare "
+                "any_length=False and refuse other lengths"
+            ) from None
         return TrialOutput(np.asarray(output.y), output.cache, output.aux)
 
     def trace(self, x: Array, **given: Any) -> None:

@@ -1,6 +1,6 @@
 """Write questions on Python's library and their answers, for instruction tuning.
 
-    python examples/python_questions.py questions.jsonl [pairs.jsonl]
+    python examples/python_questions.py [questions.jsonl [pairs.jsonl]]
 
 The answers are the first sentences of docstrings of the standard library of the Python that runs
 this: no network. In the pairs, for preference optimization, the rejected answer is a sentence from
@@ -56,7 +56,7 @@ def write_lines(path: str, records: list[dict[str, Any]]) -> None:
     print(f"{len(records):,} records in {path}")
 
 
-def main(path: str, pairs_path: str = "") -> None:
+def main(path: str = "questions.jsonl", pairs_path: str = "") -> None:
     """Write the questions with their answers, and optionally the preference pairs."""
     answers: dict[str, tuple[str, str]] = {}
     for module in MODULES.split():

@@ -5,12 +5,13 @@ import inspect
 import pydoc
 import subprocess
 import sys
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
 import train
 import transformer
+from train.tasks.task_registry import TASKS
 from transformer.field_docs import field_docs
 
 PUBLIC = [(module, name) for module in (transformer, train) for name in module.__all__]
@@ -41,6 +42,23 @@ def test_help_describes_each_public_name_and_field(module: ModuleType, name: str
     shown = pydoc.plain(pydoc.render_doc(result))
     for field in set(fields) - FLAX_FIELDS:
         assert f"|    {field}: " in shown, field
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_public_methods_are_documented(module: ModuleType, name: str) -> None:
+    result = getattr(module, name)
+    members = vars(result) if isinstance(result, type) else {}
+    kinds = (FunctionType, property, classmethod, staticmethod)
+    for member, value in members.items():
+        if not member.startswith("_") and isinstance(value, kinds):
+            assert inspect.getdoc(getattr(result, member)), member
+
+
+def test_every_task_and_dataset_is_public() -> None:
+    module = train.LanguageModeling.__module__  # other tests register tasks of their own
+    tasks = [entry.config for entry in TASKS.values() if entry.config.__module__ == module]
+    datasets = [config for task in tasks for config in task.data_configs]
+    assert {config.__name__ for config in (*tasks, *datasets)} <= set(train.__all__)
 
 
 def test_documentation_comes_from_the_source() -> None:

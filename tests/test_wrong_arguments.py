@@ -16,6 +16,7 @@ import pytest
 import train
 import transformer
 from train.errors import UserError
+from train.optim.optimizer_registry import OPTIMIZERS
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -71,14 +72,28 @@ WRONG_SETTINGS: tuple[Any, ...] = ("text", None, -1, 0.5, float("nan"), (), [1],
 OTHERS = (Model, Mask, train.Run, transformer.Mixer, transformer.MixerInputs)
 """Dataclasses that are not settings."""
 
-CONFIGS = [
+
+def setting_classes(config: Any) -> set[type[Any]]:
+    """Return the classes of a config and of all configs in it."""
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return set()
+    values = [getattr(config, field.name) for field in dataclasses.fields(config)]
+    return {type(config)}.union(*map(setting_classes, values))
+
+
+PUBLIC = {
     found
     for module in (transformer, train)
     for name in module.__all__
     if isinstance(found := getattr(module, name), type)
     and dataclasses.is_dataclass(found)
     and not issubclass(found, OTHERS)
-]
+}
+CONFIGS = sorted(
+    PUBLIC | setting_classes(train.Experiment()) | {*OPTIMIZERS.values()},
+    key=lambda config: config.__qualname__,
+)
+"""Settings of models and of everything in an experiment."""
 
 
 def wrong_settings() -> list[Any]:

@@ -12,19 +12,26 @@ if TYPE_CHECKING:
     from train.data.example_configs import (
         BitextDataConfig,
         ClassificationDataConfig,
+        ConversationDataConfig,
+        FeatureDataConfig,
         ListOpsDataConfig,
+        PreferenceDataConfig,
         TokenLabelDataConfig,
     )
     from train.errors import UserError
     from train.experiment import Experiment
     from train.loop import fit
+    from train.lora.lora_config import LoRAConfig
     from train.optim.optimizer_registry import register_optimizer
     from train.optim.schedules import register_schedule
     from train.run import Run, load
     from train.tasks.task_configs import (
         Classification,
+        FeatureClassification,
+        InstructionTuning,
         LanguageModeling,
         MaskedLanguageModeling,
+        PreferenceOptimization,
         Tagging,
         Translation,
     )
@@ -34,10 +41,17 @@ _MODULES = {
     "BitextDataConfig": "data.example_configs",
     "Classification": "tasks.task_configs",
     "ClassificationDataConfig": "data.example_configs",
+    "ConversationDataConfig": "data.example_configs",
     "Experiment": "experiment",
+    "FeatureClassification": "tasks.task_configs",
+    "FeatureDataConfig": "data.example_configs",
+    "InstructionTuning": "tasks.task_configs",
     "LanguageModeling": "tasks.task_configs",
     "ListOpsDataConfig": "data.example_configs",
+    "LoRAConfig": "lora.lora_config",
     "MaskedLanguageModeling": "tasks.task_configs",
+    "PreferenceDataConfig": "data.example_configs",
+    "PreferenceOptimization": "tasks.task_configs",
     "Run": "run",
     "Tagging": "tasks.task_configs",
     "TextDataConfig": "data.data_config",
@@ -57,10 +71,17 @@ __all__ = [
     "BitextDataConfig",
     "Classification",
     "ClassificationDataConfig",
+    "ConversationDataConfig",
     "Experiment",
+    "FeatureClassification",
+    "FeatureDataConfig",
+    "InstructionTuning",
     "LanguageModeling",
     "ListOpsDataConfig",
+    "LoRAConfig",
     "MaskedLanguageModeling",
+    "PreferenceDataConfig",
+    "PreferenceOptimization",
     "Run",
     "Tagging",
     "TextDataConfig",

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from typing import Any, Literal
 
-from train.data.data_config import DataConfig, TextDataConfig, require_types
+from train.data.data_config import DataConfig, TextDataConfig, require_one_of, require_types
 from train.errors import UsageError
 from train.lora.lora_config import LoRAConfig
 from train.optim.elementwise import AdamW
@@ -62,6 +62,7 @@ class EvaluationConfig:
     before it at multiples of checkpoint.every, which are kept on disk for it."""
 
     def __post_init__(self) -> None:
+        require_types(self, "evaluation")
         _check_at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
         _check_at_least(1, "evaluation", self, "average_checkpoints")
 
@@ -84,6 +85,7 @@ class SampleConfig:
     """Sample only from the most likely tokens that together have this probability."""
 
     def __post_init__(self) -> None:
+        require_types(self, "sample")
         _check_at_least(0, "sample", self, "every")
         _check_at_least(1, "sample", self, "max_new_tokens")
         try:
@@ -113,21 +115,28 @@ class CheckpointConfig:
     and SHA-256 digests. auto: full for checkpoints of at most 4 GiB, else sizes."""
 
     def __post_init__(self) -> None:
+        require_types(self, "checkpoint")
         _check_at_least(0, "checkpoint", self, "every", "keep_every")
         _check_at_least(1, "checkpoint", self, "keep_last")
+
+
+TrackerName = Literal["wandb", "mlflow"]
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingConfig:
     """Experiment trackers that are sent config, metrics and samples, beside the run's own files."""
 
-    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
+    trackers: tuple[TrackerName, ...] = ()
     """wandb: Weights & Biases. mlflow: MLflow. Each needs the extra of the same name, and reads
     server and account from its own environment variables. Empty: none."""
     project: str = "linen-transformer"
     """Project of Weights & Biases, or experiment of MLflow, that the run appears in."""
 
     def __post_init__(self) -> None:
+        require_types(self, "tracking")
+        for tracker in self.trackers:
+            require_one_of("tracking.trackers", tracker, TrackerName)
         if len(set(self.trackers)) < len(self.trackers):
             raise UsageError(f"tracking.trackers {' '.join(self.trackers)}: name each once")
         if not self.project:
@@ -142,6 +151,7 @@ class EmaConfig:
     """Factor of the old average in each update, close to 1. 0: keep no average."""
 
     def __post_init__(self) -> None:
+        require_types(self, "ema")
         check_fraction("ema.decay", self.decay)
 
 
@@ -154,6 +164,7 @@ class EarlyStoppingConfig:
     the weights of its best evaluation. 0: never stop early."""
 
     def __post_init__(self) -> None:
+        require_types(self, "early_stopping")
         _check_at_least(0, "early_stopping", self, "patience")
 
 
@@ -169,6 +180,7 @@ class LossScaleConfig:
     """Upper limit of the scale."""
 
     def __post_init__(self) -> None:
+        require_types(self, "loss_scale")
         if not 1 <= self.init_scale <= self.max_scale:
             raise ValueError(
                 f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "

@@ -193,7 +193,11 @@ def _type_remedy(value: Any, annotation: Any) -> str:
         if isinstance(each, type) and each is not type(None)
     ]
     if get_origin(annotation) is tuple:
-        return f"is not a tuple of {choices[0].__name__}; give ({choices[0].__name__}(...),)"
+        inner = get_args(annotation)[0]
+        if get_origin(inner) is Literal:
+            return f"is not a tuple of names; give some of {', '.join(get_args(inner))}"
+        name = choices[0].__name__ if choices else str(inner)
+        return f"is not a tuple of {name}; give ({name}(...),)"
     known = " or ".join(each.__name__ for each in choices)
     parse = next((each for each in choices if hasattr(each, "parse")), None)
     if isinstance(value, str) and parse is not None:

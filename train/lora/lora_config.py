@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from train.data.data_config import require_types
 from train.errors import UsageError
 
 NEW = "new"
@@ -24,12 +25,16 @@ class LoRAConfig:
     */mixer_norm. new: those that the source of the weights lacks, such as a classifier's head."""
 
     def __post_init__(self) -> None:
+        for name in ("targets", "train_fully"):
+            value = getattr(self, name)
+            names = (value,) if isinstance(value, str) else value
+            if isinstance(names, list | tuple) and all(isinstance(each, str) for each in names):
+                words = (word for each in names for word in each.split(","))
+                object.__setattr__(self, name, tuple(word for word in words if word))
+        require_types(self, "lora")
         if self.rank < 0:
             raise UsageError(f"lora.rank {self.rank}: give 0 or more")
         if not self.alpha > 0:
             raise UsageError(f"lora.alpha {self.alpha}: give a positive number")
-        for name in ("targets", "train_fully"):
-            words = (word for each in getattr(self, name) for word in each.split(","))
-            object.__setattr__(self, name, tuple(word for word in words if word))
         if self.rank and not self.targets:
             raise UsageError("lora.targets: is empty; give matrices such as query,value")

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from transformer.validation import check_at_least
+from transformer.validation import check_at_least, check_field_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class RecoveryConfig:
     one anomaly on, in (0, 1]."""
 
     def __post_init__(self) -> None:
+        check_field_types(self, "recovery")
         for name in ("window", "warmup", "rollback_steps", "skip_batches", "max_rollbacks"):
             check_at_least(f"recovery.{name}", getattr(self, name), 0)
         # One value has no deviation to measure the next one by.

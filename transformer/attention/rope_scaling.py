@@ -44,6 +44,7 @@ class NoScaling:
     amplitude: ClassVar[float] = 1.0
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
         return unscaled_frequencies(theta, width)
 
 
@@ -59,6 +60,7 @@ class LinearScaling:
         check_at_least("linear_scaling.factor", self.factor, 1)
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
         return unscaled_frequencies(theta, width) / self.factor
 
 
@@ -92,6 +94,7 @@ class Llama3Scaling:
             )
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
         import numpy as np
 
         plain = unscaled_frequencies(theta, width)
@@ -117,6 +120,7 @@ class NTKScaling:
         check_at_least("ntk_scaling.factor", self.factor, 1)
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
         # A single pair would be the fastest and the slowest at once.
         if width < 4:
             raise ValueError(
@@ -161,9 +165,11 @@ class YaRNScaling:
 
     @property
     def amplitude(self) -> float:
+        """Factor of queries and of keys."""
         return self.attention_factor or 0.1 * math.log(self.factor) + 1
 
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
         import numpy as np
 
         plain = unscaled_frequencies(theta, width)

@@ -126,6 +126,11 @@ def test_no_matching_target_raises(folder: Path) -> None:
         train.fit(adapted(folder), str(folder / "nothing"), quiet=True)
 
 
+@pytest.mark.parametrize("targets", ["query,up", ["query", "up"], ("query,up",)])
+def test_names_from_python_are_those_of_the_command_line(targets: Any) -> None:
+    assert LoRAConfig(2, targets=targets) == LoRAConfig(2, targets=("query", "up"))
+
+
 @pytest.mark.slow
 def test_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[str]) -> None:
     fit = ["fit", write_config(folder, steps="2"), "--workdir", str(folder / "flags")]

@@ -230,6 +230,10 @@ def test_invalid_settings_raise() -> None:
         TrackingConfig(("wandb", "wandb"))
     with pytest.raises(UsageError, match=r"tracking\.project: is empty"):
         TrackingConfig(project="")
+    with pytest.raises(
+        UsageError, match=r"^tracking.trackers: 'comet' is not known; choose from wa"
+    ):
+        TrackingConfig(("comet",))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

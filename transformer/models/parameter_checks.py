@@ -6,6 +6,7 @@ configuration lacks would silently be left out of the result.
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -89,7 +90,11 @@ def declared_tree(model: Any) -> Any:
         encoder = dataclasses.replace(encoder, num_layers=len(encoder.layer_pattern))
     shallow = dataclasses.replace(config, num_layers=len(config.layer_pattern), encoder=encoder)
     model = model.clone(config=shallow, hardware=Hardware(), constrain=unconstrained)
-    return plain_tree(jax.eval_shape(model.init_params, jax.random.key(0)))
+    # In a thread of its own: interceptors (`nn.intercept_methods`) are local to the caller's
+    # thread, and would record the arrays of this trace as those of the call.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        trace = thread.submit(lambda: jax.eval_shape(model.init_params, jax.random.key(0)))
+        return plain_tree(trace.result())
 
 
 def plain_tree(params: Any) -> Any:

@@ -118,6 +118,20 @@ def test_trees_that_were_not_made_by_init_are_accepted() -> None:
     assert (LanguageModel, other.config, structure) in DECLARED
 
 
+def test_interceptors_do_not_see_the_check() -> None:
+    other = LanguageModel(dataclasses.replace(CONFIG, vocab_size=7))
+    called = []
+
+    def intercept(method: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        called.append((type(context.module).__name__, context.method_name))
+        return method(*args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+        trace(other, PARAMS, TOKENS)
+    assert called.count(("LanguageModel", "__call__")) == 1
+    assert called.count(("Attention", "__call__")) == CONFIG.num_layers
+
+
 def test_a_class_of_ones_own_may_have_weights_of_its_own() -> None:
     class WithTemperature(LanguageModel):
         @nn.compact

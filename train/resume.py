@@ -66,14 +66,19 @@ def pin_previous_choices(
 
 
 def check_resumable(
-    folder: RunFolder, previous: PreviousRun | None, requested: Experiment
+    folder: RunFolder,
+    previous: PreviousRun | None,
+    requested: Experiment,
+    unresolved: tuple[str, ...] = (),
 ) -> dict[str, tuple[Any, Any]]:
     """Return the fields that differ from the saved run, as {name: (saved, requested)}.
 
     Raises:
       UserError: one of them must not change when a run is resumed. Nothing is written before.
+        Fields of `unresolved` parts, some of which the data decide, are not compared.
     """
     changes = diff_experiments(previous.experiment, requested) if previous else {}
+    changes = {name: pair for name, pair in changes.items() if not name.startswith(unresolved)}
     if forbidden := forbidden_changes(changes):
         name, (old, new) = next(iter(forbidden.items()))
         raise UserError(

@@ -71,6 +71,8 @@ class RunSetup:
         # and the number of labels follow from the data.
         experiment = resolve_precision(experiment, hardware, previous and previous.experiment)
         task, tokenizer = make_task(experiment), previous.tokenizer if previous else None
+        # Settings of another run are refused before the data are read, which may take long.
+        check_resumable(folder, previous, experiment, unresolved=("model.", "task.", "lora."))
         # A resumed run has the weights in its checkpoints: their source may be gone.
         self.warm_start = None if previous else warm_start.read(folder, experiment.task)
         if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):

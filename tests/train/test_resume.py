@@ -268,6 +268,15 @@ def test_forbidden_changes_raise(
     assert contents(stopped) == before
 
 
+def test_settings_of_another_run_are_refused_before_the_data_are_read(
+    uninterrupted: Uninterrupted, stopped: Path
+) -> None:
+    experiment = make_experiment(uninterrupted.folder)
+    data = dataclasses.replace(experiment.text_data, path="/no/such/text")
+    with pytest.raises(UserError, match="was trained with batch_size = 8, not 16;"):
+        fit(dataclasses.replace(experiment, data=data, batch_size=16), stopped)
+
+
 def test_changed_text_raises(uninterrupted: Uninterrupted, stopped: Path, tmp_path: Path) -> None:
     experiment = make_experiment(uninterrupted.folder)
     other = write_text(tmp_path / "other.txt", seed=1)

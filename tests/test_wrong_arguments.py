@@ -57,8 +57,16 @@ from transformer.inspection import (
     patch,
     zero_heads,
 )
+from transformer.interop.pretrained import read_config, read_model
+from transformer.layers.stack_weights import unstack_for_decoding
 from transformer.lora import LoRALayout
-from transformer.losses import auxiliary_losses, label_loss, token_loss, weighted_loss
+from transformer.losses import (
+    auxiliary_losses,
+    label_loss,
+    next_token_loss,
+    token_loss,
+    weighted_loss,
+)
 from transformer.models.model import Model
 from transformer.parameter_counts import cache_bytes, count_parameters
 from transformer.testing import check_mixer
@@ -165,6 +173,12 @@ def decode_nothing(cache: Any, tokens: jax.Array, positions: jax.Array) -> Any:
 
 
 BATCH = {"targets": ints(B, T), "weights": floats(B, T)}
+TOKEN_BATCH = BATCH | {
+    "tokens": ints(B, T),
+    "positions": ints(1, T),
+    "segments": np.ones((B, T), np.int32),
+}
+LAYOUT = LoRALayout.create(DECODER.logical_axes(), rank=1)
 RESIDUAL = ModelOutput(None, floats(B, T, D), aux=({"residual_post": floats(1, B, T, D)},))
 HEADS = {name: floats(B, n, 2, 4) for name, n in (("q", T), ("k", S), ("v", S))}
 EXPERIMENT = train.Experiment("example", train.LanguageModeling(), MODEL, train.TextDataConfig())
@@ -296,6 +310,25 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             label_smoothing=0.0,
         ),
     ),
+    "next_token_loss": (
+        next_token_loss,
+        dict(model=DECODER, params=weights_of(DECODER), batch=TOKEN_BATCH, dropout_rngs=None),
+    ),
+    "unstack_for_decoding": (unstack_for_decoding, dict(params=weights_of(DECODER))),
+    "LoRALayout.init": (
+        functools.partial(LAYOUT.init, jax.random.key(0)),
+        dict(params=weights_of(DECODER)),
+    ),
+    "LoRALayout.freeze": (LAYOUT.freeze, dict(params=weights_of(DECODER))),
+    "LoRALayout.combine": (
+        LAYOUT.combine,
+        dict(
+            trainable=jax.eval_shape(LAYOUT.init, jax.random.key(0), weights_of(DECODER)),
+            frozen=weights_of(DECODER),
+        ),
+    ),
+    "read_config": (read_config, dict(folder="nowhere")),
+    "read_model": (read_model, dict(folder="nowhere", precision=None)),
     "label_loss": (label_loss, dict(model=DECODER, logits=floats(B, T, 3), batch=BATCH)),
     "auxiliary_losses": (auxiliary_losses, dict(aux=(), weight=floats())),
     "ChunkedCrossEntropy": (
@@ -340,14 +373,13 @@ NOT_CALLED = {
     "find_experiment": "takes the name of a config, see tests/train/config",
     "project_output": "part of a user-defined mixer: called inside its scope",
     "project_qkv": "part of a user-defined mixer: called inside its scope",
-    "read_model": "takes a folder, see tests/transformer/interop",
     "reject_mask_patterns": "takes the inputs of a mixer",
     "reject_memory": "takes the inputs of a mixer",
     "reject_weights": "takes the inputs of a mixer",
     "run_sweep": "takes a sweep from the command line",
     "sample": "takes a run, see tests/train/test_run.py",
-    "view_attention": "takes a run, see tests/train/visualization",
     "write_model": "takes a folder, see tests/transformer/interop",
+    "view_attention": "takes a run, see tests/train/visualization",
 }
 """Public functions that are not called here, with the reason."""
 
@@ -371,7 +403,7 @@ def test_every_documented_function_is_called() -> None:
     assert not CALLS.keys() & NOT_CALLED.keys()
 
 
-NEED_MORE = ("prefill", "decode_step", "translate", "generate", "fit", "load")
+NEED_MORE = ("prefill", "decode_step", "translate", "generate", "fit", "load", "read")
 """Functions whose arguments are valid only with weights or a folder."""
 
 
@@ -380,6 +412,32 @@ def test_valid_arguments_are_accepted(name: str) -> None:
     call, arguments = CALLS[name]
     if name not in ("attention_maps", "check_mixer"):  # functions that inspect values
         jax.eval_shape(lambda: (call(**arguments), 0)[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (LanguageModel, "config"),
+        (LanguageModel, "hardware"),
+        (Classifier, "num_classes"),
+        (Classifier, "head_dropout"),
+        (Tagger, "num_classes"),
+        (FeatureClassifier, "num_features"),
+        (EncoderDecoder, "config"),
+    ],
+)
+def test_wrong_field_of_a_model_is_named(model: type[Any], field: str) -> None:
+    for value in ("cpu", None, -1, object()):
+        with pytest.raises(ValueError, match=f"^{field} ") as raised:
+            model(**{"config": ENCODER, field: value})
+        assert_names(raised.value, field)
+
+
+@pytest.mark.parametrize("name", TOKEN_BATCH)
+def test_array_that_a_batch_lacks_is_named(name: str) -> None:
+    batch = {key: value for key, value in TOKEN_BATCH.items() if key != name}
+    with pytest.raises(ValueError, match=f"^{name} of type NoneType: is not an array; give one"):
+        next_token_loss(DECODER, weights_of(DECODER), batch)
 
 
 WRONG_ARGUMENTS: dict[str, Any] = {

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.checkpoint.manager import CheckpointManager
@@ -64,6 +64,7 @@ class Run:
         shown = "".join(f", {name} {value:.4g}" for name, value in metrics.items())
         return f"<Run {self.experiment.name}: {task}, step {self.step}{shown}; {self.folder.path}>"
 
+    @check_arguments
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -98,9 +99,13 @@ class Run:
             sampling = SamplingConfig(temperature, top_k, top_p)
         except ValueError as error:
             raise UsageError(str(error).removeprefix("sampling.")) from error
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        for text in texts:
+            if not isinstance(text, str):
+                raise UsageError(f"prompts: one is a {type(text).__name__}; give strings")
         answers = sample(
             self,
-            [prompts] if isinstance(prompts, str) else list(prompts),
+            texts,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             num_beams=num_beams,
@@ -109,6 +114,7 @@ class Run:
         )
         return answers[0] if isinstance(prompts, str) else answers
 
+    @check_arguments
     def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:
         """Return the metrics over the whole of a split, by name.
 
@@ -129,6 +135,8 @@ class Run:
             if split not in data:
                 raise UserError(f"split {split!r}: data has only {', '.join(data)}; choose one")
             data = data[split]
+        if not isinstance(data, Iterable):
+            raise UserError(f"data of type {type(data).__name__}: give a list of examples")
         data = data if hasattr(data, "__len__") else list(data)
         splits = {"train": data, "validation": data, split: data}
         experiment, python_data = hold_data(self.experiment, splits)
@@ -136,6 +144,7 @@ class Run:
             dataclasses.replace(self, experiment=experiment, data=python_data), split
         )
 
+    @check_arguments
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
         """Return the metrics logged so far, a dict for each line of metrics.jsonl.
 
@@ -146,10 +155,13 @@ class Run:
           split: Only the lines of `train`, `validation` or `test`. None: all.
 
         Raises:
-          UserError: The file cannot be read.
+          UserError: The file cannot be read, or there is no such split.
         """
         from train.telemetry.metrics_log import read_metrics
 
+        splits = ("train", "validation", "test")
+        if split is not None and split not in splits:
+            raise UserError(f"split {split!r}: is not known; choose from {', '.join(splits)}")
         lines = read_metrics(self.folder.metrics)
         return [line for line in lines if split in (None, line["split"])]
 
@@ -297,6 +309,7 @@ def for_local_devices(experiment: Experiment) -> Experiment:
     )
 
 
+@check_arguments
 def sample(
     run: Run,
     prompts: Sequence[str],

@@ -4,7 +4,9 @@ So a model can be planned, traced and tested for hardware that is not attached.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
+
+from transformer.validation import check_at_least, check_choice, check_field_types
 
 Platform = Literal["cpu", "gpu", "tpu"]
 
@@ -24,6 +26,11 @@ class Hardware:
     unknown."""
     broken_kernels: tuple[tuple[str, str], ...] = ()
     """(attention backend, reason) of kernels that do not compile here: `auto` skips them."""
+
+    def __post_init__(self) -> None:
+        check_field_types(self, "hardware")
+        check_choice("hardware.platform", self.platform, get_args(Platform))
+        check_at_least("hardware.count", self.count, 1)
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:

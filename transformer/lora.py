@@ -21,7 +21,7 @@ import dataclasses
 import fnmatch
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from transformer.argument_checks import check_arguments
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_at_least, check_integer
 
 RANK_AXIS = "lora_rank"
@@ -164,7 +165,7 @@ class LoRALayout:
         Entries of A are uniform within 1 / sqrt(fan-in), as in PEFT. A and B are float32 whatever
         the dtype of the parameters: updates are smaller than the resolution of 16 bits.
         """
-        flat, trainable = flatten_dict(params), {}
+        flat, trainable = _flatten("params", params, self.adapted | self.trained), {}
         for path in sorted(self.adapted):
             (a_shape, _), (b_shape, _) = self._factors(path, flat[path].shape)
             # Keyed by name, so that A does not depend on the other targets.
@@ -178,17 +179,18 @@ class LoRALayout:
 
     def freeze(self, params: Any) -> Any:
         """Return the parameters that are not trained, those with an update included."""
-        flat = flatten_dict(params)
+        flat = _flatten("params", params)
         return unflatten_dict({path: x for path, x in flat.items() if path not in self.trained})
 
     def replace_trained(self, trainable: Any, params: Any) -> Any:
         """Return the trainable tree with the fully trained parameters of `params`."""
-        flat, source = flatten_dict(trainable), flatten_dict(params)
+        flat, source = _flatten("trainable", trainable), _flatten("params", params, self.trained)
         return unflatten_dict(flat | {path: source[path] for path in self.trained})
 
     def combine(self, trainable: Any, frozen: Any) -> Any:
         """Return parameters for `model.apply`: adapted matrices are of class `LowRankWeight`."""
-        flat, factors = flatten_dict(frozen), flatten_dict(trainable)
+        factors = _flatten("trainable", trainable, {(*path, A) for path in self.adapted})
+        flat = _flatten("frozen", frozen, self.adapted)
         for path in self.adapted:
             a, b = factors.pop((*path, A)), factors.pop((*path, B))
             flat[path] = LowRankWeight(flat[path], a, b, self.scale)
@@ -224,6 +226,18 @@ class LoRALayout:
         a_shape = (*shape[:rows], self.rank)
         b_shape = (*shape[:stack], self.rank, *shape[rows:])
         return (a_shape, a), (b_shape, b)
+
+
+def _flatten(name: str, tree: Any, needed: Collection[Path] = ()) -> dict[Path, Any]:
+    """Return the leaves of nested dicts by path. ValueError: it is no dict, or lacks one."""
+    check_shapes(**{name: (tree, Mapping)})
+    flat: dict[Path, Any] = flatten_dict(tree)
+    missing = sorted(path for path in needed if path not in flat)
+    if missing:
+        raise ValueError(
+            f"{name}: has no {'/'.join(missing[0])}; give that of the model that the layout is for"
+        )
+    return flat
 
 
 def is_adaptable(path: Path, axes: LogicalAxes) -> bool:

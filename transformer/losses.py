@@ -89,16 +89,16 @@ def token_loss(
 def next_token_loss(
     model: Model,
     params: Any,
-    batch: Mapping[
-        str, jax.Array
-    ],  # `tokens`, `targets`, `weights`, `positions`, `segments` [B, T]
+    batch: Mapping[str, jax.Array],  # tokens, targets, weights, positions, segments [B, T]
     dropout_rngs: jax.Array | None = None,  # [B]; None: evaluation
     *,
     has_segments: bool = True,  # False: each row is one text, and `segments` is not read
 ) -> dict[str, Loss]:
     """Return `loss` of a language model, and its own losses; tokens attend within their segment."""
-    # Under context parallelism a device's tokens are not contiguous: pass their positions.
-    # Otherwise they are left out, so that a causal mask needs no arrays.
+    check_shapes(model=(model, Model), params=(params, Mapping), batch=(batch, Mapping))
+    needed = "tokens targets weights" + has_segments * " positions segments"
+    check_shapes(**{name: (batch.get(name), "B? T") for name in needed.split()})
+    # Under context parallelism a device's tokens are not contiguous. Else no mask needs positions.
     context_parallel = model.constrain.num_shards("length") > 1
     output = model.apply(
         {"params": params},

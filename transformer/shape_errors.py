@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+MAX_WEIGHT_SIZE = 2**44
+"""Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
+
 _KINDS = {int: "integers, such as int32", float: "floats", bool: "booleans"}
 
 

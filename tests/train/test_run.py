@@ -94,6 +94,12 @@ def test_metrics_and_plot(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatc
     assert set(lines[0]) >= {"loss", "learning_rate", "grad_norm"}
     validation = [line for line in run.metrics("validation") if line["step"] == 4]
     assert validation == [{"step": 4, "split": "validation", **run.final_metrics}]
+    with pytest.raises(UserError, match=r"^split 'tset': is not known; choose from train, valid"):
+        run.metrics("tset")
+    with pytest.raises(UserError, match=r"^prompts: one is a NoneType; give strings"):
+        run.generate(["text", None])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"^prompts 3: give a string or a list"):
+        run.generate(3)  # type: ignore[arg-type]
     axes = run.plot().axes[0]
     [training] = [line for line in axes.get_lines() if line.get_label() == "training"]
     losses = [line["loss"] for line in run.metrics("train")]

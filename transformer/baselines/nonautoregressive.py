@@ -30,7 +30,7 @@ from transformer.models.model import (
     ModelOutput,
 )
 from transformer.shape_checks import check_shapes
-from transformer.validation import check_at_least
+from transformer.validation import check_at_least, check_integer
 
 
 class NonAutoregressive(Model):
@@ -45,6 +45,7 @@ class NonAutoregressive(Model):
     length_loss_weight: float = 0.1  # weight of the length loss, relative to the token loss
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.config.encoder is None:
             raise ValueError("model.encoder: is missing; give an EncoderConfig")
         if self.config.causal:
@@ -52,8 +53,7 @@ class NonAutoregressive(Model):
                 "model.causal True: a non-autoregressive model predicts all tokens at once, each "
                 "from all others; set it to False"
             )
-        check_at_least("max_length_difference", self.max_length_difference, 0)
-        super().__post_init__()
+        check_integer("max_length_difference", self.max_length_difference, 0)
 
     @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer.argument_checks import check_arguments
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
@@ -109,6 +110,7 @@ def make_model(
     return EncoderDecoder(config, hardware)
 
 
+@check_arguments
 def read_config(folder: str | Path, precision: Precision | None = None) -> PretrainedConfig:
     """Read the config of a folder.
 
@@ -136,6 +138,7 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     return PretrainedConfig(config, family, architecture, values)
 
 
+@check_arguments
 def read_model(
     folder: str | Path,
     *,
@@ -185,6 +188,7 @@ def read_model(
     return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
 
 
+@check_arguments
 def write_model(
     folder: str | Path,
     model: Model,

@@ -24,10 +24,7 @@ from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
 from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 from transformer.precision import Precision
-from transformer.shape_errors import reject_weight, reject_weight_size
-
-MAX_WEIGHT_SIZE = 2**44
-"""Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
+from transformer.shape_errors import MAX_WEIGHT_SIZE, reject_weight, reject_weight_size
 
 
 def declare_weight(

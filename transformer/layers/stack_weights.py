@@ -4,7 +4,7 @@ Decoding reads every weight once for every token. Sliced from a stack, each laye
 copied at each step; unstacked beforehand (`UnstackedLayers`), they are not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from transformer.layers.block import Block, layer_constants
 from transformer.layers.cross_attention import BlockCache, Memory
 from transformer.layers.logical_axes import box_weights, is_boxed_weight
 from transformer.model_context import ModelContext
+from transformer.shape_checks import check_shapes
 from transformer.validation import check_size
 
 LayerPattern = tuple[BlockConfig, ...]
@@ -130,7 +131,6 @@ Params = dict[str, Any]
 """Parameters of a model: nested dicts of arrays."""
 
 
-@jax.jit
 def unstack_for_decoding(params: Params) -> Params:
     """Return a model's parameters with a copy of each layer's weights, for `generate`.
 
@@ -138,6 +138,14 @@ def unstack_for_decoding(params: Params) -> Params:
     weights. On CPU it gains nothing over `unstack_for_decoding_without_copy`, which `generate`
     applies itself.
     """
+    check_shapes(params=(params, Mapping))
+    if "layers" not in params:
+        raise ValueError("params: have no layers; give the parameters of a LanguageModel")
+    return _unstack_copy(params)
+
+
+@jax.jit
+def _unstack_copy(params: Params) -> Params:
     return {**params, "layers": unstack_layers(params["layers"])}
 
 

@@ -49,13 +49,13 @@ class EncoderDecoder(Model):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.config.encoder is None:
             raise ValueError("model.encoder: is missing; give an EncoderConfig")
         if not any(block.needs_memory for block in self.config.layer_pattern):
             raise ValueError(
                 "model.layer_pattern: no block attends to the source; give one cross_attention"
             )
-        super().__post_init__()
 
     @property
     def encoder_config(self) -> EncoderConfig:
@@ -86,7 +86,7 @@ class EncoderDecoder(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
             examples = source if tokens is None else tokens
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
         check_shapes(

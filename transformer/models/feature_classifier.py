@@ -18,6 +18,7 @@ from transformer.models.heads import check_pooling, pool_sequence
 from transformer.models.input_checks import check_positions, check_segments, resolve_dropout_rngs
 from transformer.models.model import DEFAULT_OUTPUTS, LOGITS, Model, ModelOutput, apply_layers
 from transformer.shape_checks import check_shapes
+from transformer.validation import check_fraction, check_integer
 
 
 class FeatureClassifier(Model):
@@ -35,11 +36,11 @@ class FeatureClassifier(Model):
     predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("num_features", "num_classes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)}: give 1 or more")
-        check_pooling(self.pooling, self.config.causal)
         super().__post_init__()
+        for name in ("num_features", "num_classes"):
+            check_integer(name, getattr(self, name), 1)
+        check_fraction("head_dropout", self.head_dropout)
+        check_pooling(self.pooling, self.config.causal)
 
     @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -64,7 +65,7 @@ class FeatureClassifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, features)
         check_shapes(
             {"I": self.num_features},

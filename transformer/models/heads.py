@@ -14,6 +14,7 @@ from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.model_context import ModelContext
 from transformer.models.input_checks import resolve_dropout_rngs
 from transformer.models.model import LOGITS, Model, ModelOutput
+from transformer.validation import check_fraction, check_integer
 
 
 def check_pooling(pooling: str, causal: bool) -> None:
@@ -88,10 +89,10 @@ class Classifier(Model):
     predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_classes < 1:
-            raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
-        check_pooling(self.pooling, self.config.causal)
         super().__post_init__()
+        check_integer("num_classes", self.num_classes, 1)
+        check_fraction("head_dropout", self.head_dropout)
+        check_pooling(self.pooling, self.config.causal)
 
     @nn.compact
     def __call__(
@@ -110,7 +111,7 @@ class Classifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
@@ -140,9 +141,9 @@ class Tagger(Model):
     predicted_fraction: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_classes < 1:
-            raise ValueError(f"num_classes {self.num_classes}: give 1 or more")
         super().__post_init__()
+        check_integer("num_classes", self.num_classes, 1)
+        check_fraction("head_dropout", self.head_dropout)
 
     @nn.compact
     def __call__(
@@ -161,7 +162,7 @@ class Tagger(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, _ = self.apply_backbone(

@@ -42,7 +42,7 @@ class LanguageModel(Model):
 
         ValueError: shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         if cache is not None:
             check_cache_inputs(cache, tokens, self.config.num_layers, positions, segments)

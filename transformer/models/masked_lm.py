@@ -29,12 +29,12 @@ class MaskedLanguageModel(Model):
     """
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.config.causal:
             raise ValueError(
                 "config.causal True: a masked language model reads both sides of a token; set it "
                 "to False"
             )
-        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -53,7 +53,7 @@ class MaskedLanguageModel(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or (dropout_rngs is not None and dropout_rngs.ndim != 1):
+        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
             dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
         config, context = self.config, self.context
         output, table = self.apply_backbone(

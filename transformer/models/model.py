@@ -60,6 +60,10 @@ class Model(nn.Module):
     predicted_fraction: ClassVar[float] = 1.0
     """Fraction of tokens with a vocabulary prediction, for FLOPs: 0 for classifiers and taggers."""
 
+    def __post_init__(self) -> None:
+        check_shapes(config=(self.config, TransformerConfig), hardware=(self.hardware, Hardware))
+        super().__post_init__()
+
     @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Return shapes of the smallest inputs, for `init` and `jax.eval_shape`."""
@@ -119,9 +123,8 @@ class Model(nn.Module):
     ) -> tuple[StackOutput, jax.Array]:  # x [B, T, D] after the final norm; table [V padded, D]
         """Embed tokens and apply the layers; return the stack's output and the embedding table.
 
-        All models with one stack share this method, so their parameter trees and the checks of
-        their inputs are alike. ValueError: shapes or dtypes disagree, or inputs exceed a table of
-        learned positions.
+        All models with one stack share this method. ValueError: shapes or dtypes disagree, or
+        inputs exceed a table of learned positions.
         """
         check_shapes(
             tokens=(tokens, "B T", int),

@@ -93,7 +93,7 @@ def declared_tree(model: Any) -> Any:
     # In a thread of its own: interceptors (`nn.intercept_methods`) are local to the caller's
     # thread, and would record the arrays of this trace as those of the call.
     with ThreadPoolExecutor(max_workers=1) as thread:
-        trace = thread.submit(lambda: jax.eval_shape(model.init_params, jax.random.key(0)))
+        trace = thread.submit(jax.eval_shape, lambda: model.init_params(jax.random.key(0)))
         return plain_tree(trace.result())
 
 

@@ -49,6 +49,7 @@ from transformer.testing.mixer_under_test import (
 
 
 @pytest.mark.slow
+@pytest.mark.sampled("[full]", "[sliding_window]", "[linear]", "[primer]", "[lstm]", "[bahdanau]")
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_passes(kind: str) -> None:
     """At a length just above a power of two, where blockwise backends have a partial block."""

@@ -80,6 +80,22 @@ class Block:
         """Return the texts of the directives with a verb."""
         return [text for each, text in self.directives if each == verb]
 
+    def prepared(self) -> str:
+        """Return the code as it runs here: with the page's replacements and flags.
+
+        Raises:
+          ValueError: The block lacks what is to be replaced.
+        """
+        code = self.code
+        for replacement in self.texts("replace"):
+            old, _, new = replacement.partition(" => ")
+            if old not in code:
+                raise ValueError(f"run: replace {old}: is not in the block")
+            code = code.replace(old, new)
+        if self.language == "python":
+            return code
+        return with_flags(code, " ".join(self.texts("add")).replace("TINY", TINY))
+
 
 def pages() -> list[str]:
     """Return the pages with blocks to run, as paths from the root."""
@@ -151,16 +167,11 @@ class Reader:
         for first in block.texts("first"):
             if problem := self._shell(first.replace("TINY", TINY)):
                 return problem
-        code = block.code
-        for replacement in block.texts("replace"):
-            old, _, new = replacement.partition(" => ")
-            if old not in code:
-                return f"run: replace {old}: is not in the block"
-            code = code.replace(old, new)
-        if block.language == "bash":
-            flags = " ".join(block.texts("add")).replace("TINY", TINY)
-            return self._shell(with_flags(code, flags))
-        return self._execute(code)
+        try:
+            code = block.prepared()
+        except ValueError as error:
+            return str(error)
+        return self._shell(code) if block.language == "bash" else self._execute(code)
 
     def _shell(self, code: str) -> str:
         try:

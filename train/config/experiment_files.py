@@ -14,6 +14,7 @@ from types import ModuleType
 from train.config.plugins import import_file
 from train.errors import UsageError, as_user_error
 from train.experiment import Experiment
+from train.runtime.startup import program_name
 
 
 def find_experiment(name: str) -> Experiment:
@@ -139,6 +140,7 @@ def write_config(file: str, data: str = "") -> None:
     filled = text.format(
         docstring=f"{name}: a language model of my own.",
         file=_in_docstring(file),
+        program=program_name(),
         name=json.dumps(name),
         path=json.dumps(source, ensure_ascii=False),  # a string of Python too
         prompt=json.dumps("The " if data else "def "),

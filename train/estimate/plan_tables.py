@@ -7,6 +7,7 @@ from train.estimate.description_tables import format_bytes, format_count, new_ta
 from train.estimate.hlo import total_collectives
 from train.estimate.plan import Plan
 from train.estimate.remedies import PrecisionOption
+from train.runtime.startup import program_name
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -60,7 +61,7 @@ def _verdict(plan: Plan) -> Iterable["RenderableType"]:
         f"{_dollars(plan.dollars(expected.seconds))} "
         f"(${plan.dollars_per_chip_hour:.2f} per chip hour)"
     )
-    yield f"python -m train fit ... {plan.best.candidate.flags()}\n"
+    yield f"{program_name()} fit ... {plan.best.candidate.flags()}\n"
 
 
 def _memory(plan: Plan) -> Iterable["RenderableType"]:
@@ -176,7 +177,7 @@ def _precisions(plan: Plan) -> Iterable["RenderableType"]:
         )
     yield table
     for each in plan.other_precisions:
-        yield f"{each.precision.name}: python -m train fit ... {each.flags()}"
+        yield f"{each.precision.name}: {program_name()} fit ... {each.flags()}"
 
 
 def _dollars(dollars: float) -> str:

@@ -81,7 +81,7 @@ class Model(nn.Module):
 
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
-        """Like `nn.Module.apply`, typed; the arguments are those of `__call__`."""
+        """Like Linen's, with the arguments of `__call__`. ValueError: weights of another model."""
         key = type(self), self.config, jax.tree.structure(variables)
         if "rngs" in kwargs or key not in DECLARED:
             check_variables(self, variables, kwargs.get("rngs"))

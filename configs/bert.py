@@ -1,11 +1,11 @@
-"""BERT (Devlin et al. 2019): masked language modelling on text of your own.
+"""BERT (Devlin et al. 2019): masked language modeling on text of your own.
 
     python -m train fit bert:base-mlm --data.path 'corpus/*.txt' --workdir runs/bert
     python -m train describe bert:large
 
 Post-norm, LayerNorm, exact GELU, learned positions. `base` and `large` have exactly the published
 parameters, so that published weights fit. They include two token types and a pooler, which the
-published training used for sentence pairs. Masked language modelling trains neither, so `base-mlm`
+published training used for sentence pairs. Masked language modeling trains neither, so `base-mlm`
 and `large-mlm`, for training from scratch, leave them out. The vocabulary is BERT's own if
 `--data.tokenizer.kind file --data.tokenizer.path vocab.txt` names it; otherwise one of that size is
 learned.
@@ -89,7 +89,7 @@ def make_experiment(name: str, model: TransformerConfig) -> Experiment:
 
 
 def without_pooler(model: TransformerConfig) -> TransformerConfig:
-    """Return the model without the parameters that masked language modelling does not train."""
+    """Return the model without the parameters that masked language modeling does not train."""
     return dataclasses.replace(model, num_token_types=0, pooler=False)
 
 

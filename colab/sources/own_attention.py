@@ -194,11 +194,12 @@ run = train.fit(experiment, str(text.parent / "run"))
 
 # %% result
 import flax
+import numpy as np
 
 flat = flax.traverse_util.flatten_dict(run.params, sep="/")
 [sharpness] = [leaf for path, leaf in flat.items() if path.endswith("sharpness")]
 print("factor of the scores by layer and head:")
-print(jnp.exp(sharpness).round(2))
+print(np.exp(np.asarray(sharpness)).round(2))
 print(f"held-out loss {run.final_metrics['loss']:.2f} nats a character")
 assert run.final_metrics["loss"] < 1
 

@@ -47,7 +47,7 @@ FAULTY = range(80, 86)  # numbers of the batches
 
 @dataclasses.dataclass(frozen=True)
 class FaultyModeling(LanguageModeling):
-    """Language modelling with some faulty batches."""
+    """Language modeling with some faulty batches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FaultyBatches(TrainingBatches):
 
 @train.register_task(FaultyModeling)
 class FaultyTask(LanguageModelTask):
-    """Language modelling with some faulty batches."""
+    """Language modeling with some faulty batches."""
 
     def training_batches(self, corpus):
         return FaultyBatches(super().training_batches(corpus))

@@ -6,6 +6,9 @@ from typing import Any, NoReturn
 MAX_WEIGHT_SIZE = 2**44
 """Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
 
+_CLASSES = {"Mapping": "a dict", "Set": "a set, such as {'logits'}"}
+"""Descriptions of abstract classes."""
+
 _KINDS = {int: "integers, such as int32", float: "floats", bool: "booleans"}
 
 
@@ -19,7 +22,8 @@ def explain_mismatch(name: str, sizes: Mapping[str, int], values: Mapping[str, A
     """
     array, axes, *kinds = values[name]
     if isinstance(axes, type):
-        return f"{name} of type {type(array).__name__}: give a {axes.__name__}"
+        remedy = _CLASSES.get(axes.__name__, f"a {axes.__name__}")
+        return f"{name} of type {type(array).__name__}: give {remedy}"
     expected = f"[{', '.join(axes.removesuffix('| None').split())}]"
     if not hasattr(array, "shape"):
         return f"{name} of type {type(array).__name__}: is not an array; give one of {expected}"

@@ -1,7 +1,7 @@
 """Shape and dtype checks, and their messages at every public boundary."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import jax
@@ -89,6 +89,8 @@ def test_axis_sizes_are_bound_by_the_first_array_or_a_number() -> None:
             {"ids": (floats(B), "B", int, bool)},
             "ids of dtype float32: give integers, such as int32",
         ),
+        ({"outputs": ("weights", Set)}, "outputs of type str: give a set, such as {'logits'}"),
+        ({"params": (None, Mapping)}, "params of type NoneType: give a dict"),
         ({"hidden": (ints(B, T), "B T", float)}, "hidden of dtype int32: give floats"),
         ({"allowed": (ints(B, T), "B T", bool)}, "allowed of dtype int32: give booleans"),
     ],

@@ -44,7 +44,7 @@ def find_experiment(name: str) -> Experiment:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean gpt2?)` for the known name closest to a misspelled one, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

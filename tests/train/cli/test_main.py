@@ -115,6 +115,7 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
             "fti quickstart",
             "verb fti: is not known (did you mean fit?); choose one of fit, evaluate",
         ),
+        ("score W", "verb score: is not known; choose one of fit, evaluate"),
         ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
         ("fit --steps 3", "fit: CONFIG is missing"),
         ("sample", "sample: W is missing"),

@@ -9,6 +9,7 @@ Most of the time of a test run is compiling programs that run once or twice, so 
 told to hurry: `python -m bench.profile_tests` shows where the time goes.
 """
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -68,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder.name}/started"
     jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    # A million objects of JAX live as long as the process: the default visits them all too often.
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by -m

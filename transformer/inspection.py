@@ -26,6 +26,7 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.argument_checks import check_arguments
+from transformer.shape_checks import check_shapes
 
 if TYPE_CHECKING:  # these import this module
     from transformer.attention.attend import AttentionOutput, ScoreSpec
@@ -89,6 +90,10 @@ class Taps(struct.PyTreeNode):
         for edited, edit in self.edits:
             if edited == name:
                 new = edit(value, self.layer)
+                if not hasattr(new, "shape"):
+                    raise ValueError(
+                        f"edit of {name}: returns a {type(new).__name__}; return an array"
+                    )
                 if (new.shape, new.dtype) != (value.shape, value.dtype):
                     raise ValueError(
                         f"edit of {name}: returns {new.dtype}{list(new.shape)} for "
@@ -186,7 +191,14 @@ def make_taps(
     Raises:
       ValueError: A name is unknown, or no layer of the model has such a value.
     """
+    check_shapes(edits=(edits or {}, Mapping))
     edits = dict(edits or {})
+    for name, edit in edits.items():
+        if not callable(edit):
+            raise ValueError(
+                f"edits {name!r} of type {type(edit).__name__}: give a function (value, layer) -> "
+                "value"
+            )
     config = model.config
     known = _known_names(config.layer_pattern)
     known_in_encoder = {} if config.encoder is None else _known_names(config.encoder.layer_pattern)

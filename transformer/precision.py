@@ -77,6 +77,8 @@ class Precision:
         Raises:
           ValueError: If a part or dtype is unknown.
         """
+        if not isinstance(text, str):
+            raise ValueError(f"precision of type {type(text).__name__}: give a string")
         if text == AUTO:
             return AUTO_POLICY
         if text in POLICIES:

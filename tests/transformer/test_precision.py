@@ -65,6 +65,8 @@ def test_policy_text_round_trip() -> None:
 def test_errors_name_the_part_and_the_remedy(text: str, message: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(message)):
         Precision.parse(text)
+    with pytest.raises(ValueError, match=r"^precision of type NoneType: give a string"):
+        Precision.parse(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

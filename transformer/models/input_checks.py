@@ -124,6 +124,12 @@ def check_cache_inputs(
     segments: jax.Array | None,
 ) -> None:
     """Raise ValueError for inputs that do not go with a cache."""
+    leaves = jax.tree.leaves(cache)
+    is_sequence = isinstance(cache, list | tuple)
+    if not is_sequence or not all(hasattr(leaf, "ndim") for leaf in leaves):
+        raise ValueError(
+            f"cache of type {type(cache).__name__}: give that of the model's init_cache"
+        )
     if positions is None:
         raise ValueError("cache: needs positions; give those of the new tokens")
     if segments is not None:
@@ -135,7 +141,7 @@ def check_cache_inputs(
             f"cache: has {len(cache)} layers, the model {num_layers}; give that of its init_cache"
         )
     # Axis 0 is the batch in most caches; one of several leading sizes is left to the mixer.
-    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim}
+    sizes = {leaf.shape[0] for leaf in leaves if leaf.ndim}
     if len(sizes) == 1 and getattr(tokens, "ndim", 0) == 2 and len(tokens) not in sizes:
         raise ValueError(
             f"cache: is for {sizes.pop()} examples, tokens has {len(tokens)}; give init_cache this "

@@ -110,6 +110,17 @@ def test_initial_parameters_need_a_random_key(rng: Any) -> None:
         ),
         ({"segments": TOKENS / 2}, "segments of dtype float64: give integers, such as int32"),
         (
+            {"cache": 3, "positions": POSITIONS},
+            "cache of type int: give that of the model's init_c",
+        ),
+        ({"cache": [1, 2], "positions": POSITIONS}, "cache of type list: give that of the model's"),
+        ({"edits": [1]}, "edits of type list: give a dict"),
+        ({"edits": {"residual_post": 3}}, "edits 'residual_post' of type int: give a function"),
+        (
+            {"edits": {"residual_post": lambda value, layer: None}},
+            "edit of residual_post: returns a NoneType; return an array",
+        ),
+        (
             {"cache": MODEL.init_cache(3, 5), "positions": POSITIONS},
             "cache: is for 3 examples, tokens has 2; give init_cache this batch size",
         ),

@@ -171,17 +171,15 @@ class Run:
         Raises:
           UserError: Matplotlib is not installed, or no loss is logged yet.
         """
+        from train.telemetry.loss_plot import draw_losses, event_steps
+
+        events = event_steps(EventLog(self.folder.event_log).read())
         try:
-            # Only pyplot tells a notebook how to show a figure.
-            import matplotlib.pyplot  # noqa: F401
+            figure = draw_losses(self.metrics(), events=events)
         except ImportError as error:
             raise UserError(
                 f"plot: needs matplotlib, which is not installed ({error}); pip install matplotlib"
             ) from error
-        from train.telemetry.loss_plot import draw_losses, event_steps
-
-        events = event_steps(EventLog(self.folder.event_log).read())
-        figure = draw_losses(self.metrics(), events=events)
         if figure is None:
             raise UserError(f"{self.folder.metrics}: has no losses to plot; train some steps first")
         return figure

@@ -105,7 +105,7 @@ def test_metrics_and_plot(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatc
     losses = [line["loss"] for line in run.metrics("train")]
     np.testing.assert_array_equal(training.get_ydata(), losses)
 
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UserError, match=r"plot: needs matplotlib, .*; pip install matplotlib"):
         run.plot()
     monkeypatch.undo()

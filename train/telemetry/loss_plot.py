@@ -58,9 +58,7 @@ def plot_losses(
     figure = draw_losses(metrics, references, events)
     if figure is None:
         return False
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    write_atomically(path, image.getvalue())
+    write_atomically(path, _png(figure))
     return True
 
 
@@ -70,8 +68,6 @@ def draw_losses(
     events: Mapping[str, Sequence[int]] | None = None,
 ) -> Figure | None:
     """Return the figure that `plot_losses` writes, or None if there is no finite loss yet."""
-    from matplotlib.figure import Figure  # importing it takes half a second
-
     training = _points(metrics, "train", "loss")
     validation = _points(metrics, "validation", "loss")
     scores = {name: _points(metrics, "validation", name) for name in _SCORES}
@@ -79,7 +75,7 @@ def draw_losses(
     points_drawn = np.concatenate([training, validation], axis=1)
     if not points_drawn.size:
         return None
-    figure = Figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
+    figure = _notebook_figure(figsize=(8, 5 + 2 * len(scores)), dpi=120, layout="constrained")
     heights = [5, *[2] * len(scores)]
     grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)
     axes, *below = grid[:, 0]
@@ -93,6 +89,23 @@ def draw_losses(
     grid[-1, 0].set_xlabel("step")
     figure.align_ylabels()
     return figure
+
+
+def _png(figure: Figure) -> bytes:
+    image = io.BytesIO()
+    figure.savefig(image, format="png")
+    return image.getvalue()
+
+
+def _notebook_figure(**options: Any) -> Figure:
+    """Return a figure that a notebook shows: others are text there until pyplot has drawn one."""
+    from matplotlib.figure import Figure  # importing it takes half a second
+
+    class NotebookFigure(Figure):
+        def _repr_png_(self) -> bytes:  # a hook of IPython
+            return _png(self)
+
+    return NotebookFigure(**options)
 
 
 def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.ndarray:

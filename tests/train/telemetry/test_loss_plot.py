@@ -1,5 +1,7 @@
 import math
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -126,3 +128,17 @@ def test_labels_of_close_references_do_not_overlap() -> None:
     texts = {text.get_text()[:2]: text.get_window_extent() for text in figure.axes[0].texts}
     assert texts["gz"].y0 > texts["xz"].y1
     assert texts["zs"].y0 > texts["gz"].y1
+
+
+def test_notebook_shows_the_figure_without_pyplot() -> None:
+    """IPython draws a plain figure as text until pyplot has loaded the notebook's backend."""
+    code = """
+from IPython.core.formatters import DisplayFormatter
+from train.telemetry.loss_plot import draw_losses
+import sys
+figure = draw_losses([{"step": step, "split": "train", "loss": 1 / step} for step in (1, 2)])
+assert "matplotlib.pyplot" not in sys.modules
+formats, _ = DisplayFormatter().format(figure)
+assert formats["image/png"].startswith(bytes([137]) + b"PNG"), formats
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

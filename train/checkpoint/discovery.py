@@ -22,8 +22,6 @@ ORBAX_TMP_MARKER = ".orbax-checkpoint-tmp"
 """Part of a folder's name while Orbax writes it."""
 
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,8}")  # at most nine digits: steps are int32
-_MAX_BROADCAST = 1024  # integers: the array of a broadcast has a fixed shape
-_PADDING = -1
 _SHOWN_CHECKPOINTS = 3
 
 
@@ -118,8 +116,8 @@ def broadcast_integers(values: Sequence[int]) -> list[int]:
     """
     if jax.process_count() == 1:
         return list(values)
-    # An array of one fixed shape, so that all processes run the same program: the others do not
-    # know how many values process 0 has.
-    padded = np.full(_MAX_BROADCAST, _PADDING, np.int32)
-    padded[: len(values)] = values
-    return [int(each) for each in ocp.multihost.broadcast_one_to_all(padded) if each != _PADDING]
+    # Their number first, so that all processes run the same program with an array of its length.
+    broadcast = ocp.multihost.broadcast_one_to_all
+    count = int(broadcast(np.int32(len(values))))
+    sent = np.resize(np.array([*values, 0], np.int32), count)  # that of process 0 counts
+    return [int(each) for each in broadcast(sent)] if count else []

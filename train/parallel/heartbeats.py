@@ -69,7 +69,7 @@ class Heartbeats:
 
     def stop(self) -> None:
         """Stop watching, and tell the others not to expect more heartbeats."""
-        # The event first, so that the thread starts no beat that would overwrite STOPPED.
+        # The event first: a `beat` that is writing meanwhile then writes STOPPED again.
         self._stopped.set()
         self._put(f"{HEARTBEATS_KEY}/{self._index}", STOPPED)
 
@@ -102,6 +102,8 @@ class Heartbeats:
             self._store.key_value_set(
                 f"{HEARTBEATS_KEY}/{self._index}", str(self._count), allow_overwrite=True
             )
+            if self._stopped.is_set():
+                self._put(f"{HEARTBEATS_KEY}/{self._index}", STOPPED)
             # Found by process 0, or announced by the process itself: one list for all processes.
             ended = self._store.key_value_dir_get(ENDED_KEY)
             # Process 0 alone compares heartbeats, so that the cost does not grow with the square

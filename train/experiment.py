@@ -7,9 +7,15 @@ This module must stay importable without JAX: `--help` reads it before JAX is lo
 
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Literal
 
-from train.data.data_config import DataConfig, TextDataConfig, require_one_of, require_types
+from train.data.data_config import (
+    DataConfig,
+    TextDataConfig,
+    require_at_least,
+    require_one_of,
+    require_types,
+)
 from train.errors import UsageError
 from train.lora.lora_config import LoRAConfig
 from train.optim.elementwise import AdamW
@@ -30,14 +36,6 @@ def check_seed(seed: int) -> None:
         check_jax_seed(seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _check_at_least(minimum: int, section: str, config: Any, *names: str) -> None:
-    """Raise UsageError for the first of these fields that is below `minimum`."""
-    for name in names:
-        if getattr(config, name) < minimum:
-            field = f"{section}.{name}" if section else name
-            raise UsageError(f"{field} {getattr(config, name)}: give {minimum} or more")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +61,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         require_types(self, "evaluation")
-        _check_at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
-        _check_at_least(1, "evaluation", self, "average_checkpoints")
+        require_at_least(0, "evaluation", self, "every", "num_batches", "stride", "batch_size")
+        require_at_least(1, "evaluation", self, "average_checkpoints")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +84,8 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         require_types(self, "sample")
-        _check_at_least(0, "sample", self, "every")
-        _check_at_least(1, "sample", self, "max_new_tokens")
+        require_at_least(0, "sample", self, "every")
+        require_at_least(1, "sample", self, "max_new_tokens")
         try:
             self.sampling_config()
         except ValueError as error:
@@ -116,8 +114,8 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         require_types(self, "checkpoint")
-        _check_at_least(0, "checkpoint", self, "every", "keep_every")
-        _check_at_least(1, "checkpoint", self, "keep_last")
+        require_at_least(0, "checkpoint", self, "every", "keep_every")
+        require_at_least(1, "checkpoint", self, "keep_last")
 
 
 TrackerName = Literal["wandb", "mlflow"]
@@ -165,7 +163,7 @@ class EarlyStoppingConfig:
 
     def __post_init__(self) -> None:
         require_types(self, "early_stopping")
-        _check_at_least(0, "early_stopping", self, "patience")
+        require_at_least(0, "early_stopping", self, "patience")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,10 +184,7 @@ class LossScaleConfig:
                 f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "
                 f"loss_scale.max_scale {self.max_scale}"
             )
-        if self.growth_interval < 1:
-            raise ValueError(
-                f"loss_scale.growth_interval {self.growth_interval}: give 1 or more steps"
-            )
+        require_at_least(1, "loss_scale", self, "growth_interval")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,11 +298,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require_types(self, "")
-        _check_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
+        require_at_least(1, "", self, "steps", "grad_accum_steps", "log_every")
         self._check_batch()
         check_seed(self.seed)
-        # Parsed here for its errors.
-        _ = self.profiled_steps
+        _ = self.profiled_steps  # parsed here for its errors
         try:
             check_numbers(self)
         except ValueError as error:
@@ -333,9 +327,9 @@ class Experiment:
             fields = [field.name for field in dataclasses.fields(self.data)]
             if self.batch_size == 0 and "batch_tokens" in fields:
                 raise UsageError("batch_size 0: give 1 or more, or set data.batch_tokens")
-            _check_at_least(1, "", self, "batch_size")
+            require_at_least(1, "", self, "batch_size")
             return
-        _check_at_least(0, "", self, "batch_size")
+        require_at_least(0, "", self, "batch_size")
         if self.batch_tokens < self.sequence_length:
             raise UsageError(
                 f"data.batch_tokens {self.batch_tokens}: is less than one sentence of "

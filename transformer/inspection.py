@@ -90,10 +90,7 @@ class Taps(struct.PyTreeNode):
         for edited, edit in self.edits:
             if edited == name:
                 new = edit(value, self.layer)
-                if not hasattr(new, "shape"):
-                    raise ValueError(
-                        f"edit of {name}: returns a {type(new).__name__}; return an array"
-                    )
+                check_shapes(**{f"edit of {name}: a result": (new, "...")})
                 if (new.shape, new.dtype) != (value.shape, value.dtype):
                     raise ValueError(
                         f"edit of {name}: returns {new.dtype}{list(new.shape)} for "
@@ -193,12 +190,7 @@ def make_taps(
     """
     check_shapes(edits=(edits or {}, Mapping))
     edits = dict(edits or {})
-    for name, edit in edits.items():
-        if not callable(edit):
-            raise ValueError(
-                f"edits {name!r} of type {type(edit).__name__}: give a function (value, layer) -> "
-                "value"
-            )
+    check_shapes(**{f"edit of {name}": (edit, Callable) for name, edit in edits.items()})
     config = model.config
     known = _known_names(config.layer_pattern)
     known_in_encoder = {} if config.encoder is None else _known_names(config.encoder.layer_pattern)

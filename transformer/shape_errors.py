@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 MAX_WEIGHT_SIZE = 2**44
 """Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits."""
 
-_CLASSES = {"Mapping": "a dict", "Set": "a set, such as {'logits'}"}
+_CLASSES = {"Mapping": "a dict", "Set": "a set, such as {'logits'}", "Callable": "a function"}
 """Descriptions of abstract classes."""
 
 _KINDS = {int: "integers, such as int32", float: "floats", bool: "booleans"}

@@ -38,6 +38,14 @@ def require_types(config: Any, name: str) -> None:
         raise UsageError(str(error)) from error
 
 
+def require_at_least(minimum: int, section: str, config: Any, *names: str) -> None:
+    """Raise UsageError for the first of these fields that is below `minimum`."""
+    for name in names:
+        if getattr(config, name) < minimum:
+            field = f"{section}.{name}" if section else name
+            raise UsageError(f"{field} {getattr(config, name)}: give {minimum} or more")
+
+
 def require_one_of(name: str, value: str, choices: object) -> None:
     """Raise UsageError unless ``value`` is one of the values of ``choices``, a Literal."""
     known = get_args(choices)

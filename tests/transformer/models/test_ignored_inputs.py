@@ -115,10 +115,10 @@ def test_initial_parameters_need_a_random_key(rng: Any) -> None:
         ),
         ({"cache": [1, 2], "positions": POSITIONS}, "cache of type list: give that of the model's"),
         ({"edits": [1]}, "edits of type list: give a dict"),
-        ({"edits": {"residual_post": 3}}, "edits 'residual_post' of type int: give a function"),
+        ({"edits": {"residual_post": 3}}, "edit of residual_post of type int: give a function"),
         (
             {"edits": {"residual_post": lambda value, layer: None}},
-            "edit of residual_post: returns a NoneType; return an array",
+            "edit of residual_post: a result of type NoneType: is not an array",
         ),
         (
             {"cache": MODEL.init_cache(3, 5), "positions": POSITIONS},

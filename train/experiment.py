@@ -180,7 +180,7 @@ class LossScaleConfig:
     def __post_init__(self) -> None:
         require_types(self, "loss_scale")
         if not 1 <= self.init_scale <= self.max_scale:
-            raise ValueError(
+            raise UsageError(
                 f"loss_scale.init_scale {self.init_scale}: give a scale from 1 to "
                 f"loss_scale.max_scale {self.max_scale}"
             )

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+from train.errors import UsageError
 from train.experiment import LossScaleConfig
 from train.state import LossScale
 
@@ -54,5 +55,5 @@ def test_initial_scale() -> None:
     ],
 )
 def test_invalid_loss_scale_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UsageError, match=message):
         LossScaleConfig(**settings)

@@ -163,7 +163,7 @@ def test_damaged_record_raises(tmp_path: Path) -> None:
         FinishedRuns(file)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_study_continues_without_its_work_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,5 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
-# make test        most tests, in about ten minutes        make quick   the fastest part of them
+# make test        most tests, a quarter of an hour         make quick   the fastest part of them
 # make test-full   the rest of the tests                   make drills  large drills, apart
 # make test-colab  the fastest part, with Colab's versions (needs Python 3.13)
 # make test-device the checks of the accelerator that is here

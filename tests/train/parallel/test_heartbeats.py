@@ -95,6 +95,7 @@ def test_heartbeat_under_way_does_not_undo_the_stop() -> None:
 
     run.store.key_value_set = stop_first  # type: ignore[method-assign]
     run.beat(1)
+    run.beat(0)
     run.now += 1000
     assert run.beat(0) == [None]
 

@@ -36,7 +36,8 @@ def _fits(array: Any, axes: str, kinds: list[type], bound: dict[str, int]) -> bo
     sizes = [{1, bound.get(x[:-1], 1)} if x.endswith("?") else {bound.get(x, 0)} for x in letters]
     try:
         chex.assert_shape(array, sizes)
-        chex.assert_type([array] * len(kinds[:1]), kinds[-1:] if array.dtype == bool else kinds[:1])
+        if kinds:
+            chex.assert_type(array, bool if bool in kinds and array.dtype == bool else kinds[0])
     except AssertionError:
         return False
     return True

@@ -73,7 +73,7 @@ def draw(curves: Mapping[str, np.ndarray], path: Path) -> None:
         axes.plot(positions, losses, label=kind)
     axes.axvspan(0, LENGTH, color="grey", alpha=0.15, label="trained length")
     axes.set(xlabel="position in the window (tokens)", ylabel="held-out loss (nats per token)")
-    axes.legend(frameon=False, fontsize="small")
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

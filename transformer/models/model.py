@@ -123,8 +123,7 @@ class Model(nn.Module):
     ) -> tuple[StackOutput, jax.Array]:  # x [B, T, D] after the final norm; table [V padded, D]
         """Embed tokens and apply the layers; return the stack's output and the embedding table.
 
-        All models with one stack share this method. ValueError: shapes or dtypes disagree, or
-        inputs exceed a table of learned positions.
+        ValueError: shapes or dtypes disagree, or inputs exceed a table of learned positions.
         """
         check_shapes(
             tokens=(tokens, "B T", int),

@@ -83,17 +83,17 @@ def test_finished_process_is_not_missed() -> None:
     assert run.beat(0) == [None]
 
 
-def test_heartbeat_under_way_does_not_undo_the_stop() -> None:
+def test_heartbeat_under_way_does_not_undo_the_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(2)
     run.beat(0, 1)
     set_value, process = run.store.key_value_set, run.processes[1]
 
     def stop_first(key: str, value: str, allow_overwrite: bool = False) -> None:
-        run.store.key_value_set = set_value  # type: ignore[method-assign]
+        monkeypatch.undo()
         process.stop()  # the other thread, between this request and its arrival
         set_value(key, value, allow_overwrite)
 
-    run.store.key_value_set = stop_first  # type: ignore[method-assign]
+    monkeypatch.setattr(run.store, "key_value_set", stop_first)
     run.beat(1)
     run.beat(0)
     run.now += 1000

@@ -1,6 +1,6 @@
 """Comparison of every causal mixer and the systems that transformers replaced, at equal parameters.
 
-    python -m bench.studies.family [--language-steps 300] [--recall-steps 800] [--seeds 3]
+    python -m bench.studies.family [--language-steps 200] [--recall-steps 600] [--seeds 3]
 
 Two tasks, on the resumable queue:
 
@@ -176,7 +176,7 @@ def experiment(task: str, name: str, steps: int, seed: int) -> Experiment:
         ),
         steps=steps,
         seed=seed,
-        evaluation=EvaluationConfig(every=0),
+        evaluation=EvaluationConfig(every=0, batch_size=32),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(every=200, keep_last=1),
     )
@@ -251,8 +251,8 @@ def draw(scores: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> Non
 
 
 def main(
-    language_steps: int = 300,
-    recall_steps: int = 800,
+    language_steps: int = 200,
+    recall_steps: int = 600,
     seeds: int = 3,
     names: tuple[str, ...] = tuple(mixers(RECALL_LENGTH, RECALL_WIDTH)),
     rounds: int = 7,

@@ -12,15 +12,17 @@ those that only the base has. `result` is a `RunResult`, `measured` what the stu
 run's folder, and `commit` that of the code when the line was written. Of equal runs the last line
 holds.
 
-A run is found by its settings, whatever its name. A changed value of any setting, a default's
-included, makes a new run, and so does another Python where the corpus is the interpreter's own
-library. Not compared: how a run is named, logged and saved (`IGNORED`). A setting that the package
-did not have when the line was written must have its default value. The code is not compared either:
-whoever changes what a setting means, the corpus behind a path, or how losses are evaluated, deletes
-the lines that this concerns.
+A run is found by its settings, whatever its name; one that starts from another run's weights, also
+by the name of that one's folder, which has to change with its settings (`digest`). A changed value
+of any setting, a default's included, makes a new run, and so does another Python where the corpus
+is the interpreter's own library. Not compared: how a run is named, logged and saved (`IGNORED`). A
+setting that the package did not have when the line was written must have its default value. The
+code is not compared either: whoever changes what a setting means, the corpus behind a path, or how
+losses are evaluated, deletes the lines that this concerns.
 """
 
 import dataclasses
+import hashlib
 import json
 import platform
 from collections.abc import Mapping
@@ -93,7 +95,7 @@ class FinishedRuns:
 
     def find(self, run: SweepRun) -> FinishedRun | None:
         """Return the last line of a run with these settings."""
-        now = compared_fields(run.experiment)
+        now = _fields_of(run)
         for each in reversed(self._runs):
             if _same(each.fields, now) and _has_defaults(run.experiment, now, each.fields):
                 return each
@@ -107,7 +109,7 @@ class FinishedRuns:
 
     def add(self, run: SweepRun, result: RunResult, measured: Mapping[str, Any]) -> None:
         """Write the result of a run to the file."""
-        fields = compared_fields(run.experiment)
+        fields = _fields_of(run)
         differences = [_differences(base, fields) for base in self._bases]
         sizes = [len(each.fields) + len(each.without) for each in differences]
         closest = min(range(len(sizes)), key=sizes.__getitem__, default=0)
@@ -139,6 +141,12 @@ class FinishedRuns:
         self._lines.append(line)
 
 
+def _fields_of(run: SweepRun) -> dict[str, Any]:
+    """Return what decides the result of a run: its settings, and the name of where it starts."""
+    start = {name: Path(value).name for name, value in run.warm_start.items() if value}
+    return {**compared_fields(run.experiment), **start}
+
+
 def compared_fields(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that decide what a run learns, by dotted path."""
     fields = {
@@ -150,6 +158,18 @@ def compared_fields(experiment: Experiment) -> dict[str, Any]:
         fields["python"] = platform.python_version()
     plain: dict[str, Any] = json.loads(json.dumps(fields))
     return plain
+
+
+def digest(*experiments: Experiment) -> str:
+    """Return 12 characters that change with every setting that decides what the runs learn.
+
+    The path of a tokenizer does not count: where it comes from another run, give that one too.
+    """
+    fields = [
+        {key: value for key, value in compared_fields(each).items() if key != "data.tokenizer.path"}
+        for each in experiments
+    ]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 
 class Difference(NamedTuple):

@@ -16,7 +16,6 @@ data trains runs of its own.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import train
-from bench.studies.finished_runs import compared_fields
+from bench.studies.finished_runs import digest
 from bench.studies.record import RESULTS, markdown_table, run_study, write_record
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
@@ -120,12 +119,7 @@ def folder_name(name: str, *experiments: Experiment) -> str:
       name: First part of the folder's name.
       experiments: The run, after that which it starts from, which decides its tokenizer.
     """
-    fields = [
-        {key: value for key, value in compared_fields(each).items() if key != "data.tokenizer.path"}
-        for each in experiments
-    ]
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-    return f"{name}-{digest[:12]}"
+    return f"{name}-{digest(*experiments)}"
 
 
 class Results:

@@ -113,7 +113,7 @@ def run_fit(arguments: list[str]) -> int:
     """Train an experiment; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     mesh_auto = pop_flag(arguments, "--mesh=auto") or _pop_mesh_auto(arguments)
-    change = _with_source_model(arguments)
+    change = pop_init_model(arguments)
     help_text = f"{MESH_AUTO_HELP}\n\n{INIT_MODEL_HELP}"
     options = parse_config_verb("fit", arguments, FitArguments, help_text, change)
     from train.loop import fit
@@ -138,7 +138,7 @@ def run_fit(arguments: list[str]) -> int:
     return 0
 
 
-def _with_source_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
+def pop_init_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
     """Remove `--init-model` from the arguments; return a change of the experiment that obeys it."""
     if not pop_flag(arguments, "--init-model"):
         return lambda experiment: experiment

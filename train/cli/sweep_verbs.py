@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from train.cli.config_verbs import parse_config_verb
+from train.cli.config_verbs import INIT_MODEL_HELP, parse_config_verb, pop_init_model
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag
 from train.errors import UsageError
 from train.experiment import Experiment
@@ -37,6 +37,12 @@ class SweepArguments:
     workdir: str = ""
     """Folder of the sweep: a run folder for each run, sweep.json, results.json and sweep.png;
     default: runs/NAME-sweep."""
+    init_from: str = ""
+    """Folder of a run whose weights and tokenizer every run starts with."""
+    init_only: str = ""
+    """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
+    init_adapter: str = ""
+    """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
     seeds: int = 1
     """Runs of each setting, with the seeds from --seed on."""
     processes: int = 1
@@ -62,23 +68,30 @@ def run_sweep(arguments: list[str]) -> int:
     """Train a grid of settings; print a table of them, best first; return the exit status."""
     json_wanted = pop_json_flag(arguments)
     assignments = pop_option(arguments, "--set")
+    change = pop_init_model(arguments)
+    help_text = f"{SWEEP_HELP}\n\n{INIT_MODEL_HELP}"
 
     def build(flags: Sequence[str]) -> SweepArguments:
         options = [*arguments, *flags]
-        return parse_config_verb("sweep", options, lambda base: SweepArguments(base), SWEEP_HELP)
+        return parse_config_verb("sweep", options, SweepArguments, help_text, change)
 
     options = build(())
     if not assignments and options.seeds == 1:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
+    from train.run_folder.folder import RunFolder
     from train.sweep import queue
     from train.sweep.grid import expand_grid, parse_grid
     from train.sweep.summary import plot_sweep, print_summary, summarize
     from train.sweep.sweep_folder import SweepFolder
 
+    if options.init_from:
+        RunFolder.open_existing(options.init_from)  # a wrong folder would fail every run
     grid = parse_grid(assignments, options.experiment)
-    runs = expand_grid(
+    grid_runs = expand_grid(
         grid, options.seeds, options.experiment, lambda flags: build(flags).experiment
     )
+    start = {name: getattr(options, name) for name in ("init_from", "init_only", "init_adapter")}
+    runs = [dataclasses.replace(run, warm_start=start) for run in grid_runs]
     workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
     quiet = options.quiet or json_wanted
     results = queue.run_sweep(

@@ -39,6 +39,9 @@ class SweepRun:
     experiment: Experiment
     cost: float
     """Estimated compute in any unit, to weigh the runs in the time left."""
+    warm_start: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Arguments of `train.fit` by name, of weights to start with: `init_from`, `init_only` and
+    `init_adapter`. Empty: initial weights."""
 
 
 def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[str]]:

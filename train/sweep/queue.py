@@ -188,6 +188,7 @@ class _Worker:
             "log": str(log),
             "imports": imports_of(run.experiment),
             "experiment": experiment_to_dict(run.experiment),
+            "warm_start": dict(run.warm_start),
         }
         with self._mutex:
             if self._stopped.is_set():

@@ -117,7 +117,7 @@ class SweepFolder:
                 )
             return
         saved = read_json(file, MAX_SWEEP_BYTES)
-        requested = {run.name: flatten_experiment(run.experiment) for run in runs}
+        requested = {run.name: _described_fields(run) for run in runs}
         if not isinstance(saved, dict) or not isinstance(saved.get("runs"), dict):
             raise UserError(f"{file}: does not describe a sweep; restore the original file")
         for name, changes in saved["runs"].items():
@@ -142,10 +142,10 @@ class SweepFolder:
 
     def write_sweep(self, runs: Sequence[SweepRun]) -> None:
         """Write `sweep.json`: the fields of the first run, and how the others differ."""
-        base = flatten_experiment(runs[0].experiment)
+        base = _described_fields(runs[0])
         described = {}
         for run in runs:
-            fields = flatten_experiment(run.experiment)
+            fields = _described_fields(run)
             # A field that the first run has and another has not (of another kind) is null.
             changed = {name: fields.get(name) for name in base.keys() | fields.keys()}
             changed = {
@@ -176,6 +176,12 @@ class SweepFolder:
         """Write `results.json`."""
         plain = {name: dataclasses.asdict(each) for name, each in results.items()}
         write_atomically(self.path / "results.json", json.dumps(plain, indent=1) + "\n")
+
+
+def _described_fields(run: SweepRun) -> dict[str, Any]:
+    """Return what decides the result of a run, by name: its settings and where it starts."""
+    start = dict.fromkeys(("init_from", "init_only", "init_adapter"), "")
+    return {**flatten_experiment(run.experiment), **start, **run.warm_start}
 
 
 def _has_part(fields: Mapping[str, Any], name: str) -> bool:

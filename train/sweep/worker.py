@@ -74,7 +74,7 @@ def train_run(request: dict[str, Any]) -> dict[str, Any]:
     lock = filelock.FileLock(f"{request['log']}.lock")
     try:
         with lock.acquire(timeout=PREDECESSOR_SECONDS):
-            run = train.fit(experiment, request["workdir"])
+            run = train.fit(experiment, request["workdir"], **request["warm_start"])
     except filelock.Timeout:
         raise UserError(
             f"{request['workdir']}: an earlier process still trains there; stop it first"

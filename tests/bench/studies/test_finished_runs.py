@@ -63,6 +63,14 @@ def test_runs_are_looked_up_by_their_settings(tmp_path: Path) -> None:
     changed: list[dict[str, Any]] = [{"steps": 13}, {"batch_size": 3}, {"seed": 8}]
     for changes in changed:
         assert reopened.find(run_of(dataclasses.replace(attention, **changes))) is None
+    # Runs that start from other weights are others, wherever those lie.
+    started = dataclasses.replace(run_of(attention), warm_start={"init_from": "here/first-1"})
+    assert reopened.find(started) is None
+    reopened.add(started, FINISHED, {})
+    moved = dataclasses.replace(started, warm_start={"init_from": "there/first-1"})
+    assert FinishedRuns(file).find(moved) is not None
+    changed_start = dataclasses.replace(started, warm_start={"init_from": "here/first-2"})
+    assert FinishedRuns(file).find(changed_start) is None
     # A later line replaces an earlier one.
     reopened.add(run_of(attention), dataclasses.replace(FINISHED, step=99), {})
     stored = FinishedRuns(file).find(run_of(attention))

@@ -1,5 +1,8 @@
 """Retrieval over long sequences: equal models, windows that are short, accuracy by position."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from bench.studies.long_recall import (
     WINDOW_FRACTION,
     experiment,
     long_mixers,
+    main,
     mean_by_range,
 )
 from bench.studies.recall import AssociativeRecall
@@ -50,3 +54,19 @@ def test_models_are_equally_large() -> None:
         assert each.sequence_length == 4096
         assert isinstance(each.task, AssociativeRecall)
         assert each.task.train_examples == each.steps  # no sequence is seen twice
+
+
+@pytest.mark.full
+def test_study_continues_from_short_sequences(tmp_path: Path) -> None:
+    settings = {"names": ("identity", "linear"), "length": 256, "pairs": 4, "short_steps": 2}
+    folders = {"workdir": tmp_path / "runs", "output": tmp_path / "results"}
+    main(**settings, **folders, steps=2)  # type: ignore[arg-type]
+    data = json.loads((tmp_path / "results" / "long_recall.json").read_text())
+    assert {len(each) for each in data["accuracy_by_range"].values()} == {BINS}
+    [first] = (tmp_path / "runs" / "short").glob("mixer=linear,seed=0,*")
+    log = (tmp_path / "runs" / "long" / "mixer=linear,seed=0" / "logbook.jsonl").read_text()
+    assert f'"source": "{first}"' in log
+    # What is recorded is not trained again, though the folders are gone.
+    again = {"workdir": tmp_path / "again", "output": tmp_path / "results"}
+    main(**settings, **again, steps=2)  # type: ignore[arg-type]
+    assert not [*(tmp_path / "again").glob("*/mixer=*")]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.train.support import command, lines_of, losses, tiny, write_config
+import train
+from tests.train.support import assert_close, command, lines_of, losses, tiny, write_config
 from train.errors import UserError
 from train.experiment import CheckpointConfig
 from train.runtime.signals import PreemptedError
@@ -63,6 +64,27 @@ def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) ->
     finally:
         subprocess.Popen = start  # type: ignore[misc]
     assert third.output == second.output
+
+
+@pytest.mark.slow
+def test_runs_start_with_the_weights_of_another(capsys: Capture, tmp_path: Path) -> None:
+    config, source, workdir = write_config(tmp_path), tmp_path / "source", tmp_path / "sweep"
+    assert command(capsys, "fit", config, "--steps", "3", "--workdir", str(source)).status == 0
+    words = ["sweep", config, "--steps", "1", "--set", "learning_rate=1e-20,1e-19"]
+    words += ["--workdir", str(workdir)]
+    missing = command(capsys, *words, "--init-from", str(tmp_path / "nothing"))
+    assert missing.status == 1
+    assert f"{tmp_path / 'nothing'}: does not exist" in missing.error
+    assert missing.error.count("\n") == 1
+    assert not workdir.exists()
+    assert command(capsys, *words, "--init-from", str(source)).status == 0
+    expected = train.load(str(source)).params
+    for name in ("learning_rate=1e-20,seed=0", "learning_rate=1e-19,seed=0"):
+        assert_close(train.load(str(workdir / name)).params, expected, 1e-12)
+    # The same folder is not taken for a sweep that starts elsewhere.
+    other = command(capsys, *words)
+    assert other.status == 1
+    assert f'(init_from is "{source}" there and "" here)' in other.error
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.compile import compile_step
 from train.estimate.description_tables import format_bytes
-from train.estimate.planned_memory import Coefficients, apply_coefficients, footprint_terms
+from train.estimate.footprint import Coefficients, apply_coefficients, footprint_terms
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from train.experiment import Experiment

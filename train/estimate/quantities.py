@@ -7,14 +7,14 @@ import math
 import jax.numpy as jnp
 
 from train.estimate.batch_shapes import max_batch_shape
-from train.estimate.target import Target
-from train.estimate.traced_memory import (
+from train.estimate.state_and_residuals import (
     Residuals,
     StateBytes,
     StateShapes,
     layer_backend,
     trace_residuals,
 )
+from train.estimate.target import Target
 from train.experiment import Experiment
 from train.lora.layout import make_lora_layout
 from train.optim.muon import Muon, muon_dimension_numbers

@@ -12,7 +12,7 @@ from train.estimate.candidate import Candidate, mesh_sizes
 from train.estimate.chips import Chip
 from train.estimate.description_tables import format_bytes
 from train.estimate.expected_time import expect_step
-from train.estimate.planned_memory import Footprint
+from train.estimate.footprint import Footprint
 from train.estimate.quantities import Quantities
 from train.estimate.search import RankedCandidate, rank_candidate, search_candidates
 from train.estimate.target import Target

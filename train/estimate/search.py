@@ -8,7 +8,7 @@ from train.config.resolve import resolve_precision
 from train.errors import UsageError
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import SEARCHED_REMAT, Candidate
-from train.estimate.planned_memory import Footprint, estimate_footprint
+from train.estimate.footprint import Footprint, estimate_footprint
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import StepTime, estimate_step_time
 from train.estimate.target import Target

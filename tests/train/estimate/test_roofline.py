@@ -8,7 +8,7 @@ import pytest
 from train.data.data_config import TextDataConfig
 from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, Chip
-from train.estimate.planned_memory import estimate_footprint
+from train.estimate.footprint import estimate_footprint
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import (
     GATHERS_PER_MICROBATCH,

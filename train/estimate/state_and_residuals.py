@@ -1,4 +1,4 @@
-"""Memory of the training state and of residuals by tracing, a part of `planned_memory`.
+"""Memory of the training state and of residuals by tracing, a part of `footprint`.
 
 The bytes of the state on one chip are exact, for any mesh. Residuals (arrays saved for the backward
 pass) come from tracing the real loss and are classified by shape: arrays whose last axis is the

@@ -11,7 +11,7 @@ from tests.train.support import tiny
 from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.compile import bytes_per_device
-from train.estimate.traced_memory import StateShapes
+from train.estimate.state_and_residuals import StateShapes
 from train.experiment import EmaConfig
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig

@@ -11,7 +11,7 @@ from train.cli.parsing import parse, select_kinds
 from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
-from train.estimate.planned_memory import footprint_terms
+from train.estimate.footprint import footprint_terms
 from train.estimate.quantities import Quantities
 from train.estimate.target import parse_target
 from train.experiment import Experiment

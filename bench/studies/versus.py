@@ -1,6 +1,9 @@
 """Transformer against Transformer++ at equal compute, and one change at a time.
 
-    python -m bench.studies.versus [--widths 64 96 128 192] [--seeds 3] [--minutes 10]
+    python -m bench.studies.versus [--widths 32 48 64 96] [--seeds 3] [--minutes 10]
+
+All models have `--depth` layers and heads of width `HEAD_WIDTH`, so that sizes can be close to each
+other: with depth in proportion to width, a step of 32 in width is a factor of 60 in compute.
 
 1. Learning rates: each recipe is tuned on the two smallest widths.
 2. Frontiers: each recipe at every width, trained on `tokens_per_parameter` tokens per
@@ -47,9 +50,12 @@ from train.scaling.design import (
 from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult
+from transformer import TransformerConfig
 
 OLD, NEW = "transformer", "transformer_plus_plus"
 RULES = SizeRules(lr_rule="constant", min_steps=100)
+
+HEAD_WIDTH = 16
 
 MIN_SEEDS = 5
 """Seeds below which resamples have too few values for a 95% interval."""
@@ -65,18 +71,31 @@ def sized(
     ratio: float,
     seed: int = 0,
     vocab_size: int = VOCAB_SIZE,
+    depth: int = 2,
 ) -> Experiment:
     """Return a recipe at a width, with a learning rate and tokens in proportion to parameters."""
     base = EXPERIMENTS[recipe]
+    model = with_mixer_heads(base.model, base.model.d_model // HEAD_WIDTH)
     tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
     data = dataclasses.replace(base.text_data, tokenizer=tokenizer)
     assert isinstance(base.schedule, ScheduleConfig)
     schedule = dataclasses.replace(base.schedule, learning_rate=rate)
     base = dataclasses.replace(base, data=data, schedule=schedule, seed=seed)
-    model = model_of_width(base.model, width, RULES)
+    model = dataclasses.replace(model_of_width(model, width, RULES), num_layers=depth)
     tokens = ratio * count_without_embeddings(model)
     found = with_model_and_tokens(base, model, tokens, RULES)
     return dataclasses.replace(found, checkpoint=CheckpointConfig(every=200, keep_last=1))
+
+
+def with_mixer_heads(model: TransformerConfig, num_heads: int) -> TransformerConfig:
+    """Return the model with this number of heads in every layer."""
+    blocks = []
+    for block in model.layer_pattern:
+        mixer: Any = block.mixer
+        blocks.append(
+            dataclasses.replace(block, mixer=dataclasses.replace(mixer, num_heads=num_heads))
+        )
+    return dataclasses.replace(model, layer_pattern=tuple(blocks))
 
 
 def compute(experiment: Experiment) -> float:
@@ -228,7 +247,8 @@ def describe_frontiers(
     scale = (
         f"Held-out loss (nats per token) of models of up to {largest:,} parameters without "
         f"embeddings, {ratio:g} tokens for each, a vocabulary of "
-        f"{first.text_data.tokenizer.vocab_size:,}, {seeds} "
+        f"{first.text_data.tokenizer.vocab_size:,}, {first.model.num_layers} layers with heads of "
+        f"width {HEAD_WIDTH}, {seeds} "
         f"{'seed' if seeds == 1 else 'seeds'}: mean and standard deviation. Batches have "
         f"{first.sequence_length} tokens a row. The findings hold at this scale only."
     )
@@ -293,12 +313,13 @@ def describe_changes(
 
 
 def main(
-    widths: tuple[int, ...] = (64, 96, 128, 192),
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3),
+    widths: tuple[int, ...] = (32, 48, 64, 96),
+    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2),
     seeds: int = 3,
-    tokens_per_parameter: float = 20,
-    change_width: int = 96,
-    vocab_size: int = VOCAB_SIZE,
+    tokens_per_parameter: float = 10,
+    change_width: int = 48,
+    vocab_size: int = 1024,
+    depth: int = 2,
     workdir: Path = Path("runs/versus"),
     output: Path = RESULTS,
     processes: int = 1,
@@ -317,7 +338,7 @@ def main(
         single_run(
             f"{recipe},width={width},rate={rate:g}",
             {"recipe": recipe, "width": str(width), "rate": f"{rate:g}"},
-            sized(recipe, width, rate, ratio, vocab_size=vocab_size),
+            sized(recipe, width, rate, ratio, vocab_size=vocab_size, depth=depth),
         )
         for width in widths[:2]
         for recipe in (OLD, NEW)
@@ -328,7 +349,7 @@ def main(
 
     def named(recipe: str, width: int, seed: int, rate: float) -> SweepRun:
         settings = {"recipe": recipe, "width": str(width)}
-        experiment = sized(recipe, width, rate, ratio, seed, vocab_size)
+        experiment = sized(recipe, width, rate, ratio, seed, vocab_size, depth)
         return single_run(f"{recipe},width={width},seed={seed}", settings, experiment)
 
     frontier = [

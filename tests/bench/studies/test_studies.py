@@ -194,11 +194,11 @@ def test_versus_page_has_the_settings_of_every_run(
     assert data["flops"][OLD] != data["flops"][NEW]
     page = (tmp_path / "versus.md").read_text()
     one = sized(OLD, 32, 4e-3, 3)
-    assert one.batch_size == 2
-    assert f"| 32 | {OLD} | {compute(one):.3e} | {one.steps} | 2 | 0.004 |" in page
+    assert one.batch_size == 4
+    assert f"| 32 | {OLD} | {compute(one):.3e} | {one.steps} | 4 | 0.004 |" in page
     assert f"| 64 | {NEW} |" in page
     assert "Not all sizes have the same batch size" in page
-    assert "at width 32, a batch size of 2 and the learning rate of" in page
+    assert "at width 32, a batch size of 4 and the learning rate of" in page
 
 
 def test_depths_share_everything_else() -> None:

@@ -114,6 +114,23 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def shown_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that decide what a study finds, without paths of this machine."""
+    shown, values = [], iter(arguments)
+    for each in values:
+        flag, equals, _ = each.partition("=")
+        if flag in ("--workdir", "--output", "--minutes", "--processes"):
+            if not equals:
+                next(values, None)
+        elif flag == "--data":
+            shown += [flag, "DATA"]
+            if not equals:
+                next(values, None)
+        else:
+            shown.append(each)
+    return shown
+
+
 def write_record(
     name: str,
     title: str,
@@ -137,7 +154,7 @@ def write_record(
     command = f"python -m {Path(sys.argv[0]).stem}"
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None:
-        command = " ".join(["python -m", spec.name, *sys.argv[1:]])
+        command = " ".join(["python -m", spec.name, *shown_arguments(sys.argv[1:])])
     where = machine()
     record = {
         "command": command,

@@ -13,7 +13,7 @@ import pytest
 
 from bench.studies import mup, pretraining, scaling, versus
 from bench.studies.finished_runs import compared_fields
-from bench.studies.record import markdown_table, write_record
+from bench.studies.record import markdown_table, shown_arguments, write_record
 from bench.studies.stability import experiment
 from bench.studies.versus import (
     NEW,
@@ -225,6 +225,32 @@ def test_record_says_how_it_came_about(tmp_path: Path) -> None:
     assert {"command", "commit", "cpu", "cores"} < data.keys()
     assert page.startswith("# A study\n\n| a | b |")
     assert "study.png" not in page  # there is no figure
+
+
+def test_shown_arguments_have_no_paths_of_a_machine() -> None:
+    given = "--data /home/me/texts --seeds 2 --workdir=/tmp/x --minutes 10 --output out --steps 5"
+    assert shown_arguments(given.split()) == ["--data", "DATA", "--seeds", "2", "--steps", "5"]
+    assert shown_arguments(["--data=/home/me", "--processes", "2"]) == ["--data", "DATA"]
+
+
+def test_better_learning_rate_is_chosen_by_validation() -> None:
+    accuracies = {3e-4: (0.8, 0.7), 1e-3: (0.75, 0.9)}  # validation, test
+    found = {
+        pretraining.Setting(task, start, rate, seed).name: {"validation": a + seed / 10, "test": b}
+        for task in pretraining.TASKS
+        for start in pretraining.STARTS
+        for rate, (a, b) in accuracies.items()
+        for seed in range(2)
+    }
+    tried = pretraining.all_rows(found, seeds=2)
+    assert len(tried) == 8
+    chosen = pretraining.choose_rows(tried)
+    assert [(row.task, row.start) for row in chosen] == [
+        (task, start) for task in pretraining.TASKS for start in pretraining.STARTS
+    ]
+    for row in chosen:
+        assert (row.learning_rate, row.test) == (3e-4, [0.7, 0.7])
+        assert row.validation == pytest.approx(0.85)
 
 
 def test_rules_are_the_same_at_the_smallest_width() -> None:

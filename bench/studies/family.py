@@ -229,23 +229,22 @@ def score(result: RunResult, task: str) -> float:
 
 
 def draw(scores: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Draw loss against accuracy, one point per mixer, with its range over seeds."""
-    figure = Figure(figsize=(7.5, 5), dpi=120, layout="constrained")
-    axes = figure.subplots()
-    for name, by_task in scores.items():
-        losses, accuracies = (np.array(by_task[task]) for task in TASKS)
-        x, y = float(losses.mean()), float(accuracies.mean())
-        axes.errorbar(
-            x,
-            y,
-            xerr=[[x - losses.min()], [losses.max() - x]],
-            yerr=[[y - accuracies.min()], [accuracies.max() - y]],
-            fmt="o",
-            capsize=2,
-            markersize=4,
-        )
-        axes.annotate(name, (x, y), xytext=(4, 4), textcoords="offset points", fontsize="x-small")
-    axes.set(xlabel="language: held-out loss (nats per token)", ylabel="recall: accuracy (%)")
+    """Draw a panel of losses and one of accuracies, a row per mixer: the mean and every seed."""
+    figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
+    panels = figure.subplots(1, len(TASKS), sharey=True)
+    names = sorted(scores, key=lambda name: -float(np.mean(scores[name]["language"])))
+    labels = ("language: held-out loss (nats per token)", "recall: accuracy (%)")
+    for axes, task, label in zip(panels, TASKS, labels, strict=True):
+        for row, name in enumerate(names):
+            values = scores[name][task]
+            axes.plot(values, [row] * len(values), "o", color="C0", ms=3, alpha=0.5)
+            axes.plot(np.mean(values), row, "|", color="black", ms=11)
+        axes.set(xlabel=label, yticks=range(len(names)), yticklabels=names)
+        axes.grid(visible=True, alpha=0.3)
+    panels[1].axvline(100 / RECALL.pairs, color="grey", lw=0.8, ls="--")
+    panels[1].annotate(
+        "guess", (100 / RECALL.pairs, len(names) - 1), xytext=(3, 4), textcoords="offset points"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

@@ -70,6 +70,8 @@ def draw(losses: Mapping[tuple[str, int], np.ndarray], rates: Sequence[float], p
                 best = int(np.nanargmin(values))
                 axes.plot(rates[best], values[best], "*", color=color, ms=12)
         axes.set(xscale="log", xlabel="learning rate at the smallest width", title=f"rule {rule}")
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        axes.minorticks_off()
         axes.grid(visible=True, alpha=0.2)
     panels["constant"].set_ylabel("held-out loss (nats per token)")
     panels["mup"].legend(frameon=False, fontsize="small")
@@ -120,8 +122,8 @@ def main(
     header = ["rule", "width", *(f"{rate:g}" for rate in rates), "best"]
     tokens = runs[0].experiment.batch_size * runs[0].experiment.sequence_length
     scale = (
-        f"{depth} layers, {steps} steps of {tokens:,} tokens, {seeds} seeds: held-out loss (nats "
-        f"per token) by width and learning rate at width {widths[0]}. The findings hold at this "
+        f"{depth} layers, {steps} steps of {tokens:,} tokens, {seeds} "
+        f"{'seed' if seeds == 1 else 'seeds'}: held-out loss (nats per token) by width and learning rate at width {widths[0]}. The findings hold at this "
         "scale only."
     )
     data = {

@@ -123,7 +123,8 @@ def main(
     tokens = runs[0].experiment.batch_size * runs[0].experiment.sequence_length
     scale = (
         f"{depth} layers, {steps} steps of {tokens:,} tokens, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}: held-out loss (nats per token) by width and learning rate at width {widths[0]}. The findings hold at this "
+        f"{'seed' if seeds == 1 else 'seeds'}: held-out loss (nats per token) by width "
+        f"and learning rate at width {widths[0]}. The findings hold at this "
         "scale only."
     )
     data = {

@@ -207,6 +207,8 @@ def draw(frontiers: Mapping[str, Frontier], path: Path) -> None:
         axes.loglog(flops, losses.mean(axis=1), "o-", color=f"C{number}", ms=4, label=recipe)
         axes.loglog(flops, losses, ".", color=f"C{number}", ms=3, alpha=0.5)
     axes.set(xlabel="training compute 6 N D (FLOPs)", ylabel="held-out loss (nats per token)")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.legend(frameon=False)
     axes.grid(visible=True, which="both", alpha=0.2)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -195,12 +195,12 @@ def main(
             common: dict[str, Any] = {"length": length, "pairs": pairs, "seed": seed}
             short = experiment(name, steps=short_steps, short=True, **common)
             # Another first run has another name, so that runs that continue from it differ too.
-            folder = f"{run_name(settings, seed)},{digest(short)}"
-            first.append(single_run(folder, settings, short))
+            short_name = f"{run_name(settings, seed)},{digest(short)}"
+            first.append(single_run(short_name, settings, short))
             long = single_run(
                 run_name(settings, seed), settings, experiment(name, steps=steps, **common)
             )
-            start = {"init_from": str(workdir / "short" / folder)}
+            start = {"init_from": str(workdir / "short" / short_name)}
             runs.append(dataclasses.replace(long, warm_start=start))
     records = open_records("long_recall", output)
     # A first run is needed only where the run that continues from it is missing.

@@ -1,6 +1,6 @@
 """Transformer against Transformer++ at equal compute, and one change at a time.
 
-    python -m bench.studies.versus [--widths 32 48 64 96] [--seeds 3] [--minutes 10]
+    python -m bench.studies.versus [--widths 32 48 64 80] [--seeds 3] [--minutes 10]
 
 All models have `--depth` layers and heads of width `HEAD_WIDTH`, so that sizes can be close to each
 other: with depth in proportion to width, a step of 32 in width is a factor of 60 in compute.
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from bench.small_runs import with_mixer
 from bench.studies.record import (
     RESULTS,
     markdown_table,
@@ -50,7 +51,6 @@ from train.scaling.design import (
 from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult
-from transformer import TransformerConfig
 
 OLD, NEW = "transformer", "transformer_plus_plus"
 RULES = SizeRules(lr_rule="constant", min_steps=100)
@@ -75,7 +75,8 @@ def sized(
 ) -> Experiment:
     """Return a recipe at a width, with a learning rate and tokens in proportion to parameters."""
     base = EXPERIMENTS[recipe]
-    model = with_mixer_heads(base.model, base.model.d_model // HEAD_WIDTH)
+    layers = with_mixer(base.model, num_heads=base.model.d_model // HEAD_WIDTH)
+    model = dataclasses.replace(base.model, layer_pattern=layers)
     tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
     data = dataclasses.replace(base.text_data, tokenizer=tokenizer)
     assert isinstance(base.schedule, ScheduleConfig)
@@ -85,17 +86,6 @@ def sized(
     tokens = ratio * count_without_embeddings(model)
     found = with_model_and_tokens(base, model, tokens, RULES)
     return dataclasses.replace(found, checkpoint=CheckpointConfig(every=200, keep_last=1))
-
-
-def with_mixer_heads(model: TransformerConfig, num_heads: int) -> TransformerConfig:
-    """Return the model with this number of heads in every layer."""
-    blocks = []
-    for block in model.layer_pattern:
-        mixer: Any = block.mixer
-        blocks.append(
-            dataclasses.replace(block, mixer=dataclasses.replace(mixer, num_heads=num_heads))
-        )
-    return dataclasses.replace(model, layer_pattern=tuple(blocks))
 
 
 def compute(experiment: Experiment) -> float:
@@ -315,10 +305,10 @@ def describe_changes(
 
 
 def main(
-    widths: tuple[int, ...] = (32, 48, 64, 96),
-    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2),
+    widths: tuple[int, ...] = (32, 48, 64, 80),
+    rates: tuple[float, ...] = (4e-3, 8e-3, 1.6e-2),
     seeds: int = 3,
-    tokens_per_parameter: float = 10,
+    tokens_per_parameter: float = 20,
     change_width: int = 48,
     vocab_size: int = 1024,
     depth: int = 2,

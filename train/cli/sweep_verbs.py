@@ -80,7 +80,7 @@ def run_sweep(arguments: list[str]) -> int:
         raise UsageError("sweep: --set is missing; write --set FIELD=A,B, or --seeds N")
     from train.run_folder.folder import RunFolder
     from train.sweep import queue
-    from train.sweep.grid import expand_grid, parse_grid
+    from train.sweep.grid import NO_WARM_START, expand_grid, parse_grid
     from train.sweep.summary import plot_sweep, print_summary, summarize
     from train.sweep.sweep_folder import SweepFolder
 
@@ -90,7 +90,7 @@ def run_sweep(arguments: list[str]) -> int:
     grid_runs = expand_grid(
         grid, options.seeds, options.experiment, lambda flags: build(flags).experiment
     )
-    start = {name: getattr(options, name) for name in ("init_from", "init_only", "init_adapter")}
+    start = {name: getattr(options, name) for name in NO_WARM_START}
     runs = [dataclasses.replace(run, warm_start=start) for run in grid_runs]
     workdir = options.workdir or f"runs/{options.experiment.name}-sweep"
     quiet = options.quiet or json_wanted

@@ -28,6 +28,10 @@ SEED = "seed"
 """Field that is not part of a setting: runs that differ in it alone are repetitions."""
 
 
+NO_WARM_START = {"init_from": "", "init_only": "", "init_adapter": ""}
+"""Arguments of `train.fit` that name weights to start with, without a value."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
     """One run of a sweep: an ordinary experiment, with its place in the sweep."""
@@ -39,9 +43,8 @@ class SweepRun:
     experiment: Experiment
     cost: float
     """Estimated compute in any unit, to weigh the runs in the time left."""
-    warm_start: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Arguments of `train.fit` by name, of weights to start with: `init_from`, `init_only` and
-    `init_adapter`. Empty: initial weights."""
+    warm_start: Mapping[str, str] = dataclasses.field(default_factory=NO_WARM_START.copy)
+    """Values of some of the arguments in `NO_WARM_START`."""
 
 
 def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ from train.data.files import expand_path
 from train.errors import UserError
 from train.run_folder.folder import read_json
 from train.run_folder.writing import explain_write_errors, write_atomically
-from train.sweep.grid import SweepRun
+from train.sweep.grid import NO_WARM_START, SweepRun
 
 MAX_SWEEP_BYTES = 1 << 28
 """Limit of the size of a sweep's JSON files."""
@@ -180,8 +180,7 @@ class SweepFolder:
 
 def _described_fields(run: SweepRun) -> dict[str, Any]:
     """Return what decides the result of a run, by name: its settings and where it starts."""
-    start = dict.fromkeys(("init_from", "init_only", "init_adapter"), "")
-    return {**flatten_experiment(run.experiment), **start, **run.warm_start}
+    return {**flatten_experiment(run.experiment), **NO_WARM_START, **run.warm_start}
 
 
 def _has_part(fields: Mapping[str, Any], name: str) -> bool:

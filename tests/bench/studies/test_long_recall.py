@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,15 +59,20 @@ def test_models_are_equally_large() -> None:
 
 @pytest.mark.full
 def test_study_continues_from_short_sequences(tmp_path: Path) -> None:
-    settings = {"names": ("identity", "linear"), "length": 256, "pairs": 4, "short_steps": 2}
-    folders = {"workdir": tmp_path / "runs", "output": tmp_path / "results"}
-    main(**settings, **folders, steps=2)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {
+        "names": ("identity", "linear"),
+        "length": 256,
+        "pairs": 4,
+        "short_steps": 2,
+    }
+    folders: dict[str, Any] = {"workdir": tmp_path / "runs", "output": tmp_path / "results"}
+    main(**settings, **folders, steps=2)
     data = json.loads((tmp_path / "results" / "long_recall.json").read_text())
     assert {len(each) for each in data["accuracy_by_range"].values()} == {BINS}
     [first] = (tmp_path / "runs" / "short").glob("mixer=linear,seed=0,*")
     log = (tmp_path / "runs" / "long" / "mixer=linear,seed=0" / "logbook.jsonl").read_text()
     assert f'"source": "{first}"' in log
     # What is recorded is not trained again, though the folders are gone.
-    again = {"workdir": tmp_path / "again", "output": tmp_path / "results"}
-    main(**settings, **again, steps=2)  # type: ignore[arg-type]
+    again: dict[str, Any] = {"workdir": tmp_path / "again", "output": tmp_path / "results"}
+    main(**settings, **again, steps=2)
     assert not [*(tmp_path / "again").glob("*/mixer=*")]

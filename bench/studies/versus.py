@@ -2,8 +2,7 @@
 
     python -m bench.studies.versus [--widths 32 48 64 80] [--seeds 3] [--minutes 10]
 
-All models have `--depth` layers and heads of width `HEAD_WIDTH`, so that sizes can be close to each
-other: with depth in proportion to width, a step of 32 in width is a factor of 60 in compute.
+All models have `--depth` layers and heads of width `HEAD_WIDTH`, so that sizes can be close.
 
 1. Learning rates: each recipe is tuned on the two smallest widths.
 2. Frontiers: each recipe at every width, trained on `tokens_per_parameter` tokens per

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from train.data.python_data import PythonData
+    from transformer.generation.log_likelihood import LogLikelihood
     from transformer.hardware import Hardware
     from transformer.models.model import Model
 
@@ -113,6 +114,34 @@ class Run:
             on_text=on_text,
         )
         return answers[0] if isinstance(prompts, str) else answers
+
+    @check_arguments
+    def score(
+        self, texts: str | Sequence[str], *, context: str | Sequence[str] | None = None
+    ) -> "LogLikelihood | list[LogLikelihood]":
+        """Return the log-likelihood of a text, or of each of several, in nats.
+
+        Each has `total`, and `num_tokens`, the number of tokens that it sums over.
+
+        Args:
+          texts: A text, or several.
+          context: What precedes the texts (of a translation model, the source): one for all, or
+            one for each. None: nothing does, and the first token of a text is not scored. An empty
+            one is the beginning of a document.
+
+        Raises:
+          UserError: The model does not predict the next token, or cannot read a text.
+        """
+        from train.evaluation.text_scores import score_texts
+
+        several = [texts] if isinstance(texts, str) else list(texts)
+        contexts = [context] * len(several) if isinstance(context, str) else context
+        for name, values in (("texts", several), ("context", contexts or ())):
+            for value in values:
+                if not isinstance(value, str):
+                    raise UsageError(f"{name}: one is a {type(value).__name__}; give strings")
+        scores = score_texts(self, several, contexts)
+        return scores[0] if isinstance(texts, str) else scores
 
     @check_arguments
     def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from transformer.baselines.nonautoregressive import NonAutoregressive
     from transformer.config import BlockConfig, EncoderConfig, Initialization, TransformerConfig
     from transformer.generation.generate import generate
+    from transformer.generation.log_likelihood import log_likelihoods
     from transformer.hardware import Hardware
     from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
     from transformer.mixer_registry import MIXERS, register_mixer
@@ -147,6 +148,7 @@ _HOMES = {
         "TransformerConfig",
     ),
     "generation.generate": ("generate",),
+    "generation.log_likelihood": ("log_likelihoods",),
     "hardware": ("Hardware",),
     "layers.layer_config": (
         "FeedForwardConfig",
@@ -242,6 +244,7 @@ __all__ = [
     "TransformerConfig",
     "YaRNScaling",
     "generate",
+    "log_likelihoods",
     "register_mixer",
 ]
 

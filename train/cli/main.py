@@ -38,6 +38,11 @@ VERBS = {
         "generate, translate, classify, tag or chat with a run's model",
         "run_verbs",
     ),
+    "score": Verb(
+        "W --text TEXT ... [--context C]",
+        "log-likelihoods of texts, alone or after a context",
+        "run_verbs",
+    ),
     "attention": Verb(
         "W --text TEXT [--target TEXT] --output FILE.html",
         "an interactive page of every attention head over a text, or a figure (.png)",
@@ -108,7 +113,7 @@ VERBS = {
 """All verbs, in the order of the help text."""
 
 
-MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "attention"})
+MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "score", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 

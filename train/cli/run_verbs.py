@@ -5,6 +5,7 @@ What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
@@ -166,6 +167,43 @@ class _Stream:
     def __call__(self, piece: str) -> None:
         print(self._prompt + piece, end="", flush=True)
         self._prompt = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreArguments:
+    """Print the log-likelihood of texts under a run's model, in nats."""
+
+    text: tuple[str, ...]
+    """Texts to score."""
+    context: tuple[str, ...] | None = None
+    """Text that precedes each (of a translation model, the source): one for all, or one for each.
+    An empty one is the beginning of a document. Without, a text's first token is not scored."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+def run_score(arguments: list[str]) -> int:
+    """Print log-likelihoods of texts; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "score")
+    options = parse(ScoreArguments, arguments, verb="score W")
+    from train.evaluation.text_scores import score_texts
+    from train.run import load
+    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+
+    texts, contexts = list(options.text), options.context
+    if contexts is not None and len(contexts) == 1:
+        contexts = contexts * len(texts)
+    with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
+        scores = score_texts(load(workdir, step=options.step), texts, contexts)
+    totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
+    if json_wanted:
+        print(json.dumps({"log_likelihood": totals, "tokens": counts}))
+        return 0
+    print("log-likelihood   tokens   perplexity   text")
+    for total, count, text in zip(totals, counts, texts, strict=True):
+        print(f"{total:14.4f} {count:8} {math.exp(-total / count):12.2f}   {text!r}")
+    return 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -227,6 +227,13 @@ class Tokenizer:
         backend.encode_special_tokens = False
         return backend
 
+    @functools.cached_property
+    def first_token_ids(self) -> np.ndarray:  # [n] int32
+        """Tokens that a published tokenizer puts before every text (Llama's <s>); often none."""
+        encoding = self._backend.encode("a")
+        mask = [*encoding.special_tokens_mask, 0]  # 1 for the tokens that are added
+        return np.array(encoding.ids[: mask.index(0)], np.int32)
+
     def encode_documents(
         self, texts: Iterable[str], on_characters: Callable[[int], None] = lambda count: None
     ) -> Iterator[np.ndarray]:  # each [T] int32

@@ -115,7 +115,7 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
             "fti quickstart",
             "verb fti: is not known (did you mean fit?); choose one of fit, evaluate",
         ),
-        ("score W", "verb score: is not known; choose one of fit, evaluate"),
+        ("predict W", "verb predict: is not known; choose one of fit, evaluate"),
         ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
         ("fit --steps 3", "fit: CONFIG is missing"),
         ("sample", "sample: W is missing"),
@@ -288,6 +288,24 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert shown.output == f"the cat{texts[0]}\n---\nsat{texts[1]}\n"
     streamed = command(capsys, "sample", trained.workdir, "--prompt", "the cat", *options)
     assert streamed.output == f"the cat{texts[0]}\n"
+
+
+@pytest.mark.slow
+def test_score(capsys: Capture, trained: Trained) -> None:
+    texts = ("--text", "the cat", "sat")
+    result = command(capsys, "score", trained.workdir, *texts, "--context", "the", "--json")
+    assert (result.status, result.error) == (0, "")
+    scores = one_object(result.output)
+    assert set(scores) == {"log_likelihood", "tokens"}
+    totals, counts = scores["log_likelihood"], scores["tokens"]
+    assert isinstance(totals, list)
+    assert all(total < 0 for total in totals)
+    assert counts == [7, 3]
+    shown = command(capsys, "score", trained.workdir, *texts, "--context", "the").output
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        "log-likelihood",
+        *(f"{total:.4f}" for total in totals),
+    ]
 
 
 @pytest.mark.slow

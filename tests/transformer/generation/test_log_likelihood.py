@@ -1,0 +1,118 @@
+"""Log-likelihoods: by NumPy from logits of unpadded sequences, and from Hugging Face's logits."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.fixtures.tiny import GPT2, SHORT, drawn, tokens
+from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_decoder
+from tests.transformer.huggingface import gpt2_config, gpt2_params
+from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
+from transformer.attention.attention_config import AttentionConfig
+from transformer.config import BlockConfig
+from transformer.generation import log_likelihood
+from transformer.generation.log_likelihood import log_likelihoods
+
+CONFIGS = {"gpt": GPT, "llama": LLAMA, "recurrent": RECURRENT}
+
+ROWS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3], list(range(1, 38)))
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "huggingface.npz"
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def run_full_pass(model: Any, params: Any, *inputs: jax.Array) -> Any:
+    return model.apply({"params": params}, *inputs).logits
+
+
+def expected(logits: np.ndarray, row: list[int], context: int) -> float:
+    """Return the sum of log softmax over the tokens after the context, in float64."""
+    logits = np.asarray(logits, np.float64)
+    total = 0.0
+    for place in range(context, len(row)):
+        before = logits[place - 1]
+        total += before[row[place]] - np.log(np.sum(np.exp(before - before.max()))) - before.max()
+    return total
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def decoder(request: pytest.FixtureRequest) -> tuple[LanguageModel, Any]:
+    return make_decoder(CONFIGS[request.param])
+
+
+@pytest.mark.slow
+def test_totals_equal_those_of_unpadded_logits(decoder: tuple[LanguageModel, Any]) -> None:
+    model, params = decoder
+    contexts = [1, 1, 4, 2, 30]
+    found = log_likelihoods(model, params, ROWS, context_lengths=contexts)
+    for row, context, each in zip(ROWS, contexts, found, strict=True):
+        logits = run_full_pass(model, params, jnp.array([row]))[0]
+        assert each.total == pytest.approx(expected(logits, row, context), rel=1e-5, abs=1e-5)
+        assert each.num_tokens == len(row) - context
+
+
+@pytest.mark.slow
+def test_small_batches_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, params = make_decoder(GPT)
+    whole = log_likelihoods(model, params, ROWS)
+    monkeypatch.setattr(log_likelihood, "TOKENS_PER_BATCH", 70)
+    monkeypatch.setattr(log_likelihood, "LOGITS_PER_CHUNK", 7 * 61)  # of 41 tokens, not a divisor
+    jax.clear_caches()
+    parts = log_likelihoods(model, params, ROWS)
+    assert [each.total for each in parts] == pytest.approx([each.total for each in whole], rel=1e-5)
+
+
+def test_hugging_face_has_the_same_log_likelihoods() -> None:
+    model = LanguageModel(gpt2_config(GPT2, vocab_multiple=64))
+    params = gpt2_params(drawn, GPT2, model.config.padded_vocab_size)
+    ids, logits = tokens(SHORT, GPT2.vocab), np.load(FIXTURES)["gpt2/logits"]
+    found = log_likelihoods(model, params, list(ids))
+    assert [each.num_tokens for each in found] == [SHORT[1] - 1] * SHORT[0]
+    for row, given, each in zip(ids.tolist(), logits, found, strict=True):
+        assert each.total == pytest.approx(expected(given, row, 1), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_encoder_decoder_reads_the_source() -> None:
+    block = BlockConfig(mixer=AttentionConfig(num_heads=2))
+    config = TransformerConfig(
+        vocab_size=31,
+        d_model=16,
+        num_layers=2,
+        layer_pattern=(BlockConfig(AttentionConfig(2), cross_attention=AttentionConfig(2)),),
+        encoder=EncoderConfig(num_layers=1, layer_pattern=(block,)),
+    )
+    model = EncoderDecoder(config)
+    params = model.init(jax.random.key(0), jnp.array([[1]]), jnp.array([[1]]))["params"]
+    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    sources, targets = ([3, 4, 5, 6, 2], [9]), ([2, 8, 7], [2, 8, 7, 11, 12])
+    found = log_likelihoods(model, params, targets, sources=sources)
+    for source, target, each in zip(sources, targets, found, strict=True):
+        logits = run_full_pass(model, params, jnp.array([source]), jnp.array([target]))[0]
+        assert each.total == pytest.approx(expected(logits, target, 1), rel=1e-5)
+    swapped = log_likelihoods(model, params, targets, sources=sources[::-1])
+    assert abs(swapped[0].total - found[0].total) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "message"),
+    [
+        ([[1], []], {}, r"^sequence 1: is empty; begin it with"),
+        ([[1, 61]], {}, r"^sequence 0: "),
+        ([[1] * 42], {}, r"^sequence 0: 42 tokens are more than the model's 41 learned positions"),
+        ([[1, 2]], {"context_lengths": [3]}, r"^context_lengths\[0\] 3: the sequence has 2 tokens"),
+        ([[1, 2]], {"context_lengths": [0]}, r"^context_lengths\[0\]"),
+        ([[1, 2]], {"context_lengths": [1, 1]}, r"^context_lengths: 2 for 1 sequences"),
+        ([[1, 2]], {"sources": [[1]]}, r"^sources: a LanguageModel has no encoder; leave them out"),
+    ],
+)
+def test_wrong_arguments_raise(rows: Any, settings: dict[str, Any], message: str) -> None:
+    model = LanguageModel(GPT)
+    params = {"embedding": jnp.zeros((61, 20))}
+    with pytest.raises(ValueError, match=message):
+        log_likelihoods(model, params, rows, **settings)

@@ -1,0 +1,102 @@
+"""Log-likelihoods of texts under a run's model: how probable it finds what somebody wrote.
+
+With a context, they compare answers to a question, endings of a sentence, or translations of a
+source. Without, exp(-total / num_tokens) is the perplexity of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from train.data.bitext import encode_sentences
+from train.errors import UserError
+from train.tasks.task_registry import make_task
+from train.tasks.vocabulary import tokenizer_of
+from transformer.generation.log_likelihood import LogLikelihood, log_likelihoods
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from train.data.tokenizer import Tokenizer
+    from train.run import Run
+
+
+def score_texts(
+    run: Run, texts: Sequence[str], contexts: Sequence[str] | None = None
+) -> list[LogLikelihood]:
+    """Return the log-likelihood of each text, in nats, with the number of its tokens.
+
+    A language model reads a text after its context. Without one the first token is not scored, as
+    nothing precedes it (a model that was trained with a token before every text reads that token
+    first, and scores all of the text); an empty context stands for the beginning of a document.
+    Where a token spans the end of the context and the beginning of the text, it is scored.
+
+    A translation model scores the text as the translation of its context, with the token that ends
+    it.
+
+    Args:
+      run: A run of a language model or a translation model.
+      texts: The texts.
+      contexts: One for each text.
+
+    Raises:
+      UserError: The run's model does not predict the next token, a text or a context is missing,
+        too short or too long, or has characters that the tokenizer lacks.
+    """
+    if contexts is not None and len(contexts) != len(texts):
+        raise UserError(
+            f"context: {len(contexts)} for {len(texts)} texts; give one for all, or one for each"
+        )
+    if run.tokenizer is None or not isinstance(run.model, LanguageModel | EncoderDecoder):
+        raise UserError(
+            f"score: task {type(run.experiment.task).__name__} does not predict the next token; "
+            "use a run of a language model or a translation model"
+        )
+    tokenizer = tokenizer_of(run)
+    if isinstance(run.model, LanguageModel):
+        before: Sequence[str | None] = [None] * len(texts) if contexts is None else contexts
+        pairs = zip(texts, before, strict=True)
+        encoded = [_encode_continuation(tokenizer, *pair) for pair in pairs]
+        rows, starts = [row for row, _ in encoded], [start for _, start in encoded]
+        sources = None
+    else:
+        if contexts is None:
+            raise UserError("context: is missing; give the source that the text translates")
+        task = make_task(run.experiment)
+        for context in contexts:
+            task.check_prompt(context, tokenizer)
+        first, targets = tokenizer.eos_token_id, encode_sentences(tokenizer, texts)
+        rows = [np.append(np.int32(first), target) for target in targets]
+        starts, sources = [1] * len(rows), encode_sentences(tokenizer, contexts)
+    try:
+        return log_likelihoods(run.model, run.params, rows, context_lengths=starts, sources=sources)
+    except ValueError as error:
+        message = str(error).replace("sequence ", "text ").replace("source ", "context ")
+        raise UserError(message) from error
+
+
+def _encode_continuation(
+    tokenizer: Tokenizer, text: str, context: str | None
+) -> tuple[np.ndarray, int]:  # [T], and the index of the first token that is scored
+    first = tokenizer.first_token_ids
+    if context is None:
+        row = np.append(first, tokenizer.encode(text)).astype(np.int32)
+        if len(row) < 2:
+            raise UserError(
+                f"text {text!r}: has {len(row)} tokens, and the first is not scored; add a "
+                "context (an empty one is the beginning of a document)"
+            )
+        return row, max(1, len(first))
+    # Together, as the model read them in training: a space belongs to the word that follows it.
+    whole, before = tokenizer.encode(context + text), tokenizer.encode(context)
+    shared = min(len(whole), len(before))
+    differs = np.flatnonzero(whole[:shared] != before[:shared])
+    start = int(differs[0]) if len(differs) else shared
+    if start == len(whole):
+        raise UserError(f"text {text!r}: has no tokens after its context; give a longer one")
+    if not len(first) and not start:
+        first = np.array([tokenizer.eos_token_id], np.int32)
+    return np.append(first, whole).astype(np.int32), len(first) + start

@@ -91,6 +91,7 @@ class WarmStartSource(NamedTuple):
             raise UserError(f"init_from {self.init_from}: params are given too; give one of them")
         if self.params is not None:
             return WarmStart(self.params, only=self.init_only, adapter=self.init_adapter)
+        RunFolder.open_existing(self.init_from, "init_from")
         run = load(self.init_from)
         if run.folder.path == folder.path:
             raise UserError(f"init_from {self.init_from}: is the run's own folder; give another")

@@ -48,6 +48,7 @@ API_PAGES = {
         "Sampling, beam search and translation.",
         (
             "transformer.generate",
+            "transformer.log_likelihoods",
             "transformer.generation.sampling.SamplingConfig",
             "transformer.generation.beam_search.BeamSearchConfig",
             "transformer.generation.beam_search.beam_search",

@@ -25,6 +25,7 @@ SECTIONS = {
         "scaling",
         "colab",
         "cloud",
+        "serving",
         "viewer",
         "reports",
         "profiling",

@@ -15,8 +15,8 @@ import pytest
 from bench.drills._fuzz_models import put
 from tests.train.support import command, tiny, write_config
 from train.cli.config_verbs import PlanArguments
+from train.cli.generation_verbs import SampleArguments
 from train.cli.parsing import parse
-from train.cli.run_verbs import SampleArguments
 from train.config.experiment_files import find_experiment
 from train.config.io import experiment_from_dict, experiment_to_dict
 from train.data.example_configs import BitextDataConfig

@@ -154,7 +154,7 @@ def pop_init_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
         from train.run import read_experiment
         from train.run_folder.folder import RunFolder
 
-        source = read_experiment(RunFolder.open_existing(sources[0])).model
+        source = read_experiment(RunFolder.open_existing(sources[0], "init_from")).model
         # The tokenizer decides the size: an import may have rows without a token.
         return dataclasses.replace(experiment, model=dataclasses.replace(source, vocab_size=0))
 

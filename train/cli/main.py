@@ -36,12 +36,17 @@ VERBS = {
     "sample": Verb(
         "W --prompt TEXT ... | W --chat",
         "generate, translate, classify, tag or chat with a run's model",
-        "run_verbs",
+        "generation_verbs",
     ),
     "score": Verb(
         "W --text TEXT ... [--context C]",
         "log-likelihoods of texts, alone or after a context",
-        "run_verbs",
+        "generation_verbs",
+    ),
+    "serve": Verb(
+        "W [--port N]",
+        "answer an OpenAI-compatible HTTP API with a run's language model",
+        "generation_verbs",
     ),
     "attention": Verb(
         "W --text TEXT [--target TEXT] --output FILE.html",
@@ -113,7 +118,7 @@ VERBS = {
 """All verbs, in the order of the help text."""
 
 
-MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "score", "attention"})
+MODEL_VERBS = frozenset({"fit", "evaluate", "sample", "score", "serve", "attention"})
 """Verbs that run a model, for which Python may restart with huge pages."""
 
 

@@ -85,7 +85,9 @@ def run_sweep(arguments: list[str]) -> int:
     from train.sweep.sweep_folder import SweepFolder
 
     if options.init_from:
-        RunFolder.open_existing(options.init_from)  # a wrong folder would fail every run
+        RunFolder.open_existing(
+            options.init_from, "init_from"
+        )  # a wrong folder would fail every run
     grid = parse_grid(assignments, options.experiment)
     grid_runs = expand_grid(
         grid, options.seeds, options.experiment, lambda flags: build(flags).experiment

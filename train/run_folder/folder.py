@@ -66,14 +66,16 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open_existing(cls, workdir: str | os.PathLike[str]) -> "RunFolder":
-        """Return the folder of an existing run (UserError: it holds no run)."""
+    def open_existing(
+        cls, workdir: str | os.PathLike[str], setting: str = "workdir"
+    ) -> "RunFolder":
+        """Return the folder of an existing run (UserError, naming the setting: it holds none)."""
         folder = cls(_resolve_workdir(workdir))
         with as_user_error(str(folder.path)):
             exists, has_run = folder.path.exists(), folder.config_json.exists()
         if not has_run:
             problem = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
-            raise UserError(f"workdir {workdir}: {problem}; give the --workdir that fit was given")
+            raise UserError(f"{setting} {workdir}: {problem}; give the --workdir of an earlier fit")
         return folder
 
     @property

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
+import numpy as np
 
 from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ASSISTANT, ChatTemplate, Message, stop_token
@@ -141,22 +142,31 @@ def answer_conversations(
     """
     tokenizer = tokenizer_of(run)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    rows = []
-    for messages in conversations:
-        if not messages or messages[-1]["role"] == ASSISTANT:
-            raise UserError("messages: end with an answer; end them with a question")
-        text = template.render(messages, add_generation_prompt=True)
-        # The template has written the special tokens as text; encoding adds none of its own.
-        rows.append(tokenizer.encode_with_special_tokens(text)[0])
-    return complete_tokens(
+    completions = complete_tokens(
         run,
-        rows,
+        [encode_conversation(tokenizer, template, messages) for messages in conversations],
         max_new_tokens=options.max_new_tokens,
         sampling=options.sampling,
         seed=options.seed,
         on_text=on_text,
         stop_token=stop_token(tokenizer, template),
     )
+    return [each.text for each in completions]
+
+
+def encode_conversation(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]
+) -> np.ndarray:  # [t] int32
+    """Return the tokens of a conversation, to the start of the assistant's next turn.
+
+    Raises:
+      UserError: The template refuses the conversation, or it ends with an answer.
+    """
+    if not messages or messages[-1]["role"] == ASSISTANT:
+        raise UserError("messages: end with an answer; end them with a question")
+    text = template.render(messages, add_generation_prompt=True)
+    # The template has written the special tokens as text; encoding adds none of its own.
+    return tokenizer.encode_with_special_tokens(text)[0]
 
 
 def answer_prompts(

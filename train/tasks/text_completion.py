@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,20 @@ from transformer.models.language_model import LanguageModel
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
     from train.run import Run
+
+
+class StopCompletionError(Exception):
+    """Raised by the callback of a streamed text to end the text there."""
+
+
+class Completion(NamedTuple):
+    """Text generated after a prompt."""
+
+    text: str
+    num_tokens: int
+    """Generated tokens, without one that ended the text."""
+    stopped: bool
+    """True if the text ended by itself, False if it has as many tokens as were allowed."""
 
 
 def complete_texts(
@@ -48,16 +63,21 @@ def complete_texts(
         or max_new_tokens is less than 1.
     """
     tokenizer = tokenizer_of(run)
-    rows = [np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(each)) for each in prompts]
-    return complete_tokens(
+    completions = complete_tokens(
         run,
-        rows,
+        [encode_prompt(tokenizer, each) for each in prompts],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
         on_text=on_text,
         stop_token=tokenizer.stop_token_id,
     )
+    return [each.text for each in completions]
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [t] int32
+    """Return the tokens of a text to continue, after the token that separates documents."""
+    return np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(prompt))
 
 
 def complete_tokens(
@@ -69,7 +89,7 @@ def complete_tokens(
     seed: int,
     on_text: TextCallback | None,
     stop_token: int | None,
-) -> list[str]:
+) -> list[Completion]:
     """Generate after tokens, to a token that ends the text or `max_new_tokens`.
 
     Args:
@@ -78,7 +98,7 @@ def complete_tokens(
       max_new_tokens: As in `complete_texts`.
       sampling: As in `complete_texts`.
       seed: As in `complete_texts`.
-      on_text: As in `complete_texts`.
+      on_text: As in `complete_texts`; a StopCompletionError that it raises ends the text.
       stop_token: Token that ends a text. None: none does.
 
     Raises:
@@ -96,15 +116,18 @@ def complete_tokens(
     texts = [_GeneratedText(tokenizer, row, on_text) for row in rows]
     for group in _group_prompts(rows, max_new_tokens, model.config.max_length):
         group_rows, group_texts = [rows[i] for i in group], [texts[i] for i in group]
-        _generate_texts(
-            run,
-            group_rows,
-            group_texts,
-            max_new_tokens,
-            sampling=sampling,
-            seed=seed,
-            stop_token=stop_token,
-        )
+        try:
+            _generate_texts(
+                run,
+                group_rows,
+                group_texts,
+                max_new_tokens,
+                sampling=sampling,
+                seed=seed,
+                stop_token=stop_token,
+            )
+        except StopCompletionError:
+            return [group_texts[0].finish()]
     return [text.finish() for text in texts]
 
 
@@ -124,18 +147,26 @@ class _GeneratedText:
         self._decoder.flush()
         self._on_text = on_text
         self._pieces: list[str] = []
+        self._num_tokens = 0
+        self.stopped = False
 
     def push(self, tokens: list[int]) -> None:
+        self._num_tokens += len(tokens)
         self._add("".join(map(self._decoder.push, tokens)))
 
-    def finish(self) -> str:
-        self._add(self._decoder.flush())
-        return "".join(self._pieces)
+    def finish(self) -> Completion:
+        with contextlib.suppress(StopCompletionError):
+            self._add(self._decoder.flush())
+        return Completion("".join(self._pieces), self._num_tokens, self.stopped)
 
     def _add(self, piece: str) -> None:
         self._pieces.append(piece)
         if piece and self._on_text is not None:
-            self._on_text(piece)
+            try:
+                self._on_text(piece)
+            except StopCompletionError:
+                self.stopped, self._on_text = True, None
+                raise
 
 
 def _group_prompts(
@@ -188,6 +219,8 @@ def _generate_texts(
             on_tokens=push,
         )
         num_tokens -= room
+        for text, stopped in zip(texts, generated.stopped, strict=True):
+            text.stopped = stopped
         active = [i for i, stopped in enumerate(generated.stopped) if not stopped]
         rows = [np.append(rows[i], np.array(generated.tokens[i], np.int32)) for i in active]
         texts = [texts[i] for i in active]

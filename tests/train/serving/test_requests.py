@@ -1,0 +1,120 @@
+"""Requests of the API: what is read from them, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from train.serving.requests import MAX_SEED, RequestError, parse_chat, parse_completion
+from transformer.generation.sampling import SamplingConfig
+
+USER = {"role": "user", "content": "hi"}
+
+
+def test_defaults_are_those_of_the_api() -> None:
+    request = parse_completion({"prompt": "a"})
+    assert request.prompts == ("a",)
+    assert (request.max_tokens, request.num_choices, request.stop) == (16, 1, ())
+    assert request.sampling == SamplingConfig(temperature=1, top_k=0, top_p=1)
+    assert (request.stream, request.include_usage) == (False, False)
+    assert parse_chat({"messages": [USER]}).max_tokens is None
+
+
+def test_seed_is_drawn_unless_given() -> None:
+    seeds = {parse_completion({}).seed for _ in range(9)}
+    assert len(seeds) > 1
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)
+    assert parse_completion({"seed": 7}).seed == 7
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", ("a",)),
+        (["a", "b"], ("a", "b")),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2], "b"], ((1, 2), "b")),
+    ],
+)
+def test_prompts_are_texts_or_tokens(prompt: Any, expected: tuple[Any, ...]) -> None:
+    assert parse_completion({"prompt": prompt}).prompts == expected
+
+
+def test_content_may_have_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    request = parse_chat({"messages": [{"role": "user", "content": parts}]})
+    assert request.messages == ({"role": "user", "content": "ab"},)
+
+
+def test_given_settings_are_read() -> None:
+    body = {
+        "messages": [USER],
+        "max_completion_tokens": 3,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": -1,
+        "stop": "x",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "user": "somebody",
+        "tools": None,
+        "frequency_penalty": 0.0,
+        "response_format": {"type": "text"},
+    }
+    request = parse_chat(body)
+    assert request.max_tokens == 3
+    assert request.sampling == SamplingConfig(temperature=0, top_k=0, top_p=0.5)
+    assert (request.stop, request.stream, request.include_usage) == (("x",), True, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "message"),
+    [
+        ({"prompt": 3}, "prompt", "prompt: is neither a string nor a list of token ids"),
+        ({"prompt": []}, "prompt", "prompt: is an empty list"),
+        ({"prompt": [True]}, "prompt", "prompt: is neither"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens 0: give an integer, 1 or more"),
+        ({"max_tokens": 2.5}, "max_tokens", "max_tokens 2.5: give an integer"),
+        ({"n": 129}, "n", "n 129: give an integer, 1 to 128"),
+        ({"seed": -1}, "seed", "seed -1: give an integer, 0 to 4294967295"),
+        ({"temperature": -1}, "temperature", "temperature -1.0: give 0"),
+        ({"temperature": "hot"}, "temperature", "temperature 'hot': give a number"),
+        ({"temperature": float("nan")}, "temperature", "temperature nan"),
+        ({"top_p": 0}, "top_p", "top_p 0.0: give a probability"),
+        ({"top_k": -2}, "top_k", "top_k -2: give an integer"),
+        ({"stop": [""]}, "stop", "stop: give a string"),
+        ({"stream": 1}, "stream", "stream 1: give true or false"),
+        ({"stream": True, "n": 2}, "stream", "stream: has one answer at a time"),
+        ({"stream": True, "prompt": ["a", "b"]}, "stream", "stream: has one answer at a time"),
+        ({"stream_options": []}, None, ""),
+        ({"logprobs": 3}, "logprobs", "logprobs: is not supported; leave it out"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias: is not supported"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "presence_penalty: is not supported"),
+    ],
+)
+def test_wrong_fields_are_refused(changes: dict[str, Any], field: str | None, message: str) -> None:
+    body = {"prompt": "a", **changes}
+    if field is None:  # as good as absent
+        parse_completion(body)
+        return
+    with pytest.raises(RequestError) as caught:
+        parse_completion(body)
+    assert str(caught.value).startswith(message)
+    assert (caught.value.field, caught.value.status) == (field, 400)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        None,
+        [],
+        "hi",
+        ["hi"],
+        [{"content": "hi"}],
+        [{"role": "user"}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+    ],
+)
+def test_wrong_messages_are_refused(messages: Any) -> None:
+    with pytest.raises(RequestError, match=r"^messages") as caught:
+        parse_chat({"messages": messages})
+    assert caught.value.field == "messages"

@@ -1,0 +1,323 @@
+"""The server of a tiny run, by requests over a socket."""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import train
+from tests.train.support import command, tiny
+from tests.train.support import light_compiler as light_compiler
+from tests.train.tasks.support import tiny_translator
+from train.errors import UserError
+from train.run import Run
+from train.serving import server as server_module
+from train.serving.answers import Generator, StopScanner
+from train.serving.server import Server
+from train.tasks.text_completion import StopCompletionError
+from transformer.generation.sampling import SamplingConfig
+
+ROOT = Path(__file__).parents[3]
+
+GREEDY = SamplingConfig(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("serving")
+    return train.fit(tiny(folder, steps=2), folder / "run")
+
+
+@contextlib.contextmanager
+def serving(run: Run, **settings: Any) -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Generator(run, 20), "tiny", **settings) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(run: Run) -> Iterator[Server]:
+    with serving(run) as made:
+        yield made
+
+
+def ask(
+    server: Server, path: str, body: Any = None, method: str = "", **headers: str
+) -> tuple[int, Any]:
+    """Return the status and the JSON object of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    data = body if isinstance(body, bytes | None) else json.dumps(body)
+    connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a streamed answer, which ends with [DONE]."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    connection.request("POST", path, json.dumps({**body, "stream": True}))
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
+    events = answer.read().decode().split("\n\n")
+    connection.close()
+    assert events[-2:] == ["data: [DONE]", ""]
+    return [json.loads(each.removeprefix("data: ")) for each in events[:-2]]
+
+
+@pytest.fixture(scope="module")
+def seed(server: Server) -> int:
+    """Return a seed with which the text does not end early."""
+
+    def has_long_text(seed: int) -> bool:
+        body = {"prompt": "the", "max_tokens": 20, "seed": seed}
+        return len(ask(server, "/v1/completions", body)[1]["choices"][0]["text"]) > 15
+
+    return next(filter(has_long_text, range(50)))
+
+
+def test_models_and_health(server: Server) -> None:
+    status, models = ask(server, "/v1/models")
+    assert (status, models["object"]) == (200, "list")
+    [model] = models["data"]
+    assert (model["id"], model["object"]) == ("tiny", "model")
+    assert ask(server, "/v1/models/tiny") == (200, model)
+    assert ask(server, "/health") == (200, {"status": "ok"})
+
+
+@pytest.mark.slow
+def test_completion_is_that_of_the_run(server: Server, run: Run) -> None:
+    body = {"model": "tiny", "prompt": ["the cat", "a"], "max_tokens": 5, "temperature": 0}
+    status, answer = ask(server, "/v1/completions", body)
+    assert (status, answer["object"], answer["model"]) == (200, "text_completion", "tiny")
+    expected = run.generate(["the cat", "a"], max_new_tokens=5, temperature=0)
+    assert [each["text"] for each in answer["choices"]] == expected
+    assert [each["index"] for each in answer["choices"]] == [0, 1]
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] == 8 + 2  # with the token that begins a text
+    assert usage["completion_tokens"] == 10
+    assert usage["total_tokens"] == 20
+
+
+@pytest.mark.slow
+def test_seed_and_choices(server: Server) -> None:
+    body = {"prompt": "the", "max_tokens": 8, "seed": 5, "n": 3}
+    texts = [each["text"] for each in ask(server, "/v1/completions", body)[1]["choices"]]
+    assert len(set(texts)) == 3
+    again = ask(server, "/v1/completions", body)[1]["choices"]
+    assert [each["text"] for each in again] == texts
+    one = ask(server, "/v1/completions", {**body, "n": 1})[1]["choices"]
+    assert one[0]["text"] == texts[0]
+
+
+@pytest.mark.slow
+def test_tokens_are_a_prompt_as_they_are(server: Server, run: Run) -> None:
+    assert run.tokenizer is not None
+    row = [run.tokenizer.eos_token_id, *run.tokenizer.encode("the").tolist()]
+    body = {"max_tokens": 4, "temperature": 0}
+    _, of_tokens = ask(server, "/v1/completions", {**body, "prompt": row})
+    _, of_text = ask(server, "/v1/completions", {**body, "prompt": "the"})
+    assert of_tokens["choices"] == of_text["choices"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2])
+def test_stop_strings_end_the_text(server: Server, n: int, seed: int) -> None:
+    body = {"prompt": "the", "max_tokens": 20, "seed": seed, "n": n}
+    whole = ask(server, "/v1/completions", body)[1]["choices"][0]["text"]
+    stop = whole[4:6]
+    _, answer = ask(server, "/v1/completions", {**body, "stop": ["never", stop]})
+    choice = answer["choices"][0]
+    assert choice["text"] == whole[: whole.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [False, True])
+def test_stream_joins_to_the_whole(server: Server, stop: bool, seed: int) -> None:
+    body: dict[str, Any] = {"prompt": "the", "max_tokens": 20, "seed": seed}
+    if stop:
+        body["stop"] = ask(server, "/v1/completions", body)[1]["choices"][0]["text"][10:12]
+    whole = ask(server, "/v1/completions", body)[1]
+    events = stream(server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
+    *pieces, last = events
+    assert "".join(each["choices"][0]["text"] for each in pieces) == whole["choices"][0]["text"]
+    reasons = [each["choices"][0]["finish_reason"] for each in pieces]
+    assert reasons == [None] * (len(pieces) - 1) + [whole["choices"][0]["finish_reason"]]
+    assert (last["choices"], last["usage"]) == ([], whole["usage"])
+    assert len({each["id"] for each in events}) == 1
+    assert stop or len(pieces) > 2
+
+
+@pytest.mark.slow
+def test_chat(run: Run) -> None:
+    assert run.tokenizer is not None
+    tokenizer = run.tokenizer.with_chat_template("{{ messages[-1]['content'] }}. ")
+    messages = [{"role": "user", "content": "the cat"}]
+    body = {"messages": messages, "max_tokens": 6, "temperature": 0}
+    with serving(dataclasses.replace(run, tokenizer=tokenizer)) as server:
+        status, answer = ask(server, "/v1/chat/completions", body)
+        first, *pieces, last = stream(server, "/v1/chat/completions", body)
+    assert (status, answer["object"]) == (200, "chat.completion")
+    [choice] = answer["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert answer["usage"]["prompt_tokens"] == len("the cat. ")
+    assert first["object"] == "chat.completion.chunk"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    texts = [each["choices"][0]["delta"]["content"] for each in pieces]
+    assert "".join(texts) == choice["message"]["content"] != ""
+    assert last["choices"][0] == {
+        "index": 0,
+        "delta": {},
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/v1/nothing", {}, 404, "/v1/nothing: is not served; use one of /v1/models, /v1/comp"),
+        ("/v1/models", {}, 405, "/v1/models: takes the other method"),
+        ("/v1/completions", None, 405, "/v1/completions: takes the other method"),
+        ("/v1/completions", b"{", 400, "body: is not JSON"),
+        ("/v1/completions", [1], 400, "body: is no JSON object"),
+        ("/v1/completions", {"model": "gpt"}, 404, "model 'gpt': is not served; give 'tiny'"),
+        ("/v1/completions", {"max_tokens": 21}, 400, "max_tokens 21: is more than this server"),
+        ("/v1/completions", {"prompt": [10**6]}, 400, "prompt 0: "),
+        ("/v1/completions", {"prompt": "\N{SNOWMAN}"}, 400, ""),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "content": "a"}]},
+            400,
+            "messages: end with an answer",
+        ),
+    ],
+)
+def test_wrong_requests_have_an_error(
+    server: Server, path: str, body: Any, status: int, message: str
+) -> None:
+    found, answer = ask(server, path, body)
+    assert found == status
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert answer["error"]["message"].startswith(message)
+
+
+def test_connection_lives_on_after_a_wrong_request(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    for _ in range(2):
+        connection.request("POST", "/v1/completions", json.dumps({"n": 0}))
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["error"]["param"]) == (400, "n")
+    connection.close()
+
+
+def test_large_body_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 10)
+    status, answer = ask(server, "/v1/completions", {"prompt": "the cat"})
+    assert (status, answer["error"]["message"][:15]) == (413, "body: is larger")
+
+
+def test_key_is_needed_if_there_is_one(run: Run) -> None:
+    with serving(run, api_key="secret") as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert ask(server, "/v1/models", **headers)[0] == 401
+            assert ask(server, "/v1/completions", {}, **headers)[0] == 401
+        assert ask(server, "/v1/models", Authorization="Bearer secret")[0] == 200
+        assert ask(server, "/health")[0] == 200
+
+
+def test_failure_is_an_error_and_the_server_lives(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Generator, "answer", fail)
+        for streamed in (False, True):
+            status, answer = ask(server, "/v1/completions", {"stream": streamed})
+            assert (status, answer["error"]["type"]) == (500, "server_error")
+    assert "out of memory" in caplog.text
+    assert ask(server, "/health")[0] == 200
+
+
+def test_run_without_a_language_model_is_refused(tmp_path: Path) -> None:
+    unused = Run(tiny_translator(tmp_path), None, None, None, None, 0)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^serve: task Translation has no language model; use"):
+        Generator(unused, 20)
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "sent", "found"),
+    [
+        ((), ["ab", "c"], ["ab", "c"], False),
+        (("xy",), ["ax", "b"], ["a", "xb"], False),
+        (("xy",), ["ax", "yb"], ["a"], True),
+        (("xyz", "b"), ["xy", "b"], ["xy"], True),
+        (("aab",), ["aa", "ab"], ["a"], True),
+        (("b", "ab"), ["cab"], ["c"], True),
+        (("xy",), ["ax"], ["a", "x"], False),
+    ],
+)
+def test_stop_scanner(
+    stops: tuple[str, ...], pieces: list[str], sent: list[str], found: bool
+) -> None:
+    received: list[str] = []
+    scanner = StopScanner(stops, received.append)
+    with contextlib.suppress(StopCompletionError):
+        for piece in pieces:
+            scanner.push(piece)
+        scanner.flush()
+    assert "".join(received) == "".join(sent) == scanner.text
+    assert received == [each for each in received if each]
+    assert scanner.found == found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--port", "70000"), "error: port 70000: give 0 to 65535\n"),
+        (("--max-tokens", "0"), "error: max_tokens 0: give 1 or more\n"),
+        (("--json",), "error: serve --json: has no result to print; leave it out\n"),
+    ],
+)
+def test_wrong_options(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = command(capsys, "serve", "nowhere", *options)
+    assert (result.status, result.error) == (2, message)
+
+
+@pytest.mark.slow
+def test_command_serves_until_interrupted(run: Run) -> None:
+    words = [sys.executable, "-m", "train", "serve", str(run.folder.path), "--port", "0"]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first.startswith("tiny of step 2 is served at http://127.0.0.1:")
+        port = int(first.rpartition(":")[2].partition("/")[0])
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        connection.request("GET", "/health")
+        assert connection.getresponse().status == 200
+        connection.close()
+        os.kill(process.pid, signal.SIGINT)
+        rest = process.stdout.read()
+    assert (process.returncode, rest) == (0, "Ctrl-C stops it\nstopped\n")

@@ -1,0 +1,284 @@
+"""Verbs that generate text or score it with a run's model: `sample`, `score` and `serve`.
+
+What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
+
+from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
+from train.errors import UsageError, UserError
+
+if TYPE_CHECKING:
+    from train.data.chat_template import Message
+    from train.run import Run
+    from train.tasks.task import SampleOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleArguments:
+    """Run a model on prompts: continue text, translate, classify, tag tokens, or fill [MASK]."""
+
+    prompt: tuple[str, ...] = ("",)
+    """Input texts; several run as one batch."""
+    max_new_tokens: int = 200
+    """Limit of generated tokens per prompt (language models only, as are temperature, top-k, top-p
+    and seed)."""
+    temperature: float = 0.8
+    """Divisor of the logits: below 1 sharpens the distribution; 0 always takes the most likely
+    token."""
+    top_k: int = 0
+    """Sample among this many most likely tokens; 0: all."""
+    top_p: float = 1.0
+    """Sample among the most likely tokens that together reach this probability."""
+    beams: int = 0
+    """Hypotheses of beam search (translation only); 0: the run's own setting."""
+    seed: int = 0
+    """Seed of the random draws."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+    chat: bool = False
+    """Write each prompt by the tokenizer's chat template. Without --prompt: a conversation, with a
+    line of standard input for each turn."""
+
+
+GENERATION_OPTIONS = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
+"""Options of generation; each task supports some of them."""
+
+
+def run_sample(arguments: list[str]) -> int:
+    """Print the model's answers; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "sample")
+    given = parse(SampleArguments, arguments, verb="sample W")
+    from train.run import load, read_experiment, sample
+    from train.run_folder.folder import RunFolder
+    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+    from train.tasks.task import SampleOptions
+    from train.tasks.task_registry import make_task
+    from transformer.generation.sampling import SamplingConfig
+
+    # From the settings alone: an option without effect is refused before weights are loaded.
+    task = make_task(read_experiment(RunFolder.open_existing(workdir)))
+    check_supported_options(arguments, task.supported_options)
+    with as_usage_errors():
+        sampling = SamplingConfig(given.temperature, given.top_k, given.top_p)
+    with explain_oom(
+        lambda: ["give fewer prompts or a smaller --max-new-tokens", LARGER_DEVICES_REMEDY]
+    ):
+        run = load(workdir, step=given.step)
+        if given.chat and not any(given.prompt):
+            if json_wanted:
+                raise UsageError("sample --chat --json: needs --prompt; give one or more")
+            chat(run, SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed))
+            return 0
+        continues = task.continues_prompt and not given.chat
+        prompts = given.prompt if continues else [""] * len(given.prompt)
+        stream = _Stream(prompts[0]) if not json_wanted and len(prompts) == 1 else None
+        options = SampleOptions(given.max_new_tokens, sampling, given.beams, given.seed)
+        if given.chat:
+            texts = answer_once(run, list(given.prompt), options, stream)
+        else:
+            texts = sample(
+                run,
+                list(given.prompt),
+                max_new_tokens=given.max_new_tokens,
+                sampling=sampling,
+                num_beams=given.beams,
+                seed=given.seed,
+                on_text=stream,
+            )
+    if json_wanted:
+        print(json.dumps({"text": texts}))
+    elif stream is not None:
+        stream("\n")
+    else:
+        separator = "\n---\n" if continues else "\n"
+        print(separator.join(p + text for p, text in zip(prompts, texts, strict=True)))
+    return 0
+
+
+def check_supported_options(arguments: Iterable[str], supported: Collection[str]) -> None:
+    """Raise UsageError for options that the run's task does not use."""
+    flags = {each.partition("=")[0].replace("_", "-") for each in arguments}
+    ignored = [
+        flag
+        for name in GENERATION_OPTIONS
+        if name not in supported and (flag := _flag(name)) in flags
+    ]
+    if ignored:
+        others = f" (it supports {', '.join(map(_flag, supported))})" if supported else ""
+        raise UsageError(
+            f"sample {', '.join(ignored)}: has no effect on this run's task; leave it out{others}"
+        )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class _Stream:
+    """Print text as it is generated, with the prompt before the first piece.
+
+    The prompt waits for the first piece because an error may come before it.
+    """
+
+    def __init__(self, prompt: str):
+        self._prompt = prompt
+
+    def __call__(self, piece: str) -> None:
+        print(self._prompt + piece, end="", flush=True)
+        self._prompt = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreArguments:
+    """Print the log-likelihood of texts under a run's model, in nats."""
+
+    text: tuple[str, ...]
+    """Texts to score."""
+    context: tuple[str, ...] | None = None
+    """Text that precedes each (of a translation model, the source): one for all, or one for each.
+    An empty one is the beginning of a document. Without, a text's first token is not scored."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+def run_score(arguments: list[str]) -> int:
+    """Print log-likelihoods of texts; return the exit status."""
+    json_wanted = pop_json_flag(arguments)
+    workdir = pop_positional(arguments, "W", "score")
+    options = parse(ScoreArguments, arguments, verb="score W")
+    from train.evaluation.text_scores import score_texts
+    from train.run import load
+    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
+
+    texts, contexts = list(options.text), options.context
+    if contexts is not None and len(contexts) == 1:
+        contexts = contexts * len(texts)
+    with explain_oom(lambda: ["give fewer or shorter texts", LARGER_DEVICES_REMEDY]):
+        scores = score_texts(load(workdir, step=options.step), texts, contexts)
+    totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
+    if json_wanted:
+        print(json.dumps({"log_likelihood": totals, "tokens": counts}))
+        return 0
+    print("log-likelihood   tokens   perplexity   text")
+    for total, count, text in zip(totals, counts, texts, strict=True):
+        print(f"{total:14.4f} {count:8} {math.exp(-total / count):12.2f}   {text!r}")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeArguments:
+    """Answer an OpenAI-compatible HTTP API with a run's language model."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for every network of the machine."""
+    port: int = 8000
+    """Port to listen on; 0: a free one, which is printed."""
+    model_name: str = ""
+    """Name of the model in requests; default: the name of the run's experiment."""
+    max_tokens: int = 2048
+    """Most tokens of an answer. An answer in a chat has as many if its request names no limit."""
+    api_key: str = ""
+    """Key that requests must send as a bearer token; default: none is needed."""
+    step: int | None = None
+    """Step of the checkpoint; default: the run's evaluation weights."""
+
+
+def run_serve(arguments: list[str]) -> int:
+    """Serve a run until Ctrl-C; return the exit status."""
+    if pop_json_flag(arguments):
+        raise UsageError("serve --json: has no result to print; leave it out")
+    workdir = pop_positional(arguments, "W", "serve")
+    options = parse(ServeArguments, arguments, verb="serve W")
+    if options.max_tokens < 1:
+        raise UsageError(f"max_tokens {options.max_tokens}: give 1 or more")
+    if not 0 <= options.port <= 65535:
+        raise UsageError(f"port {options.port}: give 0 to 65535")
+    from train.run import load
+    from train.serving.answers import Generator
+    from train.serving.server import Server
+
+    run = load(workdir, step=options.step)
+    generator = Generator(run, options.max_tokens)
+    name = options.model_name or run.experiment.name
+    with Server((options.host, options.port), generator, name, options.api_key) as server:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        print(f"{name} of step {run.step} is served at http://{host}:{server.server_port}/v1")
+        print("Ctrl-C stops it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("stopped")
+    return 0
+
+
+def answer_once(
+    run: "Run",
+    prompts: list[str],
+    options: "SampleOptions",
+    on_text: Callable[[str], None] | None,
+) -> list[str]:
+    """Return the answer to each prompt.
+
+    Raises:
+      UserError: The run has no language model.
+    """
+    from train.tasks.instruction import answer_prompts
+
+    check_can_chat(run)
+    return answer_prompts(run, prompts, options, on_text)
+
+
+def chat(run: "Run", options: "SampleOptions", questions: Iterable[str] | None = None) -> None:
+    """Answer questions one after the other, each with the conversation so far in view.
+
+    Args:
+      run: The run.
+      options: Length and sampling.
+      questions: Lines of text; default: those of standard input, with a prompt at a terminal. An
+        empty line begins a new conversation.
+    """
+    from train.tasks.instruction import answer_conversations
+
+    check_can_chat(run)
+    messages: list[Message] = []
+    for question in read_questions() if questions is None else questions:
+        if not question.strip():
+            messages = []
+            continue
+        messages.append({"role": "user", "content": question.strip()})
+        answers = answer_conversations(run, [messages], options, _print_piece)
+        print(flush=True)
+        messages.append({"role": "assistant", "content": answers[0].strip()})
+
+
+def read_questions() -> Iterable[str]:
+    """Yield the lines of standard input to its end."""
+    at_terminal = sys.stdin.isatty()
+    while True:
+        if at_terminal:
+            # Not on standard output, which has the answers alone and may be a file.
+            print("> ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        yield line
+
+
+def check_can_chat(run: "Run") -> None:
+    """Raise UserError for a run without a language model."""
+    from transformer.models.language_model import LanguageModel
+
+    if not isinstance(run.model, LanguageModel) or run.tokenizer is None:
+        kind = type(run.experiment.task).__name__
+        raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")
+
+
+def _print_piece(piece: str) -> None:
+    print(piece, end="", flush=True)

@@ -1,0 +1,1 @@
+"""Serving: an HTTP API that answers with a run's model."""

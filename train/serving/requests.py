@@ -1,0 +1,202 @@
+"""Requests of the OpenAI API for completions and chat completions: their fields and checks.
+
+The field names and defaults are those of OpenAI's API reference ("Create completion", "Create chat
+completion"), with `top_k` added. A field that would change the answer and is not supported is
+refused. Fields that do not change it (`user`, `metadata`) are ignored.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from train.data.chat_template import Message
+from train.errors import UserError
+from transformer.generation.sampling import SamplingConfig
+
+MAX_SEED = 2**32 - 1
+
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False, 0),
+    "modalities": (["text"],),
+    "presence_penalty": (0,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+"""Fields that are not supported, and the values with which they change nothing. So does null."""
+
+
+class RequestError(UserError):
+    """A request that cannot be answered."""
+
+    def __init__(self, message: str, field: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.field, self.status = field, status
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerationRequest:
+    """Checked request for completions."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    """Texts or tokens to continue. Empty in a chat."""
+    messages: tuple[Message, ...]
+    """Conversation to answer. Empty for prompts."""
+    max_tokens: int | None
+    """None: as many as the server allows."""
+    sampling: SamplingConfig
+    num_choices: int
+    """Answers to each prompt (`n`)."""
+    seed: int
+    stop: tuple[str, ...]
+    """Texts that end an answer; not part of it."""
+    stream: bool
+    include_usage: bool
+    """End a stream with the number of tokens."""
+
+
+def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
+    """Return the checked request of `/v1/completions`.
+
+    Raises:
+      RequestError: A field is missing, wrong or not supported.
+    """
+    prompt = body.get("prompt", "")
+    several = prompt if isinstance(prompt, list) and not _is_token_list(prompt) else [prompt]
+    prompts = []
+    for each in several:
+        if not isinstance(each, str) and not _is_token_list(each):
+            raise RequestError(
+                "prompt: is neither a string nor a list of token ids; give one, or a list of them",
+                "prompt",
+            )
+        prompts.append(each if isinstance(each, str) else tuple(each))
+    if not prompts:
+        raise RequestError("prompt: is an empty list; give at least one prompt", "prompt")
+    return _parse_common(body, tuple(prompts), (), default_max_tokens=16)
+
+
+def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
+    """Return the checked request of `/v1/chat/completions`.
+
+    Raises:
+      RequestError: A field is missing, wrong or not supported.
+    """
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages: are missing; give a list with at least one", "messages")
+    parsed = tuple(_parse_message(number, each) for number, each in enumerate(messages))
+    return _parse_common(body, (), parsed, default_max_tokens=None)
+
+
+def _parse_common(
+    body: Mapping[str, Any],
+    prompts: tuple[str | tuple[int, ...], ...],
+    messages: tuple[Message, ...],
+    default_max_tokens: int | None,
+) -> GenerationRequest:
+    for name, neutral in NEUTRAL_VALUES.items():
+        value = body.get(name)
+        if value is not None and value not in neutral:
+            raise RequestError(f"{name}: is not supported; leave it out", name)
+    max_tokens = default_max_tokens
+    for name in ("max_tokens", "max_completion_tokens"):
+        max_tokens = _integer(body, name, max_tokens, 1)
+    num_choices = _integer(body, "n", None, 1, 128) or 1
+    seed = _integer(body, "seed", None, 0, MAX_SEED)
+    stop = body.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
+        raise RequestError("stop: give a string, or a list of strings that are not empty", "stop")
+    stream = _boolean(body, "stream")
+    if stream and num_choices * max(1, len(prompts)) > 1:
+        raise RequestError("stream: has one answer at a time; give one prompt, and n 1", "stream")
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise RequestError("stream_options: is not an object; give one", "stream_options")
+    return GenerationRequest(
+        prompts,
+        messages,
+        max_tokens,
+        _sampling(body),
+        num_choices,
+        secrets.randbelow(MAX_SEED + 1) if seed is None else seed,
+        tuple(stop),
+        stream,
+        _boolean(options, "include_usage"),
+    )
+
+
+def _sampling(body: Mapping[str, Any]) -> SamplingConfig:
+    top_k = _integer(body, "top_k", 0, -1) or 0
+    top_k = max(top_k, 0)  # -1 is how other servers write "all"
+    temperature, top_p = _number(body, "temperature"), _number(body, "top_p")
+    try:
+        return SamplingConfig(temperature, top_k, top_p)
+    except ValueError as error:
+        message = str(error).removeprefix("sampling.")
+        raise RequestError(message, message.split()[0]) from error
+
+
+def _parse_message(number: int, message: Any) -> Message:
+    name = f"messages[{number}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RequestError(f"{name}: has no role; give user, assistant or system", "messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = []
+        for part in content:
+            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+                raise RequestError(f"{name}: has a part that is not text; give text", "messages")
+            parts.append(part["text"])
+        content = "".join(parts)
+    if not isinstance(content, str):
+        raise RequestError(f"{name}: has no content; give a string", "messages")
+    return {"role": message["role"], "content": content}
+
+
+def _is_token_list(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    )
+
+
+def _integer(
+    body: Mapping[str, Any], name: str, default: int | None, low: int, high: int | None = None
+) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return default
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        most = "or more" if high is None else f"to {high}"
+        raise RequestError(f"{name} {value!r}: give an integer, {low} {most}", name)
+    return int(value)
+
+
+def _number(body: Mapping[str, Any], name: str) -> float:
+    """Return a number, which is 1 unless it is given."""
+    value = body.get(name)
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RequestError(f"{name} {value!r}: give a number", name)
+    return float(value)
+
+
+def _boolean(body: Mapping[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} {value!r}: give true or false", name)
+    return value

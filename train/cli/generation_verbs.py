@@ -5,7 +5,7 @@ What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 
 import dataclasses
 import json
-import math
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
@@ -153,6 +153,7 @@ def run_score(arguments: list[str]) -> int:
     json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "score")
     options = parse(ScoreArguments, arguments, verb="score W")
+    from train.evaluation.metrics import perplexity
     from train.evaluation.text_scores import score_texts
     from train.run import load
     from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
@@ -168,7 +169,7 @@ def run_score(arguments: list[str]) -> int:
         return 0
     print("log-likelihood   tokens   perplexity   text")
     for total, count, text in zip(totals, counts, texts, strict=True):
-        print(f"{total:14.4f} {count:8} {math.exp(-total / count):12.2f}   {text!r}")
+        print(f"{total:14.4f} {count:8} {perplexity(-total / count):12.2f}   {text!r}")
     return 0
 
 
@@ -184,37 +185,53 @@ class ServeArguments:
     """Name of the model in requests; default: the name of the run's experiment."""
     max_tokens: int = 2048
     """Most tokens of an answer. An answer in a chat has as many if its request names no limit."""
-    api_key: str = ""
-    """Key that requests must send as a bearer token; default: none is needed."""
+    max_prompt_tokens: int = 8192
+    """Most tokens of a prompt."""
+    api_key: str | None = None
+    """Key that requests must send as a bearer token; default: that of the environment variable
+    SERVE_API_KEY, or none if it is not set."""
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights."""
 
 
 def run_serve(arguments: list[str]) -> int:
     """Serve a run until Ctrl-C; return the exit status."""
-    if pop_json_flag(arguments):
-        raise UsageError("serve --json: has no result to print; leave it out")
+    json_wanted = pop_json_flag(arguments)
     workdir = pop_positional(arguments, "W", "serve")
     options = parse(ServeArguments, arguments, verb="serve W")
-    if options.max_tokens < 1:
-        raise UsageError(f"max_tokens {options.max_tokens}: give 1 or more")
+    for name in ("max_tokens", "max_prompt_tokens"):
+        if getattr(options, name) < 1:
+            raise UsageError(f"{name} {getattr(options, name)}: give 1 or more")
     if not 0 <= options.port <= 65535:
         raise UsageError(f"port {options.port}: give 0 to 65535")
+    key = os.environ.get("SERVE_API_KEY") if options.api_key is None else options.api_key
+    if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
+        raise UsageError("api_key: is empty, or has spaces or characters that are not ASCII")
+    if key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
+        warning = "is open to the network without a key; give --api-key"
+        print(f"host {options.host}: {warning}", file=sys.stderr)
     from train.run import load
     from train.serving.answers import Generator
     from train.serving.server import Server
 
     run = load(workdir, step=options.step)
-    generator = Generator(run, options.max_tokens)
+    generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
     name = options.model_name or run.experiment.name
-    with Server((options.host, options.port), generator, name, options.api_key) as server:
+    with Server((options.host, options.port), generator, name, key or "") as server:
         host = f"[{options.host}]" if ":" in options.host else options.host
-        print(f"{name} of step {run.step} is served at http://{host}:{server.server_port}/v1")
-        print("Ctrl-C stops it", flush=True)
+        url = f"http://{host}:{server.server_port}/v1"
+        if json_wanted:
+            print(json.dumps({"url": url, "model": name, "step": run.step}), flush=True)
+        else:
+            print(f"{name} of step {run.step} is served at {url}; Ctrl-C stops it", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print("stopped")
+            print("stopped", file=sys.stderr)
+            if generator.is_busy:
+                # Its thread is inside XLA, which aborts if the interpreter ends below it.
+                sys.stdout.flush()
+                os._exit(0)
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -215,6 +216,7 @@ class Tokenizer:
         Special tokens that are spelled out become single tokens. For texts that a chat template has
         written: anyone who writes a message can write them too.
         """
+        _check_unicode(text)
         encoding = self._parsing_backend.encode(text, add_special_tokens=False)
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
         return np.array(encoding.ids, np.int32), starts
@@ -230,9 +232,8 @@ class Tokenizer:
     @functools.cached_property
     def first_token_ids(self) -> np.ndarray:  # [n] int32
         """Tokens that a published tokenizer puts before every text (Llama's <s>); often none."""
-        encoding = self._backend.encode("a")
-        mask = [*encoding.special_tokens_mask, 0]  # 1 for the tokens that are added
-        return np.array(encoding.ids[: mask.index(0)], np.int32)
+        names = _first_tokens(component_spec(self._backend.post_processor))
+        return np.array([self.vocabulary[name] for name in names], np.int32)
 
     def encode_documents(
         self, texts: Iterable[str], on_characters: Callable[[int], None] = lambda count: None
@@ -268,12 +269,7 @@ class Tokenizer:
 
     def _check(self, text: str) -> None:
         """Raise UserError for characters that the tokenizer would drop silently."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the text: {error.reason} at character {error.start}; give valid Unicode"
-            ) from error
+        _check_unicode(text)
         if self._words is not None and (unknown := sorted({*text.split()} - self._words)):
             raise UserError(
                 f"the text: has words that the tokenizer lacks ({' '.join(unknown[:10])}); give "
@@ -289,6 +285,30 @@ class Tokenizer:
                 f"the text: has characters that the tokenizer lacks ({shown}); leave them out, or "
                 "train with data.tokenizer.kind byte or bpe, which have them all"
             )
+
+
+def _check_unicode(text: str) -> None:
+    """Raise UserError for surrogates without their other half, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"the text: {error.reason} at character {error.start}; give valid Unicode"
+        ) from error
+
+
+def _first_tokens(post_processor: dict[str, Any]) -> list[str]:
+    """Return the tokens that a post-processor puts before a single text."""
+    match post_processor:
+        case {"type": "Sequence", "processors": steps}:
+            return [token for step in steps for token in _first_tokens(step)]
+        case {"type": "TemplateProcessing", "single": pieces}:
+            before = itertools.takewhile(lambda piece: "SpecialToken" in piece, pieces)
+            return [piece["SpecialToken"]["id"] for piece in before]
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [token, _]}:
+            return [token]
+        case _:
+            return []
 
 
 class StreamDecoder:

@@ -31,7 +31,8 @@ def score_texts(
 
     A language model reads a text after its context. Without one the first token is not scored, as
     nothing precedes it (a model that was trained with a token before every text reads that token
-    first, and scores all of the text); an empty context stands for the beginning of a document.
+    first, and scores all of the text). An empty context stands for the beginning of a document;
+    another one is not taken for that, as in the evaluations of published models.
     Where a token spans the end of the context and the beginning of the text, it is scored.
 
     A translation model scores the text as the translation of its context, with the token that ends
@@ -84,7 +85,7 @@ def _encode_continuation(
     first = tokenizer.first_token_ids
     if context is None:
         row = np.append(first, tokenizer.encode(text)).astype(np.int32)
-        if len(row) < 2:
+        if len(row) <= max(1, len(first)):
             raise UserError(
                 f"text {text!r}: has {len(row)} tokens, and the first is not scored; add a "
                 "context (an empty one is the beginning of a document)"

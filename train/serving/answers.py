@@ -1,7 +1,7 @@
 """Answers to requests: generation with stop strings, one request at a time."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from train.data.chat_template import ChatTemplate, stop_token
 from train.errors import UserError
 from train.run import Run
+from train.runtime.oom import explain_oom
 from train.serving.requests import GenerationRequest, RequestError
 from train.tasks.instruction import encode_conversation
 from train.tasks.text_completion import (
@@ -29,6 +30,16 @@ class Answer(NamedTuple):
     prompt_tokens: int
 
 
+def find_stop(text: str, stops: tuple[str, ...], start: int = 0) -> int | None:
+    """Return where the first stop string to be complete begins, or None.
+
+    The one with the smallest end is the first to be complete as a text is generated, so that the
+    text ends at the same place however many of its characters are seen at a time.
+    """
+    found = [(place + len(each), place) for each in stops if (place := text.find(each, start)) >= 0]
+    return min(found)[1] if found else None
+
+
 class StopScanner:
     """Pass text on until a stop string appears in it.
 
@@ -36,21 +47,21 @@ class StopScanner:
 
     Attributes:
       text: The text so far, up to a stop string.
-      found: True once a stop string has appeared.
     """
 
     def __init__(self, stops: tuple[str, ...], on_text: Callable[[str], None]):
         self._stops, self._on_text = stops, on_text
-        self.text, self.found = "", False
+        self._longest = max(map(len, stops), default=0)
         self._sent = 0
+        self.text = ""
 
     def push(self, piece: str) -> None:
         """Add text. Raise StopCompletionError if that completes a stop string."""
-        searched = max(0, len(self.text) - max(map(len, self._stops), default=1) + 1)
+        searched = max(0, len(self.text) - self._longest + 1)
         self.text += piece
-        places = [place for each in self._stops if (place := self.text.find(each, searched)) >= 0]
-        if places:
-            self.text, self.found = self.text[: min(places)], True
+        place = find_stop(self.text, self._stops, searched)
+        if place is not None:
+            self.text = self.text[:place]
             self.flush()
             raise StopCompletionError
         self._send(len(self.text) - self._held())
@@ -61,13 +72,11 @@ class StopScanner:
 
     def _held(self) -> int:
         """Return the length of the longest end of the text that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
-                if self.text.endswith(stop[:length]):
-                    longest = length
-                    break
-        return longest
+        for length in range(min(self._longest - 1, len(self.text)), 0, -1):
+            end = self.text[-length:]
+            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
+                return length
+        return 0
 
     def _send(self, end: int) -> None:
         if end > self._sent:
@@ -81,35 +90,46 @@ class Generator:
     Args:
       run: A run of a language model.
       max_tokens: Most tokens of an answer.
+      max_prompt_tokens: Most tokens of a prompt.
 
     Raises:
       UserError: The run has no language model.
     """
 
-    def __init__(self, run: Run, max_tokens: int):
+    def __init__(self, run: Run, max_tokens: int, max_prompt_tokens: int):
         if not isinstance(run.model, LanguageModel) or run.tokenizer is None:
             raise UserError(
                 f"serve: task {type(run.experiment.task).__name__} has no language model; use "
                 "sample, or the run of a language model"
             )
-        self._run, self.max_tokens = run, max_tokens
+        self._run, self.max_tokens, self.max_prompt_tokens = run, max_tokens, max_prompt_tokens
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
         # One program at a time: two would share the device's memory, and neither would be faster.
         self._lock = threading.Lock()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while an answer is generated."""
+        return self._lock.locked()
+
     def answer(
-        self, request: GenerationRequest, on_text: Callable[[str], None] | None = None
+        self,
+        request: GenerationRequest,
+        on_text: Callable[[str], None] = lambda piece: None,
+        check_client: Callable[[], None] = lambda: None,
     ) -> Answer:
         """Return the answers to a request.
 
         Args:
           request: The request.
-          on_text: Receives the only answer in pieces, as it is generated. What it raises ends the
-            generation.
+          on_text: Receives the only answer in pieces, as it is generated. It must not wait: other
+            requests wait for it.
+          check_client: Called before the generation and, with a single answer, during it. What it
+            raises ends the generation: nobody waits for the answer any more.
 
         Raises:
-          RequestError: The model cannot read a prompt, or `max_tokens` is above the server's.
+          RequestError: The model cannot read a prompt, or a number of tokens is above the server's.
         """
         max_tokens = self.max_tokens if request.max_tokens is None else request.max_tokens
         if max_tokens > self.max_tokens:
@@ -118,14 +138,22 @@ class Generator:
                 f"{self.max_tokens}",
                 "max_tokens",
             )
+        field = "messages" if request.messages else "prompt"
         try:
             rows, end = self._encode(request)
-            with self._lock:
-                choices = list(self._generate(request, rows, max_tokens, end, on_text))
+            longest = max(map(len, rows))
+            if longest > self.max_prompt_tokens:
+                raise RequestError(
+                    f"{field}: has {longest} tokens, and this server reads at most "
+                    f"{self.max_prompt_tokens}; shorten it",
+                    field,
+                )
+            with self._lock, explain_oom(lambda: ["give fewer prompts or a smaller max_tokens"]):
+                check_client()
+                choices = self._generate(request, rows, max_tokens, end, on_text, check_client)
         except RequestError:
             raise
-        except UserError as error:  # the prompt's, as the settings were checked
-            field = "messages" if request.messages else "prompt"
+        except UserError as error:  # of the prompt, as the settings were checked
             raise RequestError(str(error), field) from error
         return Answer(choices, sum(map(len, rows)))
 
@@ -148,9 +176,15 @@ class Generator:
         rows: list[np.ndarray],
         max_tokens: int,
         end: int | None,
-        on_text: Callable[[str], None] | None,
-    ) -> Iterator[Completion]:
-        scanner = StopScanner(request.stop, on_text or (lambda piece: None))
+        on_text: Callable[[str], None],
+        check_client: Callable[[], None],
+    ) -> list[Completion]:
+        scanner = StopScanner(request.stop, on_text)
+
+        def push(piece: str) -> None:
+            check_client()
+            scanner.push(piece)
+
         repeated = [row for row in rows for _ in range(request.num_choices)]
         # A single answer ends at its stop string; several run as one batch and are cut afterwards.
         alone = len(repeated) == 1
@@ -160,13 +194,14 @@ class Generator:
             max_new_tokens=max_tokens,
             sampling=request.sampling,
             seed=request.seed,
-            on_text=scanner.push if alone else None,
+            on_text=push if alone else None,
             stop_token=end,
         )
         if alone:
             scanner.flush()
-            yield completions[0]._replace(text=scanner.text)
-            return
-        for each in completions:
-            places = [place for stop in request.stop if (place := each.text.find(stop)) >= 0]
-            yield each if not places else each._replace(text=each.text[: min(places)], stopped=True)
+            return [completions[0]._replace(text=scanner.text)]
+        places = [find_stop(each.text, request.stop) for each in completions]
+        return [
+            each if place is None else each._replace(text=each.text[:place], stopped=True)
+            for each, place in zip(completions, places, strict=True)
+        ]

@@ -1,8 +1,8 @@
 """Requests of the OpenAI API for completions and chat completions: their fields and checks.
 
 The field names and defaults are those of OpenAI's API reference ("Create completion", "Create chat
-completion"), with `top_k` added. A field that would change the answer and is not supported is
-refused. Fields that do not change it (`user`, `metadata`) are ignored.
+completion"), with `top_k` added. A field is supported, or has a value with which it changes
+nothing, or is refused.
 """
 
 import dataclasses
@@ -10,11 +10,32 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from train.config.experiment_files import did_you_mean
 from train.data.chat_template import Message
 from train.errors import UserError
 from transformer.generation.sampling import SamplingConfig
 
 MAX_SEED = 2**32 - 1
+
+MAX_ANSWERS = 128
+"""Most answers to one request, of all its prompts together. They are computed as one batch."""
+
+_COMMON_FIELDS = frozenset(
+    {
+        *("model", "max_tokens", "temperature", "top_p", "top_k", "n", "seed", "stop"),
+        *("stream", "stream_options"),
+    }
+)
+COMPLETION_FIELDS = _COMMON_FIELDS | {"prompt"}
+CHAT_FIELDS = _COMMON_FIELDS | {"messages", "max_completion_tokens"}
+
+IGNORED_FIELDS = frozenset(
+    {
+        *("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
+        *("service_tier", "store", "user"),
+    }
+)
+"""Fields that do not concern the answer."""
 
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -22,11 +43,14 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False, 0),
+    "logprobs": (False,),
     "modalities": (["text"],),
     "presence_penalty": (0,),
+    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
+    "min_p": (0,),
     "suffix": ("",),
+    "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
 }
@@ -80,6 +104,7 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
         prompts.append(each if isinstance(each, str) else tuple(each))
     if not prompts:
         raise RequestError("prompt: is an empty list; give at least one prompt", "prompt")
+    _check_fields(body, COMPLETION_FIELDS)
     return _parse_common(body, tuple(prompts), (), default_max_tokens=16)
 
 
@@ -93,7 +118,22 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: are missing; give a list with at least one", "messages")
     parsed = tuple(_parse_message(number, each) for number, each in enumerate(messages))
+    _check_fields(body, CHAT_FIELDS)
     return _parse_common(body, (), parsed, default_max_tokens=None)
+
+
+def _check_fields(body: Mapping[str, Any], supported: frozenset[str]) -> None:
+    """Raise RequestError for a field that is not known, or asks for what is not supported."""
+    for name, value in body.items():
+        if name in supported or name in IGNORED_FIELDS:
+            continue
+        if name not in NEUTRAL_VALUES:
+            guess = did_you_mean(name, supported)
+            raise RequestError(f"{name}: is not a field of this API{guess}; leave it out", name)
+        # By type too: 0 and False are equal, but `logprobs` 0 asks for those of the chosen tokens.
+        neutral = [(each, isinstance(each, bool)) for each in NEUTRAL_VALUES[name]]
+        if value is not None and (value, isinstance(value, bool)) not in neutral:
+            raise RequestError(f"{name}: is not supported; leave it out", name)
 
 
 def _parse_common(
@@ -102,14 +142,16 @@ def _parse_common(
     messages: tuple[Message, ...],
     default_max_tokens: int | None,
 ) -> GenerationRequest:
-    for name, neutral in NEUTRAL_VALUES.items():
-        value = body.get(name)
-        if value is not None and value not in neutral:
-            raise RequestError(f"{name}: is not supported; leave it out", name)
     max_tokens = default_max_tokens
     for name in ("max_tokens", "max_completion_tokens"):
         max_tokens = _integer(body, name, max_tokens, 1)
-    num_choices = _integer(body, "n", None, 1, 128) or 1
+    num_choices = _integer(body, "n", None, 1, MAX_ANSWERS) or 1
+    if num_choices * max(1, len(prompts)) > MAX_ANSWERS:
+        raise RequestError(
+            f"n {num_choices}: with {len(prompts)} prompts there are more than {MAX_ANSWERS} "
+            "answers; send several requests",
+            "n",
+        )
     seed = _integer(body, "seed", None, 0, MAX_SEED)
     stop = body.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
@@ -166,7 +208,7 @@ def _is_token_list(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+        and all(type(each) is int and abs(each) < 2**31 for each in value)
     )
 
 
@@ -190,7 +232,10 @@ def _number(body: Mapping[str, Any], name: str) -> float:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{name} {value!r}: give a number", name)
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise RequestError(f"{name}: is too large; give a smaller number", name) from error
 
 
 def _boolean(body: Mapping[str, Any], name: str) -> bool:

@@ -6,14 +6,20 @@
     POST /v1/chat/completions    answer a conversation, by the tokenizer's chat template
 
 Each connection has a thread; generation is one request at a time. With `stream` an answer is sent
-as server-sent events while it is generated, and ends if the client closes the connection.
+as server-sent events while it is generated, by a thread of its own: a client that reads slowly
+must not keep the others waiting. A generation ends when its client has closed the connection.
 """
 
 import hmac
 import http.server
 import json
 import logging
+import queue
+import selectors
+import socket
+import threading
 import time
+import urllib.parse
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -80,12 +86,15 @@ class Server(http.server.ThreadingHTTPServer):
     """
 
     daemon_threads = True  # a client that keeps its connection must not keep the process
+    request_queue_size = 128
 
     def __init__(
         self, address: tuple[str, int], generator: Generator, model_name: str, api_key: str = ""
     ):
         self.generator, self.model_name, self.api_key = generator, model_name, api_key
         self.created = int(time.time())
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         try:
             super().__init__(address, Handler)
         except (OSError, OverflowError) as error:
@@ -107,6 +116,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = IDLE_SECONDS
+    disable_nagle_algorithm = True  # else the body of an answer waits for the next packet
     server: Server
 
     def do_GET(self) -> None:
@@ -118,6 +128,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             f"/v1/models/{self.server.model_name}": model,
         }
         path = self._path()
+        if self.headers.get("Content-Length", "0") != "0":
+            self.close_connection = True  # else a body would be read as the next request
         self._answer(lambda: self._send_json(200, pages[path]), path in pages, path in ROUTES)
 
     def do_POST(self) -> None:
@@ -125,12 +137,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = self._path()
         self._answer(lambda: self._generate(ROUTES[path]), path in ROUTES, path == "/v1/models")
 
-    def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
-        """Log a line for each request."""
-        log.info("%s %s", self.address_string(), format % arguments)
-
     def _path(self) -> str:
-        return self.path.partition("?")[0].rstrip("/")
+        return urllib.parse.unquote(self.path.partition("?")[0]).rstrip("/")
 
     def _answer(self, answer: Callable[[], None], known: bool, other_method: bool) -> None:
         """Answer a request, or send what is wrong with it."""
@@ -138,10 +146,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             self._check_key()
             if not known:
-                problem = "takes the other method" if other_method else "is not served"
+                path = self._path()
+                if other_method:
+                    right = "GET" if self.command == "POST" else "POST"
+                    raise RequestError(f"{path}: takes no {self.command}; use {right}", None, 405)
                 paths = ", ".join(("/v1/models", *ROUTES))
-                status = 405 if other_method else 404
-                raise RequestError(f"{self._path()}: {problem}; use one of {paths}", None, status)
+                raise RequestError(f"{path}: is not served; use one of {paths}", None, 404)
             body_unread = False
             answer()
         except RequestError as error:
@@ -158,37 +168,47 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _check_key(self) -> None:
         key = self.server.api_key
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if (
-            key
-            and self._path() != "/health"
-            and not hmac.compare_digest(given.encode(), key.encode())
-        ):
+        scheme, _, given = self.headers.get("Authorization", "").partition(" ")
+        # Takes equally long for all wrong keys. Headers are read as latin-1.
+        matches = hmac.compare_digest(given.strip().encode("latin-1"), key.encode())
+        if key and self._path() != "/health" and not (matches and scheme.lower() == "bearer"):
             raise RequestError("api key: is missing or wrong; send it as a bearer token", None, 401)
 
     def _read_body(self) -> dict[str, Any]:
-        try:
-            length = int(self.headers.get("Content-Length", ""))
-        except ValueError:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             self.close_connection = True
-            raise RequestError("body: its length is missing; send Content-Length", None, 411) from (
-                None
-            )
-        if not 0 <= length <= MAX_BODY_BYTES:
+            raise RequestError("body: its length is missing; send Content-Length", None, 411)
+        if int(length) > MAX_BODY_BYTES:
             self.close_connection = True
+            self._discard(int(length))
             limit = f"{MAX_BODY_BYTES >> 20} MiB"
             raise RequestError(f"body: is larger than {limit}; send a shorter one", None, 413)
         try:
-            body = json.loads(self.rfile.read(length))
+            body = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError) as error:
             raise RequestError(f"body: is not JSON ({error}); send an object") from error
         if not isinstance(body, dict):
             raise RequestError("body: is no JSON object; send one")
         return body
 
+    def _discard(self, length: int) -> None:
+        """Read some of a body: a client that is still sending would not see the answer."""
+        left = min(length, 4 * MAX_BODY_BYTES)
+        while left and (data := self.rfile.read(min(left, 1 << 16))):
+            left -= len(data)
+
+    def _check_client(self) -> None:
+        """Raise ConnectionError if the client has closed the connection."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.connection, selectors.EVENT_READ)
+            readable = selector.select(timeout=0)
+        if readable and not self.connection.recv(1, socket.MSG_PEEK):
+            raise ConnectionError("the client has left")
+
     def _generate(self, route: Route) -> None:
         body = self._read_body()
-        model = body.get("model", self.server.model_name)
+        model = body.get("model") or self.server.model_name
         if model != self.server.model_name:
             raise RequestError(
                 f"model {model!r}: is not served; give {self.server.model_name!r}", "model", 404
@@ -199,7 +219,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if request.stream:
             self._stream(route, request, {**common, "object": route.chunk_name})
             return
-        answer = self.server.generator.answer(request)
+        answer = self.server.generator.answer(request, check_client=self._check_client)
         choices = [
             {"index": index, **route.choice(each), "finish_reason": finish_reason(each)}
             for index, each in enumerate(answer.choices)
@@ -209,53 +229,72 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _stream(self, route: Route, request: GenerationRequest, common: dict[str, Any]) -> None:
         """Send an answer in pieces, as it is generated."""
-        started = False
+        events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        sender: threading.Thread | None = None
 
-        def send(content: dict[str, Any], finish: str | None = None) -> None:
-            nonlocal started
-            if not started:  # not earlier: until the first piece an error has its own status
-                self._start_events()
-                started = True
-                if request.messages:
-                    send({"delta": {"role": "assistant", "content": ""}})
+        def put(content: dict[str, Any], finish: str | None = None) -> None:
             choice = {"index": 0, **content, "finish_reason": finish}
-            self._send_event(json.dumps({**common, "choices": [choice]}))
+            events.put(json.dumps({**common, "choices": [choice]}))
+
+        def start() -> None:
+            nonlocal sender
+            sender = threading.Thread(target=self._send_events, args=(events,), daemon=True)
+            sender.start()
+            if request.messages:
+                put({"delta": {"role": "assistant", "content": ""}})
+
+        def on_text(text: str) -> None:
+            if sender is None:  # not earlier: until the first piece an error has its own status
+                start()
+            put(route.piece(text))
+
+        def check_client() -> None:
+            self._check_client()
+            if sender is not None and not sender.is_alive():
+                raise ConnectionError("the client cannot be sent to")
 
         try:
-            answer = self.server.generator.answer(request, lambda text: send(route.piece(text)))
+            answer = self.server.generator.answer(request, on_text, check_client)
+            if sender is None:
+                start()
             last = {"delta": {}} if request.messages else route.piece("")
-            send(last, finish_reason(answer.choices[0]))
-        except (ConnectionError, TimeoutError, RequestError):
-            raise
+            put(last, finish_reason(answer.choices[0]))
+            if request.include_usage:
+                events.put(json.dumps({**common, "choices": [], "usage": usage(answer)}))
+            events.put("[DONE]")
         except Exception as error:
-            if not started:
+            if sender is None:
                 raise
-            # The status has been sent: the stream has to say it, and ends without its last event.
-            log.exception("%s %s failed", self.command, self._path())
+            # The status has been sent: the stream says it, and ends without its last event.
             self.close_connection = True
+            if not isinstance(error, ConnectionError):
+                log.exception("%s %s failed", self.command, self._path())
             message = {"message": str(error), "type": "server_error", "param": None, "code": None}
-            self._send_event(json.dumps({"error": message}))
-            self._send_chunk(b"")
-            return
-        if request.include_usage:
-            self._send_event(json.dumps({**common, "choices": [], "usage": usage(answer)}))
-        self._send_event("[DONE]")
-        self._send_chunk(b"")
+            events.put(json.dumps({"error": message}))
+        events.put(None)
+        assert sender is not None
+        sender.join()
 
-    def _start_events(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def _send_event(self, data: str) -> None:
-        self._send_chunk(f"data: {data}\n\n".encode())
-
-    def _send_chunk(self, data: bytes) -> None:
-        """Send a chunk of a body of unknown length; an empty one ends it."""
-        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
+    def _send_events(self, events: "queue.SimpleQueue[str | None]") -> None:
+        """Send events until a None. Ends early if the client does not read."""
+        # HTTP/1.0 has no chunks: there the end of the connection is the end of the answer.
+        chunked = self.request_version != "HTTP/1.0"
+        try:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+            self.send_header("Cache-Control", "no-cache")
+            if chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            else:
+                self.close_connection = True
+            self.end_headers()
+            while (event := events.get()) is not None:
+                data = f"data: {event}\n\n".encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if chunked else data)
+            if chunked:
+                self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            self.close_connection = True
 
     def _send_json(self, status: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()

@@ -24,7 +24,12 @@ from flax import struct
 
 from transformer.argument_checks import check_arguments
 from transformer.attention.mixer import NO_OUTPUTS, mixer_class
-from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig, sample_tokens
+from transformer.generation.sampling import (
+    ANCESTRAL_SAMPLING,
+    SamplingConfig,
+    SamplingValues,
+    draw_tokens,
+)
 from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
@@ -85,8 +90,8 @@ def generate(
     """Sample a continuation of each prompt.
 
     A sample depends on the seed, its prompt and the number of equal prompts before it, on nothing
-    else in the batch. Later calls with the same model, sampling and batch size, and about the same
-    lengths, reuse the compiled programs.
+    else in the batch. Later calls with the same model, batch size and top-k, and about the same
+    lengths, reuse the compiled programs, at any temperature above 0 and any top-p below 1.
 
     Memory beside `params` is one layer's weights, so a model can be sampled from while it trains.
     If the weights are fixed, `unstack_for_decoding(params)` in place of `params`
@@ -271,15 +276,24 @@ def _generate_chunks(
         np.full_like(lengths, max_new_tokens),
         _example_rngs(seed, prompts),
         stop,
+        sampling.values(),
         model=model,
-        sampling=sampling,
+        top_k=sampling.static_top_k(),
         cache_length=bucket_length(longest + max_new_tokens, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
     # The host waits once for `tokens_per_call` tokens, and not for each of them.
     while np.any(state.remaining):
         count = np.int32(tokens_per_call)
-        state, new = _continue(params, state, stop, count, model=model, sampling=sampling)
+        state, new = _continue(
+            params,
+            state,
+            stop,
+            count,
+            sampling.values(),
+            model=model,
+            top_k=sampling.static_top_k(),
+        )
         yield np.asarray(new)
 
 
@@ -305,11 +319,11 @@ def _example_rngs(seed: int, prompts: list[np.ndarray]) -> jax.Array:  # [B]
 
 
 def _sample_next(
-    state: DecodingState, logits: jax.Array, sampling: SamplingConfig, stop: jax.Array
+    state: DecodingState, logits: jax.Array, sampling: SamplingValues, top_k: int, stop: jax.Array
 ) -> tuple[DecodingState, jax.Array]:  # [B]
     """Sample the next tokens; finished examples stay unchanged."""
     # Keyed by the position, so a text does not depend on how its tokens are divided into calls.
-    tokens = sample_tokens(logits, state.rngs, state.positions + 1, sampling)
+    tokens = draw_tokens(logits, state.rngs, state.positions + 1, sampling, top_k)
     # Finished examples run on with the others, since shapes are static, and are not changed.
     active = state.remaining > 0
     accepted = active & (tokens != stop)
@@ -321,7 +335,7 @@ def _sample_next(
     return state, jnp.where(accepted, tokens, NO_TOKEN)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "sampling", "cache_length"))
+@functools.partial(jax.jit, static_argnames=("model", "top_k", "cache_length"))
 def _start(
     params: Params,
     tokens: jax.Array,  # [B, T]
@@ -329,27 +343,29 @@ def _start(
     limits: jax.Array,  # [B]
     rngs: jax.Array,  # [B]
     stop: jax.Array,
+    sampling: SamplingValues,
     *,
     model: LanguageModel,
-    sampling: SamplingConfig,
+    top_k: int,
     cache_length: int,
 ) -> tuple[DecodingState, jax.Array]:  # [B, 1]
     """Read the prompts and sample the first token of each."""
     cache, logits = prefill(model, params, tokens, lengths, cache_length)
     state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, rngs)
-    state, new = _sample_next(state, logits, sampling, stop)
+    state, new = _sample_next(state, logits, sampling, top_k, stop)
     return state, new[:, None]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "sampling"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("model", "top_k"), donate_argnames="state")
 def _continue(
     params: Params,
     state: DecodingState,
     stop: jax.Array,
     count: jax.Array,
+    sampling: SamplingValues,
     *,
     model: LanguageModel,
-    sampling: SamplingConfig,
+    top_k: int,
 ) -> tuple[DecodingState, jax.Array]:  # [B, TOKENS_PER_CALL]
     """Sample the next `count` tokens, or fewer if all examples finish."""
     Carry = tuple[jax.Array, DecodingState, jax.Array]
@@ -362,7 +378,7 @@ def _continue(
         index, state, tokens = carry
         # The state is donated, so XLA can write the new keys into the memory of the old cache.
         cache, logits = decode_step(model, params, state.cache, state.tokens, state.positions)
-        state, new = _sample_next(state.replace(cache=cache), logits, sampling, stop)
+        state, new = _sample_next(state.replace(cache=cache), logits, sampling, top_k, stop)
         return index + 1, state, tokens.at[index].set(new)
 
     # A fixed number of columns, so that one program serves any `count`.

@@ -80,20 +80,23 @@ def log_likelihoods(
         _check_sequence(number, sequence, context, model)
     rows = [np.asarray(each, np.int32) for each in sequences]
     read = None if sources is None else [np.asarray(each, np.int32) for each in sources]
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
+    read_lengths = [0] * len(rows) if read is None else [len(each) for each in read]
+    longest = [max(len(row), each) for row, each in zip(rows, read_lengths, strict=True)]
+    order = sorted(range(len(rows)), key=lambda i: (longest[i], i))
     totals = np.zeros(len(rows))
     while order:
         # From the longest, so that the first batch needs the most memory.
-        length = _padded_length(rows[order[-1]], model)
+        length = _padded_length(longest[order[-1]], model)
         # A power of two where fewer are left, so that few sequences do not cost a whole batch.
         fewer = 1 << (len(order) - 1).bit_length()
         batch_size = min(max(1, TOKENS_PER_BATCH // length), fewer)
         group, order = order[-batch_size:], order[:-batch_size]
-        padded = _pad([rows[i] for i in group], batch_size, length)
+        row_length = _padded_length(max(len(rows[i]) for i in group), model)
+        padded = _pad([rows[i] for i in group], batch_size, row_length)
         source = None
         if read is not None:
-            longest = max((read[i] for i in group), key=len)
-            source = _pad([read[i] for i in group], batch_size, _padded_length(longest, model))
+            source_length = _padded_length(max(len(read[i]) for i in group), model)
+            source = _pad([read[i] for i in group], batch_size, source_length)
         starts = np.ones(batch_size, np.int32)
         starts[: len(group)] = [contexts[i] for i in group]
         found = _score(params, *padded, starts, source, model=model)
@@ -139,8 +142,8 @@ def _check_sequence(
         )
 
 
-def _padded_length(row: np.ndarray, model: Any) -> int:
-    return bucket_length(len(row), PROMPT_LENGTH_MULTIPLE, model.config.max_length)
+def _padded_length(length: int, model: Any) -> int:
+    return bucket_length(length, PROMPT_LENGTH_MULTIPLE, model.config.max_length)
 
 
 def _pad(
@@ -166,7 +169,10 @@ def _score(
 ) -> jax.Array:  # [B] float32
     batch, length = tokens.shape
     index = jnp.arange(length)[None, :]
-    segments = (index < lengths[:, None]).astype(jnp.int32)
+    is_token = index < lengths[:, None]
+    segments = is_token.astype(jnp.int32)
+    # The number of tokens decides the angles of some rotary embeddings: padding has no position.
+    positions = jnp.where(is_token, index, -1)
     variables, outputs = {"params": params}, NO_OUTPUTS
     if source is not None:
         read, read_lengths = source
@@ -176,13 +182,17 @@ def _score(
             read,
             tokens,
             source_segments=read_segments.astype(jnp.int32),
+            positions=positions,
+            segments=segments,
             outputs=outputs,
         ).hidden
     else:
         # A causal mixer never shows the padding to earlier tokens. Segments also keep it out of
         # what tokens share, such as the buckets of hashing attention, where they are supported.
         shown = segments if _supports_segments(model) else None
-        hidden = model.apply(variables, tokens, segments=shown, outputs=outputs).hidden
+        hidden = model.apply(
+            variables, tokens, positions=positions, segments=shown, outputs=outputs
+        ).hidden
     targets = jnp.roll(tokens, -1, axis=1)
     scored = (index + 1 >= starts[:, None]) & (index + 1 < lengths[:, None])
     chunk = max(1, min(length, LOGITS_PER_CHUNK // (batch * model.config.padded_vocab_size)))

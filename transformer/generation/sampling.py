@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformer.argument_checks import check_arguments
 from transformer.precision import finfo_min
@@ -42,6 +42,28 @@ class SamplingConfig:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"sampling.top_p {self.top_p}: give a probability in (0, 1]")
 
+    def values(self) -> SamplingValues:
+        """Return the settings whose value a compiled program does not depend on."""
+        if self.temperature == 0:
+            return SamplingValues(None, None)
+        # Clipped so that dividing by it gives finite numbers.
+        temperature = min(max(float(self.temperature), 1e-30), 1e30)
+        return SamplingValues(temperature, float(self.top_p) if self.top_p < 1 else None)
+
+    def static_top_k(self) -> int:
+        """Return the setting that decides shapes: `top_k`, or 0 if it has no effect."""
+        return self.top_k if self.temperature else 0
+
+
+class SamplingValues(NamedTuple):
+    """Scalars of a `SamplingConfig`: arguments of compiled programs, which serve all values.
+
+    None selects another program: the most likely token, or no truncation.
+    """
+
+    temperature: Any  # number, clipped to [1e-30, 1e30]; None: greedy
+    top_p: Any  # number in (0, 1); None: all tokens
+
 
 ANCESTRAL_SAMPLING = SamplingConfig()
 """Sampling from the model's own distribution."""
@@ -59,6 +81,17 @@ def sample_tokens(
     Raises:
       ValueError: If shapes or dtypes disagree.
     """
+    return draw_tokens(logits, rngs, positions, config.values(), config.static_top_k())
+
+
+def draw_tokens(
+    logits: jax.Array,  # [B, V]
+    rngs: jax.Array,  # [B] random keys of the examples
+    positions: jax.Array,  # [B] positions of the sampled tokens
+    values: SamplingValues,
+    top_k: int,  # 0: all
+) -> jax.Array:  # [B] int32
+    """Sample a token for each example, like `sample_tokens`, with settings that may be traced."""
     import jax
     import jax.numpy as jnp
 
@@ -68,11 +101,13 @@ def sample_tokens(
     # every temperature; a finite number, divided by a high one, would become a likely logit.
     excluded = logits <= finfo_min(logits.dtype)
     logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
-    if config.temperature == 0:
+    if values.temperature is None:
         return argmax_tokens(logits)
-    logits, tokens = select_top_k(apply_temperature(logits, config.temperature), config.top_k)
+    logits, tokens = select_top_k(apply_temperature(logits, values.temperature), top_k)
     rngs = jax.vmap(jax.random.fold_in)(rngs, positions)
-    sampled = sample_gumbel(apply_top_p(logits, config.top_p), rngs)
+    if values.top_p is not None:
+        logits = apply_top_p(logits, values.top_p)
+    sampled = sample_gumbel(logits, rngs)
     return jnp.take_along_axis(tokens, sampled[:, None], axis=1)[:, 0]
 
 
@@ -93,13 +128,13 @@ def argmax_tokens(
 
 def apply_temperature(
     logits: jax.Array,  # [B, V]
-    temperature: float,
+    temperature: jax.Array | float,
 ) -> jax.Array:  # [B, V]
-    """Subtract the maximum and divide by a positive temperature, clipped to [1e-30, 1e30]."""
+    """Subtract the maximum and divide by a temperature in [1e-30, 1e30]."""
     import jax.numpy as jnp
 
     greatest = jnp.max(logits, axis=-1, keepdims=True)
-    return (logits - greatest) / min(max(temperature, 1e-30), 1e30)
+    return (logits - greatest) / temperature
 
 
 def select_top_k(
@@ -118,7 +153,7 @@ def select_top_k(
 
 def apply_top_p(
     logits: jax.Array,  # [B, V] float32
-    top_p: float,  # p, in (0, 1]
+    top_p: jax.Array | float,  # p, in (0, 1)
 ) -> jax.Array:  # [B, V]
     """Set logits outside the nucleus to -inf.
 
@@ -129,8 +164,6 @@ def apply_top_p(
     import jax
     import jax.numpy as jnp
 
-    if top_p >= 1:
-        return logits
     p = jax.nn.softmax(logits, axis=-1)
     last = _last_probability(p, top_p)
     above, equal = p > last, p == last
@@ -153,7 +186,7 @@ def sample_gumbel(
 
 def _last_probability(
     p: jax.Array,  # [B, V] float32
-    mass: float,
+    mass: jax.Array | float,
 ) -> jax.Array:  # [B, 1]
     """The greatest probability such that the tokens with at least that reach `mass`.
 

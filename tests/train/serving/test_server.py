@@ -6,9 +6,11 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,9 @@ from tests.train.tasks.support import tiny_translator
 from train.errors import UserError
 from train.run import Run
 from train.serving import server as server_module
-from train.serving.answers import Generator, StopScanner
+from train.serving.answers import Generator, StopScanner, find_stop
 from train.serving.server import Server
-from train.tasks.text_completion import StopCompletionError
+from train.tasks.text_completion import StopCompletionError, complete_tokens
 from transformer.generation.sampling import SamplingConfig
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @contextlib.contextmanager
 def serving(run: Run, **settings: Any) -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Generator(run, 20), "tiny", **settings) as server:
+    with Server(("127.0.0.1", 0), Generator(run, 20, 30), "tiny", **settings) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -194,14 +196,22 @@ def test_chat(run: Run) -> None:
     ("path", "body", "status", "message"),
     [
         ("/v1/nothing", {}, 404, "/v1/nothing: is not served; use one of /v1/models, /v1/comp"),
-        ("/v1/models", {}, 405, "/v1/models: takes the other method"),
-        ("/v1/completions", None, 405, "/v1/completions: takes the other method"),
+        ("/v1/models", {}, 405, "/v1/models: takes no POST; use GET"),
+        ("/v1/completions", None, 405, "/v1/completions: takes no GET; use POST"),
         ("/v1/completions", b"{", 400, "body: is not JSON"),
         ("/v1/completions", [1], 400, "body: is no JSON object"),
         ("/v1/completions", {"model": "gpt"}, 404, "model 'gpt': is not served; give 'tiny'"),
         ("/v1/completions", {"max_tokens": 21}, 400, "max_tokens 21: is more than this server"),
         ("/v1/completions", {"prompt": [10**6]}, 400, "prompt 0: "),
-        ("/v1/completions", {"prompt": "\N{SNOWMAN}"}, 400, ""),
+        ("/v1/completions", {"prompt": "a" * 30}, 400, "prompt: has 31 tokens, and this server"),
+        ("/v1/completions", {"prompt": "\N{SNOWMAN}"}, 400, "the text: has characters that the"),
+        ("/v1/completions", {"prompt": "\ud800"}, 400, "the text: surrogates not allowed at"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            400,
+            "the text: surrogates not allowed at",
+        ),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "assistant", "content": "a"}]},
@@ -226,21 +236,110 @@ def test_connection_lives_on_after_a_wrong_request(server: Server) -> None:
         connection.request("POST", "/v1/completions", json.dumps({"n": 0}))
         answer = connection.getresponse()
         assert (answer.status, json.loads(answer.read())["error"]["param"]) == (400, "n")
+        connection.auto_open = 0  # else a closed one would be opened again
     connection.close()
 
 
+def raw(server: Server, request: bytes) -> bytes:
+    """Return all that the server sends until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as connection:
+        connection.sendall(request)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+HIDDEN = b"GET /health HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_lines", "status"),
+    [
+        (b"GET /v1/models HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN), b"200"),
+        (b"POST /v1/nothing HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN), b"404"),
+        (b"POST /v1/completions HTTP/1.1\r\n\r\n", b"411"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\n%s\r\n%s\r\n\r\n{}"
+            % (b"Content-Length: 2", b"Transfer-Encoding: chunked"),
+            b"411",
+        ),
+    ],
+)
+def test_body_is_not_read_as_a_request(server: Server, request_lines: bytes, status: bytes) -> None:
+    answer = raw(server, request_lines + HIDDEN)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 def test_large_body_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 10)
-    status, answer = ask(server, "/v1/completions", {"prompt": "the cat"})
+    """Even while the client is still sending it."""
+    monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 1 << 20)
+    status, answer = ask(server, "/v1/completions", {"prompt": "a" * (4 << 20)})
     assert (status, answer["error"]["message"][:15]) == (413, "body: is larger")
+
+
+@pytest.mark.slow
+def test_old_clients_are_sent_no_chunks(server: Server, seed: int) -> None:
+    body = json.dumps({"prompt": "the", "stream": True, "seed": seed}).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answer = raw(server, head + body)
+    assert b"Transfer-Encoding" not in answer
+    first, *_, last, end = answer.partition(b"\r\n\r\n")[2].split(b"\n\n")
+    assert json.loads(first.removeprefix(b"data: "))["model"] == "tiny"
+    assert (last, end) == (b"data: [DONE]", b"")
+
+
+@pytest.mark.slow
+def test_generation_ends_when_the_client_leaves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, left, pieces = threading.Event(), threading.Event(), []
+    complete = complete_tokens
+
+    def watched(*arguments: Any, on_text: Any, **settings: Any) -> Any:
+        def push(piece: str) -> None:
+            pieces.append(piece)
+            started.set()
+            assert left.wait(120)
+            on_text(piece)
+
+        return complete(*arguments, on_text=push, **settings)
+
+    monkeypatch.setattr("train.serving.answers.complete_tokens", watched)
+    with serving(run) as server:
+        body = json.dumps({"prompt": "the", "max_tokens": 20, "temperature": 0, "stream": True})
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+        connection.request("POST", "/v1/completions", body)
+        assert started.wait(120)
+        connection.close()
+        left.set()
+        with server.generator._lock:  # free once the generation has ended
+            assert len(pieces) == 1
+        monkeypatch.undo()
+        assert ask(server, "/v1/completions", {"max_tokens": 2})[0] == 200
+
+
+@pytest.mark.slow
+def test_requests_at_once_get_their_own_answers(server: Server, run: Run) -> None:
+    prompts = ["the", "a cat", "sat", "cat"]
+    found: dict[str, str] = {}
+
+    def one(prompt: str) -> None:
+        body = {"prompt": prompt, "max_tokens": 5, "temperature": 0}
+        found[prompt] = ask(server, "/v1/completions", body)[1]["choices"][0]["text"]
+
+    threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for prompt in prompts:
+        assert found[prompt] == run.generate(prompt, max_new_tokens=5, temperature=0)
 
 
 def test_key_is_needed_if_there_is_one(run: Run) -> None:
     with serving(run, api_key="secret") as server:
-        for headers in ({}, {"Authorization": "Bearer wrong"}):
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
             assert ask(server, "/v1/models", **headers)[0] == 401
             assert ask(server, "/v1/completions", {}, **headers)[0] == 401
         assert ask(server, "/v1/models", Authorization="Bearer secret")[0] == 200
+        assert ask(server, "/v1/models", Authorization="bearer secret")[0] == 200
         assert ask(server, "/health")[0] == 200
 
 
@@ -262,7 +361,7 @@ def test_failure_is_an_error_and_the_server_lives(
 def test_run_without_a_language_model_is_refused(tmp_path: Path) -> None:
     unused = Run(tiny_translator(tmp_path), None, None, None, None, 0)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^serve: task Translation has no language model; use"):
-        Generator(unused, 20)
+        Generator(unused, 20, 30)
 
 
 @pytest.mark.parametrize(
@@ -274,6 +373,8 @@ def test_run_without_a_language_model_is_refused(tmp_path: Path) -> None:
         (("xyz", "b"), ["xy", "b"], ["xy"], True),
         (("aab",), ["aa", "ab"], ["a"], True),
         (("b", "ab"), ["cab"], ["c"], True),
+        (("abcd", "c"), ["ab", "cd"], ["ab"], True),  # the first to be complete
+        (("abcd", "c"), ["abcd"], ["ab"], True),
         (("xy",), ["ax"], ["a", "x"], False),
     ],
 )
@@ -282,13 +383,18 @@ def test_stop_scanner(
 ) -> None:
     received: list[str] = []
     scanner = StopScanner(stops, received.append)
-    with contextlib.suppress(StopCompletionError):
+    stopped = False
+    try:
         for piece in pieces:
             scanner.push(piece)
         scanner.flush()
-    assert "".join(received) == "".join(sent) == scanner.text
-    assert received == [each for each in received if each]
-    assert scanner.found == found
+    except StopCompletionError:
+        stopped = True
+    assert stopped == found
+    assert received == sent
+    assert scanner.text == "".join(sent)
+    place = find_stop("".join(pieces), stops)
+    assert "".join(pieces)[:place] == scanner.text
 
 
 @pytest.mark.parametrize(
@@ -296,28 +402,39 @@ def test_stop_scanner(
     [
         (("--port", "70000"), "error: port 70000: give 0 to 65535\n"),
         (("--max-tokens", "0"), "error: max_tokens 0: give 1 or more\n"),
-        (("--json",), "error: serve --json: has no result to print; leave it out\n"),
+        (("--max-prompt-tokens", "0"), "error: max_prompt_tokens 0: give 1 or more\n"),
+        (("--api-key", ""), "error: api_key: is empty, or has spaces or characters that are not "),
     ],
 )
 def test_wrong_options(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = command(capsys, "serve", "nowhere", *options)
-    assert (result.status, result.error) == (2, message)
+    assert result.status == 2
+    assert result.error.startswith(message)
 
 
 @pytest.mark.slow
-def test_command_serves_until_interrupted(run: Run) -> None:
-    words = [sys.executable, "-m", "train", "serve", str(run.folder.path), "--port", "0"]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        assert first.startswith("tiny of step 2 is served at http://127.0.0.1:")
-        port = int(first.rpartition(":")[2].partition("/")[0])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        connection.request("GET", "/health")
-        assert connection.getresponse().status == 200
-        connection.close()
-        os.kill(process.pid, signal.SIGINT)
-        rest = process.stdout.read()
-    assert (process.returncode, rest) == (0, "Ctrl-C stops it\nstopped\n")
+@pytest.mark.parametrize("busy", [False, True])
+def test_command_serves_until_interrupted(run: Run, busy: bool) -> None:
+    words = [sys.executable, "-m", "train", "serve", str(run.folder.path), "--port", "0", "--json"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
+        try:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            assert (first["model"], first["step"]) == ("tiny", 2)
+            port = int(first["url"].removeprefix("http://127.0.0.1:").removesuffix("/v1"))
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+            connection.request("GET", "/health")
+            assert connection.getresponse().read() == b'{"status": "ok"}'
+            if busy:  # compiling its first answer, which takes seconds
+                connection.request("POST", "/v1/completions", "{}")
+                time.sleep(0.5)
+            os.kill(process.pid, signal.SIGINT)
+            output, errors = process.communicate(timeout=120)
+            connection.close()
+        finally:
+            process.kill()
+    assert (process.returncode, output) == (0, "")
+    assert errors.endswith("stopped\n")

@@ -211,25 +211,28 @@ def run_serve(arguments: list[str]) -> int:
         warning = "is open to the network without a key; give --api-key"
         print(f"host {options.host}: {warning}", file=sys.stderr)
     from train.run import load
+    from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
     from train.serving.answers import Generator
     from train.serving.server import Server
 
-    run = load(workdir, step=options.step)
-    generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
-    name = options.model_name or run.experiment.name
+    with explain_oom(lambda: [LARGER_DEVICES_REMEDY]):
+        run = load(workdir, step=options.step)
+        generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
+    name, step = options.model_name or run.experiment.name, run.step
+    del run  # with the stacked weights, of which the generator may have copies
     with Server((options.host, options.port), generator, name, key or "") as server:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{server.server_port}/v1"
         if json_wanted:
-            print(json.dumps({"url": url, "model": name, "step": run.step}), flush=True)
+            print(json.dumps({"url": url, "model": name, "step": step}), flush=True)
         else:
-            print(f"{name} of step {run.step} is served at {url}; Ctrl-C stops it", flush=True)
+            print(f"{name} of step {step} is served at {url}; Ctrl-C stops it", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             print("stopped", file=sys.stderr)
-            if generator.is_busy:
-                # Its thread is inside XLA, which aborts if the interpreter ends below it.
+            if not generator.close():
+                # A thread is inside XLA, which aborts if the interpreter ends below it.
                 sys.stdout.flush()
                 os._exit(0)
     return 0

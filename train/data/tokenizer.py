@@ -311,6 +311,10 @@ def _first_tokens(post_processor: dict[str, Any]) -> list[str]:
             return []
 
 
+MAX_TOKENS_BEFORE = 64
+"""Last tokens of a prompt that the decoding of the next token depends on, and some more."""
+
+
 class StreamDecoder:
     """Incremental decoder: the results of `push` and `flush` join to the text of all tokens.
 
@@ -318,10 +322,11 @@ class StreamDecoder:
     returned text are decoded again, so that the cost of a token does not grow with the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] | np.ndarray = ()):
+        """Set up the decoder of the tokens that follow `before`."""
         self._tokenizer = tokenizer
         # Tokens whose text has been returned. They decide if a space precedes the next token.
-        self._before: list[int] = []
+        self._before: list[int] = [int(token) for token in before[-MAX_TOKENS_BEFORE:]]
         self._tokens: list[int] = []
         self._shown = ""
 

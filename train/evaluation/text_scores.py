@@ -31,8 +31,8 @@ def score_texts(
 
     A language model reads a text after its context. Without one the first token is not scored, as
     nothing precedes it (a model that was trained with a token before every text reads that token
-    first, and scores all of the text). An empty context stands for the beginning of a document;
-    another one is not taken for that, as in the evaluations of published models.
+    first, and scores all of the text). An empty context stands for the beginning of a document.
+    Nothing is put before any other context, as in the evaluations of published models.
     Where a token spans the end of the context and the beginning of the text, it is scored.
 
     A translation model scores the text as the translation of its context, with the token that ends

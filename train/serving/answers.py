@@ -1,7 +1,9 @@
 """Answers to requests: generation with stop strings, one request at a time."""
 
+import contextlib
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy as np
 from train.data.chat_template import ChatTemplate, stop_token
 from train.errors import UserError
 from train.run import Run
-from train.runtime.oom import explain_oom
+from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
 from train.serving.requests import GenerationRequest, RequestError
 from train.tasks.instruction import encode_conversation
 from train.tasks.text_completion import (
@@ -19,6 +21,7 @@ from train.tasks.text_completion import (
     encode_prompt,
 )
 from train.tasks.vocabulary import tokenizer_of
+from transformer.layers.stack_weights import unstack_for_decoding
 from transformer.models.language_model import LanguageModel
 
 
@@ -84,6 +87,17 @@ class StopScanner:
             self._on_text(piece)
 
 
+@contextlib.contextmanager
+def _as_request_errors(field: str) -> Iterator[None]:
+    """Raise a RequestError of this field in place of another UserError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except UserError as error:
+        raise RequestError(str(error), field) from error
+
+
 class Generator:
     """Answers requests with a run's model. Requests of several threads wait for each other.
 
@@ -102,16 +116,17 @@ class Generator:
                 f"serve: task {type(run.experiment.task).__name__} has no language model; use "
                 "sample, or the run of a language model"
             )
+        if run.model.hardware.platform != "cpu":  # where stacked weights are copied at every token
+            run = dataclasses.replace(run, params=unstack_for_decoding(run.params))
         self._run, self.max_tokens, self.max_prompt_tokens = run, max_tokens, max_prompt_tokens
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
         # One program at a time: two would share the device's memory, and neither would be faster.
         self._lock = threading.Lock()
 
-    @property
-    def is_busy(self) -> bool:
-        """True while an answer is generated."""
-        return self._lock.locked()
+    def close(self) -> bool:
+        """Let no generation begin any more; return False if one is going on."""
+        return self._lock.acquire(blocking=False)
 
     def answer(
         self,
@@ -139,22 +154,19 @@ class Generator:
                 "max_tokens",
             )
         field = "messages" if request.messages else "prompt"
-        try:
+        with _as_request_errors(field):
             rows, end = self._encode(request)
-            longest = max(map(len, rows))
-            if longest > self.max_prompt_tokens:
-                raise RequestError(
-                    f"{field}: has {longest} tokens, and this server reads at most "
-                    f"{self.max_prompt_tokens}; shorten it",
-                    field,
-                )
-            with self._lock, explain_oom(lambda: ["give fewer prompts or a smaller max_tokens"]):
-                check_client()
-                choices = self._generate(request, rows, max_tokens, end, on_text, check_client)
-        except RequestError:
-            raise
-        except UserError as error:  # of the prompt, as the settings were checked
-            raise RequestError(str(error), field) from error
+        longest = max(map(len, rows))
+        if longest > self.max_prompt_tokens:
+            raise RequestError(
+                f"{field}: has {longest} tokens, and this server reads at most "
+                f"{self.max_prompt_tokens}; shorten it",
+                field,
+            )
+        remedies = ["send fewer prompts or a smaller max_tokens", LARGER_DEVICES_REMEDY]
+        with self._lock, explain_oom(lambda: remedies), _as_request_errors(field):
+            check_client()
+            choices = self._generate(request, rows, max_tokens, end, on_text, check_client)
         return Answer(choices, sum(map(len, rows)))
 
     def _encode(self, request: GenerationRequest) -> tuple[list[np.ndarray], int | None]:

@@ -1,8 +1,8 @@
 """Requests of the OpenAI API for completions and chat completions: their fields and checks.
 
 The field names and defaults are those of OpenAI's API reference ("Create completion", "Create chat
-completion"), with `top_k` added. A field is supported, or has a value with which it changes
-nothing, or is refused.
+completion"), with `top_k` added. Fields are supported, accepted only with a value that has no
+effect, or refused.
 """
 
 import dataclasses
@@ -19,6 +19,9 @@ MAX_SEED = 2**32 - 1
 
 MAX_ANSWERS = 128
 """Most answers to one request, of all its prompts together. They are computed as one batch."""
+
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
+"""Most stop strings, and characters of one: every piece of text is compared with all."""
 
 _COMMON_FIELDS = frozenset(
     {
@@ -157,6 +160,11 @@ def _parse_common(
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
         raise RequestError("stop: give a string, or a list of strings that are not empty", "stop")
+    if len(stop) > MAX_STOPS or max(map(len, stop), default=0) > MAX_STOP_LENGTH:
+        raise RequestError(
+            f"stop: give at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters",
+            "stop",
+        )
     stream = _boolean(body, "stream")
     if stream and num_choices * max(1, len(prompts)) > 1:
         raise RequestError("stream: has one answer at a time; give one prompt, and n 1", "stream")

@@ -17,6 +17,7 @@ import logging
 import queue
 import selectors
 import socket
+import sys
 import threading
 import time
 import urllib.parse
@@ -39,7 +40,7 @@ IDLE_SECONDS = 120.0
 
 
 class Route(NamedTuple):
-    """What tells completions and chat completions apart."""
+    """Format of one path that generates: its parser, its names and its answers."""
 
     parse: Callable[[dict[str, Any]], GenerationRequest]
     object_name: str
@@ -76,7 +77,7 @@ class Server(http.server.ThreadingHTTPServer):
     """Server of one model. `serve_forever` answers requests until `shutdown`.
 
     Args:
-      address: Host and port; port 0 takes a free one, which `server_port` has then.
+      address: Host and port; with port 0 a free one is taken. `server_port` is the port in use.
       generator: Answers the requests.
       model_name: Name of the model in requests and answers.
       api_key: If not empty, requests need `Authorization: Bearer <api_key>`.
@@ -104,6 +105,11 @@ class Server(http.server.ThreadingHTTPServer):
                 error
             )
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the error of a connection, unless the client has ended it."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def model(self) -> dict[str, Any]:
         """Return the description of the model in the API."""
         owner = "linen-transformer"
@@ -128,7 +134,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             f"/v1/models/{self.server.model_name}": model,
         }
         path = self._path()
-        if self.headers.get("Content-Length", "0") != "0":
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # else a body would be read as the next request
         self._answer(lambda: self._send_json(200, pages[path]), path in pages, path in ROUTES)
 
@@ -156,10 +162,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answer()
         except RequestError as error:
             # What is left of a body would be read as the next request.
-            self.close_connection = self.close_connection or body_unread
+            if body_unread:
+                self.close_connection = True
+                self._discard()
             self._send_error(error.status, str(error), error.field)
         except (ConnectionError, TimeoutError):
             self.close_connection = True
+        except UserError as error:  # out of memory: other requests may need less
+            log.warning("%s %s: %s", self.command, self._path(), error)
+            self._send_error(503, str(error), None)
         except Exception:
             # One request must not end the server; the log says what happened.
             log.exception("%s %s failed", self.command, self._path())
@@ -175,26 +186,32 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise RequestError("api key: is missing or wrong; send it as a bearer token", None, 401)
 
     def _read_body(self) -> dict[str, Any]:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
+        length = self._body_length()
+        if length is None:
             self.close_connection = True
             raise RequestError("body: its length is missing; send Content-Length", None, 411)
-        if int(length) > MAX_BODY_BYTES:
+        if length > MAX_BODY_BYTES:
             self.close_connection = True
-            self._discard(int(length))
+            self._discard()
             limit = f"{MAX_BODY_BYTES >> 20} MiB"
             raise RequestError(f"body: is larger than {limit}; send a shorter one", None, 413)
         try:
-            body = json.loads(self.rfile.read(int(length)))
+            body = json.loads(self.rfile.read(length))
         except (ValueError, RecursionError) as error:
             raise RequestError(f"body: is not JSON ({error}); send an object") from error
         if not isinstance(body, dict):
             raise RequestError("body: is no JSON object; send one")
         return body
 
-    def _discard(self, length: int) -> None:
-        """Read some of a body: a client that is still sending would not see the answer."""
-        left = min(length, 4 * MAX_BODY_BYTES)
+    def _body_length(self) -> int | None:
+        """Return the length of the body; None unless it is given once, and alone."""
+        lengths = self.headers.get_all("Content-Length", [])
+        given = lengths[0] if len(lengths) == 1 and "Transfer-Encoding" not in self.headers else ""
+        return int(given) if given.isdecimal() and len(given) < 19 else None
+
+    def _discard(self) -> None:
+        """Read some of the body: a client that is still sending would not see the answer."""
+        left = min(self._body_length() or 0, 4 * MAX_BODY_BYTES)
         while left and (data := self.rfile.read(min(left, 1 << 16))):
             left -= len(data)
 

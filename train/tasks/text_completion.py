@@ -140,11 +140,8 @@ class _GeneratedText:
     """Text generated after a prompt, decoded and passed on piece by piece."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: np.ndarray, on_text: TextCallback | None):
-        self._decoder = StreamDecoder(tokenizer)
-        # The decoder reads the prompt too: it decides if a space precedes the first new token.
-        for token in prompt:
-            self._decoder.push(token)
-        self._decoder.flush()
+        # The prompt decides if a space precedes the first new token.
+        self._decoder = StreamDecoder(tokenizer, prompt)
         self._on_text = on_text
         self._pieces: list[str] = []
         self._num_tokens = 0

@@ -269,6 +269,7 @@ def _generate_chunks(
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
     stop = np.int32(NO_TOKEN if stop_token is None else stop_token)
+    top_k = sampling.static_top_k(model.config.vocab_size)
     state, new = _start(
         params,
         _pad_right(prompts, bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)),
@@ -278,7 +279,7 @@ def _generate_chunks(
         stop,
         sampling.values(),
         model=model,
-        top_k=sampling.static_top_k(),
+        top_k=top_k,
         cache_length=bucket_length(longest + max_new_tokens, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
@@ -292,7 +293,7 @@ def _generate_chunks(
             count,
             sampling.values(),
             model=model,
-            top_k=sampling.static_top_k(),
+            top_k=top_k,
         )
         yield np.asarray(new)
 

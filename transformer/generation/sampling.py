@@ -50,9 +50,9 @@ class SamplingConfig:
         temperature = min(max(float(self.temperature), 1e-30), 1e30)
         return SamplingValues(temperature, float(self.top_p) if self.top_p < 1 else None)
 
-    def static_top_k(self) -> int:
+    def static_top_k(self, vocab_size: int) -> int:
         """Return the setting that decides shapes: `top_k`, or 0 if it has no effect."""
-        return self.top_k if self.temperature else 0
+        return self.top_k if self.temperature and self.top_k < vocab_size else 0
 
 
 class SamplingValues(NamedTuple):
@@ -81,7 +81,10 @@ def sample_tokens(
     Raises:
       ValueError: If shapes or dtypes disagree.
     """
-    return draw_tokens(logits, rngs, positions, config.values(), config.static_top_k())
+    check_shapes(logits=(logits, "B V", float))
+    return draw_tokens(
+        logits, rngs, positions, config.values(), config.static_top_k(logits.shape[-1])
+    )
 
 
 def draw_tokens(

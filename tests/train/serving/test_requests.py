@@ -84,6 +84,7 @@ def test_given_settings_are_read() -> None:
         ({"top_p": 0}, "top_p", "top_p 0.0: give a probability"),
         ({"top_k": -2}, "top_k", "top_k -2: give an integer"),
         ({"stop": [""]}, "stop", "stop: give a string"),
+        ({"stop": ["a"] * 17}, "stop", "stop: give at most 16 strings of at most 1000 characters"),
         ({"stream": 1}, "stream", "stream 1: give true or false"),
         ({"stream": True, "n": 2}, "stream", "stream: has one answer at a time"),
         ({"stream": True, "prompt": ["a", "b"]}, "stream", "stream: has one answer at a time"),

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -261,6 +260,12 @@ HIDDEN = b"GET /health HTTP/1.1\r\n\r\n"
             % (b"Content-Length: 2", b"Transfer-Encoding: chunked"),
             b"411",
         ),
+        (
+            b"POST /v1/completions HTTP/1.1\r\n%s\r\n%s\r\n\r\n{}"
+            % (b"Content-Length: 2", b"Content-Length: 3"),
+            b"411",
+        ),
+        (b"GET /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"200"),
     ],
 )
 def test_body_is_not_read_as_a_request(server: Server, request_lines: bytes, status: bytes) -> None:
@@ -269,10 +274,16 @@ def test_body_is_not_read_as_a_request(server: Server, request_lines: bytes, sta
     assert answer.count(b"HTTP/1.1") == 1
 
 
+def test_refused_body_is_read(run: Run) -> None:
+    """So that a client that is still sending it gets the answer."""
+    with serving(run, api_key="secret") as server:
+        assert ask(server, "/v1/completions", {"prompt": "a" * (8 << 20)})[0] == 401
+
+
 def test_large_body_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even while the client is still sending it."""
     monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 1 << 20)
-    status, answer = ask(server, "/v1/completions", {"prompt": "a" * (4 << 20)})
+    status, answer = ask(server, "/v1/completions", {"prompt": "a" * (3 << 20)})
     assert (status, answer["error"]["message"][:15]) == (413, "body: is larger")
 
 
@@ -346,15 +357,22 @@ def test_key_is_needed_if_there_is_one(run: Run) -> None:
 def test_failure_is_an_error_and_the_server_lives(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*arguments: Any) -> None:
-        raise RuntimeError("out of memory")
+    def fail(*arguments: Any, **settings: Any) -> None:
+        raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Generator, "answer", fail)
+    for error, expected in (
+        (RuntimeError("a defect"), 500),
+        (MemoryError("a large request"), 503),
+    ):
         for streamed in (False, True):
-            status, answer = ask(server, "/v1/completions", {"stream": streamed})
-            assert (status, answer["error"]["type"]) == (500, "server_error")
-    assert "out of memory" in caplog.text
+            with monkeypatch.context() as patch:
+                patch.setattr("train.serving.answers.complete_tokens", fail)
+                caplog.clear()
+                status, answer = ask(server, "/v1/completions", {"stream": streamed})
+            assert (status, answer["error"]["type"]) == (expected, "server_error")
+            said = "send fewer prompts" if expected == 503 else str(error)
+            assert said in caplog.text
+            assert expected == 500 or said in answer["error"]["message"]
     assert ask(server, "/health")[0] == 200
 
 
@@ -428,12 +446,17 @@ def test_command_serves_until_interrupted(run: Run, busy: bool) -> None:
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
             connection.request("GET", "/health")
             assert connection.getresponse().read() == b'{"status": "ok"}'
-            if busy:  # compiling its first answer, which takes seconds
-                connection.request("POST", "/v1/completions", "{}")
-                time.sleep(0.5)
+            others = []
+            for count in range(2, 6) if busy else ():
+                # A program for each number of answers: one is compiled after the other.
+                others.append(http.client.HTTPConnection("127.0.0.1", port, timeout=120))
+                others[-1].request("POST", "/v1/completions", json.dumps({"n": count}))
+            if busy:
+                others[0].getresponse().read()
             os.kill(process.pid, signal.SIGINT)
             output, errors = process.communicate(timeout=120)
-            connection.close()
+            for each in (connection, *others):
+                each.close()
         finally:
             process.kill()
     assert (process.returncode, output) == (0, "")

@@ -286,3 +286,21 @@ def test_mixer_without_cache_uses_the_full_pass(
 
 def test_generate_is_exported() -> None:
     assert exported is generate
+
+
+def test_sampling_values_share_a_program() -> None:
+    model, params = make_decoder(GPT)
+
+    def programs(*settings: SamplingConfig) -> int:
+        for each in settings:
+            generate(model, params, [[3]], max_new_tokens=2, sampling=each)
+        count: int = generate_module._continue._cache_size()  # type: ignore[attr-defined]
+        return count
+
+    first = programs(SamplingConfig(0.7, top_p=0.9))
+    assert programs(SamplingConfig(0.5, top_p=0.3), SamplingConfig(3.0, top_p=0.5)) == first
+    # All of the vocabulary is no truncation, and the most likely token depends on nothing.
+    all_tokens = programs(SamplingConfig(0.7))
+    assert programs(SamplingConfig(0.4, top_k=61), SamplingConfig(0.4, top_k=99)) == all_tokens
+    greedy = programs(SamplingConfig(0.0))
+    assert programs(SamplingConfig(0.0, top_k=5, top_p=0.5)) == greedy

@@ -44,6 +44,7 @@ from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.flops import count_token_flops
 from transformer.generation.beam_search import BeamSearchConfig, beam_search
 from transformer.generation.generate import decode_step, prefill
+from transformer.generation.log_likelihood import log_likelihoods
 from transformer.generation.sampling import (
     SamplingConfig,
     sample_tokens,
@@ -236,6 +237,16 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             batch_size=1,
         ),
     ),
+    "log_likelihoods": (
+        log_likelihoods,
+        dict(
+            model=LanguageModel(DECODER.config),
+            params={},
+            sequences=[[1, 2]],
+            context_lengths=[1],
+            sources=None,
+        ),
+    ),
     "beam_search": (
         functools.partial(beam_search, decode_nothing),
         dict(
@@ -403,7 +414,7 @@ def test_every_documented_function_is_called() -> None:
     assert not CALLS.keys() & NOT_CALLED.keys()
 
 
-NEED_MORE = ("prefill", "decode_step", "translate", "generate", "fit", "load", "read")
+NEED_MORE = ("prefill", "decode_step", "translate", "generate", "log_", "fit", "load", "read")
 """Functions whose arguments are valid only with weights or a folder."""
 
 
@@ -470,6 +481,7 @@ VALID = {
     ("fit", "init_only"): "text",
     ("fit", "workdir"): "text",
     ("generate", "stop_token"): "none",
+    ("log_likelihoods", "context_lengths"): "none",
     ("load", "average_checkpoints"): "negative",  # rejected by the run
     ("load", "step"): "negative",
     ("token_loss", "label_smoothing"): "number",

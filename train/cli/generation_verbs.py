@@ -206,7 +206,7 @@ def run_serve(arguments: list[str]) -> int:
         raise UsageError(f"port {options.port}: give 0 to 65535")
     key = os.environ.get("SERVE_API_KEY") if options.api_key is None else options.api_key
     if key is not None and not (key and key.isascii() and key.isprintable() and " " not in key):
-        raise UsageError("api_key: is empty, or has spaces or characters that are not ASCII")
+        raise UsageError("api_key: is empty or has odd characters; give ASCII letters and digits")
     if key is None and options.host not in ("127.0.0.1", "::1", "localhost"):
         warning = "is open to the network without a key; give --api-key"
         print(f"host {options.host}: {warning}", file=sys.stderr)

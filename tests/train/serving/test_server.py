@@ -421,7 +421,7 @@ def test_stop_scanner(
         (("--port", "70000"), "error: port 70000: give 0 to 65535\n"),
         (("--max-tokens", "0"), "error: max_tokens 0: give 1 or more\n"),
         (("--max-prompt-tokens", "0"), "error: max_prompt_tokens 0: give 1 or more\n"),
-        (("--api-key", ""), "error: api_key: is empty, or has spaces or characters that are not "),
+        (("--api-key", ""), "error: api_key: is empty or has odd characters; give ASCII letters"),
     ],
 )
 def test_wrong_options(

@@ -39,18 +39,8 @@ ARTICLES: Mapping[str, tuple[str, ...]] = {
 NOUNS: Mapping[str, tuple[str, ...]] = {
     "der": (
         *("man", "boy", "dog", "player", "worker", "soldier", "bus", "train", "ball", "tree"),
-        *(
-            "singer",
-            "park",
-            "beach",
-            "table",
-            "chair",
-            "bird",
-            "skier",
-            "cyclist",
-            "farmer",
-            "clown",
-        ),
+        *("singer", "park", "beach", "table", "chair", "bird", "skier", "cyclist", "farmer"),
+        *("clown",),
     ),
     "die": (
         *("woman", "lady", "cat", "group", "band", "street", "family", "crowd", "guitar", "bridge"),

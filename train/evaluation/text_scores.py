@@ -60,7 +60,7 @@ def score_texts(
     if isinstance(run.model, LanguageModel):
         before: Sequence[str | None] = [None] * len(texts) if contexts is None else contexts
         pairs = zip(texts, before, strict=True)
-        encoded = [_encode_continuation(tokenizer, *pair) for pair in pairs]
+        encoded = [encode_continuation(tokenizer, *pair) for pair in pairs]
         rows, starts = [row for row, _ in encoded], [start for _, start in encoded]
         sources = None
     else:
@@ -79,9 +79,14 @@ def score_texts(
         raise UserError(message) from error
 
 
-def _encode_continuation(
+def encode_continuation(
     tokenizer: Tokenizer, text: str, context: str | None
-) -> tuple[np.ndarray, int]:  # [T], and the index of the first token that is scored
+) -> tuple[np.ndarray, int]:  # [T]
+    """Return the tokens that a model reads, and the index of the first that is scored.
+
+    Raises:
+      UserError: No token would be scored.
+    """
     first = tokenizer.first_token_ids
     if context is None:
         row = np.append(first, tokenizer.encode(text)).astype(np.int32)

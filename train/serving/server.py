@@ -50,6 +50,10 @@ class Route(NamedTuple):
     """Return the content of a whole answer."""
     piece: Callable[[str], dict[str, Any]]
     """Return the content of a part of an answer."""
+    first: tuple[dict[str, Any], ...]
+    """What a stream begins with."""
+    last: dict[str, Any]
+    """Content beside the reason why a stream ended."""
 
 
 ROUTES = {
@@ -60,6 +64,8 @@ ROUTES = {
         "cmpl",
         lambda each: {"text": each.text, "logprobs": None},
         lambda text: {"text": text, "logprobs": None},
+        first=(),
+        last={"text": "", "logprobs": None},
     ),
     "/v1/chat/completions": Route(
         parse_chat,
@@ -68,6 +74,8 @@ ROUTES = {
         "chatcmpl",
         lambda each: {"message": {"role": "assistant", "content": each.text}},
         lambda text: {"delta": {"content": text}},
+        first=({"delta": {"role": "assistant", "content": ""}},),
+        last={"delta": {}},
     ),
 }
 """Paths that generate."""
@@ -257,8 +265,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             nonlocal sender
             sender = threading.Thread(target=self._send_events, args=(events,), daemon=True)
             sender.start()
-            if request.messages:
-                put({"delta": {"role": "assistant", "content": ""}})
+            for content in route.first:
+                put(content)
 
         def on_text(text: str) -> None:
             if sender is None:  # not earlier: until the first piece an error has its own status
@@ -274,8 +282,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answer = self.server.generator.answer(request, on_text, check_client)
             if sender is None:
                 start()
-            last = {"delta": {}} if request.messages else route.piece("")
-            put(last, finish_reason(answer.choices[0]))
+            put(route.last, finish_reason(answer.choices[0]))
             if request.include_usage:
                 events.put(json.dumps({**common, "choices": [], "usage": usage(answer)}))
             events.put("[DONE]")
@@ -286,8 +293,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             if not isinstance(error, ConnectionError):
                 log.exception("%s %s failed", self.command, self._path())
-            message = {"message": str(error), "type": "server_error", "param": None, "code": None}
-            events.put(json.dumps({"error": message}))
+            events.put(json.dumps(error_body(500, str(error))))
         events.put(None)
         assert sender is not None
         sender.join()
@@ -324,12 +330,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _send_error(self, status: int, message: str, field: str | None) -> None:
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        error = {"message": message, "type": kind, "param": field, "code": None}
         try:
-            self._send_json(status, {"error": error})
+            self._send_json(status, error_body(status, message, field))
         except OSError:
             self.close_connection = True
+
+
+def error_body(status: int, message: str, field: str | None = None) -> dict[str, Any]:
+    """Return an error as the API writes it."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": message, "type": kind, "param": field, "code": None}}
 
 
 def finish_reason(completion: Completion) -> str:

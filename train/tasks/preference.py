@@ -60,7 +60,7 @@ CHOSEN, REJECTED = 1, 2
 """Segments of a row."""
 
 FIELDS = ("tokens", "targets", "weights", "segments", "positions")
-"""Arrays of a batch that `log_likelihoods` reads."""
+"""Arrays of a batch that `pair_log_likelihoods` reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +115,11 @@ class PreferenceTask(Task):
         """
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
-            policy = log_likelihoods(model, params, batch, dropout_rngs)
+            policy = pair_log_likelihoods(model, params, batch, dropout_rngs)
             if self.has_reference_in_data:
                 reference = reference_of_batch(batch)
             else:
-                reference = log_likelihoods(model, without_updates(params), batch)
+                reference = pair_log_likelihoods(model, without_updates(params), batch)
             return dpo_losses(policy, jax.lax.stop_gradient(reference), self.settings.beta, batch)
 
         return loss
@@ -189,7 +189,7 @@ class PreferenceTask(Task):
         return answer_prompts(run, prompts, options, on_text)
 
 
-def log_likelihoods(
+def pair_log_likelihoods(
     model: LanguageModel, params: Any, batch: Batch, dropout_rngs: jax.Array | None = None
 ) -> jax.Array:  # [B, 2] float32
     """Return the log-likelihoods of the chosen and the rejected answer of each row, in nats."""
@@ -253,10 +253,10 @@ def _evaluate_pairs(
 ) -> dict[str, Loss]:
     """Return the losses of pairs. Without base weights the reference is in the batch."""
     # The weights to evaluate are merged, so that the base comes apart.
-    policy = log_likelihoods(model, params, batch)
+    policy = pair_log_likelihoods(model, params, batch)
     if base is None:
         return dpo_losses(policy, reference_of_batch(batch), beta, batch)
-    return dpo_losses(policy, log_likelihoods(model, base, batch), beta, batch)
+    return dpo_losses(policy, pair_log_likelihoods(model, base, batch), beta, batch)
 
 
 def add_reference(
@@ -302,7 +302,7 @@ def add_reference(
     split = encode_split("pairs", pairs, tokenizer, template, max_length // 2, notes)
     if len(split.tokens) != len(pairs):
         raise UserError(f"{pairs_path}: {notes[-1]}; leave such pairs out, or raise --max-length")
-    score = jax.jit(functools.partial(log_likelihoods, model))
+    score = jax.jit(functools.partial(pair_log_likelihoods, model))
     length = int(split.lengths.max())
     found: list[np.ndarray] = []
     for start in track(range(0, len(pairs), batch_size), "scoring"):

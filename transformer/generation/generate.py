@@ -223,15 +223,26 @@ def _full_pass_logits(
     lengths: jax.Array,  # [B] without the padding
 ) -> jax.Array:  # [B, V]
     """Return the logits of the tokens that follow `lengths` tokens, without a cache."""
-    mixers = {block.mixer for block in model.config.layer_pattern}
-    # A causal mixer never shows the padding to earlier tokens. Where segments are supported they
-    # also keep it out of what tokens share, such as the buckets of hashing attention.
-    segments = None
-    if all(mixer_class(mixer).abilities(mixer).segments for mixer in mixers):
-        segments = (jnp.arange(text.shape[1])[None, :] < lengths[:, None]).astype(jnp.int32)
+    segments = segments_of_lengths(model, lengths, text.shape[1])
     output = model.apply({"params": params}, text, segments=segments, outputs=NO_OUTPUTS)
     last = jnp.take_along_axis(output.hidden, (lengths - 1)[:, None, None], axis=1)
     return _logits(model, params, last)
+
+
+def segments_of_lengths(
+    model: LanguageModel,
+    lengths: jax.Array,  # [B] without the padding
+    padded_length: int,  # T
+) -> jax.Array | None:  # [B, T] 1 where a token is no padding
+    """Return the segments of rows padded on the right; None if a mixer does not support them.
+
+    A causal mixer never shows the padding to earlier tokens. Segments also keep it out of what
+    tokens share, such as the buckets of hashing attention.
+    """
+    mixers = {block.mixer for block in model.config.layer_pattern}
+    if not all(mixer_class(mixer).abilities(mixer).segments for mixer in mixers):
+        return None
+    return (jnp.arange(padded_length)[None, :] < lengths[:, None]).astype(jnp.int32)
 
 
 def _logits(
@@ -272,7 +283,7 @@ def _generate_chunks(
     top_k = sampling.static_top_k(model.config.vocab_size)
     state, new = _start(
         params,
-        _pad_right(prompts, bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)),
+        pad_right(prompts, bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)),
         lengths,
         np.full_like(lengths, max_new_tokens),
         _example_rngs(seed, prompts),
@@ -298,7 +309,7 @@ def _generate_chunks(
         yield np.asarray(new)
 
 
-def _pad_right(prompts: list[np.ndarray], length: int) -> np.ndarray:  # [B, T]
+def pad_right(prompts: list[np.ndarray], length: int) -> np.ndarray:  # [B, T]
     """Return prompts as one array, padded with token 0."""
     tokens = np.zeros((len(prompts), length), np.int32)
     for row, prompt in zip(tokens, prompts, strict=True):

@@ -5,8 +5,7 @@ A model that predicts the next token assigns to the tokens x after a context c t
     log p(x | c) = sum over t of log softmax(logits before x_t)[x_t]
 
 Sequences of any lengths are sorted by length and computed in padded batches, so that few compiled
-programs serve all of them. Logits [B, T, V] are the largest array of the computation: they are
-computed for a part of T at a time.
+programs serve all of them.
 """
 
 import functools
@@ -18,11 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer.argument_checks import check_arguments
-from transformer.attention.mixer import NO_OUTPUTS, mixer_class
-from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
+from transformer.attention.mixer import NO_OUTPUTS
+from transformer.generation.generate import (
+    PROMPT_LENGTH_MULTIPLE,
+    bucket_length,
+    pad_right,
+    segments_of_lengths,
+)
 from transformer.generation.translate import check_sources
-from transformer.layers.embedding import compute_logits, get_output_matrix
 from transformer.layers.stack_weights import Params
+from transformer.losses import token_loss
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
@@ -31,9 +35,6 @@ from transformer.validation import check_integer, check_sequences
 
 TOKENS_PER_BATCH = 4096
 """Tokens of a batch, with the padding; a longer sequence is a batch of its own."""
-
-LOGITS_PER_CHUNK = 1 << 25
-"""Logits computed at a time, at most: 128 MiB in float32."""
 
 
 class LogLikelihood(NamedTuple):
@@ -92,14 +93,14 @@ def log_likelihoods(
         batch_size = min(max(1, TOKENS_PER_BATCH // length), fewer)
         group, order = order[-batch_size:], order[:-batch_size]
         row_length = _padded_length(max(len(rows[i]) for i in group), model)
-        padded = _pad([rows[i] for i in group], batch_size, row_length)
+        tokens, lengths = _pad([rows[i] for i in group], batch_size, row_length)
         source = None
         if read is not None:
             source_length = _padded_length(max(len(read[i]) for i in group), model)
             source = _pad([read[i] for i in group], batch_size, source_length)
         starts = np.ones(batch_size, np.int32)
         starts[: len(group)] = [contexts[i] for i in group]
-        found = _score(params, *padded, starts, source, model=model)
+        found = _score(params, tokens, lengths, starts, source, model=model)
         totals[group] = np.asarray(found)[: len(group)]
     return [
         LogLikelihood(float(total), len(row) - context)
@@ -150,11 +151,8 @@ def _pad(
     rows: list[np.ndarray], batch_size: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:  # [B, T], [B] lengths
     """Return rows padded on the right; missing rows are one token 0."""
-    tokens, lengths = np.zeros((batch_size, length), np.int32), np.ones(batch_size, np.int32)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = row
-        lengths[number] = len(row)
-    return tokens, lengths
+    rows = rows + [np.zeros(1, np.int32)] * (batch_size - len(rows))
+    return pad_right(rows, length), np.array([len(row) for row in rows], np.int32)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
@@ -167,14 +165,18 @@ def _score(
     *,
     model: LanguageModel | EncoderDecoder,
 ) -> jax.Array:  # [B] float32
-    batch, length = tokens.shape
+    length = tokens.shape[1]
     index = jnp.arange(length)[None, :]
-    is_token = index < lengths[:, None]
-    segments = is_token.astype(jnp.int32)
     # The number of tokens decides the angles of some rotary embeddings: padding has no position.
-    positions = jnp.where(is_token, index, -1)
+    positions = jnp.where(index < lengths[:, None], index, -1)
     variables, outputs = {"params": params}, NO_OUTPUTS
-    if source is not None:
+    if isinstance(model, LanguageModel):
+        segments = segments_of_lengths(model, lengths, length)
+        hidden = model.apply(
+            variables, tokens, positions=positions, segments=segments, outputs=outputs
+        ).hidden
+    else:
+        assert source is not None
         read, read_lengths = source
         read_segments = jnp.arange(read.shape[1])[None, :] < read_lengths[:, None]
         hidden = model.apply(
@@ -183,37 +185,16 @@ def _score(
             tokens,
             source_segments=read_segments.astype(jnp.int32),
             positions=positions,
-            segments=segments,
+            segments=(index < lengths[:, None]).astype(jnp.int32),
             outputs=outputs,
-        ).hidden
-    else:
-        # A causal mixer never shows the padding to earlier tokens. Segments also keep it out of
-        # what tokens share, such as the buckets of hashing attention, where they are supported.
-        shown = segments if _supports_segments(model) else None
-        hidden = model.apply(
-            variables, tokens, positions=positions, segments=shown, outputs=outputs
         ).hidden
     targets = jnp.roll(tokens, -1, axis=1)
     scored = (index + 1 >= starts[:, None]) & (index + 1 < lengths[:, None])
-    chunk = max(1, min(length, LOGITS_PER_CHUNK // (batch * model.config.padded_vocab_size)))
-    spare = -length % chunk
 
-    def split(x: jax.Array) -> jax.Array:  # [B, T, ...] to [chunks, B, chunk, ...]
-        x = jnp.pad(x, ((0, 0), (0, spare), *((0, 0),) * (x.ndim - 2)))
-        return jnp.moveaxis(x.reshape(batch, -1, chunk, *x.shape[2:]), 1, 0)
+    def score_row(row: dict[str, jax.Array]) -> jax.Array:
+        batch = jax.tree.map(lambda each: each[None], row)
+        # In chunks of T, so that the logits fit.
+        return -token_loss(model, params, batch["hidden"], batch)["loss"].total
 
-    matrix = get_output_matrix(params, model.config)
-
-    def score_chunk(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:  # [B]
-        hidden, targets, scored = inputs
-        logits = compute_logits(hidden, matrix, model.config, model.context).astype(jnp.float32)
-        picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        # `where` and not a product: padding may have logits that are not finite.
-        return jnp.sum(jnp.where(scored, picked - jax.nn.logsumexp(logits, axis=-1), 0), axis=1)
-
-    return jnp.sum(jax.lax.map(score_chunk, (split(hidden), split(targets), split(scored))), axis=0)
-
-
-def _supports_segments(model: LanguageModel | EncoderDecoder) -> bool:
-    mixers = {block.mixer for block in model.config.layer_pattern}
-    return all(mixer_class(mixer).abilities(mixer).segments for mixer in mixers)
+    rows = {"hidden": hidden, "targets": targets, "weights": scored.astype(jnp.float32)}
+    return jax.lax.map(score_row, rows)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ from tests.train.tasks.support import tiny_translator
 from train.data.bitext import encode_sentences
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
-from train.evaluation.text_scores import _encode_continuation
+from train.evaluation.text_scores import encode_continuation
 from train.run import Run
+from transformer import EncoderDecoder
 from transformer.generation.log_likelihood import log_likelihoods
 
 
@@ -59,7 +61,7 @@ def with_start(tokenizer: Tokenizer) -> Tokenizer:
 def test_scored_tokens(
     merging: Tokenizer, text: str, context: str | None, row: list[int], start: int
 ) -> None:
-    found, found_start = _encode_continuation(merging, text, context)
+    found, found_start = encode_continuation(merging, text, context)
     assert (found.tolist(), found_start) == (row, start)
 
 
@@ -72,15 +74,15 @@ def test_token_before_every_text_is_read_and_not_scored(
 ) -> None:
     tokenizer = with_start(merging)
     assert tokenizer.first_token_ids.tolist() == [0]
-    found, found_start = _encode_continuation(tokenizer, text, context)
+    found, found_start = encode_continuation(tokenizer, text, context)
     assert (found.tolist(), found_start) == (row, start)
 
 
 def test_text_without_scored_tokens_is_refused(merging: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"^text 'a': has 1 tokens, and the first is not scored"):
-        _encode_continuation(merging, "a", None)
+        encode_continuation(merging, "a", None)
     with pytest.raises(UserError, match=r"^text '': has no tokens after its context"):
-        _encode_continuation(merging, "", "ab")
+        encode_continuation(merging, "", "ab")
 
 
 @pytest.mark.slow
@@ -110,7 +112,8 @@ def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
         encode_sentences(run.tokenizer, ["das", "ein rotes"]),
     )
     rows = [np.append(run.tokenizer.eos_token_id, target) for target in targets]
-    assert found == log_likelihoods(run.model, run.params, rows, sources=[source] * 2)  # type: ignore[arg-type]
+    assert isinstance(run.model, EncoderDecoder)
+    assert found == log_likelihoods(run.model, run.params, rows, sources=[source] * 2)
     with pytest.raises(UserError, match=r"^context: is missing; give the source"):
         run.score("das")
 
@@ -119,8 +122,9 @@ def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
 def test_wrong_texts_raise(language: Run) -> None:
     with pytest.raises(UserError, match=r"^context: 2 for 1 texts; give one for all"):
         language.score(["ab"], context=["a", "b"])
+    wrong: Any = [7]
     with pytest.raises(UserError, match=r"^texts: one is a int; give strings"):
-        language.score([7])  # type: ignore[list-item]
+        language.score(wrong)
     model = dataclasses.replace(language, tokenizer=None)
     with pytest.raises(UserError, match=r"^score: task LanguageModeling does not predict"):
         model.score("ab")

@@ -4,11 +4,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +13,13 @@ from typing import Any
 import pytest
 
 import train
-from tests.train.support import command, tiny
 from tests.train.support import light_compiler as light_compiler
-from tests.train.tasks.support import tiny_translator
-from train.errors import UserError
+from tests.train.support import tiny
 from train.run import Run
 from train.serving import server as server_module
-from train.serving.answers import Generator, StopScanner, find_stop
+from train.serving.answers import Generator
 from train.serving.server import Server
-from train.tasks.text_completion import StopCompletionError, complete_tokens
+from train.tasks.text_completion import complete_tokens
 from transformer.generation.sampling import SamplingConfig
 
 ROOT = Path(__file__).parents[3]
@@ -374,90 +368,3 @@ def test_failure_is_an_error_and_the_server_lives(
             assert said in caplog.text
             assert expected == 500 or said in answer["error"]["message"]
     assert ask(server, "/health")[0] == 200
-
-
-def test_run_without_a_language_model_is_refused(tmp_path: Path) -> None:
-    unused = Run(tiny_translator(tmp_path), None, None, None, None, 0)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^serve: task Translation has no language model; use"):
-        Generator(unused, 20, 30)
-
-
-@pytest.mark.parametrize(
-    ("stops", "pieces", "sent", "found"),
-    [
-        ((), ["ab", "c"], ["ab", "c"], False),
-        (("xy",), ["ax", "b"], ["a", "xb"], False),
-        (("xy",), ["ax", "yb"], ["a"], True),
-        (("xyz", "b"), ["xy", "b"], ["xy"], True),
-        (("aab",), ["aa", "ab"], ["a"], True),
-        (("b", "ab"), ["cab"], ["c"], True),
-        (("abcd", "c"), ["ab", "cd"], ["ab"], True),  # the first to be complete
-        (("abcd", "c"), ["abcd"], ["ab"], True),
-        (("xy",), ["ax"], ["a", "x"], False),
-    ],
-)
-def test_stop_scanner(
-    stops: tuple[str, ...], pieces: list[str], sent: list[str], found: bool
-) -> None:
-    received: list[str] = []
-    scanner = StopScanner(stops, received.append)
-    stopped = False
-    try:
-        for piece in pieces:
-            scanner.push(piece)
-        scanner.flush()
-    except StopCompletionError:
-        stopped = True
-    assert stopped == found
-    assert received == sent
-    assert scanner.text == "".join(sent)
-    place = find_stop("".join(pieces), stops)
-    assert "".join(pieces)[:place] == scanner.text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--port", "70000"), "error: port 70000: give 0 to 65535\n"),
-        (("--max-tokens", "0"), "error: max_tokens 0: give 1 or more\n"),
-        (("--max-prompt-tokens", "0"), "error: max_prompt_tokens 0: give 1 or more\n"),
-        (("--api-key", ""), "error: api_key: is empty or has odd characters; give ASCII letters"),
-    ],
-)
-def test_wrong_options(
-    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = command(capsys, "serve", "nowhere", *options)
-    assert result.status == 2
-    assert result.error.startswith(message)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("busy", [False, True])
-def test_command_serves_until_interrupted(run: Run, busy: bool) -> None:
-    words = [sys.executable, "-m", "train", "serve", str(run.folder.path), "--port", "0", "--json"]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
-        try:
-            assert process.stdout is not None
-            first = json.loads(process.stdout.readline())
-            assert (first["model"], first["step"]) == ("tiny", 2)
-            port = int(first["url"].removeprefix("http://127.0.0.1:").removesuffix("/v1"))
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-            connection.request("GET", "/health")
-            assert connection.getresponse().read() == b'{"status": "ok"}'
-            others = []
-            for count in range(2, 6) if busy else ():
-                # A program for each number of answers: one is compiled after the other.
-                others.append(http.client.HTTPConnection("127.0.0.1", port, timeout=120))
-                others[-1].request("POST", "/v1/completions", json.dumps({"n": count}))
-            if busy:
-                others[0].getresponse().read()
-            os.kill(process.pid, signal.SIGINT)
-            output, errors = process.communicate(timeout=120)
-            for each in (connection, *others):
-                each.close()
-        finally:
-            process.kill()
-    assert (process.returncode, output) == (0, "")
-    assert "stopped\n" in errors  # the line of a request may follow it

@@ -1,10 +1,13 @@
 """Runs that are stopped and resumed, for the resume tests."""
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pytest
 
 import train
 from tests.train.support import light_compiler as light_compiler
@@ -16,7 +19,9 @@ from train.optim.schedules import ScheduleConfig
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
+from train.runtime.signals import PreemptedError
 from train.state import TrainState
+from train.telemetry.reporter import Reporter
 
 STEPS = 12
 
@@ -48,6 +53,23 @@ def crash(at: int) -> OnStep:
             raise CrashError
 
     return raise_at
+
+
+@contextlib.contextmanager
+def preempted_after(step: int) -> Iterator[None]:
+    """Stop the run that is trained inside by SIGTERM after a step, which saves a checkpoint."""
+    log, stop = Reporter.log_training, kill(signal.SIGTERM, step)
+
+    def log_and_stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
+        log(self, step, metrics)
+        stop(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reporter, "log_training", log_and_stop)
+        with pytest.raises(
+            PreemptedError, match=f"stopped by SIGTERM at step {step}, checkpoint saved"
+        ):
+            yield
 
 
 def state_at(workdir: Path, step: int) -> TrainState:

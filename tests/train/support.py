@@ -1,9 +1,11 @@
 """Shared parts of the trainer tests: a text, a tiny experiment, and fast compilation."""
 
+import copy
 import dataclasses
+import functools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +16,12 @@ import pytest
 
 from train.cli.main import main
 from train.data.data_config import TextDataConfig, TokenizerConfig
+from train.engine import Engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.jit_engine import JitEngine
 from train.optim.schedules import ScheduleConfig
+from train.pmap_engine import PmapEngine
+from train.recovery.recovery_config import RecoveryConfig
 from train.state import LossScale, TrainState
 from transformer import (
     AttentionConfig,
@@ -30,6 +36,9 @@ WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "red", "fish", "sw
 LENGTH = 16
 """T of the tiny experiment."""
 
+NO_DETECTOR = RecoveryConfig(window=0)
+"""Without the anomaly detector, which is a third of the smallest step's compilation."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def light_compiler() -> Iterator[None]:
@@ -37,6 +46,25 @@ def light_compiler() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs() -> Iterator[None]:
+    """Trace and compile the programs of equal experiments on equal devices once in a module.
+
+    Most of the time of a short run is its engine's. A run resumed in a process of its own has an
+    equal program from the compilation cache; here it has the same one.
+    """
+
+    def build_once(build: Callable[..., Engine]) -> Callable[..., Engine]:
+        # Copied, because base weights (LoRA) are set in the engine of a run.
+        built = functools.cache(build)
+        return lambda *settings: copy.copy(built(*settings))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.jit_engine.JitEngine", build_once(JitEngine))
+        patch.setattr("train.pmap_engine.PmapEngine", build_once(PmapEngine))
+        yield
 
 
 def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:
@@ -47,26 +75,27 @@ def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:
     return path
 
 
-def tiny(folder: Path, **changes: Any) -> Experiment:
+def tiny(folder: Path, *, num_layers: int = 2, dropout: float = 0.1, **changes: Any) -> Experiment:
     """Return an experiment of two layers, 16 wide, with dropout, on the characters of a text in
     `folder`.
 
-    Every axis divides by 4 and the width by 8, so all meshes of eight devices can shard it.
+    Every axis divides by 4 and the width by 8, so all meshes of eight devices can shard it. One
+    layer without dropout compiles in half the time, for tests of facts that need neither.
     """
     text = folder / "text.txt"
     block = BlockConfig(
-        mixer=AttentionConfig(num_heads=4, dropout=0.1),
+        mixer=AttentionConfig(num_heads=4, dropout=dropout),
         feed_forward=FeedForwardConfig(d_ff=24),
-        residual_dropout=0.1,
+        residual_dropout=dropout,
     )
     experiment = Experiment(
         name="tiny",
         model=TransformerConfig(
             d_model=16,
-            num_layers=2,
+            num_layers=num_layers,
             layer_pattern=(block,),
             position_embedding=LearnedPositions(LENGTH),
-            embedding_dropout=0.1,
+            embedding_dropout=dropout,
             pad_vocab_to_multiple=32,
         ),
         data=TextDataConfig(

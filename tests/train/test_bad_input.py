@@ -15,8 +15,9 @@ import pytest
 from orbax.checkpoint import AsyncCheckpointer
 
 import train
-from tests.train.support import Outcome, assert_same_bits, command, losses, tiny, write_config
+from tests.train.support import Outcome, assert_same_bits, command, losses, write_config
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.cli.main import main
 from train.data.tokenizer import Tokenizer
@@ -41,7 +42,11 @@ class TrainedRun(NamedTuple):
 def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     folder = tmp_path_factory.mktemp("bad")
     config = write_config(
-        folder, steps=str(STEPS), checkpoint="CheckpointConfig(every=2, keep_last=9)"
+        folder,
+        num_layers="1",
+        dropout="0.0",
+        steps=str(STEPS),
+        checkpoint="CheckpointConfig(every=2, keep_last=9)",
     )
     workdir = folder / "whole"
     with pytest.raises(SystemExit) as stop:
@@ -389,5 +394,6 @@ def test_reporter_error_does_not_hide_the_first_error(
 
     monkeypatch.setattr(Reporter, "log_training", fail)
     monkeypatch.setattr("train.telemetry.loss_plot.plot_losses", also_fail)
+    experiment = train.load(str(trained_run.workdir)).experiment
     with pytest.raises(UserError, match="this stopped it"):
-        train.fit(tiny(trained_run.folder), str(tmp_path / "run"), quiet=True)
+        train.fit(experiment, str(tmp_path / "run"), quiet=True)

@@ -13,6 +13,7 @@ import train
 from bench.drills.faults import Fault, planted
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
+from tests.train.support import shared_programs as shared_programs
 from train.debug_checks import check_batch_tokens, check_finite, finite_flags
 from train.errors import UserError
 from train.experiment import Experiment
@@ -75,7 +76,12 @@ def test_ids_beyond_the_vocabulary(name: str, ids: list[int], message: str) -> N
 
 
 def experiment_with_checks(folder: Path) -> Experiment:
-    return dataclasses.replace(tiny(folder, steps=5), debug_checks=True)
+    return tiny(folder, num_layers=1, dropout=0.0, steps=5, debug_checks=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checks")
 
 
 @pytest.mark.slow
@@ -84,15 +90,17 @@ def experiment_with_checks(folder: Path) -> Experiment:
     [(Fault(3, weight=NAN), "losses/loss"), (Fault(3, factor=NAN), "grads/embedding")],
     ids=["loss", "gradients"],
 )
-def test_planted_nan_is_named(tmp_path: Path, fault: Fault, name: str) -> None:
+def test_planted_nan_is_named(folder: Path, tmp_path: Path, fault: Fault, name: str) -> None:
     message = f"^debug_checks: step 4, batch 3: {name} is not finite"
     with planted(fault), pytest.raises(UserError, match=message):
-        train.fit(experiment_with_checks(tmp_path), str(tmp_path / "run"), quiet=True)
+        train.fit(experiment_with_checks(folder), str(tmp_path / "run"), quiet=True)
     assert [line["step"] for line in lines_of(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3]
 
 
 @pytest.mark.slow
-def test_planted_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_token_is_named(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = RunSetup.__init__
 
     def plant(self: Any, *given: Any) -> None:
@@ -107,12 +115,12 @@ def test_planted_token_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(RunSetup, "__init__", plant)
     with pytest.raises(UserError, match=r"^debug_checks: batch 2: tokens has id 10\d\d, and the"):
-        train.fit(experiment_with_checks(tmp_path), str(tmp_path / "run"), quiet=True)
+        train.fit(experiment_with_checks(folder), str(tmp_path / "run"), quiet=True)
 
 
 @pytest.mark.slow
-def test_run_without_faults_logs_the_usual_metrics(tmp_path: Path) -> None:
-    experiment = experiment_with_checks(tmp_path)
+def test_run_without_faults_logs_the_usual_metrics(folder: Path, tmp_path: Path) -> None:
+    experiment = experiment_with_checks(folder)
     train.fit(experiment, str(tmp_path / "checked"), quiet=True)
     usual = dataclasses.replace(experiment, debug_checks=False)
     train.fit(usual, str(tmp_path / "usual"), quiet=True)

@@ -42,10 +42,15 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
+@jax.jit
+def copied(state: TrainState) -> TrainState:
+    return jax.tree.map(jnp.copy, state)
+
+
 def trained(engine: Engine, state: TrainState) -> Curve:
     """Train from a state on any device, without consuming it."""
     layout = jax.tree.map(lambda leaf: leaf.sharding, engine.abstract_state())
-    state = jax.device_put(jax.tree.map(jnp.copy, state), layout)
+    state = jax.device_put(copied(state), layout)
     metrics = []
     for cursor in range(STEPS):
         state, result = engine.step(state, engine.put_batch(random_rows(8, VOCAB, cursor=cursor)))
@@ -104,24 +109,29 @@ def test_accumulation_equals_full_batch(
     assert_same_curve(trained(on_one_device(experiment), start), expected)
 
 
+@pytest.fixture(scope="module")
+def on_eight_devices(folder: Path) -> Engine:
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    return make_engine(make_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
+
+
 @pytest.mark.slow
-@pytest.mark.sampled("fsdp=2, tensor=2")
+def test_three_axes_and_microbatches_equal_one_device(
+    on_eight_devices: Engine, start: TrainState, expected: Curve
+) -> None:
+    assert_same_curve(trained(on_eight_devices, start), expected)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("mesh", "grad_accum_steps"),
-    [
-        (MeshConfig(data=2, fsdp=2, tensor=2), 2),
-        pytest.param(MeshConfig(data=8), 1, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(data=1, fsdp=8), 1, marks=pytest.mark.slow),
-        pytest.param(MeshConfig(data=2, tensor=4), 1, marks=pytest.mark.slow),
-    ],
+    "mesh",
+    [MeshConfig(data=8), MeshConfig(data=1, fsdp=8), MeshConfig(data=2, tensor=4)],
     ids=str,
 )
 def test_mesh_equals_one_device(
-    folder: Path, start: TrainState, expected: Curve, mesh: MeshConfig, grad_accum_steps: int
+    folder: Path, start: TrainState, expected: Curve, mesh: MeshConfig
 ) -> None:
-    engine = make_engine(
-        make_experiment(folder, mesh=mesh, grad_accum_steps=grad_accum_steps), Hardware(count=8)
-    )
+    engine = make_engine(make_experiment(folder, mesh=mesh), Hardware(count=8))
     assert_same_curve(trained(engine, start), expected)
 
 
@@ -146,10 +156,11 @@ def test_pmap_with_gradient_accumulation(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_state_is_donated_and_keeps_its_sharding(folder: Path, start: TrainState) -> None:
+def test_state_is_donated_and_keeps_its_sharding(
+    on_eight_devices: Engine, start: TrainState
+) -> None:
     """The initial state is the same on any mesh, bit for bit."""
-    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
-    engine = make_engine(make_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
+    engine = on_eight_devices
     state = engine.init()
     assert_same_bits(state, start)
     assert jax.tree.map(_kind, state) == jax.tree.map(_kind, engine.abstract_state())
@@ -170,7 +181,8 @@ def test_step_and_evaluation_compile_once(
 
     Not by `chex.assert_max_traces`: another sharding compiles again without a new trace.
     """
-    engine = make_engine(make_experiment(folder), Hardware(count=count))
+    experiment = make_experiment(folder, num_layers=1, dropout=0.0)
+    engine = make_engine(experiment, Hardware(count=count))
     rows = engine.put_batch(random_rows(8, VOCAB))
 
     def train_and_evaluate(state: TrainState) -> tuple[TrainState, list[str]]:
@@ -213,7 +225,7 @@ def test_step_makes_only_recorded_choices(folder: Path, count: int) -> None:
 
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_moments_are_float32_with_16_bit_parameters(folder: Path, optimizer: Any) -> None:
-    experiment = make_experiment(folder)
+    experiment = make_experiment(folder, num_layers=1, dropout=0.0)
     experiment = dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, precision=Precision.parse("pure_bfloat16")),
@@ -237,7 +249,8 @@ def test_moments_are_float32_with_16_bit_parameters(folder: Path, optimizer: Any
 @pytest.mark.slow
 def test_float16_trains_with_loss_scale(folder: Path) -> None:
     """The first scale is too large for float16: it is halved until the gradients are finite."""
-    experiment = make_experiment(folder, loss_scale=LossScaleConfig(2.0**24, growth_interval=3))
+    loss_scale = LossScaleConfig(2.0**24, growth_interval=3)
+    experiment = make_experiment(folder, num_layers=1, dropout=0.0, loss_scale=loss_scale)
     model = dataclasses.replace(experiment.model, precision=Precision.parse("float16"))
     engine = on_one_device(dataclasses.replace(experiment, model=model))
     state, rows = engine.init(), engine.put_batch(random_rows(8, VOCAB))

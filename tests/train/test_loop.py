@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import assert_same_bits, lines_of, losses, tiny
+from tests.train.support import NO_DETECTOR, assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.config.io import experiment_to_text
 from train.data.tokenizer import Tokenizer
@@ -154,6 +155,10 @@ def test_samples_are_logged(finished: Finished) -> None:
     assert "\n--- step 12\n" in text
 
 
+def one_plain_layer(folder: Path, **changes: Any) -> Experiment:
+    return tiny(folder, num_layers=1, dropout=0.0, recovery=NO_DETECTOR, **changes)
+
+
 def test_failing_sample_does_not_end_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +166,8 @@ def test_failing_sample_does_not_end_training(
         raise RuntimeError("no room\nfor a sample")
 
     monkeypatch.setattr("train.evaluation.evaluator.sample", fail)
-    experiment = tiny(tmp_path, steps=2, sample=SampleConfig(every=1, max_new_tokens=2))
+    sampling = SampleConfig(every=1, max_new_tokens=2)
+    experiment = one_plain_layer(tmp_path, steps=2, sample=sampling)
     with contextlib.redirect_stderr(io.StringIO()) as shown:
         run = train.fit(experiment, str(tmp_path / "run"))
     assert run.step == 2
@@ -172,8 +178,9 @@ def test_failing_sample_does_not_end_training(
 
 
 def test_model_without_cache_is_trained_and_sampled(tmp_path: Path) -> None:
-    block = BlockConfig(mixer=ReformerConfig(num_heads=2))
-    base = tiny(tmp_path, steps=2, sample=SampleConfig(every=2, max_new_tokens=3))
+    block = BlockConfig(mixer=ReformerConfig(num_heads=2, num_hashes=1))
+    sampling = SampleConfig(every=2, max_new_tokens=3)
+    base = one_plain_layer(tmp_path, steps=2, sample=sampling)
     model = dataclasses.replace(base.model, layer_pattern=(block,))
     train.fit(dataclasses.replace(base, model=model), str(tmp_path / "run"), quiet=True)
     assert (tmp_path / "run" / "samples.txt").read_text().startswith("--- step 2\n")

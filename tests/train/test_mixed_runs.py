@@ -2,23 +2,20 @@
 
 import dataclasses
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import train
-from tests.train.resumed_runs import Uninterrupted, fit, state_at
-from tests.train.support import WORDS, assert_same_bits, lines_of, losses, tiny
+from tests.train.resumed_runs import Uninterrupted, fit, preempted_after, state_at
+from tests.train.support import NO_DETECTOR, WORDS, assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.streaming import StreamPosition
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
-from train.runtime.signals import PreemptedError
-from train.telemetry.reporter import Reporter
 
 STEPS = 9
 
@@ -38,6 +35,9 @@ def write_sources(folder: Path) -> tuple[SourceConfig, ...]:
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
     experiment = tiny(
         folder,
+        num_layers=1,
+        dropout=0.0,
+        recovery=NO_DETECTOR,
         steps=STEPS,
         checkpoint=CheckpointConfig(every=3),
         evaluation=EvaluationConfig(every=6, num_batches=1),
@@ -48,21 +48,6 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
         data, path="", sources=write_sources(folder), tokenizer=TokenizerConfig("byte"), **changes
     )
     return dataclasses.replace(experiment, data=data)
-
-
-def stop_after(step: int, experiment: Experiment, workdir: Path) -> None:
-    """Train until a SIGTERM after a step, which saves a checkpoint."""
-    report = Reporter.log_training
-
-    def stop(self: Reporter, at: int, metrics: dict[str, float]) -> None:
-        report(self, at, metrics)
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Reporter, "log_training", stop)
-        with pytest.raises(PreemptedError):
-            fit(experiment, workdir)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +76,8 @@ def test_resumed_mixture_equals_the_uninterrupted_run(
     uninterrupted: Uninterrupted, tmp_path: Path
 ) -> None:
     experiment = make_experiment(uninterrupted.folder)
-    stop_after(5, experiment, tmp_path / "run")
+    with preempted_after(5):
+        fit(experiment, tmp_path / "run")
     fit(experiment, tmp_path / "run")
     assert losses(tmp_path / "run") == uninterrupted.losses
     assert_same_bits(state_at(tmp_path / "run", STEPS), state_at(uninterrupted.workdir, STEPS))
@@ -105,7 +91,8 @@ def test_resumed_stream_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     """Stopped within a file and a shuffle window; the files are moved before it resumes."""
     experiment = make_experiment(tmp_path, streaming=STREAMING)
     fit(experiment, tmp_path / "uninterrupted")
-    stop_after(5, experiment, tmp_path / "run")
+    with preempted_after(5):
+        fit(experiment, tmp_path / "run")
     with CheckpointManager(tmp_path / "run" / "checkpoints", read_only=True) as checkpoints:
         [[cursor, *numbers]] = checkpoints.read_metadata(5)["data_position"]
     assert cursor == 5

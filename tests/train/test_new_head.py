@@ -12,6 +12,7 @@ from tokenizers import models, pre_tokenizers
 
 from tests.train.support import command, lines_of
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.tree_paths import named_leaves
 from train.run import load
 
@@ -45,6 +46,7 @@ def test_new_head_on_a_pretrained_body(tmp_path: Path, capsys: pytest.CaptureFix
     fit = ["fit", "trec", "--data.format", "tsv", "--data.path", str(tmp_path / "texts.tsv")]
     fit += ["--data.test-path=", "--data.max-length", "12", "--task.pooling", "first"]
     fit += ["--batch-size", "8", "--steps", "2", "--sample.every", "0", "--model.pooler"]
+    fit += ["--recovery.window", "0"]
     fit += ["--init-from", base, "--init-model"]
     run = command(capsys, *fit, "--workdir", str(tmp_path / "run"))
     assert run.status == 0, run.error
@@ -70,7 +72,7 @@ def test_new_head_on_a_pretrained_body(tmp_path: Path, capsys: pytest.CaptureFix
     experiment = load(str(tmp_path / "lora")).experiment
     assert experiment.lora.train_fully == ("head", "head_bias", "pooler", "pooler_bias")
     # With another number of labels, the trained body is reused and its head is not.
-    more = [*rows, *(f"c\tw{i} w40" for i in range(40))]
+    more = [*rows, *(f"c\tw{i}" + " w40" * 5 for i in range(40))]
     (tmp_path / "texts.tsv").write_text("\n".join(["label\ttext", *more]) + "\n")
     fit[fit.index(base)] = str(tmp_path / "run")
     third = command(capsys, *fit, "--workdir", str(tmp_path / "third"))

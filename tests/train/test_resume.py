@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -22,10 +21,12 @@ from tests.train.resumed_runs import (
     fit,
     kill,
     make_experiment,
+    preempted_after,
     state_at,
 )
 from tests.train.support import assert_close, assert_same_bits, lines_of, losses, write_text
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UserError
@@ -71,17 +72,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
 def stopped(uninterrupted: Uninterrupted) -> Path:
     """A run that was stopped after its fifth step. Copy it; do not resume it."""
     workdir = uninterrupted.folder / "stopped"
-    with pytest.MonkeyPatch.context() as patch:
-        report = Reporter.log_training
-
-        def stop_at_5(self: Reporter, step: int, metrics: dict[str, float]) -> None:
-            report(self, step, metrics)
-            if step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        patch.setattr(Reporter, "log_training", stop_at_5)
-        with pytest.raises(PreemptedError, match="stopped by SIGTERM at step 5, checkpoint saved"):
-            fit(make_experiment(uninterrupted.folder), workdir)
+    with preempted_after(5):
+        fit(make_experiment(uninterrupted.folder), workdir)
     return workdir
 
 

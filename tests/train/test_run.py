@@ -9,12 +9,15 @@ import pytest
 
 import train
 from tests.train.support import (
+    NO_DETECTOR,
     command,
     light_compiler,  # noqa: F401
+    shared_programs,  # noqa: F401
     tiny,
 )
 from train.data import python_data
 from train.errors import UsageError, UserError
+from train.experiment import Experiment
 from train.run import Run
 
 TEXTS = [f"the cat sat on mat {index} and saw {index % 7} red fish" for index in range(40)]
@@ -25,15 +28,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def make_experiment(folder: Path, steps: int) -> Experiment:
+    return tiny(folder, num_layers=1, dropout=0.0, recovery=NO_DETECTOR, steps=steps)
+
+
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Run:
-    return train.fit(tiny(folder, steps=4), str(folder / "texts"), data=TEXTS, quiet=True)
+    return train.fit(
+        make_experiment(folder, steps=4), str(folder / "texts"), data=TEXTS, quiet=True
+    )
 
 
 @pytest.mark.slow
 def test_run_resumes_only_with_the_same_data(folder: Path, run: Run) -> None:
     del run
-    experiment, workdir = tiny(folder, steps=6), str(folder / "texts")
+    experiment, workdir = make_experiment(folder, steps=6), str(folder / "texts")
     with pytest.raises(UserError, match=f"{workdir}: its run was trained on data given from Pyth"):
         train.fit(experiment, workdir, data=TEXTS[1:], quiet=True)
     with pytest.raises(UserError, match=f"{workdir}: .* and now none are given; call train.fit"):

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 import train
+from tests.train.resumed_runs import preempted_after
 from tests.train.support import (
+    NO_DETECTOR,
     assert_close,
     assert_same_bits,
     command,
     light_compiler,  # noqa: F401
     lines_of,
+    shared_programs,  # noqa: F401
     tiny,
     write_config,
     write_text,
@@ -47,9 +50,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    return tiny(folder, num_layers=1, dropout=0.0, recovery=NO_DETECTOR, **changes)
+
+
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Run:
-    return train.fit(tiny(folder, steps=4), str(folder / "source"), quiet=True)
+    return train.fit(make_experiment(folder, steps=4), str(folder / "source"), quiet=True)
 
 
 def as_any(value: Any) -> Any:
@@ -72,7 +79,7 @@ def event(folder: Path, run: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_init_from_all_weights_of_a_run(folder: Path, source: Run) -> None:
-    run = started_with(folder, "all", tiny(folder), init_from=str(folder / "source"))
+    run = started_with(folder, "all", make_experiment(folder), init_from=str(folder / "source"))
     assert_close(run.params, source.params, 1e-12)
     line = event(folder, "all", "warm start")
     assert line["source"] == str(folder / "source")
@@ -83,7 +90,7 @@ def test_init_from_all_weights_of_a_run(folder: Path, source: Run) -> None:
 @pytest.mark.slow
 def test_init_only_a_pattern_from_python(folder: Path, source: Run) -> None:
     """The source is not donated: it can be used afterwards."""
-    experiment = tiny(folder, ema=EmaConfig(0.9))
+    experiment = make_experiment(folder, ema=EmaConfig(0.9))
     run = started_with(folder, "some", experiment, params=source.params, init_only="*/mixer/*")
     mixer = {name for name in named_leaves(source.params) if "/mixer/" in name}
     actual: Any = named_leaves(run.params)
@@ -97,10 +104,10 @@ def test_init_only_a_pattern_from_python(folder: Path, source: Run) -> None:
 @pytest.mark.slow
 def test_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None:
     copy = shutil.copytree(folder / "source", folder / "copy")
-    experiment = dataclasses.replace(tiny(folder), steps=8)
+    experiment = make_experiment(folder, steps=8)
     full = train.fit(experiment, str(folder / "whole"), quiet=True, init_from=str(copy))
-    shorter = dataclasses.replace(experiment, steps=4)
-    train.fit(shorter, str(folder / "parts"), quiet=True, init_from=str(copy))
+    with preempted_after(4):
+        train.fit(experiment, str(folder / "parts"), quiet=True, init_from=str(copy))
     shutil.rmtree(copy)
     parts = train.fit(experiment, str(folder / "parts"), quiet=True, init_from=str(copy))
     assert_same_bits(parts.params, full.params)
@@ -110,8 +117,9 @@ def test_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None
 def test_tokenizer_comes_from_the_source(folder: Path, source: Run) -> None:
     other = folder / "other.txt"
     other.write_text("the cat sat on the mat.\n" * 60)
-    data = dataclasses.replace(as_any(tiny(folder).data), path=str(other))
-    run = started_with(folder, "kept", tiny(folder, data=data), init_from=str(folder / "source"))
+    data = dataclasses.replace(as_any(make_experiment(folder).data), path=str(other))
+    experiment = make_experiment(folder, data=data)
+    run = started_with(folder, "kept", experiment, init_from=str(folder / "source"))
     assert run.tokenizer is not None
     assert source.tokenizer is not None
     assert run.tokenizer.digest == source.tokenizer.digest
@@ -120,8 +128,11 @@ def test_tokenizer_comes_from_the_source(folder: Path, source: Run) -> None:
 
 @pytest.mark.slow
 def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) -> None:
-    data = dataclasses.replace(as_any(tiny(folder).data), tokenizer=TokenizerConfig("byte"))
-    run = started_with(folder, "bytes", tiny(folder, data=data), init_from=str(folder / "source"))
+    data = dataclasses.replace(
+        as_any(make_experiment(folder).data), tokenizer=TokenizerConfig("byte")
+    )
+    experiment = make_experiment(folder, data=data)
+    run = started_with(folder, "bytes", experiment, init_from=str(folder / "source"))
     assert run.tokenizer is not None
     assert source.tokenizer is not None
     new, old = run.tokenizer.vocabulary, source.tokenizer.vocabulary
@@ -222,7 +233,7 @@ def test_command_line(
     folder: Path, source: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     write_text(tmp_path / "text.txt")
-    config = write_config(tmp_path, steps="2")
+    config = write_config(tmp_path, steps="1", num_layers="1", dropout="0.0")
     options = ["--init-from", str(folder / "source"), "--init-only", "layers"]
     done = command(capsys, "fit", config, "--workdir", str(tmp_path / "run"), *options)
     assert done.status == 0, done.error

@@ -10,6 +10,7 @@ from tests.transformer.formulas import Array, random_params_like
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
 from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
 from transformer.model_context import ModelContext
+from transformer.testing.mixer_under_test import projections
 
 
 def make_context(width: int) -> ModelContext:
@@ -47,6 +48,17 @@ def apply_mixer(
     """Return the mixer's output; by default positions are 0 to T - 1 and nothing is masked."""
     run = jax.jit(lambda params, x, inputs: mixer.apply({"params": params}, x, inputs))
     return run(params, x, inputs(x.shape[1], outputs=outputs, **kwargs))
+
+
+def project_and_select(mixer: Any, params: Any, x: Array, inputs: MixerInputs) -> Any:
+    """Return the mixer's projected heads, and the pairs that it selects [B or 1, N or 1, T, T]."""
+
+    def run(params: Any, x: Array) -> Any:
+        heads = projections(mixer, params, x, inputs)
+        return heads, mixer.select(heads, inputs)
+
+    heads, selected = jax.jit(run)(params, x)
+    return heads, np.asarray(selected)
 
 
 def inputs(length: int, **fields: Any) -> MixerInputs:

@@ -1,6 +1,7 @@
 """Attention maps of whole models: weights and hidden pairs, by stage and layer."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.formulas import random_params_like
 from tests.transformer.mixers import inputs as mixer_inputs
 from tests.transformer.mixers import make_context
 from transformer import (
@@ -55,17 +57,22 @@ def config_of(*mixers: MixerConfig, layers: int = 0, **changes: Any) -> Transfor
 def language_model(*mixers: MixerConfig, **changes: Any) -> tuple[LanguageModel, Any, Any]:
     model = LanguageModel(config_of(*mixers, **changes))
     tokens = np.random.default_rng(0).integers(VOCABULARY, size=(2, LENGTH)).astype(np.int32)
-    return model, jax.jit(model.init_params)(jax.random.key(3)), tokens
+    return model, make_params(model), tokens
+
+
+def make_params(model: Any) -> Any:
+    return random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
 
 
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
 def test_maps_equal_the_weights_of_the_model(loop: str) -> None:
-    changes: Any = dict(layers=4, layer_loop=loop, remat="full")
+    changes: Any = dict(layers=2, layer_loop=loop, remat="full")
     model, params, tokens = language_model(FULL, **changes)
     actual = attention_maps(model, params, tokens=tokens)
-    expected = layer_values(model.apply({"params": params}, tokens, outputs={"weights"}), "weights")
+    run = jax.jit(functools.partial(model.apply, outputs={"weights"}))
+    expected = layer_values(run({"params": params}, tokens), "weights")
     assert [(each.stage, each.layer, each.mixer) for each in actual] == [
-        ("decoder", layer, "full") for layer in range(4)
+        ("decoder", layer, "full") for layer in range(2)
     ]
     for each, weights in zip(actual, expected, strict=True):
         np.testing.assert_allclose(each.weights, weights, atol=1e-6)
@@ -104,7 +111,7 @@ def test_weights_reproduce_the_layer_output(mixer: MixerConfig) -> None:
     x = seen["residual_pre"]
     alone = mixer_class(mixer)(mixer, make_context(WIDTH), parent=None)
     causal = mixer_inputs(LENGTH, mask=_causal(), constants=alone.constants(mixer, 0, WIDTH))
-    heads = projections(alone, own["mixer"], x, causal)
+    heads = jax.jit(lambda params, x: projections(alone, params, x, causal))(own["mixer"], x)
     v = np.repeat(np.asarray(heads[2]), 3 // heads[2].shape[2], axis=2)
     y = np.einsum("BNTS,BSNH,NHD->BTD", weights, v, own["mixer"]["output"])
     y = y + np.asarray(own["mixer"].get("output_bias", 0))
@@ -124,7 +131,7 @@ def test_stages_of_an_encoder_decoder() -> None:
     encoder = EncoderConfig(num_layers=3, layer_pattern=(block(FULL),))
     config = dataclasses.replace(config_of(FULL, layers=2), layer_pattern=pattern, encoder=encoder)
     model = EncoderDecoder(config)
-    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = make_params(model)
     source, target = (np.arange(n, dtype=np.int32)[None] for n in (7, 5))
     segments = np.array([[1, 1, 1, 1, 1, 1, 0]])
     inputs: Any = dict(source=source, tokens=target, source_segments=segments)

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.formulas import random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -52,8 +54,8 @@ def test_token_loss_matches_logits(with_accuracy: bool) -> None:
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
     drawn = np.random.default_rng(1)
     tokens = drawn.integers(0, 7, (2, 5))
-    params = model.init(jax.random.key(0), tokens)["params"]
-    output = model.apply({"params": params}, tokens)
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
+    output: Any = jax.jit(model.apply)({"params": params}, tokens)
     logits = np.asarray(output.logits, np.float64)[..., :7]
     targets, weights = logits.argmax(axis=-1), drawn.uniform(1, 2, (2, 5)).astype(np.float32)
     targets[0] = (targets[0] + 1) % 7
@@ -61,7 +63,8 @@ def test_token_loss_matches_logits(with_accuracy: bool) -> None:
     of_target = np.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
     targets[1, 3], weights[1, 3] = -100, 0
     batch: Any = {"targets": targets, "weights": weights}
-    result = token_loss(model, params, output.hidden, batch, with_accuracy=with_accuracy)
+    run = jax.jit(functools.partial(token_loss, model, with_accuracy=with_accuracy))
+    result = run(params, output.hidden, batch)
     assert set(result) == {"loss", "accuracy"} if with_accuracy else {"loss"}
     assert float(result["loss"].total) == pytest.approx(-(weights * of_target).sum(), rel=1e-5)
     for loss in result.values():
@@ -75,7 +78,7 @@ def test_next_token_loss_of_a_packed_row_is_that_of_its_segments() -> None:
     model = LanguageModel(TransformerConfig(vocab_size=7, d_model=8, num_layers=1))
     drawn = np.random.default_rng(2)
     tokens, targets = drawn.integers(0, 7, (2, 1, 5))
-    params = model.init(jax.random.key(0), tokens)["params"]
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
     batch: Any = {
         "tokens": tokens,
         "targets": targets,
@@ -83,15 +86,16 @@ def test_next_token_loss_of_a_packed_row_is_that_of_its_segments() -> None:
         "segments": np.array([[1, 1, 2, 2, 2]]),
         "positions": np.array([[0, 1, 0, 1, 2]]),
     }
-    packed = next_token_loss(model, params, batch)
+    packed = jax.jit(functools.partial(next_token_loss, model))(params, batch)
     assert float(packed["loss"].weight) == 5
-    separate = 0.0
+    run, separate = jax.jit(model.apply), 0.0
     for part in (np.s_[:, :2], np.s_[:, 2:]):
-        logits = np.asarray(model.apply({"params": params}, tokens[part]).logits, np.float64)
+        logits = np.asarray(run({"params": params}, tokens[part]).logits, np.float64)
         log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         separate -= np.take_along_axis(log_probs, targets[part][..., None], axis=-1).sum()
     assert float(packed["loss"].total) == pytest.approx(separate, rel=1e-5)
-    merged = next_token_loss(model, params, batch, has_segments=False)
+    without_segments = functools.partial(next_token_loss, model, has_segments=False)
+    merged = jax.jit(without_segments)(params, batch)
     assert float(merged["loss"].total) != pytest.approx(separate, rel=1e-5)
 
 
@@ -125,17 +129,18 @@ def test_logit_scale_applies_to_logits_and_loss(tied: bool) -> None:
         pad_vocab_to_multiple=8,
     )
     scaled = dataclasses.replace(config, logit_scale=0.25)
-    tokens = jnp.arange(10).reshape(2, 5)
-    params = jax.jit(LanguageModel(config).init)(jax.random.key(3), tokens)["params"]
-    plain = LanguageModel(config).apply({"params": params}, tokens)
-    output = LanguageModel(scaled).apply({"params": params}, tokens)
-    assert plain.logits is not None
-    assert output.logits is not None
+    tokens = np.arange(10).reshape(2, 5)
+    shapes = jax.eval_shape(LanguageModel(config).init_params, jax.random.key(3))
+    params = random_params_like(shapes)
+    plain, output = (
+        jax.jit(LanguageModel(each).apply)({"params": params}, tokens) for each in (config, scaled)
+    )
     np.testing.assert_allclose(output.logits, 0.25 * plain.logits, rtol=1e-5, atol=1e-7)
-    batch = {"targets": tokens, "weights": jnp.ones((2, 5))}
-    loss = token_loss(LanguageModel(scaled), params, output.hidden, batch)["loss"]
-    log_probs = jax.nn.log_softmax(0.25 * plain.logits)
-    expected = -np.take_along_axis(np.asarray(log_probs), np.asarray(tokens)[..., None], -1).sum()
+    batch = {"targets": tokens, "weights": np.ones((2, 5), np.float32)}
+    run = jax.jit(functools.partial(token_loss, LanguageModel(scaled)))
+    loss = run(params, output.hidden, batch)["loss"]
+    log_probs = jax.jit(jax.nn.log_softmax)(0.25 * np.asarray(plain.logits))
+    expected = -np.take_along_axis(np.asarray(log_probs), tokens[..., None], -1).sum()
     np.testing.assert_allclose(loss.total, expected, rtol=1e-5)
     with pytest.raises(ValueError, match="logit_scale 0"):
         dataclasses.replace(config, logit_scale=0.0)

@@ -70,9 +70,11 @@ def test_study_writes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def short(steps: int) -> Experiment:
         made = small(steps)
-        return dataclasses.replace(made, data=dataclasses.replace(made.text_data, path=text))
+        data = dataclasses.replace(made.text_data, path=text, sequence_length=32)
+        return dataclasses.replace(made, data=data, batch_size=2)
 
     monkeypatch.setattr(family, "small", short)
+    monkeypatch.setattr(family, "LANGUAGE_WIDTH", 32)
     monkeypatch.setattr(
         family, "RECALL", dataclasses.replace(RECALL, train_examples=64, test_examples=32)
     )

@@ -60,7 +60,7 @@ def test_models_are_equally_large() -> None:
 @pytest.mark.full
 def test_study_continues_from_short_sequences(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
-        "names": ("identity", "linear"),
+        "names": ("linear",),
         "length": 256,
         "pairs": 4,
         "short_steps": 2,

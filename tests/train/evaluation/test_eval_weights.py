@@ -1,9 +1,7 @@
 """Averages of checkpoints, EMA, the best checkpoint, and early stopping."""
 
 import dataclasses
-import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,8 +12,17 @@ import optax
 import pytest
 
 import train
-from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses, tiny
+from tests.train.resumed_runs import fit, preempted_after, state_at
+from tests.train.support import (
+    assert_close,
+    assert_same_bits,
+    command,
+    lines_of,
+    losses,
+    tiny,
+)
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UsageError, UserError
@@ -30,21 +37,13 @@ from train.experiment import (
 )
 from train.optim.schedules import SCHEDULES, LearningRateSchedule, register_schedule
 from train.parallel.mesh import MeshConfig
-from train.run import read_experiment
-from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
-from train.runtime.signals import PreemptedError
-from train.state import TrainState
-from train.telemetry.reporter import Reporter
 
 STEPS = 8
 
 
-def state_at(workdir: Path, step: int) -> TrainState:
-    engine = make_engine(read_experiment(RunFolder.open_existing(workdir)), local_hardware())
-    with CheckpointManager(workdir / "checkpoints", read_only=True) as checkpoints:
-        state: TrainState = checkpoints.restore(step, engine.abstract_state()).state
-    return state
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    return tiny(folder, num_layers=1, dropout=0.0, **changes)
 
 
 def steps_of(workdir: Path) -> list[int]:
@@ -52,25 +51,10 @@ def steps_of(workdir: Path) -> list[int]:
         return checkpoints.steps()
 
 
-def fit(experiment: Experiment, workdir: Path) -> train.Run:
-    return train.fit(experiment, str(workdir), quiet=True)
-
-
-def fit_broken(
-    experiment: Experiment, workdir: Path, at: int, monkeypatch: pytest.MonkeyPatch
-) -> train.Run:
+def fit_broken(experiment: Experiment, workdir: Path, at: int) -> train.Run:
     """Train until a step, stop, and resume."""
-    report = Reporter.log_training
-
-    def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
-        report(self, step, metrics)
-        if step == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "log_training", stop)
-        with pytest.raises(PreemptedError):
-            fit(experiment, workdir)
+    with preempted_after(at):
+        fit(experiment, workdir)
     return fit(experiment, workdir)
 
 
@@ -89,7 +73,7 @@ def test_without_intermediate_checkpoints_one_is_averaged() -> None:
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, train.Run]:
     folder = tmp_path_factory.mktemp("averaged")
-    experiment = tiny(
+    experiment = make_experiment(
         folder,
         steps=STEPS,
         checkpoint=CheckpointConfig(every=2, keep_last=1),
@@ -177,7 +161,7 @@ def test_load_can_average_on_request(
 @pytest.mark.slow
 def test_ema_includes_every_step(tmp_path: Path) -> None:
     """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
-    experiment = tiny(
+    experiment = make_experiment(
         tmp_path,
         steps=4,
         checkpoint=CheckpointConfig(every=1, keep_last=9),
@@ -209,14 +193,13 @@ def test_ema_includes_every_step(tmp_path: Path) -> None:
 )
 def test_resumed_run_has_the_same_averages(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     count_devices: Callable[[int], None],
     devices: int,
     changes: dict[str, Any],
 ) -> None:
     """With one more checkpoint saved in between."""
     count_devices(devices)
-    experiment = tiny(
+    experiment = make_experiment(
         tmp_path,
         steps=STEPS,
         checkpoint=CheckpointConfig(every=2, keep_last=1),
@@ -225,7 +208,7 @@ def test_resumed_run_has_the_same_averages(
         **changes,
     )
     full = fit(experiment, tmp_path / "whole")
-    broken = fit_broken(experiment, tmp_path / "broken", 5, monkeypatch)
+    broken = fit_broken(experiment, tmp_path / "broken", 5)
     assert broken.final_metrics == full.final_metrics
     assert_same_bits(broken.params, full.params)
     assert_same_bits(state_at(tmp_path / "broken", STEPS), state_at(tmp_path / "whole", STEPS))
@@ -260,7 +243,7 @@ def impatient(folder: Path, **changes: Any) -> Experiment:
         "evaluation": EvaluationConfig(every=2, num_batches=0),
         "early_stopping": EarlyStoppingConfig(patience=3),
     }
-    return tiny(folder, **{**settings, **changes})
+    return make_experiment(folder, **{**settings, **changes})
 
 
 def evaluations(workdir: Path) -> list[tuple[int, float]]:
@@ -316,10 +299,10 @@ def test_stopped_run_is_not_continued(stopped: tuple[Experiment, Path, train.Run
 
 @pytest.mark.full
 def test_resumed_run_stops_at_the_same_step(
-    stopped: tuple[Experiment, Path, train.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stopped: tuple[Experiment, Path, train.Run], tmp_path: Path
 ) -> None:
     experiment, workdir, run = stopped
-    broken = fit_broken(experiment, tmp_path / "run", 5, monkeypatch)
+    broken = fit_broken(experiment, tmp_path / "run", 5)
     assert evaluations(tmp_path / "run") == evaluations(workdir)
     assert steps_of(tmp_path / "run") == steps_of(workdir)
     assert_same_bits(broken.params, run.params)

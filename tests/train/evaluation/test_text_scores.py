@@ -13,17 +13,20 @@ from tests.train.support import tiny
 from tests.train.tasks.support import tiny_translator
 from train.data.bitext import encode_sentences
 from train.data.tokenizer import Tokenizer
+from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.text_scores import encode_continuation
 from train.run import Run
-from transformer import EncoderDecoder
+from train.run_folder.folder import RunFolder
+from train.tasks.task_registry import make_task
+from transformer import EncoderDecoder, Hardware
 from transformer.generation.log_likelihood import log_likelihoods
 
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("language")
-    return train.fit(tiny(folder, steps=2), folder / "run")
+    return train.fit(tiny(folder, num_layers=1, dropout=0.0, steps=1), folder / "run")
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,18 @@ def test_parts_sum_to_the_whole(language: Run) -> None:
 
 @pytest.mark.slow
 def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
-    run = train.fit(dataclasses.replace(tiny_translator(tmp_path), steps=1), tmp_path / "run")
+    experiment = tiny_translator(tmp_path)
+    corpus = make_task(experiment).prepare_corpus()
+    experiment = make_task(experiment).resolve_experiment(corpus)
+    engine = make_engine(experiment, Hardware())
+    run = Run(
+        experiment,
+        RunFolder.create(tmp_path / "run"),
+        engine.model,
+        engine.init().params,
+        corpus.tokenizer,
+        step=0,
+    )
     assert run.tokenizer is not None
     found = run.score(["das", "ein rotes"], context="the red cat")
     [source], targets = (

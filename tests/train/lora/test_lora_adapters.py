@@ -14,6 +14,7 @@ from tests.train.support import (
     command,
     light_compiler,  # noqa: F401
     losses,
+    shared_programs,  # noqa: F401
 )
 from tests.train.test_huggingface import FIXTURE, make_source
 from train.checkpoint.tree_paths import named_leaves
@@ -56,7 +57,8 @@ def test_import_with_an_adapter_gives_a_lora_run(
     draw = np.random.RandomState(0)
     draw.randint(3, 51, (2, 11))
     tokens = draw.randint(3, 51, (2, 14))
-    logits = np.asarray(loaded.model.apply({"params": loaded.params}, tokens).logits)
+    forward = jax.jit(lambda params: loaded.model.apply({"params": params}, tokens).logits)
+    logits = np.asarray(forward(loaded.params))
     reference = np.load(ADAPTER / "reference.npz")["logits"]
     assert np.abs(logits - reference).max() < 1e-4 * np.abs(reference).max()
     # Exported again: the adapter and the base are unchanged.
@@ -82,11 +84,13 @@ def test_training_starts_with_an_adapter_and_resumes(
     config = folder / "config.py"
     config.write_text(
         "import dataclasses\n"
+        "from tests.train.support import NO_DETECTOR\n"
         "from train.run import load\n"
         f"base = load({str(imported)!r}).experiment\n"
         f"data = dataclasses.replace(base.data, path={str(text)!r}, sequence_length=16,\n"
         f"    cache_dir={str(folder / 'cache')!r})\n"
-        "EXPERIMENTS = {'tuned': dataclasses.replace(base, data=data, batch_size=2, log_every=1)}\n"
+        "EXPERIMENTS = {'tuned': dataclasses.replace(base, data=data, batch_size=2, log_every=1,\n"
+        "    recovery=NO_DETECTOR)}\n"
     )
     flags = ["--init-from", str(imported), "--init-adapter", str(ADAPTER)]
     fit = ["fit", str(config), "--quiet", *flags]

@@ -12,6 +12,7 @@ from tests.train.support import (
     assert_same_bits,
     light_compiler,  # noqa: F401
     lines_of,
+    shared_programs,  # noqa: F401
     tiny,
 )
 from train.checkpoint.tree_paths import named_leaves
@@ -28,6 +29,7 @@ STEPS = 40
 def fit(folder: Path, name: str, fault: Fault, every: int) -> train.Run:
     experiment = tiny(
         folder,
+        num_layers=1,
         steps=STEPS,
         lora=LoRAConfig(rank=2, targets=("all",)),
         schedule=ScheduleConfig("constant", learning_rate=3e-2, warmup_steps=3),
@@ -42,7 +44,8 @@ def fit(folder: Path, name: str, fault: Fault, every: int) -> train.Run:
 
 
 def test_rollbacks_keep_the_base(tmp_path: Path) -> None:
-    source = train.fit(tiny(tmp_path, steps=100), str(tmp_path / "source"), quiet=True)
+    experiment = tiny(tmp_path, num_layers=1, steps=100, checkpoint=CheckpointConfig(every=0))
+    source = train.fit(experiment, str(tmp_path / "source"), quiet=True)
     before = named_leaves(source.params)
     fault = Fault(first=20, count=3, words=20)
     for name, every, target in (("checkpoint", 8, 16), ("start", 100, 0)):

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import train
+from tests.train.resumed_runs import preempted_after
 from tests.train.support import (
+    NO_DETECTOR,
     assert_same_bits,
     command,
     light_compiler,  # noqa: F401
     losses,
+    shared_programs,  # noqa: F401
     tiny,
     write_config,
 )
@@ -36,13 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+def make_experiment(folder: Path, **changes: Any) -> Experiment:
+    return tiny(folder, num_layers=1, recovery=NO_DETECTOR, **changes)
+
+
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Run:
-    return train.fit(tiny(folder, steps=4), str(folder / "source"), quiet=True)
+    return train.fit(make_experiment(folder, steps=4), str(folder / "source"), quiet=True)
 
 
 def adapted(folder: Path, **changes: Any) -> Experiment:
-    return tiny(folder, **{"lora": LORA, "ema": EmaConfig(0.5)} | changes)
+    return make_experiment(folder, **{"lora": LORA, "ema": EmaConfig(0.5)} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +104,10 @@ def test_first_loss_is_that_of_the_base(folder: Path, run: Run) -> None:
 @pytest.mark.slow
 def test_resume_is_exact_without_the_source(folder: Path, source: Run, run: Run) -> None:
     shutil.copytree(folder / "source", folder / "moved")
-    first = adapted(folder, steps=8)
-    train.fit(first, str(folder / "resumed"), init_from=str(folder / "moved"), quiet=True)
+    with preempted_after(8):
+        train.fit(
+            adapted(folder), str(folder / "resumed"), init_from=str(folder / "moved"), quiet=True
+        )
     shutil.rmtree(folder / "moved")
     resumed = train.fit(adapted(folder), str(folder / "resumed"), quiet=True)
     assert_same_bits(resumed.params, run.params)
@@ -112,7 +121,7 @@ def test_changed_base_is_detected(folder: Path, run: Run) -> None:
     shutil.rmtree(copy / "base")
     with pytest.raises(UserError, match="holds no base weights"):
         load(str(copy))
-    other = tiny(folder, lora=LORA, seed=5)
+    other = make_experiment(folder, lora=LORA, seed=5, steps=1)
     train.fit(other, str(folder / "other"), params=run.params, quiet=True)
     shutil.copytree(folder / "other" / "base", copy / "base")
     with pytest.raises(UserError, match="not the weights that checkpoint 12 was trained on"):
@@ -133,7 +142,8 @@ def test_names_from_python_are_those_of_the_command_line(targets: Any) -> None:
 
 @pytest.mark.slow
 def test_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    fit = ["fit", write_config(folder, steps="2"), "--workdir", str(folder / "flags")]
+    config = write_config(folder, steps="2", num_layers="1")
+    fit = ["fit", config, "--workdir", str(folder / "flags")]
     fit += ["--init-from", str(folder / "source"), "--lora.rank", "2", "--lora.targets"]
     wrong = command(capsys, *fit, "qeury")
     assert wrong.status == 2
@@ -160,7 +170,7 @@ def test_merged_run_is_an_ordinary_run(
     plain = command(capsys, "merge", merged, "--workdir", str(folder / "twice"))
     assert "was not trained with LoRA" in plain.error
     # It can be trained further, with all of its weights.
-    trained = train.fit(tiny(folder, ema=EmaConfig(0.5), steps=2), merged, quiet=True)
+    trained = train.fit(make_experiment(folder, ema=EmaConfig(0.5), steps=2), merged, quiet=True)
     assert trained.step == 2
 
 

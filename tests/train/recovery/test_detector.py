@@ -84,6 +84,9 @@ def make_detector(
     return start.replace(log_history=jnp.asarray(recent, jnp.float32), lengths=lengths)
 
 
+limits_of = jax.jit(AnomalyDetector.compute_limits, static_argnums=1)
+
+
 def skipped_steps(verdicts: np.ndarray) -> list[int]:
     return np.flatnonzero(verdicts[:, 0]).tolist()
 
@@ -95,11 +98,11 @@ def test_limits_by_hand() -> None:
     recent = np.full((2, 11), np.nan, np.float32)
     recent[0, 4:], recent[1, 4:] = logs, 1
     detector = make_detector(recent)
-    limits = np.log(detector.compute_limits(QUIET, 128).max_values)
+    limits = np.log(limits_of(detector, QUIET, 128).max_values)
     expected = [1 + 3 * 1.4826, 1 + 3 * MIN_LOG_STD[1], 1 + 3 * MIN_LOG_STD[2]]
     np.testing.assert_allclose(limits, expected, rtol=1e-5)
     recent[:, 4] = np.nan  # one fewer than required
-    unknown = make_detector(recent).compute_limits(QUIET, 128).max_values
+    unknown = limits_of(make_detector(recent), QUIET, 128).max_values
     assert unknown.tolist() == [NO_LIMIT] * 3
 
 
@@ -114,13 +117,13 @@ def test_limits_per_length() -> None:
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
     assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
     for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
-        limits = np.log(detector.compute_limits(QUIET, length).max_values)
+        limits = np.log(limits_of(detector, QUIET, length).max_values)
         np.testing.assert_allclose(
             limits, [level + 3 * max(wider, e) for e in MIN_LOG_STD], rtol=1e-5
         )
-    everything = make_detector(np.stack([logs, logs])).compute_limits(QUIET, 128).max_values
+    everything = limits_of(make_detector(np.stack([logs, logs])), QUIET, 128).max_values
     for unknown in (32, 64):  # too few of them
-        assert detector.compute_limits(QUIET, unknown).max_values.tolist() == everything.tolist()
+        assert limits_of(detector, QUIET, unknown).max_values.tolist() == everything.tolist()
 
 
 @pytest.mark.full
@@ -204,14 +207,14 @@ def test_anomalies_do_not_enter_the_window() -> None:
 def test_limit_of_the_median_by_hand() -> None:
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0, 1.0, 1.0, 2.0, 1.0])
     detector = make_detector(np.stack([logs, logs]))
-    limits = detector.compute_limits(QUIET, 128)
+    limits = limits_of(detector, QUIET, 128)
     assert float(limits.median_loss) == pytest.approx(np.e)
     assert float(limits.max_median_loss) == NO_LIMIT  # there is no earlier full window
     assert float(limits.lowest_median) == 1
     detector = detector.replace(lowest_median=jnp.float32(0.5))
     spread = float(robust_std(detector.log_history[0]))
     for rise, limit in ((0.1, np.exp(0.5 + spread)), (9.0, 10 * np.exp(0.5)), (0.0, NO_LIMIT)):
-        limits = detector.compute_limits(dataclasses.replace(QUIET, loss_rise_tolerance=rise), 128)
+        limits = limits_of(detector, dataclasses.replace(QUIET, loss_rise_tolerance=rise), 128)
         assert float(limits.max_median_loss) == pytest.approx(limit, rel=1e-5)
     assert float(limits.lowest_median) == 0.5
 

@@ -12,6 +12,7 @@ import train
 from bench.drills.faults import Fault, planted
 from tests.train.support import assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UserError

@@ -35,13 +35,19 @@ def test_wrong_options(
     assert result.error.startswith(message)
 
 
+def _heed_ctrl_c() -> None:
+    """Let Ctrl-C end a process: a shell's background jobs, tests among them, may ignore it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True])
 def test_command_serves_until_interrupted(tmp_path: Path, busy: bool) -> None:
     run = train.fit(tiny(tmp_path, steps=2), tmp_path / "run")
     words = [sys.executable, "-m", "train", "serve", str(run.folder.path), "--port", "0", "--json"]
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
+    options: Any = dict(cwd=ROOT, text=True, preexec_fn=_heed_ctrl_c)
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, **options) as process:
         try:
             assert process.stdout is not None
             first = json.loads(process.stdout.readline())

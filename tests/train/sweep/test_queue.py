@@ -70,7 +70,7 @@ def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) ->
 def test_runs_start_with_the_weights_of_another(capsys: Capture, tmp_path: Path) -> None:
     config, source, workdir = write_config(tmp_path), tmp_path / "source", tmp_path / "sweep"
     assert command(capsys, "fit", config, "--steps", "3", "--workdir", str(source)).status == 0
-    words = ["sweep", config, "--steps", "1", "--set", "learning_rate=1e-20,1e-19"]
+    words = ["sweep", config, "--steps", "1", "--set", "learning_rate=1e-20"]
     words += ["--workdir", str(workdir)]
     missing = command(capsys, *words, "--init-from", str(tmp_path / "nothing"))
     assert missing.status == 1
@@ -79,8 +79,8 @@ def test_runs_start_with_the_weights_of_another(capsys: Capture, tmp_path: Path)
     assert not workdir.exists()
     assert command(capsys, *words, "--init-from", str(source)).status == 0
     expected = train.load(str(source)).params
-    for name in ("learning_rate=1e-20,seed=0", "learning_rate=1e-19,seed=0"):
-        assert_close(train.load(str(workdir / name)).params, expected, 1e-12)
+    begun = train.load(str(workdir / "learning_rate=1e-20,seed=0")).params
+    assert_close(begun, expected, 1e-12)
     # The same folder is not taken for a sweep that starts elsewhere.
     other = command(capsys, *words)
     assert other.status == 1

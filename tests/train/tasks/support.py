@@ -77,7 +77,7 @@ def encoder(experiment: Experiment) -> Experiment:
 
 def tiny_language(folder: Path, **changes: Any) -> Experiment:
     text = write_text(folder / "test.txt", lines=30, seed=5)
-    experiment = tiny(folder)
+    experiment = tiny(folder, num_layers=1)
     data = dataclasses.replace(experiment.text_data, test_path=str(text))
     return dataclasses.replace(experiment, data=data, **changes)
 
@@ -98,7 +98,10 @@ def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
         tokenizer=TokenizerConfig("word"),
     )
     return dataclasses.replace(
-        encoder(tiny(folder)), task=Classification(pooling="mean"), data=data, **changes
+        encoder(tiny(folder, num_layers=1)),
+        task=Classification(pooling="mean"),
+        data=data,
+        **changes,
     )
 
 
@@ -110,7 +113,9 @@ def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
         max_length=LENGTH,
         tokenizer=TokenizerConfig("word"),
     )
-    return dataclasses.replace(encoder(tiny(folder)), task=Tagging(), data=data, **changes)
+    return dataclasses.replace(
+        encoder(tiny(folder, num_layers=1)), task=Tagging(), data=data, **changes
+    )
 
 
 def tiny_translator(folder: Path, **changes: Any) -> Experiment:
@@ -121,11 +126,10 @@ def tiny_translator(folder: Path, **changes: Any) -> Experiment:
         batch_tokens=80,
         tokenizer=TokenizerConfig("word", lowercase=True),
     )
-    experiment = tiny(folder)
+    experiment = tiny(folder, num_layers=1)
     [block] = experiment.model.layer_pattern
     model = dataclasses.replace(
         experiment.model,
-        num_layers=1,
         encoder=EncoderConfig(num_layers=1, layer_pattern=(block,)),
         layer_pattern=(dataclasses.replace(block, cross_attention=AttentionConfig(num_heads=2)),),
     )

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import assert_same_bits, losses
+from tests.train.support import NO_DETECTOR, assert_same_bits, losses
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.data.data_config import ArrayDataConfig
 from train.data.python_data import hold_data
 from train.experiment import Experiment
@@ -53,7 +54,8 @@ def registered() -> Iterator[None]:
 
 def experiment(steps: int = 6) -> Experiment:
     data = ArrayDataConfig(length=6)
-    return Experiment("first", FirstIsLarge(), MODEL, data, steps=steps, batch_size=8, log_every=1)
+    settings: dict[str, Any] = {"batch_size": 8, "log_every": 1, "recovery": NO_DETECTOR}
+    return Experiment("first", FirstIsLarge(), MODEL, data, steps=steps, **settings)
 
 
 def evaluated_loss(run: train.Run, data: Any, split: str = "validation") -> float:

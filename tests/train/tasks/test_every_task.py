@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +12,10 @@ import numpy as np
 import pytest
 
 import train
+from tests.train.resumed_runs import preempted_after
 from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from tests.train.tasks.support import TINY
 from train.cli.config_verbs import FitArguments
 from train.cli.parsing import parse
@@ -25,9 +25,7 @@ from train.evaluation.evaluator import evaluate_run
 from train.experiment import CheckpointConfig, EmaConfig, Experiment
 from train.parallel.mesh import MeshConfig
 from train.run import sample
-from train.runtime.signals import PreemptedError
 from train.tasks.task_registry import make_task
-from train.telemetry.reporter import Reporter
 from train.visualization.attention_view import view_attention
 from transformer.generation.sampling import SamplingConfig
 
@@ -209,20 +207,9 @@ def test_settings_on_the_command_line(trained: Trained) -> None:
 
 @pytest.mark.slow
 @pytest.mark.sampled("language", "classification")
-def test_resumed_run_equals_uninterrupted_run(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = Reporter.log_training
-
-    def stop(self: Reporter, step: int, metrics: dict[str, float]) -> None:
-        report(self, step, metrics)
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Reporter, "log_training", stop)
-        with pytest.raises(PreemptedError):
-            train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
+def test_resumed_run_equals_uninterrupted_run(trained: Trained, tmp_path: Path) -> None:
+    with preempted_after(5):
+        train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     run = train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
     assert losses(tmp_path / "run") == losses(trained.workdir)
     assert run.final_metrics == trained.run.final_metrics

@@ -10,8 +10,10 @@ import pytest
 
 import train
 from configs.digits import EXPERIMENTS
-from tests.train.support import assert_same_bits, command
+from tests.train.resumed_runs import preempted_after
+from tests.train.support import NO_DETECTOR, assert_same_bits, command
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.data.example_configs import FeatureDataConfig
 from train.data.python_data import hold_data
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
@@ -41,6 +43,7 @@ def tiny(**changes: Any) -> Experiment:
         "evaluation": EvaluationConfig(every=6),
         "checkpoint": CheckpointConfig(every=6),
         "log_every": 4,
+        "recovery": NO_DETECTOR,
     }
     return dataclasses.replace(base, **{**settings, **changes})
 
@@ -53,7 +56,8 @@ def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: 
     assert isinstance(task, FeatureClassification)
     assert (task.num_labels, task.num_features) == (2, 1)
     assert set(uninterrupted.final_metrics) == {"loss", "accuracy"}
-    train.fit(tiny(steps=6), tmp_path / "resumed", data=DATA, quiet=True)
+    with preempted_after(8):
+        train.fit(tiny(), tmp_path / "resumed", data=DATA, quiet=True)
     resumed = train.fit(tiny(), tmp_path / "resumed", data=DATA, quiet=True)
     assert_same_bits(uninterrupted.params, resumed.params)
     with pytest.raises(train.UserError, match=r"^data: has label 2, and the model's 2 classes are"):
@@ -64,7 +68,8 @@ def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: 
     np.savez(new, images=DATA["images"][:3])
     workdir = str(tmp_path / "file")
     arguments = ["digits", "--data.path", str(file), "--data.patch-size", "1", "--data.length", "4"]
-    arguments += ["--model.d-model", "8", "--steps", "2", "--batch-size", "8", "--data.scale", "1"]
+    arguments += ["--model.d-model", "8", "--model.num-layers", "1", "--data.scale", "1"]
+    arguments += ["--steps", "2", "--batch-size", "8"]
     assert command(capsys, "fit", *arguments, "--workdir", workdir).status == 0
     result = command(capsys, "sample", workdir, "--prompt", str(new), "--json")
     [text] = json.loads(result.output)["text"]

@@ -14,10 +14,11 @@ import pytest
 import train
 from tests.train.support import command, tiny
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
 from train.engine import make_engine
-from train.experiment import Experiment
+from train.experiment import CheckpointConfig, Experiment
 from train.tasks.task_configs import InstructionTuning
 from train.tasks.task_registry import make_task
 from transformer import Hardware, NoPosition, RoPE
@@ -41,15 +42,11 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
             for letter in letters
         ]
         path.write_text("".join(json.dumps(each) + "\n" for each in lines))
-    experiment = tiny(folder)
+    experiment = tiny(folder, dropout=0.0, checkpoint=CheckpointConfig(every=0))
     block: Any = experiment.model.layer_pattern[0]
-    mixer = dataclasses.replace(block.mixer, position=RoPE(), dropout=0.0)
-    block = dataclasses.replace(block, mixer=mixer, residual_dropout=0.0)
+    block = dataclasses.replace(block, mixer=dataclasses.replace(block.mixer, position=RoPE()))
     model = dataclasses.replace(
-        experiment.model,
-        layer_pattern=(block,),
-        position_embedding=NoPosition(),
-        embedding_dropout=0.0,
+        experiment.model, layer_pattern=(block,), position_embedding=NoPosition()
     )
     data = ConversationDataConfig(
         path=str(path), max_length=64, max_buckets=1, tokenizer=TokenizerConfig("byte")

@@ -133,7 +133,8 @@ def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training:
     keys = jax.random.split(jax.random.key(1), 8) if training else None
     actual = jax.jit(task.make_loss_fn(model))(params, batch, keys)
     kwargs = {name: batch[name] for name in ("positions", "segments")}
-    logits = model.apply({"params": params}, batch["tokens"], dropout_rngs=keys, **kwargs).logits
+    forward = jax.jit(lambda *inputs: model.apply(*inputs, dropout_rngs=keys, **kwargs).logits)
+    logits = forward({"params": params}, batch["tokens"])
     assert logits is not None
     log_probs = jax.nn.log_softmax(logits, axis=-1)
     each = -jnp.take_along_axis(log_probs, batch["targets"][..., None], axis=-1)[..., 0]

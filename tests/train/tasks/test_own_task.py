@@ -127,7 +127,8 @@ class MajorityTask(Task):
     def predict(self, run: Run, prompt: str) -> str:
         assert run.tokenizer is not None
         tokens = run.tokenizer.encode(prompt)[None]
-        logits = run.model.apply({"params": run.params}, tokens).logits
+        forward = jax.jit(lambda params: run.model.apply({"params": params}, tokens).logits)
+        logits = forward(run.params)
         return LABELS[int(np.argmax(np.asarray(logits)))]
 
     def _batches(self, seed: int, num_batches: int = 0) -> BitBatches:
@@ -145,7 +146,7 @@ def registered() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("own")
-    experiment = tiny(folder)
+    experiment = tiny(folder, num_layers=1)
     experiment = dataclasses.replace(
         experiment,
         task=Majority(),

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
@@ -27,7 +28,7 @@ PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
 GPT = TransformerConfig(
     vocab_size=61,
     d_model=20,
-    num_layers=3,
+    num_layers=2,
     layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=5)),),
     position_embedding=LearnedPositions(41),
 )
@@ -42,7 +43,7 @@ _GATED = FeedForwardConfig(d_ff=29, activation="silu", gated=True, bias=False)
 LLAMA = TransformerConfig(
     vocab_size=61,
     d_model=22,
-    num_layers=5,
+    num_layers=3,
     layer_pattern=(
         BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
         BlockConfig(
@@ -69,6 +70,7 @@ POST = dataclasses.replace(
 
 RECURRENT = dataclasses.replace(
     GPT,
+    num_layers=3,
     layer_pattern=tuple(
         BlockConfig(mixer=mixer, feed_forward=None, norm=None)
         for mixer in (LSTMConfig(), ConvolutionConfig(), ElmanConfig(hidden_size=7))
@@ -80,8 +82,8 @@ RECURRENT = dataclasses.replace(
 def make_decoder(config: TransformerConfig) -> tuple[LanguageModel, Any]:
     """Return a model whose weights are large enough for its choices to differ."""
     model = LanguageModel(config)
-    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
-    return model, jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
+    draw, shapes = np.random.default_rng(0), jax.eval_shape(model.init_params, jax.random.key(0))
+    return model, jax.tree.map(lambda leaf: jnp.float32(draw.normal(0, 0.5, leaf.shape)), shapes)
 
 
 read = jax.jit(prefill, static_argnums=(0, 4))

@@ -289,7 +289,7 @@ def test_generate_is_exported() -> None:
 
 
 def test_sampling_values_share_a_program() -> None:
-    model, params = make_decoder(GPT)
+    model, params = make_decoder(dataclasses.replace(GPT, num_layers=1))
 
     def programs(*settings: SamplingConfig) -> int:
         for each in settings:

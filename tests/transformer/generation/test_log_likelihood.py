@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures.tiny import GPT2, SHORT, drawn, tokens
+from tests.transformer.formulas import random_params_like
 from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_decoder
 from tests.transformer.huggingface import gpt2_config, gpt2_params
 from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
@@ -86,8 +87,7 @@ def test_encoder_decoder_reads_the_source() -> None:
         encoder=EncoderConfig(num_layers=1, layer_pattern=(block,)),
     )
     model = EncoderDecoder(config)
-    params = model.init(jax.random.key(0), jnp.array([[1]]), jnp.array([[1]]))["params"]
-    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
     sources, targets = ([3, 4, 5, 6, 2], [9]), ([2, 8, 7], [2, 8, 7, 11, 12])
     found = log_likelihoods(model, params, targets, sources=sources)
     for source, target, each in zip(sources, targets, found, strict=True):

@@ -48,7 +48,7 @@ def test_sampling_does_not_copy_weights() -> None:
     test of this process may have left a thread behind that still makes arrays. At this width each
     layer's part begins at a multiple of 64 bytes, without which JAX copies it.
     """
-    model, params = make_decoder(dataclasses.replace(DEEP, d_model=80))
+    model, params = make_decoder(dataclasses.replace(GPT, num_layers=3, d_model=80))
     leaves = jax.tree.leaves(params["layers"])
     places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in leaves]
     shapes = {shape for leaf in leaves if leaf[0].ndim > 1 for shape in (leaf.shape, leaf[0].shape)}

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.transformer.formulas import random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -79,7 +80,7 @@ def test_random_keys_that_would_be_ignored(rngs: Any, message: str) -> None:
 
 def test_keys_of_both_kinds_are_keys_of_dropout() -> None:
     """Of `jax.random.key` and of `jax.random.PRNGKey`, with the same bits."""
-    params = jax.jit(MODEL.init_params)(jax.random.key(1))
+    params = random_params_like(PARAMS)
     run = jax.jit(lambda key: MODEL.apply({"params": params}, TOKENS, rngs={"dropout": key}).hidden)
     found = [run(make(3)) for make in (jax.random.key, jax.random.PRNGKey)]
     np.testing.assert_array_equal(*found)
@@ -117,8 +118,8 @@ def test_initial_parameters_need_a_random_key(rng: Any) -> None:
         ({"edits": [1]}, "edits of type list: give a dict"),
         ({"edits": {"residual_post": 3}}, "edit of residual_post of type int: give a function"),
         (
-            {"edits": {"residual_post": lambda value, layer: None}},
-            "edit of residual_post: a result of type NoneType: is not an array",
+            {"edits": {"residual_pre": lambda value, layer: None}},
+            "edit of residual_pre: a result of type NoneType: is not an array",
         ),
         (
             {"cache": MODEL.init_cache(3, 5), "positions": POSITIONS},
@@ -156,7 +157,7 @@ def test_a_boolean_mask_of_padding_is_one_document() -> None:
     run = jax.jit(
         lambda params, segments: MODEL.apply({"params": params}, TOKENS, segments=segments)
     )
-    params = jax.jit(MODEL.init_params)(jax.random.key(1))
+    params = random_params_like(PARAMS)
     found = [run(params, is_token.astype(dtype)).hidden for dtype in (bool, np.int32)]
     np.testing.assert_array_equal(*found)
 

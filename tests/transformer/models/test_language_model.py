@@ -39,8 +39,11 @@ TOKENS: Any = np.random.default_rng(0).integers(0, V, (B, T))
 def make_model(config: TransformerConfig) -> tuple[Any, Any]:
     """Return the model as a compiled function, and random parameters for it."""
     model = LanguageModel(config)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), TOKENS)["params"]
-    return jax.jit(model.apply, static_argnames="outputs"), random_params_like(shapes)
+    return jax.jit(model.apply, static_argnames="outputs"), make_params(model)
+
+
+def make_params(model: LanguageModel) -> Any:
+    return random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
 
 
 @pytest.mark.parametrize(("config", "output"), [(CONFIG, set()), (UNTIED, {"output"})])
@@ -292,23 +295,23 @@ def test_parameters_of_another_depth_raise(
     num_layers: int, places: int, message: str, loop: Any
 ) -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2, layer_loop=loop)
-    params = LanguageModel(config).init_params(jax.random.key(0))
+    params = make_params(LanguageModel(config))
     other = dataclasses.replace(
         config, num_layers=num_layers, layer_pattern=config.layer_pattern * places
     )
     for given in (params, unstack_for_decoding(params)):
         with pytest.raises(ValueError, match=f"^{message}; give the parameters of this config"):
-            LanguageModel(other).apply({"params": given}, jnp.zeros((1, 2), jnp.int32))
+            jax.eval_shape(LanguageModel(other).apply, {"params": given}, np.zeros((1, 2), int))
 
 
 def test_parameters_of_a_longer_pattern_raise() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
     longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
-    params = LanguageModel(longer).init_params(jax.random.key(0))
+    params, tokens = make_params(LanguageModel(longer)), np.zeros((1, 2), int)
     with pytest.raises(
         ValueError, match=r"^params layers/place_1/.* and .* more: the model has no"
     ):
-        LanguageModel(config).apply({"params": params}, jnp.zeros((1, 2), jnp.int32))
+        jax.eval_shape(LanguageModel(config).apply, {"params": params}, tokens)
 
     class Wrapper(nn.Module):
         @nn.compact
@@ -316,21 +319,26 @@ def test_parameters_of_a_longer_pattern_raise() -> None:
             return LanguageModel(config, name="model")(tokens)
 
     with pytest.raises(ValueError, match=r"^parameters layers/place_0: have more places than"):
-        Wrapper().apply({"params": {"model": params}}, jnp.zeros((1, 2), jnp.int32))
+        jax.eval_shape(Wrapper().apply, {"params": {"model": params}}, tokens)
 
 
 def test_flax_rngs_turn_dropout_on() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2, embedding_dropout=0.5)
     model, tokens = LanguageModel(config), jnp.zeros((3, 4), jnp.int32)
-    variables = {"params": model.init_params(jax.random.key(0))}
-    plain = model.apply(variables, tokens).hidden
-    dropped = model.apply(variables, tokens, rngs={"dropout": jax.random.key(1)}).hidden
-    again = model.apply(variables, tokens, rngs={"dropout": jax.random.key(1)}).hidden
-    other = model.apply(variables, tokens, rngs={"dropout": jax.random.key(2)}).hidden
-    assert jnp.array_equal(dropped, again)
-    assert not jnp.array_equal(dropped, plain)
-    assert not jnp.array_equal(dropped, other)
-    assert not jnp.array_equal(dropped[0], dropped[1])  # equal rows, keys of their own
+    variables = {"params": make_params(model)}
+
+    @jax.jit
+    def hidden(rngs: dict[str, jax.Array] | None) -> jax.Array:
+        return model.apply(variables, tokens, rngs=rngs).hidden
+
+    plain = np.asarray(hidden(None))
+    dropped, again, other = (
+        np.asarray(hidden({"dropout": jax.random.key(seed)})) for seed in (1, 1, 2)
+    )
+    assert np.array_equal(dropped, again)
+    assert not np.array_equal(dropped, plain)
+    assert not np.array_equal(dropped, other)
+    assert not np.array_equal(dropped[0], dropped[1])  # equal rows, keys of their own
     keys = jax.random.split(jax.random.key(1), 3)
     with pytest.raises(ValueError, match=r"^dropout_rngs and rngs: both have keys"):
         model.apply(variables, tokens, dropout_rngs=keys, rngs={"dropout": keys[0]})
@@ -339,7 +347,7 @@ def test_flax_rngs_turn_dropout_on() -> None:
 @pytest.mark.parametrize("rngs", [jax.random.key(0), jax.random.PRNGKey(0)[None]])
 def test_one_dropout_key_for_all_examples_raises(rngs: jax.Array) -> None:
     model = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
-    variables = {"params": model.init_params(jax.random.key(0))}
+    variables = {"params": make_params(model)}
     message = r"^dropout_rngs of shape \(.*\): has to be one typed key for each of the 3 examples; "
     with pytest.raises(
         ValueError, match=message + r"give jax.random.split\(jax.random.key\(0\), 3"
@@ -350,12 +358,18 @@ def test_one_dropout_key_for_all_examples_raises(rngs: jax.Array) -> None:
 def test_logits_exclude_vocabulary_padding() -> None:
     """So that label smoothing and means over the vocabulary are finite."""
     model: Any = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
-    variables = {"params": model.init_params(jax.random.key(0))}
+    variables = {"params": make_params(model)}
     tokens = jnp.zeros((1, 4), jnp.int32)
-    logits = model.apply(variables, tokens).logits
+
+    @jax.jit
+    def run(variables: Any) -> Any:
+        logits = model.apply(variables, tokens).logits
+        labels = optax.smooth_labels(jax.nn.one_hot(tokens, 9), 0.1)
+        return logits, optax.softmax_cross_entropy(logits, labels)
+
+    logits, losses = run(variables)
     assert logits.shape == (1, 4, 9)
-    labels = optax.smooth_labels(jax.nn.one_hot(tokens, 9), 0.1)
-    assert jnp.isfinite(optax.softmax_cross_entropy(logits, labels)).all()
+    assert np.isfinite(losses).all()
 
 
 def test_model_without_vocabulary_raises() -> None:

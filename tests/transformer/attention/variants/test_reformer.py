@@ -1,7 +1,7 @@
 """Reformer's attention against softmax in NumPy with the same hash rotations."""
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.mixers import apply_mixer, axes, make_mixer
+from tests.transformer.mixers import apply_mixer, axes, make_mixer, project_and_select
 from transformer import Mask, MaskPattern, ReformerConfig
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.reformer import Reformer, hash_buckets
 from transformer.testing.contract import check_mixer
-from transformer.testing.mixer_under_test import projections
 
 B, T, D, N, H, WINDOW, ROUNDS = 2, 71, 7, 2, 5, 3, 3
 CONFIG = ReformerConfig(
@@ -148,8 +147,7 @@ def test_token_sees_itself_only_if_nothing_else_is_visible() -> None:
     x = normal(1, B, T, D)
     mask = Mask(MaskPattern(causal=True))
     inputs = MixerInputs(array([np.arange(T)]), mask, constants=CONSTANTS)
-    heads = projections(mixer, params, x, inputs)
-    visible = np.asarray(jax.jit(cast(Any, mixer).select)(heads, inputs))
+    _, visible = project_and_select(mixer, params, x, inputs)
     itself = np.diagonal(visible, axis1=-2, axis2=-1)
     others = (visible & ~np.eye(T, dtype=bool)).any(-1)
     assert itself[:, :, 0].all()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from tests.transformer.formulas import (
     normal,
     random_params_like,
 )
-from tests.transformer.mixers import apply_mixer, axes, make_mixer
+from tests.transformer.mixers import apply_mixer, axes, make_mixer, project_and_select
 from transformer import (
     BlockConfig,
     Classifier,
@@ -36,7 +36,6 @@ from transformer.attention.variants.routing_attention import (
     kmeans_loss,
 )
 from transformer.testing.contract import check_mixer
-from transformer.testing.mixer_under_test import projections
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
 CONFIG = RoutingAttentionConfig(num_heads=N, head_dim=H, num_clusters=E, window=WINDOW)
@@ -161,7 +160,7 @@ def test_balanced_clusters_match_dense_attention(padded: str) -> None:
     assert visible.sum(-1).max() > BALANCED.window or padded == "fewer than a cluster has"
     mask = Mask(segments=array(3 * is_token), single_document=True)
     inputs = MixerInputs(array(np.arange(T)[None]), mask)
-    chosen = cast(Any, mixer).select(projections(mixer, params, x, inputs), inputs)
+    _, chosen = project_and_select(mixer, params, x, inputs)
     assert np.array_equal(chosen, visible)
     assert_matches_dense(BALANCED, params, x, mask, dense_attention(visible, "key", x))
     if padded != "between":

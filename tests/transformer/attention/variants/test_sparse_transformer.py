@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
+from tests.transformer.mixers import project_and_select
 from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
 from transformer.attention.masks import dense_mask
 from transformer.attention.variants.sparse_transformer import pattern_mask
@@ -84,8 +85,8 @@ def test_matches_dense_attention_under_its_pattern(kind: dict[str, Any], causal:
         return (run_mixer(trial.mixer, params, x, inputs).y * chosen).sum()
 
     mixer: Any = trial.mixer
-    heads = projections(mixer, trial.params, trial.inputs(0), inputs)
-    visible = np.asarray(mixer.select(heads, inputs)) & np.asarray(dense_mask(mask, T, T))[:, None]
+    heads, selected = project_and_select(mixer, trial.params, trial.inputs(0), inputs)
+    visible = selected & np.asarray(dense_mask(mask, T, T))[:, None]
 
     def expected_total(params: Any, x: Any) -> Any:
         q, k, v = projections(mixer, params, x, inputs)
@@ -143,10 +144,8 @@ def test_positions_may_start_anywhere(pattern: Any, length: int, offset: int, ca
     for positions, segments in ((alone, None), (packed, documents)):
         mask = Mask(MaskPattern(causal=causal), positions=array(positions), segments=segments)
         inputs = trial.mixer_inputs(length, mask=mask, positions=positions)
-        mixer: Any = trial.mixer
-        heads = projections(mixer, trial.params, x, inputs)
-        shown = np.asarray(dense_mask(mask, length, length))[:, None]
-        visible = np.asarray(mixer.select(heads, inputs)) & shown
+        heads, selected = project_and_select(trial.mixer, trial.params, x, inputs)
+        visible = selected & np.asarray(dense_mask(mask, length, length))[:, None]
         q, k, v = (np.asarray(each) for each in heads)
         y = run_mixer(trial.mixer, trial.params, x, inputs).y
         assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, visible)))

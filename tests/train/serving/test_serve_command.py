@@ -35,19 +35,21 @@ def test_wrong_options(
     assert result.error.startswith(message)
 
 
-def _heed_ctrl_c() -> None:
-    """Let Ctrl-C end a process: a shell's background jobs, tests among them, may ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# A job in the background of a shell, like a run of all tests, may have been told to ignore Ctrl-C.
+PROGRAM = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("train", run_name="__main__")
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True])
 def test_command_serves_until_interrupted(tmp_path: Path, busy: bool) -> None:
     run = train.fit(tiny(tmp_path, steps=2), tmp_path / "run")
-    words = [sys.executable, "-m", "train", "serve", str(run.folder.path), "--port", "0", "--json"]
-    options: Any = dict(cwd=ROOT, text=True, preexec_fn=_heed_ctrl_c)
-    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(words, **options) as process:
+    words = [sys.executable, "-c", PROGRAM, "serve", str(run.folder.path), "--port", "0", "--json"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=ROOT, text=True, **pipes) as process:
         try:
             assert process.stdout is not None
             first = json.loads(process.stdout.readline())

@@ -37,7 +37,7 @@ LENGTH = 16
 """T of the tiny experiment."""
 
 NO_DETECTOR = RecoveryConfig(window=0)
-"""Without the anomaly detector, which is a third of the smallest step's compilation."""
+"""Without the anomaly detector, whose medians take long to compile."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -55,7 +55,10 @@ def model_with(**fields: Any) -> Any:
 
 
 def random_params(model: Any) -> Any:
-    """Return parameters that are not 0 anywhere, without compiling `init`."""
+    """Return parameters that are not 0 anywhere, without compiling `init`.
+
+    Smaller than `random_params_like`, whose activations round by more than the tolerances here.
+    """
     random = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init_params, jax.random.key(0))
     return jax.tree.map(lambda leaf: random.normal(0, 0.2, leaf.shape).astype("f"), shapes)

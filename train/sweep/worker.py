@@ -88,7 +88,7 @@ def train_run(request: dict[str, Any]) -> dict[str, Any]:
         "lower_is_better": metric.lower_is_better,
         "metrics": {name: float(value) for name, value in run.final_metrics.items()},
         "step": run.step,
-        "seconds": compute_goodput(read_time_records(run.folder.time_log)).total,
+        "seconds": compute_goodput(read_time_records(run.folder.time_log)).of_processes,
     }
     del run
     jax.clear_caches()  # the programs of one run are of no use to the next

@@ -154,6 +154,11 @@ class Goodput:
         return sum(self.seconds.values())
 
     @property
+    def of_processes(self) -> float:
+        """Seconds of all processes, without those between them, in which a run may have waited."""
+        return self.total - self.seconds["lost"]
+
+    @property
     def productive_fraction(self) -> float:
         """Fraction of the time that went into steps made for the first time."""
         return self.seconds["step"] / self.total if self.total else 0.0

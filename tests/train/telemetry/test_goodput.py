@@ -76,6 +76,7 @@ def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path)
         "lost": 7,
     }
     assert result.total == clock.now - 1000
+    assert result.of_processes == result.total - 7
     assert result.productive_fraction == pytest.approx(20 / 53)
 
 

@@ -34,19 +34,18 @@ train:
 	$(RUN) -m train fit quickstart
 
 test: .venv
-	$(RUN) -m pytest $(SPREAD) -m "not full"
+	$(RUN) -m pytest $(SPREAD) -m "not full and not colab"
 
 test-full: .venv
 	$(RUN) -m pytest $(SPREAD) -m full
 
 quick: .venv
-	$(RUN) -m pytest $(SPREAD) -m "not slow and not full"
+	$(RUN) -m pytest $(SPREAD) -m "not slow and not full and not colab"
 
 test-colab:
 	@$(MAKE) .venv VENV=.venv-colab PYTHON=python3.13 \
 		CONSTRAINTS="constraints-colab.txt constraints.txt"
 	.venv-colab/bin/python -m pytest $(SPREAD) -m "not slow and not full"
-	.venv-colab/bin/python -m pytest tests/colab -m full
 
 test-device: .venv
 	$(RUN) -m pytest -c tests_device/pytest.ini --rootdir . tests_device

@@ -75,7 +75,7 @@ def main(workdir: tyro.conf.Positional[str], windows: int = 32) -> None:
       windows: Number of held-out windows.
     """
     run = train.load(workdir)
-    first = jax.jit(run.model.init_params)(jax.random.key(run.experiment.seed))
+    first = run.model.init_params(jax.random.key(run.experiment.seed))
     table = Table("layer", "apart", "apart at first", "tokens back, each head")
     reach, apart = patterns(run, run.params, windows)
     _, before = patterns(run, first, windows)

@@ -88,7 +88,7 @@ def gradient_norms(
     key = jax.random.key(
         0, impl="unsafe_rbg"
     )  # unrolled layers would take five times as long to compile
-    gradients = jax.jit(jax.grad(loss))(jax.jit(stacks.init_params)(key))
+    gradients = jax.jit(jax.grad(loss))(stacks.init_params(key))
     return {side: by_layer(gradients[side]["layers"]["place_0"]) for side in SIDES}
 
 

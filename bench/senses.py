@@ -227,7 +227,7 @@ def main(
 
     states = states_of(run.params)
     shares = same_sense(kept, states)
-    start = jax.jit(run.model.init_params)(jax.random.key(0))
+    start = run.model.init_params(jax.random.key(0))
     untrained = np.mean([*same_sense(kept, states_of(start)).values()], axis=0)
     layers = len(next(iter(states.values())))
     names = ("embedding", *(f"layer {index}" for index in range(1, layers)))

@@ -71,7 +71,7 @@ def main():
     params = small.init_params(jax.random.key(0))
     params = train(small, params, jax.tree.map(lambda x: jnp.ones(x.shape, bool), params))
     old = serialization.msgpack_restore(serialization.to_bytes(params))  # as read from a file
-    merged, loaded = load_matching(large.init_params(jax.random.key(1)), old)
+    merged, loaded = jax.jit(load_matching)(large.init_params(jax.random.key(1)), old)
     return merged, loaded, train(large, merged, jax.tree.map(jnp.logical_not, loaded))
 
 

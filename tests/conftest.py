@@ -40,17 +40,22 @@ import jax
 import pytest
 
 from train.telemetry import stages
+from transformer.models import model
 
 # A slow machine must not add lines to what a test expects on standard error.
 stages.FIRST_LINE_SECONDS = 3600.0
+
+# As everything else here.
+model.INIT_OPTIMIZATION_LEVEL = 0
 
 DEVICES = 8
 
 jax.config.update("jax_num_cpu_devices", DEVICES)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.devices()  # reads the flags, which are not for the processes that tests start
-del os.environ["XLA_FLAGS"]
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # theirs: read when JAX is imported
+jax.devices()  # reads the flags
+# For the processes that tests start: read when JAX is imported. The level is a part of it.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+os.environ["XLA_FLAGS"] = " ".join(_FLAGS[1:])
 
 # Cases are the same in every run and on every machine, and no case is timed.
 hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, database=None)

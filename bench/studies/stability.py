@@ -84,7 +84,7 @@ def measure_gradients(run: SweepRun, folder: Path) -> dict[str, list[float]]:
     if run.experiment.seed or run.settings["warmup"] == "0":
         return {}
     loaded = train.load(str(folder))
-    start = jax.jit(loaded.model.init_params)(jax.random.key(0))
+    start = loaded.model.init_params(jax.random.key(0))
     return {
         name: [float(f"{norm:.4g}") for norm in gradient_norms(loaded, params)]
         for name, params in (("start", start), ("trained", loaded.params))

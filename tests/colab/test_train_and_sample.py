@@ -154,7 +154,7 @@ def test_settings_match_the_quickstart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workdir == "there"
 
 
-@pytest.mark.full
+@pytest.mark.colab
 def test_notebook_runs_completely_and_resumes(tmp_path: pathlib.Path) -> None:
     text = tmp_path / "text"
     text.mkdir()

@@ -25,6 +25,7 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.lora.layout import abstract_params
 from train.lora.lora_config import NEW, LoRAConfig
+from train.parallel.sharding import init_on_devices
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.task_registry import make_task
@@ -196,9 +197,12 @@ def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> Non
 
 def _init_params(engine: Engine, seed: int) -> Any:
     """Return initial values of all parameters of the model, each created in its shards."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_params(engine))
-    key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
-    return jax.block_until_ready(jax.jit(engine.model.init_params, out_shardings=shardings)(key))
+
+    def init() -> Any:
+        key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
+        return engine.model.init_params(key)
+
+    return init_on_devices(init, abstract_params(engine))
 
 
 def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:

@@ -26,7 +26,7 @@ from train.state import TrainState
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.model_context import ActivationConstraint, unconstrained
-from transformer.models.model import Model
+from transformer.models.model import Model, init_compiler_options
 
 LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),
@@ -85,15 +85,22 @@ REPLICABLE_AXES = ("kv_heads",)
 several query heads: each shard gets the key-value heads of its query heads."""
 
 
-def init_on_devices(init: Callable[[], TrainState], abstract_state: TrainState) -> TrainState:
-    """Return the initial state, every array created in its shards by one program.
+def init_on_devices(init: Callable[[], Any], abstract: Any) -> Any:
+    """Return an initial state or initial weights, every array created in its shards by one program.
+
+    Args:
+      init: The program.
+      abstract: Shapes, dtypes and shardings of its result.
 
     Waits for the program, so that an out-of-memory error is raised here: with jax 0.12 on CPU, a
     later read of an array that did not fit would hang.
     """
     # Output shardings reach the random number generators too: each device draws its own shard, and
     # none holds a whole weight, which may be larger than its memory.
-    return jax.block_until_ready(jax.jit(init, out_shardings=leaf_shardings(abstract_state))())
+    shardings = leaf_shardings(abstract)
+    device = next(iter(jax.tree.leaves(shardings)[0].device_set))
+    options = init_compiler_options(device.platform)
+    return jax.block_until_ready(jax.jit(init, out_shardings=shardings, compiler_options=options)())
 
 
 def place_state(

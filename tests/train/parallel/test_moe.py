@@ -22,16 +22,14 @@ LOSSES = {"loss/load_balance", "loss/router_z"}
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    experiment = tiny(folder, **changes)
+    experiment = tiny(folder, num_layers=1, **changes)
     mixture = MoEConfig(
         4, 2, FeedForwardConfig(24, "silu", gated=True), load_balance_loss_weight=0.1
     )
     pattern = tuple(
         dataclasses.replace(block, feed_forward=mixture) for block in experiment.model.layer_pattern
     )
-    model = dataclasses.replace(
-        experiment.model, layer_pattern=pattern, vocab_size=VOCAB, layer_loop="scan"
-    )
+    model = dataclasses.replace(experiment.model, layer_pattern=pattern, vocab_size=VOCAB)
     return dataclasses.replace(experiment, model=model)
 
 
@@ -54,9 +52,8 @@ def test_expert_parallelism_equals_one_device(tmp_path: Path) -> None:
     )
     expected, params = trained(one)
     assert set(expected[0]) >= LOSSES
-    assert (
-        0.2 <= expected[0]["loss/load_balance"] < 0.3
-    )  # 0.1 in each layer, if all experts are used equally
+    # 0.1 if all experts are used equally
+    assert 0.1 <= expected[0]["loss/load_balance"] < 0.15
     mesh = MeshConfig(data=2, fsdp=2, tensor=2)
     for changes in ({"mesh": mesh, "grad_accum_steps": 2}, {"compile": "pmap"}):
         engine = make_engine(make_experiment(tmp_path, **changes), Hardware(count=8))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from rich.console import Console
@@ -105,7 +105,7 @@ run_sweep(long_runs(Path(sys.argv[1])), sys.argv[2], processes=int(sys.argv[3]))
 
 def long_runs(folder: Path) -> list[SweepRun]:
     """Return runs of some seconds, with frequent checkpoints."""
-    return runs_of(folder, 0, 1, steps=3000, checkpoint=CheckpointConfig(every=100), log_every=100)
+    return runs_of(folder, 0, 1, steps=1200, checkpoint=CheckpointConfig(every=60), log_every=60)
 
 
 def wait_for_step(workdir: Path, name: str, step: int) -> None:
@@ -115,15 +115,28 @@ def wait_for_step(workdir: Path, name: str, step: int) -> None:
         time.sleep(0.05)
 
 
+class Whole(NamedTuple):
+    """A sweep that was never stopped."""
+
+    folder: Path
+    results: dict[str, RunResult]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    results = run_sweep(long_runs(folder), str(folder / "sweep"), processes=2, quiet=True)
+    return Whole(folder, results)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_queue_resumes_exactly(tmp_path: Path, number: signal.Signals) -> None:
-    runs = long_runs(tmp_path)
-    full = run_sweep(runs, str(tmp_path / "whole"), processes=2, quiet=True)
+def test_killed_queue_resumes_exactly(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
+    runs = long_runs(whole.folder)
     workdir = tmp_path / "killed"
-    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
+    arguments = [sys.executable, "-c", PROGRAM, str(whole.folder), str(workdir), "1"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
-        wait_for_step(workdir, "seed=0", 300)
+        wait_for_step(workdir, "seed=0", 120)
         process.send_signal(number)
         _, error = process.communicate(timeout=120)
     if number == signal.SIGTERM:
@@ -131,8 +144,8 @@ def test_killed_queue_resumes_exactly(tmp_path: Path, number: signal.Signals) ->
     # The worker of a killed queue ends by itself; the new one waits until it has saved.
     resumed = run_sweep(runs, str(workdir), quiet=True)
     for name in ("seed=0", "seed=1"):
-        assert resumed[name].metrics == full[name].metrics
-        assert losses(workdir / name) == losses(tmp_path / "whole" / name)
+        assert resumed[name].metrics == whole.results[name].metrics
+        assert losses(workdir / name) == losses(whole.folder / "sweep" / name)
     events = {event["event"] for event in lines_of(workdir / "seed=0" / "logbook.jsonl")}
     assert "resumed" in events
 
@@ -142,7 +155,7 @@ def test_killed_process_is_a_failed_run(tmp_path: Path) -> None:
     workdir = tmp_path / "sweep"
     arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
-        wait_for_step(workdir, "seed=0", 100)
+        wait_for_step(workdir, "seed=0", 60)
         listed = subprocess.run(
             ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
         )

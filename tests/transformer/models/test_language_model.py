@@ -2,6 +2,7 @@ import dataclasses
 import math
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,8 @@ from transformer import (
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import unstack_for_decoding
+from transformer.models import model as model_module
+from transformer.models.model import init_compiler_options
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(7))
@@ -44,6 +47,18 @@ def make_model(config: TransformerConfig) -> tuple[Any, Any]:
 
 def make_params(model: LanguageModel) -> Any:
     return random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
+
+
+def test_initial_parameters_are_the_same_in_any_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, with a user's compiler options, and in a larger program: equal up to rounding."""
+    monkeypatch.setattr(model_module, "INIT_OPTIMIZATION_LEVEL", 1)
+    monkeypatch.setattr(model_module, "_compiled_init", model_module._compiled_init.__wrapped__)
+    assert init_compiler_options("cpu") == {"xla_backend_optimization_level": 1}
+    assert init_compiler_options("gpu") is None
+    keys = jax.random.split(jax.random.key(3), 2)
+    model = LanguageModel(CONFIG)
+    alone, batch = model.init_params(keys[1]), jax.jit(jax.vmap(model.init_params))(keys)
+    chex.assert_trees_all_close(alone, jax.tree.map(lambda leaf: leaf[1], batch), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("config", "output"), [(CONFIG, set()), (UNTIED, {"output"})])

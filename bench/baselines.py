@@ -320,6 +320,7 @@ ORDERS = (1, 3, 5, 7)
 TASKS: dict[str, Callable[[Experiment], Scores]] = {
     "trec": classification,
     "sst2": classification,
+    "sst2:bag": classification,
     "ud_ewt": tagging,
     "multi30k": translation,
     "quickstart": language,

@@ -1,9 +1,13 @@
-"""Compile time of the training step of a deep model, compared with a shallow one.
+"""Compile time: of the training step by depth, and of the initial weights by compiler options.
 
-    python -m bench.compile_time [--layers 48 --against 12] [--rounds 3]
+    python -m bench.compile_time step [--layers 48 --against 12] [--rounds 3]
+    python -m bench.compile_time initial-weights [--configs quickstart gpt2] [--rounds 3]
 
 The step of `gpt2:xl` with scanned layers, at two depths of the same width, from tracing to
 machine code, in turns; nothing is allocated. The unrolled step of the shallow model is also shown.
+
+The program that draws initial weights runs once: with all of XLA's optimizations and with those of
+`init_compiler_options`, in turns, the seconds of all cores to compile it and to run it.
 """
 
 import dataclasses
@@ -22,7 +26,13 @@ from train.experiment import Experiment
 from train.jit_engine import JitEngine
 from train.parallel.mesh import make_mesh
 from train.runtime.local_hardware import local_hardware
+from train.tasks.task_registry import make_task
 from transformer.config import LayerLoop
+from transformer.model_context import unconstrained
+from transformer.models.model import init_compiler_options
+
+VOCAB_SIZE = 8192
+"""Of models whose vocabulary the data decide."""
 
 
 def deepened(layers: int, loop: LayerLoop) -> Experiment:
@@ -49,7 +59,7 @@ def compile_seconds(experiment: Experiment) -> float:
     return time.perf_counter() - start
 
 
-def main(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
+def step(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
     """Print seconds, and their ratio to those of the scanned shallow model."""
     jax.config.update("jax_enable_compilation_cache", False)
     cases: dict[tuple[int, LayerLoop], list[float]] = {
@@ -68,5 +78,33 @@ def main(layers: int = 48, against: int = 12, rounds: int = 3) -> None:
     Console().print(table)
 
 
+def init_seconds(config: str, options: dict[str, Any] | None) -> tuple[float, float]:
+    """Return processor seconds to compile the initial weights of a config, and to draw them."""
+    model = make_task(find_experiment(config)).make_model(local_hardware(), unconstrained)
+    model = model.clone(config=dataclasses.replace(model.config, vocab_size=VOCAB_SIZE))
+    key = jax.random.key(0)
+    lowered = jax.jit(model.init_params).lower(key)
+    start = time.process_time()
+    draw = lowered.compile(compiler_options=options)
+    compiled = time.process_time()
+    jax.block_until_ready(draw(key))
+    return compiled - start, time.process_time() - compiled
+
+
+def initial_weights(configs: tuple[str, ...] = ("quickstart", "gpt2"), rounds: int = 3) -> None:
+    """Print processor seconds, and the ratio of their sums."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    few = init_compiler_options("cpu")
+    table = Table("config", "passes", "compile", "run", "ratio", title="initial weights, CPU")
+    for config in configs:
+        results = [(init_seconds(config, None), init_seconds(config, few)) for _ in range(rounds)]
+        ratio = statistics.median(sum(one) / sum(other) for one, other in results)
+        for index, name in enumerate(("all", "few")):
+            seconds = np.median([each[index] for each in results], axis=0)
+            row = [config, name, *(f"{each:.1f}" for each in seconds), f"{ratio:.1f}"]
+            table.add_row(*row[: 5 if index else 4])
+    Console().print(table)
+
+
 if __name__ == "__main__":
-    tyro.cli(main)
+    tyro.extras.subcommand_cli_from_dict({"step": step, "initial-weights": initial_weights})

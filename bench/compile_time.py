@@ -29,7 +29,7 @@ from train.runtime.local_hardware import local_hardware
 from train.tasks.task_registry import make_task
 from transformer.config import LayerLoop
 from transformer.model_context import unconstrained
-from transformer.models.model import init_compiler_options
+from transformer.models.initial_weights import init_compiler_options
 
 VOCAB_SIZE = 8192
 """Of models whose vocabulary the data decide."""

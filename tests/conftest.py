@@ -40,13 +40,13 @@ import jax
 import pytest
 
 from train.telemetry import stages
-from transformer.models import model
+from transformer.models import initial_weights
 
 # A slow machine must not add lines to what a test expects on standard error.
 stages.FIRST_LINE_SECONDS = 3600.0
 
 # As everything else here.
-model.INIT_OPTIMIZATION_LEVEL = 0
+initial_weights.INIT_OPTIMIZATION_LEVEL = 0
 
 DEVICES = 8
 

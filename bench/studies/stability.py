@@ -170,7 +170,10 @@ def main(
 
     def ratio(placement: str, depth: int, when: int) -> str:
         pair = norms.get((placement, depth))
-        return "-" if pair is None else f"{pair[when][-1] / pair[when][0]:,.2f}"
+        if pair is None:
+            return "-"
+        last_over_first = pair[when][-1] / pair[when][0]
+        return f"{last_over_first:,.0f}" if last_over_first >= 100 else f"{last_over_first:.2f}"
 
     header = ["layers"]
     for placement in RECIPES:
@@ -186,9 +189,9 @@ def main(
     scale = (
         f"Width {WIDTH}, {steps} steps of {batch_size * LENGTH:,} tokens, peak learning rate "
         f"{rate:g}, warm-up of "
-        f"{warmup} steps or none, {seeds} seeds: held-out loss in nats per token (mean and "
-        "standard deviation over seeds), and the norm of "
-        "the last layer's gradient over that of the first, at the start and after training with "
+        f"{warmup} steps or none, {'one seed' if seeds == 1 else f'{seeds} seeds'}: held-out loss "
+        f"in nats per token{'' if seeds == 1 else ' (mean and standard deviation)'}, and the norm "
+        "of the last layer's gradient over that of the first, at the start and after training with "
         "warm-up. The findings hold at this scale only."
     )
     data = {

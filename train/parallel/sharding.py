@@ -26,7 +26,8 @@ from train.state import TrainState
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.model_context import ActivationConstraint, unconstrained
-from transformer.models.model import Model, init_compiler_options
+from transformer.models.initial_weights import init_compiler_options
+from transformer.models.model import Model
 
 LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),

@@ -1,11 +1,9 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-import functools
 from collections.abc import Callable, Mapping, Set
 from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 from flax import errors
 from flax import linen as nn
 from flax.core import meta
@@ -21,6 +19,7 @@ from transformer.layers.embedding import declare_embedding, embed_tokens
 from transformer.layers.logical_axes import unbox_axes
 from transformer.layers.stack import Stack, StackOutput
 from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
+from transformer.models.initial_weights import draw_weights
 from transformer.models.input_checks import check_tokens, invalid_rng
 from transformer.models.parameter_checks import DECLARED, check_variables
 from transformer.shape_checks import check_shapes, may_be_below
@@ -31,12 +30,8 @@ LOGITS: Outputs = frozenset({"logits"})
 DEFAULT_OUTPUTS: Outputs = LOGITS | {"losses"}
 """Outputs that all models have, so that their names need no check."""
 
-EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jax.numpy.int32)
 """Smallest batch of tokens, for `Model.example_inputs`."""
-
-
-INIT_OPTIMIZATION_LEVEL = 1
-"""Level, from 0 to 3, to which XLA's CPU compiler optimizes the program of the initial weights."""
 
 
 class ModelOutput(NamedTuple):
@@ -101,14 +96,8 @@ class Model(nn.Module):
 
     @nn.nowrap
     def init_params(self, rng: jax.Array) -> Any:
-        """Return initial parameters: `init` with the smallest inputs, compiled as one program.
-
-        Inside another transformation (`jit`, `vmap`, `eval_shape`) it is a part of that program.
-        """
-        given: Any = rng  # what is no array is left to `init`, whose message says so
-        alone = isinstance(given, jax.Array) and not isinstance(given, jax.core.Tracer)
-        init = _compiled_init(jax.default_backend()) if alone else _init_params
-        return init(self, rng)
+        """Return initial parameters: `init` with the smallest inputs, compiled as one program."""
+        return draw_weights(self, rng)
 
     @property
     def context(self) -> ModelContext:
@@ -179,28 +168,6 @@ def apply_layers(
         norm = Norm(side_config.final_norm, config.precision, name="final_norm")
         output = output._replace(x=norm(output.x))
     return output
-
-
-def init_compiler_options(platform: str) -> dict[str, Any] | None:
-    """Return compiler options of a program that draws initial weights, which runs once.
-
-    On a CPU, most of the start of a short run would be LLVM optimizing the random numbers: for a
-    model of 29M parameters 9.1 s of a core, to run for 0.8 s. With few of its passes it takes 2.4 s
-    and the program runs for 1.1 s.
-    """
-    if platform != "cpu" or jax.config.read("jax_disable_most_optimizations"):
-        return None
-    return {"xla_backend_optimization_level": INIT_OPTIMIZATION_LEVEL}
-
-
-def _init_params(model: Model, rng: jax.Array) -> Any:
-    return model.init(rng, *map(jnp.zeros_like, model.example_inputs()))["params"]
-
-
-@functools.cache
-def _compiled_init(platform: str) -> Any:
-    options = init_compiler_options(platform)
-    return jax.jit(_init_params, static_argnums=0, compiler_options=options)
 
 
 def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

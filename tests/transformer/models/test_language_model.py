@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import chex
@@ -22,8 +23,8 @@ from transformer import (
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import unstack_for_decoding
-from transformer.models import model as model_module
-from transformer.models.model import init_compiler_options
+from transformer.models import initial_weights
+from transformer.models.initial_weights import init_compiler_options
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(7))
@@ -49,10 +50,20 @@ def make_params(model: LanguageModel) -> Any:
     return random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
 
 
-def test_initial_parameters_are_the_same_in_any_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, with a user's compiler options, and in a larger program: equal up to rounding."""
-    monkeypatch.setattr(model_module, "INIT_OPTIMIZATION_LEVEL", 1)
-    monkeypatch.setattr(model_module, "_compiled_init", model_module._compiled_init.__wrapped__)
+@pytest.fixture
+def user_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile initial weights as for a user: tests compile without optimizations."""
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, False)
+    monkeypatch.setattr(initial_weights, "INIT_OPTIMIZATION_LEVEL", 1)
+    monkeypatch.setattr(initial_weights, "_program", initial_weights._program.__wrapped__)
+    yield
+    jax.config.update(name, before)
+
+
+def test_initial_parameters_are_the_same_in_any_program(user_options: None) -> None:
+    """Alone and in a larger program: equal up to rounding."""
     assert init_compiler_options("cpu") == {"xla_backend_optimization_level": 1}
     assert init_compiler_options("gpu") is None
     keys = jax.random.split(jax.random.key(3), 2)

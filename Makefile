@@ -1,7 +1,7 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
 # make test        most tests, a quarter of an hour         make quick   the fastest part of them
 # make test-full   the rest of the tests                   make drills  large drills, apart
-# make test-colab  the fastest part, with Colab's versions (needs Python 3.13)
+# make test-colab  the fastest part and a notebook, with Colab's versions (needs Python 3.13)
 # make test-device the checks of the accelerator that is here
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make docs        build the documentation site into build/site

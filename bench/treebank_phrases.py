@@ -20,6 +20,8 @@ from typing import Annotated
 
 import tyro
 
+from train.errors import UserError
+
 NEUTRAL = 2
 
 # A word with its label, the label of a longer phrase that begins, or the end of one.
@@ -85,6 +87,15 @@ def labeled_phrases(
                 yield phrase
 
 
+def read_sentences(path: Path) -> Iterator[str]:
+    """Yield the sentences of a file of trees, or of texts, each before a tab."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            yield phrases(line)[-1][0] if TOKEN.match(line) else line.split("\t")[0]
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} {error}; give whole trees or texts") from None
+
+
 def main(
     trees: Annotated[Path, tyro.conf.Positional],
     output: Annotated[Path, tyro.conf.Positional],
@@ -98,23 +109,19 @@ def main(
       held_out: Files of trees, or of sentences, a text a line before a tab: none of the phrases of
         these sentences is written.
     """
-    held_out_lines = [
-        line for path in held_out for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    sentences = [
-        phrases(line)[-1][0] if TOKEN.match(line) else line.split("\t")[0]
-        for line in held_out_lines
-    ]
     lines = trees.read_text(encoding="utf-8").splitlines()
+    sentences = [text for path in held_out for text in read_sentences(path)]
     try:
         rows = [f"{text}\t{label}\n" for text, label in labeled_phrases(lines, sentences)]
     except ValueError as error:
-        raise SystemExit(
-            f"error: {trees}: {error}; give a file of trees such as (3 (2 It) ...)"
-        ) from None
+        remedy = "give a file with a tree a line, such as (3 (2 It) (3 works))"
+        raise UserError(f"{trees}: {error}; {remedy}") from None
     output.write_text("".join(rows), encoding="utf-8")
     print(f"{len(rows):,} phrases of {len(lines):,} trees: {output}")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    try:
+        tyro.cli(main)
+    except (UserError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -14,6 +14,7 @@ with columns `label` and `text`; the arena's own code has 4 layers x 256 with 4 
 import dataclasses
 
 from configs.listops import ARENA, SMALL, variant_experiments
+from configs.sst2 import SENTENCES
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
@@ -26,13 +27,8 @@ _SMALL = Experiment(
     name="byte_text",
     task=Classification(num_labels=2),
     model=TransformerConfig(causal=False),
-    data=ClassificationDataConfig(
-        path="sst2/train.tsv",
-        validation_path="sst2/dev.tsv",
-        test_path="sst2/test.tsv",
-        header=False,
-        text_column="0",
-        label_column="1",
+    data=dataclasses.replace(
+        SENTENCES,
         max_length=SMALL.sequence_length,
         max_buckets=1,
         tokenizer=TokenizerConfig("byte"),

@@ -22,7 +22,7 @@ from train.data.example_configs import ClassificationDataConfig
 from train.experiment import CheckpointConfig, EvaluationConfig, SampleConfig
 from train.tasks.task_configs import Classification
 
-_SENTENCES = ClassificationDataConfig(
+SENTENCES = ClassificationDataConfig(
     path="sst2/train.tsv",
     validation_path="sst2/dev.tsv",
     test_path="sst2/test.tsv",
@@ -36,7 +36,7 @@ _SENTENCES = ClassificationDataConfig(
 _SST2 = dataclasses.replace(
     TREC["trec"],
     name="sst2",
-    data=_SENTENCES,
+    data=SENTENCES,
     sample=SampleConfig(every=500, prompt="a warm and funny film ."),
 )
 
@@ -47,7 +47,7 @@ _BAG = dataclasses.replace(
     # Words are left out at random, so that no single one decides (Iyyer et al. 2015, section 2.3).
     task=Classification(pooling="mean", classifier_dropout=0.3, word_dropout=0.3),
     data=dataclasses.replace(
-        _SENTENCES,
+        SENTENCES,
         path="sst2/phrases.tsv",
         tokenizer=TokenizerConfig("word", vocab_size=16_000, lowercase=True),
     ),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.treebank_phrases import labeled_phrases, main, phrases
+from train.errors import UserError
 
 TREE = "(3 (2 It) (4 (3 (2 's) (4 well-made)) (2 -RRB-)))"
 
@@ -57,5 +58,8 @@ def test_file_of_phrases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(lines) == 4
     assert "4 phrases of 2 trees" in capsys.readouterr().out
     (tmp_path / "trees.txt").write_text("no tree")
-    with pytest.raises(SystemExit, match=r"trees.txt: line 1 is no tree"):
+    with pytest.raises(UserError, match=r"trees.txt: line 1 is no tree"):
         main(tmp_path / "trees.txt", tmp_path / "phrases.tsv")
+    (tmp_path / "dev.txt").write_text("(0 (0 dull)")
+    with pytest.raises(UserError, match=r"dev.txt: line 1 is no tree, or ends within one"):
+        main(tmp_path / "trees.txt", tmp_path / "phrases.tsv", (tmp_path / "dev.txt",))

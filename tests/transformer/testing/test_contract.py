@@ -62,7 +62,17 @@ def test_every_mixer_passes(kind: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "kind",
-    ["bigbird", "full", "linear", "longformer", "performer", "routing", "sliding_window", "sparse"],
+    [
+        "bigbird",
+        "full",
+        "linear",
+        "longformer",
+        "performer",
+        "routing",
+        "sliding_window",
+        "sparse",
+        "top_k",
+    ],
 )
 def test_mixer_with_blocks_passes_at_longer_lengths(kind: str) -> None:
     """Several blocks, the last of them partial, in every check.

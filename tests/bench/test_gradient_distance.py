@@ -16,7 +16,7 @@ def norms() -> dict[str, np.ndarray]:
     return {name: gradient_norms(row, length=LENGTH, rows=2) for name, row in STACKS.items()}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_recurrent_gradients_vanish_or_explode_and_attention_gradients_do_not(
     norms: dict[str, np.ndarray],
 ) -> None:

@@ -61,7 +61,7 @@ def test_guessing_baselines_by_hand(tmp_path: Path) -> None:
     assert actual == pytest.approx({"most frequent": 100 / 3, "by the first token": 200 / 3})
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_one_variant_end_to_end() -> None:
     [experiment] = chosen(Options(variants=("linear",), steps=3)).values()
     experiment = dataclasses.replace(experiment, data=DATA)

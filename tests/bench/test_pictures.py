@@ -67,7 +67,7 @@ def test_rounding_errors_are_half_a_unit_in_the_last_place() -> None:
     assert errors["float16"][exponents == -40] == 1  # rounded to zero
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_spike_is_skipped(tmp_path: Path) -> None:
     steps = spike_run(tmp_path, 120, 1000.0)  # the detector needs 50 steps first
     skipped = [each for each in steps if "reason" in each]

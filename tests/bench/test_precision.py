@@ -32,7 +32,7 @@ def tiny(folder: Path) -> Experiment:
     return dataclasses.replace(base, data=data, model=model, batch_size=2)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_larger_loss_scales_underflow_less_until_overflow(tmp_path: Path) -> None:
     base = tiny(tmp_path)
     corpus = LanguageModelTask(base).prepare_corpus()

@@ -31,7 +31,7 @@ def questions(folder: Path) -> Experiment:
     return dataclasses.replace(TREC["bag"], data=data, model=model, steps=2, batch_size=8)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_words_in_the_same_contexts_get_similar_vectors() -> None:
     random = np.random.default_rng(0)
     texts = [random.integers(0, 2, 500) + 2 * (n % 2) for n in range(40)]

@@ -47,7 +47,7 @@ def test_sections_are_numbered_in_order(path: pathlib.Path) -> None:
     assert len(numbers) > 3
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_one_notebook_runs_completely(tmp_path: pathlib.Path) -> None:
     """All of them run in `bench.drills.notebooks`."""
     path = ROOT / "colab" / "survive_failures.ipynb"

@@ -147,7 +147,7 @@ def test_run_from_a_seed_only(tmp_path: Path) -> None:
     assert answer in run.labels
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_variant_trains_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

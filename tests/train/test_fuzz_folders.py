@@ -64,7 +64,7 @@ def test_random_arguments(targets: dict[str, _fuzz_targets.Target], tmp_path: Pa
     assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_random_models(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
     counts = fuzz(targets["models"], tmp_path, CASES, seed=0)
     assert 0 < counts["refused"] < counts["cases"]

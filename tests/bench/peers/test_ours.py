@@ -57,7 +57,7 @@ def test_rows_are_random_and_targets_are_next_tokens() -> None:
     assert second["examples"].tolist() == [3, 4, 5]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_contender_trains() -> None:
     contender = Contender("ours", (sys.executable, "-m", "bench.peers.ours"), SETTINGS)
     with running(contender, warmup=1) as runner:

@@ -64,7 +64,7 @@ def test_too_short_sequences_raise() -> None:
     assert imports_of(made) == ["bench.studies.recall"]
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_study_writes_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = str(write_text(tmp_path / "text.txt", lines=2000))
 

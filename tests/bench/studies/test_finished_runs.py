@@ -171,7 +171,7 @@ def test_damaged_record_raises(tmp_path: Path) -> None:
         FinishedRuns(file)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_study_continues_without_its_work_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def test_models_are_equally_large() -> None:
         assert each.task.train_examples == each.steps  # no sequence is seen twice
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_study_continues_from_short_sequences(tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "names": ("linear",),

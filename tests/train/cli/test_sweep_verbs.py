@@ -104,7 +104,7 @@ def test_errors_of_sweep(capsys: Capture, line: str, message: str) -> None:
     assert message in result.error
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_scaling_trains_and_fits(capsys: Capture, tmp_path: Path) -> None:
     config, workdir = write_config(tmp_path), tmp_path / "laws"
     words = ["scaling", config, "--widths", "8,16", "--tokens", "64,128,192", "--min-steps", "1"]

@@ -150,7 +150,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         process.communicate()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_one_of_four_killed_and_resumed_by_two(hosts: Hosts, tmp_path: Path) -> None:
     """With a schedule that does not depend on the number of steps."""
     every = ("--checkpoint.every", "3", "--schedule.kind", "inverse_sqrt")

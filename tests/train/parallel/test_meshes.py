@@ -87,7 +87,7 @@ def test_mesh_equals_one_device(
             assert one.count in ({mesh.context} if tokens else set()) | {3 * mesh.context}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_sixteen_devices_equal_one(folder: Path) -> None:
     """Four axes at once, in a process with sixteen devices."""
     program = "from tests.train.parallel.meshes import sixteen; sixteen()"

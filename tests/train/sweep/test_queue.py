@@ -105,7 +105,7 @@ run_sweep(long_runs(Path(sys.argv[1])), sys.argv[2], processes=int(sys.argv[3]))
 
 def long_runs(folder: Path) -> list[SweepRun]:
     """Return runs of some seconds, with frequent checkpoints."""
-    return runs_of(folder, 0, 1, steps=1200, checkpoint=CheckpointConfig(every=60), log_every=60)
+    return runs_of(folder, 0, 1, steps=720, checkpoint=CheckpointConfig(every=60), log_every=60)
 
 
 def wait_for_step(workdir: Path, name: str, step: int) -> None:
@@ -130,24 +130,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_queue_resumes_exactly(whole: Whole, tmp_path: Path, number: signal.Signals) -> None:
-    runs = long_runs(whole.folder)
+def test_killed_and_stopped_queue_resumes_exactly(whole: Whole, tmp_path: Path) -> None:
     workdir = tmp_path / "killed"
     arguments = [sys.executable, "-c", PROGRAM, str(whole.folder), str(workdir), "1"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
-        wait_for_step(workdir, "seed=0", 120)
-        process.send_signal(number)
-        _, error = process.communicate(timeout=120)
-    if number == signal.SIGTERM:
-        assert "stopped by SIGTERM with 0 of 2 runs done; run the same command to resume" in error
-    # The worker of a killed queue ends by itself; the new one waits until it has saved.
-    resumed = run_sweep(runs, str(workdir), quiet=True)
+    for number, step in ((signal.SIGKILL, 120), (signal.SIGTERM, 360)):
+        # The worker of a killed queue ends by itself; the next one waits until it has saved.
+        with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+            wait_for_step(workdir, "seed=0", step)
+            process.send_signal(number)
+            _, error = process.communicate(timeout=120)
+    assert "stopped by SIGTERM with 0 of 2 runs done; run the same command to resume" in error
+    resumed = run_sweep(long_runs(whole.folder), str(workdir), quiet=True)
     for name in ("seed=0", "seed=1"):
         assert resumed[name].metrics == whole.results[name].metrics
         assert losses(workdir / name) == losses(whole.folder / "sweep" / name)
-    events = {event["event"] for event in lines_of(workdir / "seed=0" / "logbook.jsonl")}
-    assert "resumed" in events
+    events = [event["event"] for event in lines_of(workdir / "seed=0" / "logbook.jsonl")]
+    assert events.count("resumed") == 2
 
 
 @pytest.mark.full

@@ -222,7 +222,7 @@ def test_resumed_run_equals_uninterrupted_run(trained: Trained, tmp_path: Path) 
     ("devices", "changes"),
     [
         (4, {"mesh": MeshConfig(data=1, fsdp=2, tensor=2), "grad_accum_steps": 2}),
-        (2, {"compile": "pmap"}),
+        pytest.param(2, {"compile": "pmap"}, marks=pytest.mark.nightly),
     ],
     ids=["a mesh and microbatches", "pmap"],
 )

@@ -59,7 +59,7 @@ def test_every_mixer_passes(kind: str) -> None:
     check_mixer(mixer, length=67, lengths=(1, 257))
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "kind",
     [

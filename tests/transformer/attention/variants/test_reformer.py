@@ -113,7 +113,7 @@ def test_matches_rounds_of_dense_attention(causal: bool) -> None:
         assert_close(gradients[name], each)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_contract_with_many_tokens_per_bucket() -> None:
     config = ReformerConfig(num_heads=3, head_dim=4, num_buckets=2, num_hashes=2, window=5)
     check_mixer(config, d_model=7, length=71, lengths=(1, 71))

@@ -1,6 +1,6 @@
 """RoPE extended to longer contexts, before and after short fine-tuning.
 
-    python -m bench.context_extension [--steps 600] [--tuning 60]
+    python -m bench.context_extension [--steps 600] [--tuning 60] [--seeds 3]
 
 The quickstart's model, trained on windows of 128 tokens; then its held-out loss over windows 2, 4
 and 8 times as long, unchanged and with each extension rule, without training and after a tenth of
@@ -8,6 +8,9 @@ the steps at the longer length.
 """
 
 import dataclasses
+import statistics
+import sys
+from collections.abc import Sequence
 
 import tyro
 from rich.console import Console
@@ -50,29 +53,54 @@ def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning:
         schedule=ScheduleConfig("linear", learning_rate=8e-4, warmup_steps=5, min_lr_ratio=0.0),
         batch_size=max(1, experiment.batch_size // factor),
         steps=tuning,
-        seed=1,
+        seed=experiment.seed + 1,
     )
 
 
-def main(steps: int = 600, tuning: int = 60) -> None:
-    """Print losses before and after fine-tuning, by rule and length."""
-    base = small(steps)
+def measure(steps: int, tuning: int, seed: int) -> tuple[float, dict[str, list[float]]]:
+    """Return the loss at the trained length, and of each rule those of the table's columns."""
+    base = small(steps, seed=seed)
     run = trained(base)
-    own = losses_by_position(run, LENGTH).mean()
-    heads = (f"T = {LENGTH * factor}, {when}" for factor in FACTORS for when in ("as is", "tuned"))
-    table = Table("rule", *heads, title=f"trained at T = {LENGTH}, where the loss is {own:.3f}")
-    for rule in rules(1):
-        cells = []
-        for factor in FACTORS:
-            longer = stretched(base, rules(factor)[rule], factor, tuning)
-            vocabulary = run.model.config.vocab_size
+    vocabulary = run.model.config.vocab_size
+    losses: dict[str, list[float]] = {rule: [] for rule in rules(1)}
+    for factor in FACTORS:
+        for rule, scaling in rules(factor).items():
+            longer = stretched(base, scaling, factor, tuning)
             config = dataclasses.replace(longer.model, vocab_size=vocabulary)
-            before = losses_by_position(run, LENGTH * factor, config=config).mean()
             tuned = trained(longer, run.params)
-            after = losses_by_position(tuned, LENGTH * factor).mean()
-            cells += [f"{before:.3f}", f"{after:.3f}"]
-        table.add_row(rule, *cells)
-    Console(width=110).print(table)
+            losses[rule] += [
+                losses_by_position(run, LENGTH * factor, config=config).mean(),
+                losses_by_position(tuned, LENGTH * factor).mean(),
+            ]
+    return losses_by_position(run, LENGTH).mean(), losses
+
+
+def main(steps: int = 600, tuning: int = 60, seeds: int = 1) -> None:
+    """Print losses before and after fine-tuning, by rule and length.
+
+    Args:
+      steps: Steps at the trained length.
+      tuning: Steps at each longer length.
+      seeds: Number of models; with several, means and standard deviations are printed.
+    """
+    measured = []
+    for seed in range(seeds):
+        measured.append(measure(steps, tuning, seed))
+        print(f"seed {seed}: {measured[-1]}", file=sys.stderr, flush=True)
+    own = summary([loss for loss, _ in measured])
+    heads = (f"T = {LENGTH * factor}, {when}" for factor in FACTORS for when in ("as is", "tuned"))
+    title = f"trained at T = {LENGTH}, where the loss is {own}; {seeds} seeds"
+    table = Table("rule", *heads, title=title)
+    for rule in rules(1):
+        columns = zip(*(losses[rule] for _, losses in measured), strict=True)
+        table.add_row(rule, *map(summary, columns))
+    Console(width=140).print(table)
+
+
+def summary(losses: Sequence[float]) -> str:
+    """Return the mean, and of several losses their standard deviation."""
+    mean = f"{statistics.mean(losses):.3f}"
+    return mean if len(losses) == 1 else f"{mean} ± {statistics.stdev(losses):.3f}"
 
 
 if __name__ == "__main__":

@@ -58,8 +58,13 @@ class Engine(abc.ABC):
     """Weights that are not trained, set before the first step. No checkpoint holds them."""
 
     @abc.abstractmethod
-    def init(self) -> TrainState:
-        """Return the state before the first step, created on its devices."""
+    def init(self, params: Any = None) -> TrainState:
+        """Return the state before the first step, created on its devices.
+
+        Args:
+          params: Parameters to begin with, placed as those of `abstract_state`. They are donated
+            (deleted), so that no device holds them twice. None: random ones.
+        """
 
     @abc.abstractmethod
     def abstract_state(self) -> TrainState:

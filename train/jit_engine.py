@@ -101,8 +101,8 @@ class JitEngine(Engine):
         # Parameters are not donated to an evaluation: the next step needs them.
         self._evaluate = jax.jit(evaluate)
 
-    def init(self) -> TrainState:
-        return init_on_devices(self._init, self._abstract_state)
+    def init(self, params: Any = None) -> TrainState:
+        return init_on_devices(self._init, self._abstract_state, params)
 
     def abstract_state(self) -> TrainState:
         return self._abstract_state

@@ -199,7 +199,8 @@ class _TrainingLoop:
                     self.lock.verify_ownership()
                 # Before the record is made, which deletes the state to free its memory.
                 metadata = self.setup.checkpoint_metadata(state, BestEvaluation())
-                self.recovery.record_rollback(anomaly, state, self.engine, checkpoints, metadata)
+                init = self.setup.init_state
+                self.recovery.record_rollback(anomaly, state, init, checkpoints, metadata)
                 # A rollback takes the same path as a resumed process, so that a crash in the middle
                 # of one changes nothing.
                 start = self.setup.restore_or_init(checkpoints)

@@ -45,8 +45,8 @@ class PmapEngine(Engine):
             donate_argnums=0,
         )
 
-    def init(self) -> TrainState:
-        return self._jit_engine.init()
+    def init(self, params: Any = None) -> TrainState:
+        return self._jit_engine.init(params)
 
     def abstract_state(self) -> TrainState:
         return self._jit_engine.abstract_state()

@@ -45,8 +45,9 @@ from train.warm_start import (
     WarmStartReport,
     WarmStartSource,
     copy_pretrained_files,
+    merge_params,
     names_a_tokenizer,
-    warm_state,
+    seeded_weights,
 )
 from transformer.hardware import Hardware
 
@@ -122,14 +123,13 @@ class RunSetup:
 
     def init_state(self) -> TrainState:
         """Return the state before the first step, with the weights of a warm start."""
-        state = self.engine.init()
         if self.engine.lora is not None:
             # A rollback to before the first checkpoint finds the base weights in the folder.
             source = self.warm_start if self.engine.frozen is None else None
             state, report = start_from_base(
                 self.engine,
                 self.folder,
-                state,
+                self.engine.init(),
                 source,
                 self.corpus.tokenizer,
                 self.experiment.seed,
@@ -140,11 +140,15 @@ class RunSetup:
             self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(
                 self.folder, self.experiment.task
             )
-        if self.warm_start is not None:
-            state, self.warm_start_report = warm_state(
-                state, self.warm_start, self.corpus.tokenizer
-            )
-        return state
+        if self.warm_start is None:
+            return self.engine.init()
+        params, self.warm_start_report = merge_params(
+            self.engine.abstract_state().params,
+            seeded_weights(self.engine.model, self.experiment.seed),
+            self.warm_start,
+            self.corpus.tokenizer,
+        )
+        return self.engine.init(params)
 
     def write_run_files(self) -> None:
         """Write the files of the run's folder that describe the run."""

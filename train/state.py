@@ -75,13 +75,22 @@ def init_state(
     model: Model,
     optimizer: optax.GradientTransformation,
     lora: LoRALayout | None = None,
+    params: Any = None,
 ) -> TrainState:
-    """Return the state at step 0. It depends on the settings and the seed alone.
+    """Return the state at step 0. It depends on the settings and the seed alone, and on `params`.
 
     With LoRA the parameters are the trainable tree. Under `jit` the others are never computed.
+
+    Args:
+      experiment: The settings.
+      model: The model.
+      optimizer: The optimizer.
+      lora: Layout of the trainable weights of a LoRA run.
+      params: Parameters of the model to begin with. None: random ones.
     """
     params_key, dropout_key = jax.random.split(jax.random.key(experiment.seed))
-    params = model.init_params(params_key)
+    if params is None:
+        params = model.init_params(params_key)
     if lora is not None:
         params = lora.init(jax.random.fold_in(params_key, 1), params)
     # Moments and EMA are float32 even if the parameters are stored in 16 bits.

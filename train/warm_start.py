@@ -7,7 +7,7 @@ starts anew. The depth is part of a shape: layers are stacked along the first ax
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +18,13 @@ from train.checkpoint.tree_paths import named_leaves
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.parallel.sharding import init_on_devices
 from train.run import load
 from train.run_folder.folder import RunFolder
-from train.state import TrainState
 from train.tasks.task_configs import TaskConfig
 from train.telemetry.event_log import EventLog
 from transformer.lora import matches_pattern
+from transformer.models.model import Model
 
 VOCABULARY_TABLES: Mapping[str, int] = {
     "embedding": 0,
@@ -182,33 +183,55 @@ def names_a_tokenizer(config: TokenizerConfig | None) -> bool:
     return config is not None and config.is_given
 
 
+DrawWeights = Callable[[Mapping[str, jax.ShapeDtypeStruct]], dict[str, jax.Array]]
+"""Function from shapes by tree path to initial values, placed as the shapes say."""
+
+
+def seeded_weights(model: Model, seed: int) -> DrawWeights:
+    """Return a function that draws some of the weights with which a run of this seed begins."""
+
+    def draw(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        if not wanted:
+            return {}
+
+        def init() -> dict[str, jax.Array]:
+            key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
+            # The compiler drops what is not returned: other weights are never drawn.
+            own: Any = named_leaves(model.init_params(key))
+            return {name: own[name] for name in wanted}
+
+        drawn: dict[str, jax.Array] = init_on_devices(init, dict(wanted))
+        return drawn
+
+    return draw
+
+
 def merge_params(
-    initial: Any, warm_start: WarmStart, tokenizer: Tokenizer | None
+    shapes: Any, draw: DrawWeights, warm_start: WarmStart, tokenizer: Tokenizer | None
 ) -> tuple[Any, WarmStartReport]:
     """Return the parameters of a model with values of the source, and a report.
 
+    Weights of the source go to their devices one after another, and only what it lacks is drawn:
+    the devices hold the model once.
+
     Args:
-      initial: Initial parameters.
+      shapes: Shapes, dtypes and shardings of the parameters.
+      draw: Draws the weights that the source lacks.
       warm_start: The source.
       tokenizer: Tokenizer of the model.
 
     Raises:
       UserError: A shape differs beyond the vocabulary, or nothing is taken.
     """
-    own, source = named_leaves(initial), _named_arrays(warm_start)
+    own: Any = named_leaves(shapes)
+    source = _named_arrays(warm_start)
     chosen = chosen_names(warm_start, own)
-    taken, resized, merged = [], {}, dict(own)
-    for name, leaf in own.items():
-        if name not in chosen:
-            continue
-        value = source[name]
+    taken = [name for name in own if name in chosen]
+    shared: dict[str, list[tuple[int, int]]] = {}
+    for name in taken:
+        leaf, value = own[name], source[name]
         if value.shape != leaf.shape or _other_tokens(name, warm_start, tokenizer):
-            rows = _shared_rows(name, leaf, value, warm_start, tokenizer)
-            axis = VOCABULARY_TABLES[name]
-            value = _copy_rows(np.asarray(leaf), np.asarray(value), rows, axis)
-            resized[name] = len(rows)
-        merged[name] = _copy_like(leaf, value)
-        taken.append(name)
+            shared[name] = _shared_rows(name, leaf, value, warm_start, tokenizer)
     if not taken:
         pattern_text = f" that match {warm_start.only}" if warm_start.only else ""
         raise UserError(
@@ -216,8 +239,16 @@ def merge_params(
             f"{', '.join(list(source)[:3])}, ..., and the model {', '.join(list(own)[:3])}, ..."
         )
     left = tuple(name for name in source if name not in taken)
-    new = tuple(name for name in own if name not in taken)
-    params = jax.tree.unflatten(jax.tree.structure(initial), merged.values())
+    new = tuple(name for name in own if name not in chosen)
+    merged = draw({name: own[name] for name in (*new, *shared)})
+    for name in taken:
+        value = source[name]
+        if name in shared:
+            axis, table = VOCABULARY_TABLES[name], np.asarray(merged[name])
+            value = _copy_rows(table, np.asarray(value), shared[name], axis)
+        merged[name] = copy_as(value, own[name])
+    params = jax.tree.unflatten(jax.tree.structure(shapes), [merged[name] for name in own])
+    resized = {name: len(rows) for name, rows in shared.items()}
     return params, WarmStartReport(tuple(taken), left, new, resized)
 
 
@@ -245,35 +276,39 @@ def _is_foreign_head(name: str, value: Any, own: Mapping[str, Any], warm_start: 
     return warm_start.has_other_task or resized
 
 
-def warm_state(
-    state: TrainState, warm_start: WarmStart, tokenizer: Tokenizer | None
-) -> tuple[TrainState, WarmStartReport]:
-    """Return the initial state with values of the source in its parameters and its EMA."""
-    params, report = merge_params(state.params, warm_start, tokenizer)
-    ema = state.ema
-    if ema is not None:
-        ema = jax.tree.map(_copy_like, ema, params)
-    return state.replace(params=params, ema=ema), report
-
-
 def _shorten(names: tuple[str, ...], all_names: int = 4) -> str:
     hidden = len(names) - all_names
     return ", ".join(names[:all_names]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
-def _copy_like(leaf: Any, value: Any) -> jax.Array:
-    """Return a copy with the dtype and placement of `leaf`. The step donates (deletes) it."""
-    return jax.device_put(jnp.array(value, leaf.dtype), leaf.sharding)
+def copy_as(value: Any, like: Any) -> jax.Array:
+    """Return a copy of an array with the dtype and sharding of another: the step donates it.
+
+    Args:
+      value: A JAX array, or one of NumPy, of which each device gets its shard alone.
+      like: An array, or its shape, dtype and sharding.
+    """
+    if isinstance(value, jax.Array):
+        return jax.device_put(jnp.array(value, like.dtype), like.sharding)
+    # Copied, because a CPU device would use NumPy's memory, which the donation gives away.
+    return jax.make_array_from_callback(
+        like.shape, like.sharding, lambda index: np.array(value[index], like.dtype)
+    )
 
 
 def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
-    try:
-        leaves = jax.tree.map(jnp.asarray, warm_start.params)
-        return named_leaves(leaves)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{warm_start.source}: {error}; give nested dicts of arrays, such as run.params"
-        ) from error
+    """Return the arrays of the source by tree path: on the host, if they are no JAX arrays."""
+    arrays: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(warm_start.params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == bool):
+            raise UserError(
+                f"{warm_start.source}: {name} is of type {type(leaf).__name__}; give nested dicts "
+                "of arrays, such as run.params"
+            )
+        arrays[name] = array
+    return arrays
 
 
 def _matches(name: str, pattern: str) -> bool:

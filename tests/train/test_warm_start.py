@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import train
+from bench.drills.faults import Fault, planted
 from tests.train.resumed_runs import preempted_after
 from tests.train.support import (
     NO_DETECTOR,
@@ -23,13 +25,25 @@ from tests.train.support import (
     write_config,
     write_text,
 )
+from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
 from train.data.data_config import TokenizerConfig
+from train.engine import make_engine
 from train.errors import UserError
-from train.experiment import EmaConfig, Experiment
+from train.experiment import CheckpointConfig, EmaConfig, Experiment
+from train.recovery.recovery_config import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
-from train.warm_start import VOCABULARY_TABLES, WarmStart, WarmStartSource, merge_params
+from train.runtime.local_hardware import local_hardware
+from train.warm_start import (
+    VOCABULARY_TABLES,
+    WarmStart,
+    WarmStartReport,
+    WarmStartSource,
+    copy_as,
+    merge_params,
+    seeded_weights,
+)
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -51,7 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
-    return tiny(folder, num_layers=1, dropout=0.0, recovery=NO_DETECTOR, **changes)
+    settings = {"num_layers": 1, "dropout": 0.0, "recovery": NO_DETECTOR, **changes}
+    return tiny(folder, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +158,77 @@ def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) 
     assert rows[0].shape != rows[1].shape
 
 
+@pytest.mark.slow
+def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source: Run) -> None:
+    recovery = RecoveryConfig(window=16, warmup=8, patience=2, rollback_steps=4, skip_batches=3)
+    experiment = make_experiment(
+        folder, steps=30, recovery=recovery, checkpoint=CheckpointConfig(every=0)
+    )
+    with planted(Fault(first=20, count=3, words=20)):
+        train.fit(experiment, str(folder / "back"), quiet=True, init_from=str(folder / "source"))
+    assert event(folder, "back", "rolled back")["checkpoint"] == 0
+    engine = make_engine(train.load(str(folder / "back")).experiment, local_hardware())
+    with CheckpointManager(folder / "back" / "checkpoints", read_only=True) as checkpoints:
+        start = checkpoints.restore(0, engine.abstract_state()).state
+    assert_same_bits(start.params, source.params)
+
+
+def merged(initial: Any, warm_start: WarmStart) -> tuple[Any, WarmStartReport]:
+    """Return what `merge_params` does, drawing the weights that it asks for from a tree."""
+    own = named_leaves(initial)
+    return merge_params(
+        initial, lambda wanted: {name: as_any(own[name]) for name in wanted}, warm_start, None
+    )
+
+
+def test_only_missing_weights_are_drawn() -> None:
+    shapes = {name: jax.numpy.zeros((3, 2)) for name in ("body", "embedding", "head")}
+    source = {"body": np.ones((3, 2)), "embedding": np.ones((2, 2))}
+    wanted: list[str] = []
+
+    def draw(each: Mapping[str, Any]) -> dict[str, Any]:
+        wanted.extend(each)
+        return dict.fromkeys(each, jax.numpy.zeros((3, 2)))
+
+    params, report = merge_params(shapes, draw, WarmStart(source), None)
+    assert wanted == ["head", "embedding"]
+    assert (report.new, report.resized) == (("head",), {"embedding": 2})
+    assert {name: float(leaf.sum()) for name, leaf in params.items()} == {
+        "body": 6,
+        "embedding": 4,
+        "head": 0,
+    }
+
+
+def test_some_weights_are_drawn_as_with_all_others() -> None:
+    config = TransformerConfig(vocab_size=7, d_model=8, num_layers=1)
+    model = LanguageModel(config)
+    placed = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    key, _ = jax.random.split(jax.random.key(3))
+    every: Any = named_leaves(model.init_params(key))
+    name = max(every, key=lambda each: every[each].size)
+    shape = jax.ShapeDtypeStruct(every[name].shape, every[name].dtype, sharding=placed)
+    drawn = seeded_weights(model, 3)({name: shape})
+    assert_same_bits(drawn, {name: every[name]})
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jax.numpy.asarray], ids=["numpy", "jax"])
+def test_copies_have_memory_of_their_own(kind: Callable[..., Any]) -> None:
+    """A CPU device may use the memory of an array of NumPy. The step writes into it."""
+    value = kind(np.arange(1024, dtype=np.float32))
+    like = jax.numpy.zeros(1024)
+    copied = copy_as(value, like)
+    again = jax.jit(lambda x: x + 1, donate_argnums=0)(copied)
+    assert float(again[-1]) == 1024
+    assert float(value[-1]) == 1023
+    low = copy_as(value, jax.numpy.zeros(1024, "bfloat16"))
+    assert (low.dtype.name, float(low[1])) == ("bfloat16", 1)
+
+
 def test_rows_beyond_the_source_keep_their_initial_values() -> None:
     initial = {"embedding": jax.numpy.zeros((4, 3)), "output": jax.numpy.zeros((3, 4))}
     kwargs = {"embedding": np.ones((2, 3)), "output": np.ones((3, 2)), "extra": np.ones(2)}
-    params, report = merge_params(initial, WarmStart(kwargs), None)
+    params, report = merged(initial, WarmStart(kwargs))
     assert params["embedding"][:, 0].tolist() == [1, 1, 0, 0]
     assert params["output"][0].tolist() == [1, 1, 0, 0]
     assert report.left == ("extra",)
@@ -188,7 +270,7 @@ def test_every_vocabulary_table_is_resized(name: str) -> None:
     shape = (5,) if "bias" in name else (5, 5)
     initial = {name: jax.numpy.zeros(shape)}
     kwargs = {name: np.ones(shape).take(range(3), axis)}
-    params, report = merge_params(initial, WarmStart(kwargs), None)
+    params, report = merged(initial, WarmStart(kwargs))
     taken = np.moveaxis(np.asarray(params[name]), axis, -1).reshape(-1, 5)[0]
     assert taken.tolist() == [1, 1, 1, 0, 0]
     assert report.resized == {name: 3}
@@ -199,8 +281,8 @@ def test_other_shapes_raise_by_name() -> None:
     kwargs = {"layers": {"query": np.ones((2, 3))}, "bias": np.ones(2)}
     message = r"params: layers/query is \(2, 3\) there and \(4, 3\) in this model; give the sizes"
     with pytest.raises(UserError, match=message):
-        merge_params(initial, WarmStart(kwargs), None)
-    params, report = merge_params(initial, WarmStart(kwargs, only="bias"), None)
+        merged(initial, WarmStart(kwargs))
+    params, report = merged(initial, WarmStart(kwargs, only="bias"))
     assert params["bias"].tolist() == [1, 1]
     assert (report.taken, report.left, report.new) == (
         ("bias",),
@@ -222,7 +304,7 @@ def test_invalid_sources_raise(options: Any, message: str, tmp_path: Path) -> No
     def start() -> None:
         source = WarmStartSource(**options).read(RunFolder.create(tmp_path))
         assert source is not None
-        merge_params({"bias": jax.numpy.zeros(2)}, source, None)
+        merged({"bias": jax.numpy.zeros(2)}, source)
 
     with pytest.raises(UserError, match=message):
         start()

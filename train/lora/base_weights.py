@@ -25,11 +25,17 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.lora.layout import abstract_params
 from train.lora.lora_config import NEW, LoRAConfig
-from train.parallel.sharding import init_on_devices
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.task_registry import make_task
-from train.warm_start import WarmStart, WarmStartReport, chosen_names, merge_params
+from train.warm_start import (
+    WarmStart,
+    WarmStartReport,
+    chosen_names,
+    copy_as,
+    merge_params,
+    seeded_weights,
+)
 from transformer.hardware import Hardware
 from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter, read_adapter
@@ -113,8 +119,9 @@ def start_from_base(
     if warm_start is None:
         params = load_base(folder, engine)
     else:
-        initial = _init_params(engine, seed)
-        params, report = merge_params(initial, warm_start, tokenizer)
+        params, report = merge_params(
+            abstract_params(engine), seeded_weights(engine.model, seed), warm_start, tokenizer
+        )
     assert engine.lora is not None
     engine.frozen = engine.lora.freeze(params)
     trainable = engine.lora.replace_trained(state.params, params)
@@ -124,10 +131,10 @@ def start_from_base(
         adapter = read_run_adapter(warm_start.adapter, engine.model, warm_start.model_type)
         trainable = replace_factors(trainable, adapter)
     # Copies: the step donates the state, and the EMA must not share its buffers.
-    trainable = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), state.params, trainable)
+    trainable = jax.tree.map(copy_as, trainable, state.params)
     ema = state.ema
     if ema is not None:
-        ema = jax.tree.map(lambda leaf, value: _copy_like(value, leaf), ema, trainable)
+        ema = jax.tree.map(copy_as, trainable, ema)
     if warm_start is not None:
         save_base(folder, params, trainable)
     return state.replace(params=trainable, ema=ema), report
@@ -195,16 +202,6 @@ def check_base(folder: RunFolder, metadata: Mapping[str, Any], step: int) -> Non
         )
 
 
-def _init_params(engine: Engine, seed: int) -> Any:
-    """Return initial values of all parameters of the model, each created in its shards."""
-
-    def init() -> Any:
-        key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
-        return engine.model.init_params(key)
-
-    return init_on_devices(init, abstract_params(engine))
-
-
 def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:
     """Write the base weights of a run that starts, and the adapter that it starts with."""
     path = CheckpointManager(folder.base_weights, read_only=True).directory
@@ -214,11 +211,6 @@ def save_base(folder: RunFolder, params: Any, trainable: Any) -> None:
     broadcast_integers([])  # a barrier: no process saves before the old files are gone
     with CheckpointManager(folder.base_weights, asynchronous=False) as checkpoints:
         checkpoints.save(_STEP, {"params": params, _START: trainable}, {})
-
-
-def _copy_like(value: Any, leaf: Any) -> jax.Array:
-    """Return a copy with the dtype and placement of `leaf`."""
-    return jax.device_put(jax.numpy.array(value, leaf.dtype), leaf.sharding)
 
 
 def _abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:

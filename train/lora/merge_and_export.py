@@ -15,6 +15,7 @@ from train.lora.lora_config import LoRAConfig
 from train.run import Run, for_local_devices, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
+from train.warm_start import copy_as
 from transformer.interop.peft_writer import write_adapter
 
 
@@ -88,11 +89,7 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
         "corpus": corpus,
         "best": {},
     }
-    state = engine.init().replace(params=run.params)
-    if state.ema is not None:
-        state = state.replace(
-            ema=jax.tree.map(lambda e, p: p.astype(e.dtype), state.ema, run.params)
-        )
+    state = engine.init(jax.tree.map(copy_as, run.params, engine.abstract_state().params))
     with CheckpointManager(folder.checkpoints, asynchronous=False) as checkpoints:
         if folder.config_json.exists() or checkpoints.steps():
             raise UserError(f"workdir {target}: holds a run already; give a new folder")

@@ -86,12 +86,13 @@ REPLICABLE_AXES = ("kv_heads",)
 several query heads: each shard gets the key-value heads of its query heads."""
 
 
-def init_on_devices(init: Callable[[], Any], abstract: Any) -> Any:
+def init_on_devices(init: Callable[..., Any], abstract: Any, params: Any = None) -> Any:
     """Return an initial state or initial weights, every array created in its shards by one program.
 
     Args:
-      init: The program.
+      init: The program. It takes `params`, if they are given.
       abstract: Shapes, dtypes and shardings of its result.
+      params: Parameters that become a part of the result. They are donated (deleted).
 
     Waits for the program, so that an out-of-memory error is raised here: with jax 0.12 on CPU, a
     later read of an array that did not fit would hang.
@@ -101,7 +102,11 @@ def init_on_devices(init: Callable[[], Any], abstract: Any) -> Any:
     shardings = leaf_shardings(abstract)
     device = next(iter(jax.tree.leaves(shardings)[0].device_set))
     options = init_compiler_options(device.platform)
-    return jax.block_until_ready(jax.jit(init, out_shardings=shardings, compiler_options=options)())
+    given = {} if params is None else {"params": params}
+    program = jax.jit(
+        init, out_shardings=shardings, donate_argnames=tuple(given), compiler_options=options
+    )
+    return jax.block_until_ready(program(**given))
 
 
 def place_state(

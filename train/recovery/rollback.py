@@ -7,14 +7,13 @@ out what is recorded (`rollback_record.py`).
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.retention import RetentionPolicy
-from train.engine import Engine
 from train.errors import UserError
 from train.experiment import Experiment
 from train.recovery.detector import DETECTOR_METRICS, MONITORED_METRICS
@@ -204,7 +203,7 @@ class RollbackManager:
         self,
         anomaly: Anomaly,
         state: TrainState,
-        engine: Engine,
+        init: Callable[[], TrainState],
         checkpoints: CheckpointManager,
         metadata: dict[str, Any],
     ) -> Rollback:
@@ -213,7 +212,8 @@ class RollbackManager:
         Args:
           anomaly: Anomaly to recover from.
           state: Current state. It is deleted: the devices may not hold a second one.
-          engine: Creates the initial state if no checkpoint is old enough.
+          init: Returns the state before the first step, if no checkpoint is old enough. A run that
+            started with weights of another begins with them again.
           checkpoints: Checkpoints of the run.
           metadata: Metadata to save with an initial state.
 
@@ -243,7 +243,7 @@ class RollbackManager:
         checkpoints.pin(rollback.checkpoint)
         if rollback.checkpoint not in checkpoints.steps():
             # Only step 0 can be missing. It is saved, so that a killed process finds it again.
-            checkpoints.save(0, engine.init(), {**metadata, ROLLBACK_COUNT_KEY: 0})
+            checkpoints.save(0, init(), {**metadata, ROLLBACK_COUNT_KEY: 0})
             checkpoints.wait()
         # Last: a process killed before this line has recorded nothing. The next one resumes from a
         # normal state and meets the anomaly again.

@@ -51,7 +51,7 @@ class Route(NamedTuple):
     piece: Callable[[str], dict[str, Any]]
     """Return the content of a part of an answer."""
     first: tuple[dict[str, Any], ...]
-    """What a stream begins with."""
+    """Parts of a stream before its first text."""
     last: dict[str, Any]
     """Content beside the reason why a stream ended."""
 

@@ -133,6 +133,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 def test_killed_and_stopped_queue_resumes_exactly(whole: Whole, tmp_path: Path) -> None:
     workdir = tmp_path / "killed"
     arguments = [sys.executable, "-c", PROGRAM, str(whole.folder), str(workdir), "1"]
+    error = ""
     for number, step in ((signal.SIGKILL, 120), (signal.SIGTERM, 360)):
         # The worker of a killed queue ends by itself; the next one waits until it has saved.
         with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:

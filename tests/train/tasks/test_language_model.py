@@ -36,7 +36,7 @@ class FakeEngine(Engine):
         loss = params * np.sum(np.asarray(batch["targets"] * batch["weights"], np.float64))
         return {"loss": Loss(loss, np.sum(batch["weights"]))}
 
-    def init(self) -> TrainState:
+    def init(self, params: Any = None) -> TrainState:
         raise NotImplementedError
 
     def abstract_state(self) -> TrainState:

@@ -48,7 +48,7 @@ def test_nouns_have_one_gender() -> None:
     assert len(set(every)) == len(every) == 60
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tables_of_a_translator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

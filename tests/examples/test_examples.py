@@ -75,7 +75,7 @@ def test_exported_model_gives_the_same_logits() -> None:
     assert max(load("export").main()) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ablation_finds_a_necessary_head() -> None:
     example = load("head_ablation")
     params = example.train(steps=200)

@@ -36,8 +36,7 @@ def test_answers_are_the_values_of_their_keys() -> None:
     assert all(np.array_equal(again[name], examples[name]) for name in examples)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("recall")
+@pytest.mark.full
 @pytest.mark.parametrize("task", TASKS)
 def test_all_mixers_have_equal_parameters(task: str) -> None:
     sizes = {}

@@ -64,7 +64,7 @@ def test_plan_errors(capsys: Capture, arguments: str, message: str) -> None:
     assert message in result.error
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fit_uses_the_planned_mesh(capsys: Capture, tmp_path: Path) -> None:
     run = tmp_path / "run"
     line = ("fit", write_config(tmp_path), "--workdir", str(run), "--steps", "1", "--mesh", "auto")

@@ -52,7 +52,7 @@ def test_rejected_step_does_not_fit(message: str, peak: int, why: str) -> None:
     assert not step.fits(100 * MEMORY)  # even if the sizes seem to fit
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
     """On eight devices, arguments equal the description to the byte; the differences add up."""
     base = tiny(tmp_path, mesh=MeshConfig(data=2, fsdp=2, tensor=2), grad_accum_steps=2)

@@ -16,7 +16,7 @@ from train.estimate.target import parse_target
 from train.experiment import Experiment
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_table_has_the_roofline_of_each_published_run(name: str) -> None:
     run = PUBLISHED[name]

@@ -65,7 +65,7 @@ def test_step_is_compiled_for_all_devices(best_plan: Plan) -> None:
     assert used <= {axis for axis, size in sizes.items() if size > 1}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_local_steps_are_measured(best_plan: Plan, here: Target) -> None:
     assert best_plan.measured_seconds is not None
     assert 0 < best_plan.measured_seconds < 600
@@ -85,6 +85,7 @@ def _of_seconds(chosen: RankedCandidate, seconds: float) -> RankedCandidate:
     return chosen._replace(time=dataclasses.replace(chosen.time, compute_seconds=seconds))
 
 
+@pytest.mark.full
 def test_price(best_plan: Plan) -> None:
     assert best_plan.tokens == 1e6
     assert best_plan.measured_seconds is not None
@@ -115,6 +116,7 @@ def test_figures_of_a_step_time_are_consistent(experiment: Experiment) -> None:
     assert plain["published"]["mfu"] == PUBLISHED["h100"].mfu
 
 
+@pytest.mark.full
 def test_json(best_plan: Plan) -> None:
     plain = json.loads(json.dumps(best_plan.as_dict()))
     assert plain.keys() >= CONTRACT
@@ -124,6 +126,7 @@ def test_json(best_plan: Plan) -> None:
     assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
 
 
+@pytest.mark.full
 def test_tables(best_plan: Plan) -> None:
     console = Console(width=100, record=True, file=io.StringIO())
     print_plan(best_plan, console)

@@ -114,7 +114,7 @@ def test_best_mesh_keeps_other_settings() -> None:
     assert planned.model.precision == EXPERIMENT.model.precision
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_remedies_fit(quantities: Quantities) -> None:
     full = dataclasses.replace(EXPERIMENT, mesh=MeshConfig(data=8), batch_size=64)
     full = dataclasses.replace(full, model=dataclasses.replace(full.model, remat="none"))

@@ -66,7 +66,7 @@ def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) ->
     assert third.output == second.output
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_runs_start_with_the_weights_of_another(capsys: Capture, tmp_path: Path) -> None:
     config, source, workdir = write_config(tmp_path), tmp_path / "source", tmp_path / "sweep"
     assert command(capsys, "fit", config, "--steps", "3", "--workdir", str(source)).status == 0

@@ -67,12 +67,13 @@ def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
     return TINY[name](folder, **{**settings, **changes})
 
 
-QUICK = "classification"  # the others run in `make test`
+# Each trains a run that is resumed too: the others, with tests of their own, in `make test-full`.
+TIERS: dict[str, Any] = {"classification": (), "language": pytest.mark.slow}
 
 
 @pytest.fixture(
     scope="module",
-    params=[QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in TINY if n != QUICK)],
+    params=[pytest.param(name, marks=TIERS.get(name, pytest.mark.full)) for name in TINY],
 )
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     name = request.param

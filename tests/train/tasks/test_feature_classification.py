@@ -80,7 +80,7 @@ def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: 
     assert "there is no such file" in missing.error
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_accuracy_on_graphs_needs_the_edges(tmp_path: Path) -> None:
     """A model that attends along edges classifies paths; one without edges guesses."""
     accuracy = {}

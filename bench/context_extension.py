@@ -69,10 +69,10 @@ def measure(steps: int, tuning: int, seed: int) -> tuple[float, dict[str, list[f
             config = dataclasses.replace(longer.model, vocab_size=vocabulary)
             tuned = trained(longer, run.params)
             losses[rule] += [
-                losses_by_position(run, LENGTH * factor, config=config).mean(),
-                losses_by_position(tuned, LENGTH * factor).mean(),
+                float(losses_by_position(run, LENGTH * factor, config=config).mean()),
+                float(losses_by_position(tuned, LENGTH * factor).mean()),
             ]
-    return losses_by_position(run, LENGTH).mean(), losses
+    return float(losses_by_position(run, LENGTH).mean()), losses
 
 
 def main(steps: int = 600, tuning: int = 60, seeds: int = 1) -> None:

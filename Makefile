@@ -35,7 +35,7 @@ train:
 	$(RUN) -m train fit quickstart
 
 test: .venv
-	$(RUN) -m pytest $(SPREAD) -m "not full and not nightly and not colab"
+	$(RUN) -m pytest $(SPREAD) -m "not full and not colab"
 
 test-full: .venv
 	$(RUN) -m pytest $(SPREAD) -m "full and not nightly"
@@ -44,12 +44,12 @@ test-nightly: .venv
 	$(RUN) -m pytest $(SPREAD) -m nightly
 
 quick: .venv
-	$(RUN) -m pytest $(SPREAD) -m "not slow and not full and not nightly and not colab"
+	$(RUN) -m pytest $(SPREAD) -m "not slow and not full and not colab"
 
 test-colab:
 	@$(MAKE) .venv VENV=.venv-colab PYTHON=python3.13 \
 		CONSTRAINTS="constraints-colab.txt constraints.txt"
-	.venv-colab/bin/python -m pytest $(SPREAD) -m "not slow and not full and not nightly"
+	.venv-colab/bin/python -m pytest $(SPREAD) -m "not slow and not full"
 
 test-device: .venv
 	$(RUN) -m pytest -c tests_device/pytest.ini --rootdir . tests_device

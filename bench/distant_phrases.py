@@ -9,9 +9,9 @@ that complete it (Vaswani et al. 2017, figure 3).
 
 A head that looks at the end of every sentence draws the same picture, so the weight from "making"
 to the complement is compared with its weight to an adverb in the same place of the same sentence
-("making the music more difficult", "making the music once again"). Of all heads, the one with the
-largest difference is reported on other phrases. Random weights stand beside it, and even weights:
-what a head that looks everywhere alike gives the phrase.
+("making the music more difficult", "making the music once again"). The head with the largest
+difference is chosen on some phrases and reported on others. Random weights stand beside it, and
+even weights: what a head that looks everywhere alike gives the phrase.
 """
 
 import itertools

@@ -80,12 +80,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as `full` the cases of a `sampled` test whose ids have none of the mark's texts.
+    """Mark as `full` all `nightly` tests, and the cases of a `sampled` one without its texts.
 
     An id is matched with its opening bracket: "[plain" is at its beginning.
     """
     unused: dict[str, set[str]] = {}
     for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.full)
         mark = item.get_closest_marker("sampled")
         if mark is None:
             continue

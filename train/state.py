@@ -70,6 +70,12 @@ def update_ema(ema: Any, params: Any, num_updates: jax.Array, decay: float) -> A
     return jax.tree.map(lambda e, p: e + new_share * (p.astype(e.dtype) - e), ema, params)
 
 
+def initial_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+    """Return the random keys of the initial parameters and of dropout."""
+    params_key, dropout_key = jax.random.split(jax.random.key(seed))
+    return params_key, dropout_key
+
+
 def init_state(
     experiment: Experiment,
     model: Model,
@@ -77,7 +83,7 @@ def init_state(
     lora: LoRALayout | None = None,
     params: Any = None,
 ) -> TrainState:
-    """Return the state at step 0. It depends on the settings and the seed alone, and on `params`.
+    """Return the state at step 0. It depends only on the settings, the seed and `params`.
 
     With LoRA the parameters are the trainable tree. Under `jit` the others are never computed.
 
@@ -88,7 +94,7 @@ def init_state(
       lora: Layout of the trainable weights of a LoRA run.
       params: Parameters of the model to begin with. None: random ones.
     """
-    params_key, dropout_key = jax.random.split(jax.random.key(experiment.seed))
+    params_key, dropout_key = initial_keys(experiment.seed)
     if params is None:
         params = model.init_params(params_key)
     if lora is not None:

@@ -21,6 +21,7 @@ from train.errors import UserError
 from train.parallel.sharding import init_on_devices
 from train.run import load
 from train.run_folder.folder import RunFolder
+from train.state import initial_keys
 from train.tasks.task_configs import TaskConfig
 from train.telemetry.event_log import EventLog
 from transformer.lora import matches_pattern
@@ -195,9 +196,8 @@ def seeded_weights(model: Model, seed: int) -> DrawWeights:
             return {}
 
         def init() -> dict[str, jax.Array]:
-            key, _ = jax.random.split(jax.random.key(seed))  # the key of `init_state`
             # The compiler drops what is not returned: other weights are never drawn.
-            own: Any = named_leaves(model.init_params(key))
+            own: Any = named_leaves(model.init_params(initial_keys(seed)[0]))
             return {name: own[name] for name in wanted}
 
         drawn: dict[str, jax.Array] = init_on_devices(init, dict(wanted))
@@ -227,7 +227,7 @@ def merge_params(
     source = _named_arrays(warm_start)
     chosen = chosen_names(warm_start, own)
     taken = [name for name in own if name in chosen]
-    shared: dict[str, list[tuple[int, int]]] = {}
+    shared: dict[str, list[tuple[int, int]]] = {}  # rows of tokens that both vocabularies have
     for name in taken:
         leaf, value = own[name], source[name]
         if value.shape != leaf.shape or _other_tokens(name, warm_start, tokenizer):
@@ -307,6 +307,8 @@ def _named_arrays(warm_start: WarmStart) -> dict[str, Any]:
                 f"{warm_start.source}: {name} is of type {type(leaf).__name__}; give nested dicts "
                 "of arrays, such as run.params"
             )
+        if name in arrays:
+            raise UserError(f"{warm_start.source}: {name} names two arrays; rename one of them")
         arrays[name] = array
     return arrays
 

@@ -22,11 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("transformer", "train", "configs", "tests", "bench", "colab", "cloud", "docs")
-TIERS = {
-    "quick": "not slow and not full and not nightly",
-    "test": "not full and not nightly",
-    "full": "",
-}
+TIERS = {"quick": "not slow and not full", "test": "not full", "full": ""}
 
 
 class Bug(NamedTuple):

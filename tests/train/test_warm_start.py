@@ -297,7 +297,11 @@ def test_other_shapes_raise_by_name() -> None:
         (dict(init_only="layers"), "init_only layers: give init_from or params"),
         (dict(params={}, init_from="runs/x"), "init_from runs/x: params are given too"),
         (dict(params={"x": np.ones(2)}), "params: has no weights of this model"),
-        (dict(params={"x": "text"}), "params: .*; give nested dicts of arrays"),
+        (dict(params={"x": "text"}), "params: x is of type str; give nested dicts of arrays"),
+        (
+            dict(params={"a": {"b": np.ones(2)}, "a/b": np.ones(2)}),
+            "params: a/b names two arrays; rename one of them",
+        ),
     ],
 )
 def test_invalid_sources_raise(options: Any, message: str, tmp_path: Path) -> None:

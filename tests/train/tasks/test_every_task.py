@@ -67,8 +67,8 @@ def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
     return TINY[name](folder, **{**settings, **changes})
 
 
-# Each trains a run that is resumed too: the others, with tests of their own, in `make test-full`.
 TIERS: dict[str, Any] = {"classification": (), "language": pytest.mark.slow}
+"""Marks of the runs, by task. The others are full: these tasks have tests of their own too."""
 
 
 @pytest.fixture(

@@ -1,5 +1,5 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
-# make test        most tests, a quarter of an hour         make quick   the fastest part of them
+# make test        most tests, 15 to 20 minutes             make quick   the fastest part of them
 # make test-full   matrices of settings, longer runs       make drills  large drills, apart
 # make test-nightly  the longest tests, not before merges  make test-device  the accelerator here
 # make test-colab  the fastest part and a notebook, with Colab's versions (needs Python 3.13)

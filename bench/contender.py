@@ -1,6 +1,7 @@
 """Parent's side of a contender process; it speaks ``bench.protocol``."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -59,7 +60,7 @@ class Record:
 
 
 class Runner:
-    """Running contender, built and warmed up.
+    """Contender's process.
 
     Every method raises UserError if the process has exited early.
     """
@@ -69,6 +70,10 @@ class Runner:
         self._process = process
         self._errors = errors
         self._turns: list[dict[str, Any]] = []
+        self._ready: dict[str, Any] = {}
+
+    def wait_until_ready(self) -> None:
+        """Wait until the contender is built and warmed up."""
         self._ready = self._listen()["ready"]
 
     def turn(self, steps: int) -> None:
@@ -120,7 +125,7 @@ class Runner:
 
 @contextmanager
 def running(contender: Contender, warmup: int) -> Iterator[Runner]:
-    """Start a contender, wait until it is built and warmed up, and end it on exit."""
+    """Start a contender, which builds its work and warms up, and end it on exit."""
     settings = json.dumps({**contender.settings, "warmup": warmup})
     with (
         # A file, not a pipe: nobody reads during a turn, and a full pipe would block the contender.
@@ -128,6 +133,8 @@ def running(contender: Contender, warmup: int) -> Iterator[Runner]:
         subprocess.Popen(
             [*contender.command, settings],
             cwd=ROOT,
+            # Contenders share an accelerator: none may reserve most of its memory.
+            env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

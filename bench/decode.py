@@ -2,15 +2,17 @@
 
     python bench/decode.py --torch-python ~/torch/bin/python
 
-Both sides continue random prompts by 128 tokens, greedily, in float32 with a key-value cache, on
-all cores; the time includes the prefill. The model is GPT-2's smallest with random weights. PyTorch
-and transformers are imported by ``--torch-python``, which may belong to another environment.
+Both sides continue random prompts by 128 tokens, greedily, with a key-value cache, on the GPU if
+there is one, else on all cores; the time includes the prefill. The model is GPT-2's smallest with
+random weights. PyTorch and transformers are imported by ``--torch-python``, which may belong to
+another environment.
 """
 
 import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 from rich.console import Console
@@ -18,7 +20,7 @@ from rich.console import Console
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from bench.contender import Contender, interpreter
-from bench.machine import cores, machine
+from bench.machine import cores, gpu_name, machine
 from bench.side_by_side import Row, compare, race, table
 from train.errors import UserError
 
@@ -42,6 +44,10 @@ class Options:
     prompt: int = 16
     """Tokens of each prompt."""
     new_tokens: int = 128
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of weights and products on both sides."""
+    compile: bool = False
+    """Compile the peer's step, with a cache of fixed size."""
     rounds: int = 7
     """Number of turns per side; a turn continues one batch."""
     warmup: int = 1
@@ -63,8 +69,8 @@ class Measurement:
 
 def contenders(options: Options, batch: int) -> list[Contender]:
     """Return both sides with the same settings. Raises UserError without the peer's interpreter."""
-    shape = ("layers", "width", "heads", "context", "vocabulary", "prompt", "new_tokens")
-    settings = {name: getattr(options, name) for name in shape}
+    shared = ("layers", "width", "heads", "context", "vocabulary", "prompt", "new_tokens")
+    settings = {name: getattr(options, name) for name in (*shared, "precision", "compile")}
     settings |= {"batch": batch, "threads": cores()}
     torch_python = interpreter(options.torch_python)
     return [
@@ -81,6 +87,7 @@ def measure(options: Options, batch: int) -> Measurement:
         steps=1,
         warmup=options.warmup,
         seed=options.seed,
+        build_together=bool(gpu_name()),
     )
     return Measurement(batch, PEER, compare(records, PEER, batch * options.new_tokens))
 
@@ -104,7 +111,7 @@ def main(options: Options) -> None:
 def _title(options: Options, batch: int) -> str:
     return (
         f"decoding {options.new_tokens} tokens, {options.layers} x {options.width}, "
-        f"V {options.vocabulary:,}, B {batch}, float32, {options.rounds} rounds"
+        f"V {options.vocabulary:,}, B {batch}, {options.precision}, {options.rounds} rounds"
     )
 
 

@@ -16,8 +16,25 @@ def cores() -> int:
 
 
 def machine() -> dict[str, str | int]:
-    """Return the processor, its cores and the system, for the record."""
-    return {"cpu": _cpu_model(), "cores": cores(), "system": platform.platform()}
+    """Return the processor, its cores, the GPU if there is one, and the system, for the record."""
+    gpu = gpu_name()
+    accelerator = {"gpu": gpu} if gpu else {}
+    return {"cpu": _cpu_model(), "cores": cores(), **accelerator, "system": platform.platform()}
+
+
+@functools.cache
+def gpu_name() -> str:
+    """Return the names of NVIDIA's GPUs here; empty without any. It starts no backend."""
+    try:
+        found = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return ", ".join(found.stdout.split("\n")[:-1]) if found.returncode == 0 else ""
 
 
 @functools.cache

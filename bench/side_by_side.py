@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from bench.contender import Contender, Record, Runner, running
@@ -19,9 +19,24 @@ from train.errors import UserError
 
 
 def race(
-    contenders: Sequence[Contender], *, rounds: int, steps: int, warmup: int, seed: int = 0
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    steps: int,
+    warmup: int,
+    seed: int = 0,
+    build_together: bool = False,
 ) -> list[Record]:
-    """Build the contenders one after the other, then run ``steps`` steps of each in every round.
+    """Build the contenders, then run ``steps`` steps of each in every round.
+
+    Args:
+      contenders: The sides.
+      rounds: Number of turns of each.
+      steps: Steps in a turn.
+      warmup: Steps of each before the first turn.
+      seed: Seed of the order of turns.
+      build_together: Build all at once, in place of one after the other: shorter where cores and
+        memory suffice for it.
 
     Raises UserError if a contender cannot be started or ends early.
     """
@@ -34,14 +49,23 @@ def race(
         task = progress.add_task("", total=rounds * len(contenders))
         runners: list[Runner] = []
         for contender in contenders:
-            progress.update(task, description=f"building {contender.name}")
             runners.append(stack.enter_context(running(contender, warmup)))
+            if not build_together:
+                _wait_for(runners[-1:], progress, task)
+        if build_together:
+            _wait_for(runners, progress, task)
         for _ in range(rounds):
             for runner in shuffled(runners, len(runners)):
                 progress.update(task, description=runner.name)
                 runner.turn(steps)
                 progress.advance(task)
         return [runner.finish() for runner in runners]
+
+
+def _wait_for(runners: Sequence[Runner], progress: Progress, task: TaskID) -> None:
+    for runner in runners:
+        progress.update(task, description=f"building {runner.name}")
+        runner.wait_until_ready()
 
 
 @dataclass(frozen=True)

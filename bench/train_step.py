@@ -1,11 +1,12 @@
-"""Full float32 training step compared with nanoGPT or Hugging Face, in turns on this machine.
+"""Full training step compared with nanoGPT or Hugging Face, in turns on this machine.
 
     python bench/train_step.py --against nanogpt --nanogpt ~/nanoGPT --torch-python ~/bin/python
     python bench/train_step.py --against hf --torch-python ~/bin/python
 
 A step is forward, backward, clipping by global norm and AdamW, over random tokens that change at
-every step, on all cores, with the peer's GELU on both sides. PyTorch (and transformers for ``hf``)
-are imported by ``--torch-python``, which may belong to another environment.
+every step, on the GPU if there is one, else on all cores, with the peer's GELU on both sides.
+PyTorch (and transformers for ``hf``) are imported by ``--torch-python``, which may belong to
+another environment.
 """
 
 import json
@@ -20,7 +21,7 @@ from rich.console import Console
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from bench.contender import Contender, interpreter
-from bench.machine import cores, machine
+from bench.machine import cores, gpu_name, machine
 from bench.side_by_side import Row, compare, race, table
 from train.errors import UserError
 
@@ -43,9 +44,10 @@ class Shape:
 SHAPES = {
     "small": Shape(layers=6, width=384, heads=6, context=256, batch=12, vocabulary=65),
     "gpt2": Shape(layers=12, width=768, heads=12, context=512, batch=2, vocabulary=50_304),
+    "gpt2-1k": Shape(layers=12, width=768, heads=12, context=1024, batch=32, vocabulary=50_304),
+    "medium-1k": Shape(layers=24, width=1024, heads=16, context=1024, batch=16, vocabulary=50_304),
 }
-# Steps a turn, so that a turn takes about two seconds on two cores.
-STEPS = {"small": 5, "gpt2": 5}
+"""Five steps of `small` and `gpt2` take about two seconds on two cores; the others fill a GPU."""
 
 OPTIMIZER = {"learning_rate": 6e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "clip": 1.0}
 
@@ -63,12 +65,15 @@ class Options:
     """A checkout of nanoGPT."""
     torch_python: Path = Path(sys.executable)
     """The interpreter that has PyTorch."""
-    shape: Literal["small", "gpt2", "both"] = "both"
-    """small: 6 layers x 384, T 256, B 12, V 65; gpt2: 12 layers x 768, T 512, B 2, V 50,304."""
+    shapes: tuple[Literal["small", "gpt2", "gpt2-1k", "medium-1k"], ...] = ("small", "gpt2")
+    """small: 6 layers x 384, T 256, B 12, V 65; gpt2: 12 layers x 768, T 512, B 2, V 50,304;
+    gpt2-1k: the same with T 1,024, B 32; medium-1k: 24 layers x 1,024, T 1,024, B 16."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of matrix products on both sides; weights are float32."""
     rounds: int = 15
     """Number of turns per side."""
-    steps: int | None = None
-    """Steps in a turn; by default 5."""
+    steps: int = 5
+    """Steps in a turn."""
     warmup: int = 3
     """Steps before the first turn."""
     gelu: Literal["own", "erf", "tanh"] = "own"
@@ -85,6 +90,7 @@ def contenders(options: Options, shape: Shape) -> list[Contender]:
     """Return ours and the peer with the same settings."""
     gelu = OWN_GELU[options.against] if options.gelu == "own" else options.gelu
     settings = {**asdict(shape), **OPTIMIZER, "gelu": gelu, "threads": cores()}
+    settings["precision"] = options.precision
     ours = Contender(OURS, (sys.executable, "-m", "bench.peers.ours"), settings)
     return [ours, _peer(options, settings)]
 
@@ -121,25 +127,29 @@ class Measurement:
 
 def measure(options: Options, shape: str, sides: list[Contender]) -> Measurement:
     """Compare the sides in one shape; the last is the reference."""
-    steps = STEPS[shape] if options.steps is None else options.steps
     records = race(
-        sides, rounds=options.rounds, steps=steps, warmup=options.warmup, seed=options.seed
+        sides,
+        rounds=options.rounds,
+        steps=options.steps,
+        warmup=options.warmup,
+        seed=options.seed,
+        build_together=bool(gpu_name()),
     )
-    tokens = steps * SHAPES[shape].batch * SHAPES[shape].context
+    tokens = options.steps * SHAPES[shape].batch * SHAPES[shape].context
     reference = sides[-1].name
-    return Measurement(shape, steps, reference, compare(records, reference, tokens))
+    return Measurement(shape, options.steps, reference, compare(records, reference, tokens))
 
 
 def main(options: Options) -> None:
     """Measure the requested shapes; print each at once, or one object at the end."""
-    names = list(SHAPES) if options.shape == "both" else [options.shape]
-    sides = {name: contenders(options, SHAPES[name]) for name in names}
+    sides = {name: contenders(options, SHAPES[name]) for name in options.shapes}
     console = Console(quiet=options.json)
     console.print(", ".join(f"{name} {value}" for name, value in machine().items()))
     measurements = []
-    for name in names:
+    for name in options.shapes:
         measurement = measure(options, name, sides[name])
-        title = f"training step, {_describe(SHAPES[name])}, {options.rounds} rounds"
+        shape = f"{_describe(SHAPES[name])}, {options.precision}"
+        title = f"training step, {shape}, {options.rounds} rounds"
         console.print(table(title, measurement.rows, measurement.reference, "tokens"))
         measurements.append(measurement)
     if options.json:
@@ -150,7 +160,7 @@ def main(options: Options) -> None:
 def _describe(shape: Shape) -> str:
     return (
         f"{shape.layers} x {shape.width}, {shape.heads} heads, T {shape.context}, "
-        f"B {shape.batch}, V {shape.vocabulary:,}, float32"
+        f"B {shape.batch}, V {shape.vocabulary:,}"
     )
 
 

@@ -10,6 +10,10 @@ dz needs the logits, which exist only while their chunk is computed. So the forw
 the gradients too: three products with W, as without chunks, where recomputing the logits in the
 backward pass would take four. The residuals are d_hidden [B, T, D] and d_matrix [D, V], for any
 number of chunks.
+
+Logits are float32, and dz is rounded to the dtype of the hidden states, as all gradients that enter
+a product. On a GPU a product of float32 and bfloat16 would be one of two float32 matrices, in TF32
+and at half the speed.
 """
 
 import dataclasses
@@ -21,10 +25,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.hardware import Hardware
+from transformer.hardware import Hardware, Platform
 from transformer.layers.activations import cap_logits
 from transformer.shape_checks import check_shapes
 from transformer.validation import check_fraction
+
+CHUNK_BYTES: dict[Platform, int] = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 512 * 2**20}
+"""Budget for the float32 logits of a chunk on each device."""
 
 
 class OutputProjection(NamedTuple):
@@ -61,6 +68,8 @@ class ChunkedCrossEntropy:
     Vaswani et al. 2017, section 5.4)."""
     soft_cap: float = 0.0
     """Soft cap c of the logits, c tanh(logit / c). 0: no cap."""
+    one_pass: bool = False
+    """Compute the log-sum-exp in one pass over the logits, in place of two."""
     context_sharded: bool = False
     """True if T is sharded: each device then has its share of every chunk."""
 
@@ -114,12 +123,15 @@ def choose_num_chunks(
 
     With a sharded T, chunks divide each shard evenly.
     """
-    # More chunks mean smaller products, which keep an accelerator less busy than a CPU.
-    budget = 64 * 2**20 if hardware.platform == "cpu" else 512 * 2**20
+    # Every chunk reads and writes the sum of d_matrix, and more chunks mean smaller products, which
+    # keep an accelerator less busy than a CPU.
+    budget = CHUNK_BYTES[hardware.platform]
     per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
     least = max(1, min(length, math.ceil(per_device / budget)))
     if context_shards == 1:
-        return least
+        # Chunks of equal length need no padding.
+        even = (count for count in range(least, 2 * least) if length % count == 0)
+        return next(even, least)
     each = length // context_shards
     return next((count for count in range(least, each) if each % count == 0), each)
 
@@ -156,13 +168,8 @@ def _forward(
         total, d_output = carry
         # The cotangent of a sum is one scalar, the same for all chunks. It is not known yet, so
         # gradients are taken for a cotangent of 1, and `_backward` multiplies by the real one.
-        chunk_loss = lambda h, o: _chunk_loss(settings, chunk._replace(hidden=h), o)  # noqa: E731
-        loss, vjp = jax.vjp(chunk_loss, chunk.hidden, output)
-        d_h, d_o = vjp(jnp.ones((), settings.dtype))
-        # The gradient of a matrix in 16 bits comes in 16 bits. Adding chunk after chunk in 16 bits
-        # would drop most of the small late terms: the sum is in the dtype of the loss.
-        d_output = jax.tree.map(lambda sum_, d: sum_ + d.astype(sum_.dtype), d_output, d_o)
-        return (total + loss, d_output), d_h
+        loss, d_h, d_o = _chunk_gradients(settings, chunk, output)
+        return (total + loss, jax.tree.map(jnp.add, d_output, d_o)), d_h
 
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, settings.dtype), output)
     start, chunks = (jnp.zeros((), settings.dtype), zeros), _split(settings, tokens)
@@ -189,9 +196,17 @@ def _chunk_loss(
     settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
 ) -> jax.Array:  # []
     """Return the weighted sum of losses over one chunk."""
-    hidden, targets, weights = _flatten(settings, chunk)
-    logits = _logits(settings, output, hidden)
-    target_logits = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    tokens = _flatten(settings, chunk)
+    return _loss_of_logits(settings, tokens, _logits(settings, output, tokens.hidden))[0]
+
+
+def _loss_of_logits(
+    settings: ChunkedCrossEntropy,
+    tokens: Tokens,
+    logits: jax.Array,  # [..., V padded]
+) -> tuple[jax.Array, jax.Array]:  # [], [...]
+    """Return the weighted sum of losses, and the log-sum-exp of the logits of each token."""
+    target_logits = jnp.take_along_axis(logits, tokens.targets[..., None], axis=-1)[..., 0]
     if smoothing := settings.label_smoothing:
         # The target distribution is (1 - s) onehot + s / V, and cross-entropy is linear in it:
         # the logit of the target becomes this weighted mean.
@@ -199,9 +214,46 @@ def _chunk_loss(
         # Masked, not sliced: slicing a sharded axis would move rows.
         mean = jnp.sum(jnp.where(in_vocab, logits, 0), axis=-1) / settings.vocab_size
         target_logits = (1 - smoothing) * target_logits + smoothing * mean
+    logsumexp: Callable[..., jax.Array] = jax.nn.logsumexp
+    if settings.one_pass:
+        from transformer.online_softmax import logsumexp_in_one_pass
+
+        logsumexp = logsumexp_in_one_pass
     # -log softmax(z)_y = logsumexp(z) - z_y: no softmax is divided, and no log is taken of it.
-    losses = jax.nn.logsumexp(logits, axis=-1) - target_logits
-    return jnp.sum(losses * weights)
+    log_normalizer = logsumexp(logits, axis=-1)
+    return jnp.sum((log_normalizer - target_logits) * tokens.weights), log_normalizer
+
+
+def _chunk_gradients(
+    settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
+) -> tuple[jax.Array, jax.Array, OutputProjection]:  # [], [B, t, D], in settings.dtype
+    """Return the weighted sum of losses over one chunk, and its gradients in h, W and b.
+
+    By the formulas, not by `jax.vjp`: so dz is one pass over the logits. The gradient of
+    `take_along_axis` would be an array of zeros as large as they are, and one more pass.
+    """
+    hidden, targets, weights = tokens = _flatten(settings, chunk)
+    logits = _logits(settings, output, hidden)
+    loss, log_normalizer = _loss_of_logits(settings, tokens, logits)
+    # Columns of padding have a logit so low that the exponential is exactly 0.
+    d_logits = jnp.exp(logits - log_normalizer[..., None])
+    token = _last_axis(jnp.arange(logits.shape[-1], dtype=targets.dtype), logits.ndim)
+    d_logits -= jnp.where(token == targets[..., None], 1 - settings.label_smoothing, 0)
+    in_vocab = token < settings.vocab_size
+    if settings.label_smoothing:
+        d_logits -= jnp.where(in_vocab, settings.label_smoothing / settings.vocab_size, 0)
+    if settings.soft_cap:
+        # The derivative of c tanh(x / c) is 1 - tanh(x / c)^2. The square of padding overflows.
+        d_logits *= jnp.where(in_vocab, 1 - jnp.square(logits / settings.soft_cap), 0)
+    d_logits *= weights[..., None]
+    rounded = d_logits.astype(hidden.dtype)
+    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix)
+    # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave the
+    # matrix unit in the dtype of the loss.
+    wide: Any = dict(preferred_element_type=jnp.dtype(settings.dtype))
+    d_matrix = jnp.einsum("...d,...v->dv", hidden, rounded, **wide)
+    d_bias = None if output.bias is None else jnp.sum(d_logits, axis=range(d_logits.ndim - 1))
+    return loss, d_hidden.reshape(chunk.hidden.shape), OutputProjection(d_matrix, d_bias)
 
 
 def _chunk_accuracy(
@@ -223,7 +275,7 @@ def _logits(
     # would differ by steps of 0.5 in bfloat16.
     logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(settings.dtype))
     if output.bias is not None:
-        logits += output.bias.astype(logits.dtype).reshape((1,) * (logits.ndim - 1) + (-1,))
+        logits += _last_axis(output.bias.astype(logits.dtype), logits.ndim)
     if settings.soft_cap:
         logits = cap_logits(logits, settings.soft_cap)
     if logits.shape[-1] == settings.vocab_size:
@@ -235,8 +287,12 @@ def _logits(
 
 def _in_vocab(logits: jax.Array, vocab_size: int) -> jax.Array:  # [1, ..., V padded] booleans
     """Return True for logits that are not padding of the vocabulary."""
-    in_vocab = jnp.arange(logits.shape[-1]) < vocab_size
-    return in_vocab.reshape((1,) * (logits.ndim - 1) + (-1,))
+    return _last_axis(jnp.arange(logits.shape[-1]) < vocab_size, logits.ndim)
+
+
+def _last_axis(vector: jax.Array, ndim: int) -> jax.Array:  # [n] -> [1, ..., n]
+    """Return the vector as an array of `ndim` axes."""
+    return vector.reshape((1,) * (ndim - 1) + (-1,))
 
 
 def _split(settings: ChunkedCrossEntropy, arrays: Any) -> Any:

@@ -391,7 +391,7 @@ def logit_lens(
             f"[B, T, {config.d_model}]"
         )
     if config.final_norm is not None:
-        norm = Norm(config.final_norm, config.precision)
+        norm = Norm(config.final_norm, model.context)
         normed: Any = norm.apply({"params": params["final_norm"]}, hidden)
         hidden = normed
     flat = hidden.reshape(-1, *hidden.shape[-2:])

@@ -76,6 +76,8 @@ def token_loss(
         dtype=config.precision.loss,
         label_smoothing=label_smoothing,
         soft_cap=config.logit_soft_cap,
+        # Over a vocabulary that is sharded, XLA would gather the logits for it.
+        one_pass=hardware.platform == "gpu" and model.constrain.num_shards("vocab") == 1,
         context_sharded=length_shards > 1,
     )
     inputs = hidden, get_output_matrix(params, config), batch["targets"], batch["weights"], bias

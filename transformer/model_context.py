@@ -69,8 +69,7 @@ class ModelContext:
     def flatten_tokens(self) -> bool:
         """True if matrix products take [B, T, D] as [B T, D].
 
-        XLA's CPU compiler computes the gradient of a 3-D product through transposed copies, at
-        twice the cost of a 2-D product; elsewhere it makes no difference. Not if T is sharded:
-        merging B and T would gather T first.
+        For the gradient of a 3-D product, XLA's CPU compiler transposes copies, at twice the cost.
+        Not if T is sharded: merging B and T would gather T first.
         """
         return self.hardware.platform == "cpu" and self.constrain.num_shards("length") == 1

@@ -7,7 +7,7 @@ import transformers
 from torch.nn.functional import cross_entropy
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bench.peers.torch_step import decayed_groups, torch_work
+from bench.peers.torch_step import decayed_groups, device_of, torch_work
 from bench.protocol import Work, serve
 
 # "gelu_new" is what GPT-2's published configurations say.
@@ -16,9 +16,9 @@ ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}
 
 def build(settings: dict[str, Any]) -> Work:
     """Build GPT-2 in the requested shape with random weights, without dropout."""
-    torch.set_num_threads(settings["threads"])
+    device = device_of(settings)
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(_config(settings))
+    model = GPT2LMHeadModel(_config(settings)).to(device)
     optimizer = torch.optim.AdamW(
         decayed_groups(model, settings["weight_decay"]),
         lr=settings["learning_rate"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.peers.torch_step import torch_work
+from bench.peers.torch_step import device_of, torch_work
 from bench.protocol import Work, serve
 
 ACTIVATIONS = {
@@ -30,7 +30,7 @@ def load_model_file(checkout: Path) -> ModuleType:
 
 def build(settings: dict[str, Any]) -> Work:
     """Build nanoGPT in the requested shape, with biases and without dropout."""
-    torch.set_num_threads(settings["threads"])
+    device = device_of(settings)
     torch.manual_seed(0)
     source = load_model_file(Path(settings["checkout"]))
     model = source.GPT(
@@ -46,8 +46,9 @@ def build(settings: dict[str, Any]) -> Work:
     )
     for block in model.transformer.h:
         block.mlp.gelu = ACTIVATIONS[settings["gelu"]]
+    model.to(device)
     optimizer = model.configure_optimizers(
-        settings["weight_decay"], settings["learning_rate"], tuple(settings["betas"]), "cpu"
+        settings["weight_decay"], settings["learning_rate"], tuple(settings["betas"]), device.type
     )
     forward = torch.compile(model) if settings["compile"] else model
     return torch_work(settings, model, lambda x, y: forward(x, y)[1], optimizer, versions={})

@@ -10,6 +10,7 @@ import flax
 import jax
 import numpy as np
 
+from bench.peers.jax_memory import peak_bytes
 from bench.protocol import Work, serve
 from train.data.data_config import TextDataConfig
 from train.engine import make_engine
@@ -23,6 +24,7 @@ from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.layers.layer_config import Activation, FeedForwardConfig
 from transformer.parameter_counts import count_parameters
+from transformer.precision import Precision
 
 ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
 
@@ -41,6 +43,7 @@ def experiment_of(settings: dict[str, Any]) -> Experiment:
             num_layers=settings["layers"],
             layer_pattern=(block,),
             position_embedding=LearnedPositions(settings["context"]),
+            precision=Precision.parse(settings["precision"]),
         ),
         data=TextDataConfig(sequence_length=settings["context"], document_masking=False),
         optimizer=AdamW(
@@ -89,7 +92,7 @@ def build(settings: dict[str, Any]) -> Work:
         return loss
 
     versions = {"jax": jax.__version__, "flax": flax.__version__}
-    return Work(run, versions, {"parameters": parameters})
+    return Work(run, versions, {"parameters": parameters}, peak_bytes)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.peers.jax_memory import peak_bytes
 from bench.protocol import Work, serve
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
@@ -17,6 +18,7 @@ from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.models.language_model import LanguageModel
 from transformer.parameter_counts import count_parameters
+from transformer.precision import Precision
 
 
 def build(settings: dict[str, Any]) -> Work:
@@ -27,6 +29,7 @@ def build(settings: dict[str, Any]) -> Work:
         num_layers=settings["layers"],
         layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=settings["heads"])),),
         position_embedding=LearnedPositions(settings["context"]),
+        precision=Precision(parameters=settings["precision"], compute=settings["precision"]),
     )
     model = LanguageModel(config, local_hardware())
     token = jnp.zeros((1, 1), jnp.int32)
@@ -43,7 +46,7 @@ def build(settings: dict[str, Any]) -> Work:
             assert all(len(tokens) == count for tokens in made.tokens)
 
     versions = {"jax": jax.__version__, "flax": flax.__version__}
-    return Work(run, versions, {"parameters": count_parameters(model).total})
+    return Work(run, versions, {"parameters": count_parameters(model).total}, peak_bytes)
 
 
 if __name__ == "__main__":

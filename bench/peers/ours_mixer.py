@@ -55,7 +55,8 @@ def build(settings: dict[str, Any]) -> Work:
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     versions = {"jax": jax.__version__, "flax": flax.__version__}
     facts = {"parameters": count}
-    return Work(run, versions, facts, lambda: peak_resident_bytes() - before)
+    # The system counts both a little late: the difference may be below zero.
+    return Work(run, versions, facts, lambda: max(0, peak_resident_bytes() - before))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def contender(code: str, **settings: Any) -> Contender:
 
 def test_contender_reports_every_turn() -> None:
     with running(contender(COUNTER), warmup=2) as runner:
+        runner.wait_until_ready()
         runner.turn(3)
         runner.turn(5)
         record = runner.finish()
@@ -58,6 +59,7 @@ def test_peak_memory_excludes_the_parent() -> None:
     peaks = []
     for kept in (1, size):
         with running(contender(KEEPER, bytes=kept), warmup=1) as runner:
+            runner.wait_until_ready()
             peaks.append(runner.finish().peak_memory_bytes)
     assert 0.9 * size < peaks[1] - peaks[0] < 1.1 * size
     assert peaks[1] < len(held)
@@ -75,8 +77,8 @@ def test_peak_memory_excludes_the_parent() -> None:
     ids=["an error", "silence"],
 )
 def test_contender_that_cannot_start_is_named(code: str, words: str) -> None:
-    with pytest.raises(UserError) as caught, running(contender(code), warmup=1):
-        pass
+    with pytest.raises(UserError) as caught, running(contender(code), warmup=1) as runner:
+        runner.wait_until_ready()
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
 
@@ -88,6 +90,7 @@ from bench.protocol import Work, serve
 serve(lambda settings: Work(lambda steps: os._exit(4) if steps == 2 else None))
 """
     with running(contender(code), warmup=1) as runner:
+        runner.wait_until_ready()
         runner.turn(1)
         with pytest.raises(UserError, match="status 4"):
             runner.turn(2)

@@ -3,6 +3,7 @@
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -69,8 +70,9 @@ def test_order_depends_on_the_seed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"steps": 0}, {"warmup": 0}], ids=str)
 def test_race_without_turns_raises(wrong: dict[str, int]) -> None:
+    turns: Any = {"rounds": 1, "steps": 1, "warmup": 1, **wrong}
     with pytest.raises(UserError, match="give at least 1"):
-        race([], **{"rounds": 1, "steps": 1, "warmup": 1, **wrong})
+        race([], **turns)
 
 
 def test_ratios_are_taken_round_by_round() -> None:

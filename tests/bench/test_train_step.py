@@ -29,7 +29,12 @@ def test_shapes_have_published_sizes() -> None:
         block = 12 * s.width**2 + 13 * s.width
         return (s.vocabulary + s.context) * s.width + s.layers * block + 2 * s.width
 
-    assert {name: parameters(name) for name in SHAPES} == {"small": 10_770_816, "gpt2": 124_082_688}
+    assert {name: parameters(name) for name in SHAPES} == {
+        "small": 10_770_816,
+        "gpt2": 124_082_688,
+        "gpt2-1k": 124_475_904,
+        "medium-1k": 354_871_296,
+    }
 
 
 def test_both_sides_have_the_same_settings(checkout: Path) -> None:
@@ -121,7 +126,7 @@ def test_one_json_object_holds_every_shape(
 
 def test_table_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recorded_steps = fake_race(monkeypatch)
-    main(replace(HF, shape="small", steps=2, rounds=3))
+    main(replace(HF, shapes=("small",), steps=2, rounds=3))
     shown = capsys.readouterr().out
     assert recorded_steps == [2]
     assert "6 x 384, 6 heads, T 256, B 12, V 65, float32, 3 rounds" in shown

@@ -12,7 +12,7 @@ from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
 
 LIMITS = {
     "forward": (14, 1800),
-    "step": (5, 1000),
+    "step": (5, 1070),
     "resume": (11, 1500),
 }
 """Most files and lines of each path; lower them when a path gets shorter."""

@@ -50,9 +50,13 @@ def value_and_gradients(
     return loss, *gradients
 
 
-@pytest.mark.parametrize(("chunks", "unroll"), [(1, False), (2, False), (7, False), (4, True)])
-def test_matches_loop_over_tokens(chunks: int, unroll: bool) -> None:
-    loss, d_hidden, d_matrix = value_and_gradients(ChunkedCrossEntropy(V, chunks, unroll))
+@pytest.mark.parametrize(
+    ("chunks", "unroll", "one_pass"),
+    [(1, False, False), (2, False, True), (7, False, False), (4, True, True)],
+)
+def test_matches_loop_over_tokens(chunks: int, unroll: bool, one_pass: bool) -> None:
+    form = ChunkedCrossEntropy(V, chunks, unroll, one_pass=one_pass)
+    loss, d_hidden, d_matrix = value_and_gradients(form)
     total, expected_hidden, expected_matrix = expected_by_loop(HIDDEN, MATRIX)
     assert_close(loss, total)
     assert_close(d_hidden, expected_hidden)
@@ -234,7 +238,9 @@ def test_full_logits_are_never_materialized(chunks: int, unroll: bool) -> None:
     [
         (12, 64, 128, Hardware("cpu"), 1),
         (2, 512, 50_304, Hardware("cpu"), 4),  # 196.5 MiB of logits, 64 a chunk
-        (16, 1024, 50_304, Hardware("gpu"), 7),  # 3,144 MiB, 512 a chunk
+        (16, 1024, 50_304, Hardware("gpu"), 4),  # 3,144 MiB, 1,024 a chunk
+        (32, 1024, 50_304, Hardware("gpu"), 8),  # 7 would suffice, and not divide the length
+        (2, 509, 50_304, Hardware("cpu"), 4),  # nothing divides a prime length
         (16, 1024, 50_304, Hardware("gpu", count=8), 1),  # 393 on each of eight devices
         (9, 1024, 50_304, Hardware("tpu", count=8), 1),  # two examples on the fullest device
         (4096, 3, 50_304, Hardware("cpu"), 3),  # not more chunks than tokens

@@ -45,7 +45,7 @@ def resolve_auto(
         )
         if choice is not None:
             choices[backend_field(index)] = f"{choice.backend} ({choice.reason})"
-    unroll = should_unroll(model.layer_loop, model.remat, model.num_layers)
+    unroll = should_unroll(model.layer_loop, model.remat, model.num_layers, hardware)
     choices[LAYER_LOOP] = "unroll" if unroll else "scan"
     flatten = hardware.platform == "cpu" and context_shards == 1
     choices["flattened tokens"] = "yes" if flatten else "no"

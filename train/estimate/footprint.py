@@ -12,6 +12,7 @@ from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities
 from transformer.chunked_cross_entropy import choose_num_chunks
 from transformer.config import RematPolicy
+from transformer.hardware import Platform
 
 
 class Coefficients(NamedTuple):
@@ -30,9 +31,12 @@ class Coefficients(NamedTuple):
     """Weights of one layer, gathered over `fsdp`."""
     logits: float
     """Logits of one chunk, in float32."""
+    output_gradient: float
+    """Gradient of the output matrix, in float32, which is summed over chunks: not sharded over
+    `fsdp`. 0 without `fsdp`, where it is part of the gradients."""
 
 
-COEFFICIENTS = Coefficients(
+TPU_COEFFICIENTS = Coefficients(
     residuals_none=0.97,
     residuals_dots=0.93,
     residuals_full=0.8,
@@ -40,7 +44,23 @@ COEFFICIENTS = Coefficients(
     layer_working_set=0.53,
     gathered_weights=3.31,
     logits=0.71,
+    output_gradient=0.0,
 )
+COEFFICIENTS: dict[Platform, Coefficients] = {
+    "cpu": TPU_COEFFICIENTS,
+    "tpu": TPU_COEFFICIENTS,
+    "gpu": Coefficients(
+        residuals_none=1.01,
+        residuals_dots=1.05,
+        residuals_full=1.31,
+        gradients=0.92,
+        layer_working_set=0.56,
+        gathered_weights=0.0,
+        logits=0.71,
+        output_gradient=1.88,
+    ),
+}
+"""By platform. A CPU has those of TPUs; none is fitted to it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,12 +130,16 @@ def footprint_terms(quantities: Quantities, candidate: Candidate) -> dict[str, f
         / quantities.num_layers,
         "gathered_weights": gathered,
         "logits": logits,
+        "output_gradient": 4.0 * model.padded_vocab_size * model.d_model / mesh.tensor
+        if targets and mesh.fsdp > 1
+        else 0.0,
     }
 
 
-def apply_coefficients(terms: dict[str, float]) -> dict[str, float]:
+def apply_coefficients(terms: dict[str, float], platform: Platform) -> dict[str, float]:
     """Return estimated bytes of gradients, residuals and working set."""
-    sizes = {name: getattr(COEFFICIENTS, name) * size for name, size in terms.items()}
+    coefficients = COEFFICIENTS[platform]
+    sizes = {name: getattr(coefficients, name) * size for name, size in terms.items()}
     residuals = sum(
         sizes.pop(name, 0.0) for name in ("residuals_none", "residuals_dots", "residuals_full")
     )
@@ -129,7 +153,8 @@ def estimate_footprint(quantities: Quantities, candidate: Candidate) -> Footprin
     Raises UsageError if its mesh does not divide the model.
     """
     mesh, state = candidate.mesh, quantities.state_bytes(candidate.mesh)
-    temporaries = apply_coefficients(footprint_terms(quantities, candidate))
+    platform = quantities.target.chip.platform
+    temporaries = apply_coefficients(footprint_terms(quantities, candidate), platform)
     optimizer = state.optimizer
     if mesh.optimizer_placement == "host":
         # The optimizer's state visits the chip one layer at a time, double-buffered; parameters

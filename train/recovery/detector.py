@@ -29,6 +29,8 @@ before a median and a MAD follow them."""
 MONITORED_METRICS = ("loss", "grad_norm", "param_norm")
 """Metrics of a step that the detector compares with the window."""
 
+PARAM_NORM = MONITORED_METRICS.index("param_norm")
+
 MIN_LOG_STD = np.array([0.02, 0.2, 0.02], np.float32)
 """Lower bounds of the standard deviations of the logarithms. A very smooth run would otherwise
 raise an alarm for a loss 2% higher."""
@@ -84,6 +86,12 @@ class AnomalyDetector(struct.PyTreeNode):
             lambda: (level, spread),
             lambda: self.statistics_of_length(same_length),
         )
+        # Weights change by small steps, but within a window they may grow by any factor, the faster
+        # the higher the learning rate is warmed up. So their norm is compared with the last one,
+        # and the spread is that of its steps.
+        norms = self.log_history[PARAM_NORM]
+        own_level = own_level.at[PARAM_NORM].set(norms[-1])
+        own_spread = own_spread.at[PARAM_NORM].set(robust_std(jnp.diff(norms)))
         # In logarithms the limit is a factor: exp(8 * 0.02) = 1.17 times the median loss, at least.
         reach = config.threshold * jnp.maximum(own_spread, MIN_LOG_STD)
         # Before that, the limits are infinite in effect and the median checks compare 0 with 0.

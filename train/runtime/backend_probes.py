@@ -39,10 +39,10 @@ def _compile_splash() -> None:
 
 
 def _compile_cudnn() -> None:
-    from transformer.attention.backends.dispatch import attend_cudnn
+    from transformer.attention.backends.cudnn import attend_cudnn
 
     def attend(q: Any, k: Any, v: Any) -> jax.Array:
-        return attend_cudnn(q, k, v, MaskPattern(causal=True), scale=1.0)
+        return attend_cudnn(q, k, v, Mask(MaskPattern(causal=True)), ScoreSpec(1.0))
 
     _compile_gradient(attend, (1, 128, 1, 64))
 

@@ -2,10 +2,8 @@
 
     attend(q, k, v) = softmax(scores(q, k) under the mask) v
 
-- `ScoreSpec` describes the scores; all backends share it.
-- `attend_reference` is the formula, with all scores in memory: the oracle of every backend.
-- `attend` picks a backend (`backends/choose.py`). All compute the same result; they differ in speed
-  and memory. `backends/dispatch.py` calls the others, each a file of `backends/`.
+`attend_reference` is the formula, with all scores in memory: the oracle of every backend. `attend`
+picks a backend (`backends/choose.py`) and calls it (`dispatch.py`); results are the same.
 """
 
 import functools
@@ -225,8 +223,7 @@ def attend(
         return observe_attention(taps, attend, q, k, v, mask, score_spec, **options)
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
-    # Everything that decides is static: the choice is made while the model is traced and costs
-    # nothing at run time. It is cached, because every layer asks with the same spec.
+    # All of it is static: the choice is made once, while the model is traced, and then cached.
     spec = AttentionSpec(
         hardware=hardware,
         pattern=mask.pattern,
@@ -262,7 +259,6 @@ def attend(
 
 @functools.lru_cache(maxsize=64)
 def _log_choice_once(choice: BackendChoice) -> None:
-    """Log a choice of backend, once in a process though every layer makes it."""
     if choice.is_fallback:
         log.warning("attention: %s; using %s", choice.reason, choice.backend)
     else:

@@ -130,5 +130,4 @@ def _project_heads(
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
     if config.qk_norm is None or not normalize:
         return heads
-    norm = Norm(config.qk_norm, context.precision, "head", parent=module, name=f"{name}_norm")
-    return norm(heads)
+    return Norm(config.qk_norm, context, "head", parent=module, name=f"{name}_norm")(heads)

@@ -3,8 +3,7 @@
 In float32, position * frequency is off by 1.5e-3 radians at position 131,071 and by 8.5e-3 at a
 million: the more whole turns an angle has, the fewer digits are left for the rest. So a frequency
 is stored as a 64-bit fixed-point fraction of a turn, and multiplied by the position modulo 2^64.
-Whole turns overflow, which makes the remainder exact. Integer arithmetic is the same on all
-hardware, and no compiler may reorder it.
+Whole turns overflow: the remainder is exact, on all hardware, and no compiler may reorder it.
 """
 
 import functools

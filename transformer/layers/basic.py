@@ -23,7 +23,6 @@ from transformer.layers.layer_config import NormConfig
 from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
 from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
-from transformer.precision import Precision
 from transformer.shape_errors import MAX_WEIGHT_SIZE, reject_weight, reject_weight_size
 
 
@@ -104,7 +103,10 @@ def apply_linear(
     """Declare a linear layer of `module` (see `declare_linear`) and apply it."""
     w, b = declare_linear(module, name, inputs, outputs, context, bias=bias, residual=residual)
     y = apply_matrix(x, w, len(inputs), context.flatten_tokens)
-    return y if b is None else y + b.astype(y.dtype)[None, None]
+    if b is None:
+        return y
+    # A vector: matrix libraries of GPUs add one to a product while they write it.
+    return (y.reshape(*y.shape[:2], -1) + b.astype(y.dtype).reshape(1, 1, -1)).reshape(y.shape)
 
 
 def declare_linear(
@@ -124,7 +126,6 @@ def declare_linear(
     """
     precision, zeros = context.precision, nn.initializers.zeros
     initializer, depth = context.initialization.matrix_initializer, residual * context.num_layers
-    # Called by `init` alone, so the initializer is made there.
     init = lambda *args: initializer(inputs, num_residual_layers=depth)(*args)  # noqa: E731
     dtype = precision.parameters
     w = declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
@@ -145,8 +146,8 @@ def layer_norm(
     centered = x - jnp.mean(x, axis=-1, keepdims=True)
     # Two passes: the variance of centered values does not cancel as E[x^2] - E[x]^2 does.
     variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-    y = centered * jax.lax.rsqrt(variance + epsilon) * _broadcast(gain, x)
-    return y if bias is None else y + _broadcast(bias, y)
+    y = centered * jax.lax.rsqrt(variance + epsilon) * broadcast_vector(gain, x)
+    return y if bias is None else y + broadcast_vector(bias, y)
 
 
 def rms_norm(
@@ -156,10 +157,10 @@ def rms_norm(
 ) -> jax.Array:  # [..., D]
     """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(mean_square + epsilon) * _broadcast(gain, x)
+    return x * jax.lax.rsqrt(mean_square + epsilon) * broadcast_vector(gain, x)
 
 
-def _broadcast(vector: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
     """Return [D] as [1, ..., D] in the dtype of x (tests raise on implicit rank promotion)."""
     return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
 
@@ -168,22 +169,27 @@ class Norm(nn.Module):
     """Normalization layer. Computes in `precision.norm` and returns the dtype of its input."""
 
     config: NormConfig
-    precision: Precision
+    context: ModelContext
     axis: str = "embed"  # logical axis of the gain and bias
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:  # [..., D] -> [..., D]
-        config, precision, axes = self.config, self.precision, {self.axis: x.shape[-1]}
+        config, precision, axes = self.config, self.context.precision, {self.axis: x.shape[-1]}
         declare = functools.partial(declare_weight, self, outputs=axes, dtype=precision.parameters)
         if config.kind == "rms_offset":
             gain = 1 + declare("offset", init=nn.initializers.zeros).astype(precision.norm)
         else:
             gain = declare("gain", init=nn.initializers.ones)
-        x_wide = x.astype(precision.norm)
-        if config.kind != "layer":
-            return rms_norm(x_wide, gain, config.epsilon).astype(x.dtype)
-        bias = declare("bias", init=nn.initializers.zeros) if config.bias else None
-        return layer_norm(x_wide, gain, bias, config.epsilon).astype(x.dtype)
+        has_bias = config.kind == "layer" and config.bias
+        bias = declare("bias", init=nn.initializers.zeros) if has_bias else None
+        if self.context.hardware.platform == "gpu" and self.axis == "embed":
+            from transformer.layers.norm_gradients import norm_in_two_passes
+
+            return norm_in_two_passes(config, precision.norm, x, gain, bias)
+        wide = x.astype(precision.norm)
+        if config.kind == "layer":
+            return layer_norm(wide, gain, bias, config.epsilon).astype(x.dtype)
+        return rms_norm(wide, gain, config.epsilon).astype(x.dtype)
 
 
 def dropout(

@@ -120,4 +120,4 @@ class Block(nn.Module):
         """Apply the norm `name`; identity if the block has none."""
         if self.config.norm is None or (name == "mixer_norm" and not self.config.mixer_norm):
             return x
-        return Norm(self.config.norm, self.context.precision, name=name)(x)
+        return Norm(self.config.norm, self.context, name=name)(x)

@@ -43,7 +43,7 @@ def embed_tokens(
         x = x + embed_token_types(module, token_types, config)
     x = x.astype(config.precision.compute)
     if config.embedding_norm is not None:
-        x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
+        x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
     # Stream L: streams 0 to L - 1 belong to the layers.
     rngs = fold_in(dropout_rngs, context.num_layers)
     x = dropout(x, config.embedding_dropout, rngs)

@@ -44,7 +44,11 @@ class FeedForward(nn.Module):
         mlp = {"mlp": resolve_d_ff(config, context.d_model)}
         activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
         linear = lambda name: apply_linear(self, name, x, embed, mlp, context, bias=config.bias)  # noqa: E731
-        if not config.gated:
+        if context.hardware.platform == "gpu":
+            from transformer.layers.feedforward_on_gpu import recomputed_hidden_units
+
+            hidden = recomputed_hidden_units(self, x, activation, embed, mlp)
+        elif not config.gated:
             hidden = activation(linear("up"))
         elif not config.gate_clamp:
             hidden = activation(linear("gate")) * linear("up")

@@ -7,11 +7,8 @@ are stacked over its repetitions:
 
 There is one parameter layout, however the loop over layers is compiled. `lax.scan` runs over whole
 repetitions; the layers that remain (L % P) are the last entries of their places' stacks and are
-always unrolled. Stacking by hand, in place of `nn.scan`, measures equal in speed and gives each
-layer an explicit random key: layer l uses `fold_in(rng, l)`, scanned or not.
-
-A scan compiles one repetition, so compile time does not grow with depth. Unrolled steps are faster
-(docs/performance.md).
+always unrolled. Layer l uses the random key `fold_in(rng, l)`, scanned or not. A scan compiles one
+repetition, so compile time does not grow with depth. Unrolled steps are faster.
 """
 
 from typing import Any, NamedTuple
@@ -22,6 +19,7 @@ from flax import linen as nn
 
 from transformer.attention.mixer import MixerInputs
 from transformer.config import BlockConfig, LayerLoop, RematPolicy
+from transformer.hardware import Hardware, Platform
 from transformer.inspection import observe_block
 from transformer.layers.basic import fold_in
 from transformer.layers.block import Block, BlockOutput, layer_constants
@@ -35,7 +33,7 @@ from transformer.layers.stack_weights import (
 )
 from transformer.model_context import ModelContext
 
-MAX_UNROLLED_LAYERS = 16
+MAX_UNROLLED_LAYERS: dict[Platform, int] = {"cpu": 16, "gpu": 24, "tpu": 16}
 """`auto` unrolls up to this many layers: faster steps for longer compilation."""
 
 
@@ -55,14 +53,13 @@ class LayerInputs(NamedTuple):
     layer_index: int | jax.Array  # l; traced in a scan
 
 
-def should_unroll(loop: LayerLoop, remat: RematPolicy, num_layers: int) -> bool:
+def should_unroll(loop: LayerLoop, remat: RematPolicy, num_layers: int, hardware: Hardware) -> bool:
     """Return True if layers are compiled one by one instead of inside `lax.scan`.
 
-    With rematerialization `auto` scans: in unrolled layers XLA's CPU compiler merges the recomputed
-    values with the original ones, and so saves them after all.
+    With remat `auto` scans: unrolled, XLA's CPU compiler merges recomputed and original values.
     """
     if loop == "auto":
-        return remat == "none" and num_layers <= MAX_UNROLLED_LAYERS
+        return remat == "none" and num_layers <= MAX_UNROLLED_LAYERS[hardware.platform]
     return loop == "unroll"
 
 
@@ -149,7 +146,7 @@ class Stack(nn.Module):
         """Number of layers that a scan runs over: all whole repetitions of the pattern, or 0."""
         num_layers, num_places = self.context.num_layers, len(self.layer_pattern)
         repetitions = num_layers // num_places
-        unrolled = should_unroll(self.layer_loop, self.remat, num_layers)
+        unrolled = should_unroll(self.layer_loop, self.remat, num_layers, self.context.hardware)
         # A scan of one repetition would be a loop of length 1.
         return 0 if unrolled or repetitions < 2 else repetitions * num_places
 

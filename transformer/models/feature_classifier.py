@@ -88,7 +88,7 @@ class FeatureClassifier(Model):
         if not isinstance(config.position_embedding, NoPosition):
             x = x + embed_positions(self, positions, config).astype(x.dtype)
         if config.embedding_norm is not None:
-            x = Norm(config.embedding_norm, config.precision, name="embedding_norm")(x)
+            x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
         # Stream L: streams 0 to L - 1 belong to the layers.
         x = dropout(x, config.embedding_dropout, fold_in(dropout_rngs, context.num_layers))
         x = context.constrain(x, ("batch", "length", None))

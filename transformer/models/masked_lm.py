@@ -72,7 +72,7 @@ class MaskedLanguageModel(Model):
         head = config.masked_head
         x = apply_linear(self, "head", x, embed, embed, context, bias=head.bias)
         x = ACTIVATIONS[head.activation](x)
-        x = Norm(config.embedding_norm or NormConfig(), config.precision, name="head_norm")(x)
+        x = Norm(config.embedding_norm or NormConfig(), context, name="head_norm")(x)
         matrix = declare_output_matrix(self, table, config)
         bias = None
         if head.output_bias:

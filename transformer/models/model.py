@@ -165,7 +165,7 @@ def apply_layers(
     pattern, loop = side_config.layer_pattern, config.layer_loop
     output = Stack(pattern, context, loop, config.remat, name="layers")(x, inputs, memory)
     if side_config.final_norm is not None:
-        norm = Norm(side_config.final_norm, config.precision, name="final_norm")
+        norm = Norm(side_config.final_norm, context, name="final_norm")
         output = output._replace(x=norm(output.x))
     return output
 

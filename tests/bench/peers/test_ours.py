@@ -24,6 +24,7 @@ SETTINGS = {
     "weight_decay": 0.1,
     "clip": 1.0,
     "threads": 1,
+    "precision": "float32",
 }
 
 
@@ -41,6 +42,8 @@ def test_experiment_is_gpt2_with_default_settings() -> None:
     assert experiment.model.layer_loop == "auto"
     assert isinstance(experiment.optimizer, AdamW)
     assert (experiment.optimizer.max_grad_norm, experiment.optimizer.weight_decay) == (1.0, 0.1)
+    narrow = experiment_of({**SETTINGS, "precision": "bfloat16"})
+    assert narrow.model.precision.name == "bfloat16"
     tanh = experiment_of({**SETTINGS, "gelu": "tanh"})
     feed_forward = tanh.model.layer_pattern[0].feed_forward
     assert isinstance(feed_forward, FeedForwardConfig)
@@ -61,6 +64,7 @@ def test_rows_are_random_and_targets_are_next_tokens() -> None:
 def test_contender_trains() -> None:
     contender = Contender("ours", (sys.executable, "-m", "bench.peers.ours"), SETTINGS)
     with running(contender, warmup=1) as runner:
+        runner.wait_until_ready()
         runner.turn(2)
         record = runner.finish()
     (loss,) = record.losses

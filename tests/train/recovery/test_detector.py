@@ -116,11 +116,12 @@ def test_limits_per_length() -> None:
     # They fall for no length, so there is no trend.
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
     assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
+    # The parameter norm, whatever the length: about the last one, with the spread of its steps.
+    weights = logs[-1] + 3 * float(robust_std(jnp.diff(jnp.float32(logs))))
     for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
         limits = np.log(limits_of(detector, QUIET, length).max_values)
-        np.testing.assert_allclose(
-            limits, [level + 3 * max(wider, e) for e in MIN_LOG_STD], rtol=1e-5
-        )
+        expected = [*(level + 3 * max(wider, e) for e in MIN_LOG_STD[:2]), weights]
+        np.testing.assert_allclose(limits, expected, rtol=1e-5)
     everything = limits_of(make_detector(np.stack([logs, logs])), QUIET, 128).max_values
     for unknown in (32, 64):  # too few of them
         assert limits_of(detector, QUIET, unknown).max_values.tolist() == everything.tolist()
@@ -187,13 +188,23 @@ def test_outlier_parameter_norms_are_detected_immediately(bad: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("growth", [0.05, 0.005])
-def test_growing_parameter_norms_are_normal(growth: float) -> None:
+@pytest.mark.parametrize(
+    ("growth", "warmup", "power"),
+    [
+        (0.05, 200, 1),
+        (0.005, 200, 1),
+        # As the first steps of `wikitext2`, where Muon's updates point in one direction.
+        (0.05, 100, 2),
+    ],
+    ids=["fast", "slow", "aligned updates"],
+)
+def test_growing_parameter_norms_are_normal(growth: float, warmup: int, power: int) -> None:
     """During the learning rate's warmup, first nothing moves, then everything does."""
     losses, norms = make_run(1000)
     n = np.arange(1000)
-    warm = np.where(n < 200, n * n / 400, n - 100)
-    verdicts, _ = verdicts_on(losses, norms, weights=10 * np.sqrt(1 + growth * warm))
+    warm = np.where(n < warmup, n * n / (2 * warmup), n - warmup / 2)
+    weights = 10 * np.sqrt(1 + (growth * warm) ** power)
+    verdicts, _ = verdicts_on(losses, norms, weights=weights)
     assert not skipped_steps(verdicts)
 
 

@@ -8,9 +8,17 @@ from flax.core import meta
 
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal
-from transformer import NormConfig, Precision
+from transformer import Hardware, Initialization, NormConfig, Precision
 from transformer.layers.basic import Norm, layer_norm, rms_norm
+from transformer.model_context import ModelContext
 from transformer.precision import DType
+
+
+def make_context(
+    precision: Precision = Precision(),  # noqa: B008 - immutable
+    hardware: Hardware = Hardware(),  # noqa: B008
+) -> ModelContext:
+    return ModelContext(11, 1, precision, Initialization(), hardware)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_norms_match_numpy(shape: tuple[int, ...]) -> None:
     ids=["layer", "layer without bias", "rms"],
 )
 def test_initial_module_is_the_plain_norm(config: NormConfig, names: set[str]) -> None:
-    norm = Norm(config, Precision())
+    norm = Norm(config, make_context())
     x = 2 + normal(0, 2, 3, 11)
     params = meta.unbox(jax.jit(norm.init)(jax.random.key(0), x)["params"])
     assert {name: leaf.shape for name, leaf in params.items()} == dict.fromkeys(names, (11,))
@@ -74,7 +82,7 @@ def test_16_bit_input_is_normalized_in_the_policy_dtype(config: NormConfig) -> N
     params = {"gain": 1 + normal(1, 257), "bias": normal(2, 257)}
 
     def computed(x: jax.Array, dtype: DType) -> Any:
-        norm = Norm(config, Precision(compute="bfloat16", norm=dtype))
+        norm = Norm(config, make_context(Precision(compute="bfloat16", norm=dtype)))
         return jax.jit(norm.apply)({"params": params}, x)
 
     expected = computed(x.astype(jnp.float32), "float32").astype(jnp.bfloat16)
@@ -93,3 +101,30 @@ def test_16_bit_input_is_normalized_in_the_policy_dtype(config: NormConfig) -> N
 def test_invalid_fields_raise(settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NormConfig(**settings)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "config",
+    [NormConfig(), NormConfig(bias=False), NormConfig("rms"), NormConfig("rms_offset")],
+    ids=["layer", "layer without bias", "rms", "rms_offset"],
+)
+def test_gradients_on_a_gpu_equal_those_of_autodiff(config: NormConfig, dtype: DType) -> None:
+    x = jnp.asarray(2 + normal(0, 2, 5, 33), dtype)
+    dy = jnp.asarray(normal(1, 2, 5, 33), dtype)
+
+    def gradients(hardware: Hardware) -> Any:
+        norm = Norm(config, make_context(Precision(compute=dtype), hardware))
+        params = meta.unbox(norm.init(jax.random.key(0), x)["params"])
+        params = {name: leaf + normal(2, 33) for name, leaf in params.items()}
+        y, vjp = jax.vjp(lambda params, x: norm.apply({"params": params}, x), params, x)
+        return y, vjp(dy)
+
+    actual, expected = gradients(Hardware("gpu")), gradients(Hardware("cpu"))
+    structures: list[Any] = [jax.tree.structure(each) for each in (actual, expected)]
+    assert structures[0] == structures[1]
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        assert one.dtype == other.dtype
+        # Autodiff rounds to 16 bits in other places.
+        tolerance = 1e-5 if dtype == "float32" else 2.0**-7
+        assert_close(np.asarray(one, np.float32), np.asarray(other, np.float32), tolerance)

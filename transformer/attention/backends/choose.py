@@ -85,7 +85,9 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
     """
     check_choice("backend", backend, get_args(Backend))
     if spec.context_shards > 1 and spec.keys_match_queries:
-        obstacle = _ring_obstacle(spec)
+        from transformer.attention.backends.kernel_obstacles import ring_obstacle
+
+        obstacle = ring_obstacle(spec)
         if obstacle or backend not in ("auto", "ring"):
             obstacle = obstacle or "keys and values have to move around the ring"
             raise ValueError(
@@ -104,7 +106,7 @@ def choose_backend(backend: Backend, spec: AttentionSpec) -> BackendChoice:
 
 PREFERRED_BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": ("query_blocks", "reference"),
-    "gpu": ("cudnn", "reference"),
+    "gpu": ("cudnn", "query_blocks", "reference"),
     "tpu": ("splash", "reference"),
 }
 """Backends that `auto` tries in turn; `_choose_fastest` inserts `blockwise`."""
@@ -136,7 +138,12 @@ def _obstacle(backend: Backend, spec: AttentionSpec) -> str:
         return f"its kernel cannot be compiled here ({broken[backend]})"
     if backend != "reference" and not spec.lengths_known:
         return "it splits the tokens into blocks, and their number is symbolic"
-    return OBSTACLES[backend](spec)
+    if backend in OBSTACLES:
+        return OBSTACLES[backend](spec)
+    # It imports this module, and a CPU needs none of them.
+    from transformer.attention.backends.kernel_obstacles import KERNEL_OBSTACLES
+
+    return KERNEL_OBSTACLES[backend](spec)
 
 
 def _has_many_scores(spec: AttentionSpec) -> bool:
@@ -171,74 +178,9 @@ def _blockwise_obstacle(spec: AttentionSpec) -> str:
     return ""
 
 
-def _cudnn_obstacle(spec: AttentionSpec) -> str:
-    if spec.hardware.platform != "gpu":
-        return f"it runs on NVIDIA GPUs, not on {spec.hardware.platform}"
-    capability = spec.hardware.compute_capability
-    if capability.startswith("gfx"):
-        return f"it runs on NVIDIA GPUs, not on AMD's {capability}"
-    if capability and float(capability) < 8:
-        return f"it needs compute capability 8.0 (Ampere) or more, and this GPU has {capability}"
-    if spec.dtype not in ("bfloat16", "float16"):
-        return f"it computes in 16 bits, not in {spec.dtype}"
-    if spec.head_dim != spec.value_head_dim:
-        return "queries and values have different widths"
-    if spec.head_dim % 8 or spec.head_dim > 128:
-        return f"the head width {spec.head_dim} is not a multiple of 8 up to 128"
-    if not spec.dot_product_only:
-        return "it supports dot products only, without a bias or a cap"
-    if spec.has_sinks:
-        return "it does not support sinks"
-    if spec.returns_weights or spec.has_dropout:
-        return "it neither returns attention weights nor drops them"
-    pattern, has_arrays = spec.pattern, spec.has_segments or spec.has_extra_masks
-    if has_arrays or pattern.window or pattern.prefix or not pattern.ordered:
-        return "the mask is more than causal"
-    if pattern.causal and not spec.keys_match_queries:
-        return "causal attention to other keys than the queries' own"
-    return ""
-
-
-def _splash_obstacle(spec: AttentionSpec) -> str:
-    if spec.hardware.platform != "tpu":
-        return f"it runs on TPUs, not on {spec.hardware.platform}"
-    if spec.hardware.count > 1 and not spec.mesh_known:
-        return "its kernel is for one chip, and the layout on several is not known"
-    if spec.head_dim != spec.value_head_dim:
-        return "queries and values have different widths"
-    if spec.has_relative_tables or not (spec.dot_product_only or spec.soft_capped):
-        return "it supports dot products only, without a bias"
-    if spec.returns_weights or spec.has_dropout:
-        return "it neither returns attention weights nor drops them"
-    if spec.has_sinks:
-        return "it does not support sinks"
-    if spec.has_extra_masks or spec.pattern.prefix or spec.pattern.dilation > 1:
-        return "the mask is more than causal, a window and segments"
-    if not (spec.keys_match_queries and spec.pattern.ordered):
-        return "it needs the queries' own keys in order"
-    return ""
-
-
-def _ring_obstacle(spec: AttentionSpec) -> str:
-    if spec.context_shards == 1:
-        return "tokens are not spread over devices"
-    if spec.has_relative_tables or not (spec.dot_product_only or spec.soft_capped):
-        return "it supports dot products only, without a bias"
-    if spec.returns_weights:
-        return "it does not return attention weights"
-    if spec.has_extra_masks or spec.pattern.prefix:
-        return "the mask is more than causal, a window and segments"
-    if not spec.keys_match_queries:
-        return "it needs the queries' own keys"
-    return ""
-
-
 OBSTACLES: dict[str, Callable[[AttentionSpec], str]] = {
     "reference": lambda spec: "",
     "query_blocks": _query_blocks_obstacle,
     "blockwise": _blockwise_obstacle,
-    "cudnn": _cudnn_obstacle,
-    "splash": _splash_obstacle,
-    "ring": _ring_obstacle,
 }
 """Function of each backend that returns why it does not support a spec; empty if it does."""

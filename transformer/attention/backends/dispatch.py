@@ -1,6 +1,6 @@
 """Call a backend of attention by name, with the arguments that it takes.
 
-The backends of a few lines are here: query blocks and cuDNN. The others have files of their own.
+Query blocks are here. The other backends have files of their own.
 """
 
 import jax
@@ -11,13 +11,13 @@ from transformer.attention.attention_config import Backend
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.choose import MIN_QUERY_BLOCK
 from transformer.attention.backends.ring import attend_ring
-from transformer.attention.backends.tiling import repeat_kv_for_shards, widen
+from transformer.attention.backends.tiling import widen
 from transformer.attention.mask_checks import check_mask
-from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.masks import Mask, positions_or_arange
 from transformer.attention.scores import add_sinks
 from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
-from transformer.model_context import ActivationConstraint, unconstrained
+from transformer.model_context import ActivationConstraint
 
 
 def attend_fast(
@@ -36,7 +36,9 @@ def attend_fast(
     check_mask(mask, q.shape[1], k.shape[1])
     match backend:
         case "cudnn":
-            return attend_cudnn(q, k, v, mask.pattern, score_spec.scale, constrain)
+            from transformer.attention.backends.cudnn import attend_cudnn
+
+            return attend_cudnn(q, k, v, mask, score_spec, constrain)
         case "splash":
             # Pallas takes a second to import, and only TPUs need it.
             from transformer.attention.backends.splash import attend_splash
@@ -57,42 +59,6 @@ def attend_fast(
             )
             return (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
     raise AssertionError(f"backend {backend}")
-
-
-def attend_cudnn(
-    q: jax.Array,  # [B, T, N, H] bfloat16 or float16
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H]
-    pattern: MaskPattern,
-    scale: float,
-    constrain: ActivationConstraint = unconstrained,
-) -> jax.Array:  # [B, T, N, H]
-    """Return softmax(scale q k^T under the pattern) v by cuDNN's flash attention (Dao et al. 2022).
-
-    Memory is linear in T. The softmax is computed in float32 inside the kernel. It supports causal
-    and full masks without segments, and no dropout; `choose.py` lists what else it needs.
-    """
-    k, v = (_shard_like_queries(each, constrain) for each in (k, v))
-    return jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        scale=scale,
-        is_causal=pattern.causal,
-        implementation="cudnn",
-    )
-
-
-def _shard_like_queries(
-    x: jax.Array,  # [B, S, K, H]
-    constrain: ActivationConstraint,
-) -> jax.Array:  # [B, S, K or more, H]
-    """Split key or value heads over the devices of the query heads.
-
-    The kernel's partitioning rule requires the same split of queries, keys and values.
-    """
-    repeated = repeat_kv_for_shards(x, constrain.num_shards("heads"))
-    return x if repeated is x else constrain(repeated, ("batch", None, "heads", None))
 
 
 def num_query_blocks(length: int) -> int:

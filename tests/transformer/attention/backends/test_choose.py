@@ -46,7 +46,7 @@ ON_GPU = dataclasses.replace(CAUSAL, hardware=GPU, dtype="bfloat16")
         (
             dataclasses.replace(ON_GPU, dtype="float32"),
             BackendChoice(
-                "reference", "cudnn cannot serve: it computes in 16 bits, not in float32"
+                "query_blocks", "cudnn cannot serve: it computes in 16 bits, not in float32"
             ),
         ),
     ],
@@ -144,7 +144,12 @@ CUDNN: dict[str, Any] = {
     "it supports dot products only, without a bias or a cap": {"dot_product_only": False},
     "the head width 36 is not a multiple of 8 up to 128": {"head_dim": 36, "value_head_dim": 36},
     "the head width 136 is not a multiple of 8 up to 128": {"head_dim": 136, "value_head_dim": 136},
-    "causal attention to other keys than the queries' own": {"keys_match_queries": False},
+    "with a mask other than causal it needs even lengths": {"has_segments": True, "num_keys": 255},
+    "the mask is an array with an entry for each query and key, and both are many": {
+        "has_segments": True,
+        "num_queries": 32_768,
+        "num_keys": 32_768,
+    },
 }
 
 
@@ -168,13 +173,35 @@ def test_cudnn_rejects_returned_weights_and_dropout(field: str) -> None:
     "case",
     [
         dataclasses.replace(ON_GPU, has_segments=True),
+        dataclasses.replace(ON_GPU, has_extra_masks=True),
+        dataclasses.replace(ON_GPU, keys_match_queries=False, num_keys=100),
+        dataclasses.replace(ON_GPU, num_queries=32_767, num_keys=32_767),
         with_pattern(ON_GPU, window=7),
+        with_pattern(ON_GPU, window=7, causal=False),
         with_pattern(ON_GPU, prefix=True),
         with_pattern(ON_GPU, ordered=False),
     ],
-    ids=["segments", "window", "prefix", "out of order"],
+    ids=[
+        "segments",
+        "other arrays",
+        "other keys",
+        "odd and long, but causal",
+        "window",
+        "window in both directions",
+        "prefix",
+        "out of order",
+    ],
 )
-def test_cudnn_supports_only_plain_causal_masks(case: AttentionSpec) -> None:
+def test_cudnn_supports_all_masks(case: AttentionSpec) -> None:
+    assert choose_backend("auto", case) == BackendChoice("cudnn", "the fastest on gpu")
+
+
+def test_wide_heads_need_a_new_gpu() -> None:
+    wide = dataclasses.replace(ON_GPU, head_dim=256, value_head_dim=256)
+    hopper = Hardware("gpu", "NVIDIA H200", 1, "9.0")
+    ampere = Hardware("gpu", "NVIDIA A100", 1, "8.0")
+    assert choose_backend("auto", dataclasses.replace(wide, hardware=hopper)).backend == "cudnn"
     assert (
-        choose_backend("cudnn", case).reason == "cudnn cannot serve: the mask is more than causal"
+        "multiple of 8 up to 128"
+        in choose_backend("cudnn", dataclasses.replace(wide, hardware=ampere)).reason
     )

@@ -1,0 +1,81 @@
+"""Attention by cuDNN's flash kernel on NVIDIA GPUs, in 16 bits."""
+
+import jax
+import jax.numpy as jnp
+
+from transformer.attention.attend import ScoreSpec
+from transformer.attention.backends.tiling import repeat_kv_for_shards
+from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.model_context import ActivationConstraint, unconstrained
+
+
+def reads_pattern(
+    pattern: MaskPattern,
+    own_keys: bool,  # the keys are those of the queries' own tokens, in their order
+) -> bool:
+    """Return True if the kernel computes the pattern from indices, without an array.
+
+    It knows causal masks, and windows below them.
+    """
+    if pattern.prefix:
+        return False
+    if not pattern.causal:
+        return not pattern.window
+    return pattern.ordered and own_keys and pattern.dilation == 1
+
+
+def attend_cudnn(
+    q: jax.Array,  # [B, T, N, H] bfloat16 or float16
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H]
+    mask: Mask,
+    score_spec: ScoreSpec,  # dot products without cap or dropout
+    constrain: ActivationConstraint = unconstrained,
+) -> jax.Array:  # [B, T, N, H]
+    """Return softmax(scale q k^T under the mask) v by cuDNN's flash attention (Dao et al. 2022).
+
+    The softmax is computed in float32 inside the kernel. Memory is linear in T for causal masks,
+    windows below them and no mask at all. Any other mask, such as that of packed documents, is an
+    array of B T S numbers of 16 bits, one for all heads and layers.
+
+    A query without a visible key gets zeros and no gradient. `choose.py` lists what the kernel
+    needs.
+    """
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    pattern = mask.pattern
+    k, v = (_shard_like_queries(each, constrain) for each in (k, v))
+    own_keys = mask.key_positions is None and num_queries == num_keys
+    # Global tokens lift the window.
+    by_index = reads_pattern(pattern, own_keys) and mask.global_positions is None
+    visible = None
+    if not by_index or mask.segments is not None or mask.has_extra_masks:
+        visible = dense_mask(mask, num_queries, num_keys)[:, None]  # [B or 1, 1, T, S]
+        if visible.shape[0] > 1:
+            visible = constrain(visible, ("batch", None, None, None))
+    y = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        mask=visible,
+        scale=score_spec.scale,
+        # Beside an array they still tell the kernel which blocks it may skip.
+        is_causal=by_index and pattern.causal,
+        local_window_size=(pattern.window - 1, 0) if by_index and pattern.window else None,
+        implementation="cudnn",
+    )
+    if visible is None or not mask.may_have_empty_rows(num_queries, num_keys):
+        return y
+    # The kernel averages all values where no key is visible.
+    return jnp.where(visible.any(-1).swapaxes(1, 2)[..., None], y, 0)
+
+
+def _shard_like_queries(
+    x: jax.Array,  # [B, S, K, H]
+    constrain: ActivationConstraint,
+) -> jax.Array:  # [B, S, K or more, H]
+    """Split key or value heads over the devices of the query heads.
+
+    The kernel's partitioning rule requires the same split of queries, keys and values.
+    """
+    repeated = repeat_kv_for_shards(x, constrain.num_shards("heads"))
+    return x if repeated is x else constrain(repeated, ("batch", None, "heads", None))

@@ -11,7 +11,7 @@ another environment.
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,6 +68,8 @@ class Options:
     shapes: tuple[Literal["small", "gpt2", "gpt2-1k", "medium-1k"], ...] = ("small", "gpt2")
     """small: 6 layers x 384, T 256, B 12, V 65; gpt2: 12 layers x 768, T 512, B 2, V 50,304;
     gpt2-1k: the same with T 1,024, B 32; medium-1k: 24 layers x 1,024, T 1,024, B 16."""
+    batch: int = 0
+    """Sequences in a batch; 0: those of the shape."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Dtype of matrix products on both sides; weights are float32."""
     rounds: int = 15
@@ -88,6 +90,7 @@ class Options:
 
 def contenders(options: Options, shape: Shape) -> list[Contender]:
     """Return ours and the peer with the same settings."""
+    shape = replace(shape, batch=options.batch or shape.batch)
     gelu = OWN_GELU[options.against] if options.gelu == "own" else options.gelu
     settings = {**asdict(shape), **OPTIMIZER, "gelu": gelu, "threads": cores()}
     settings["precision"] = options.precision
@@ -135,7 +138,8 @@ def measure(options: Options, shape: str, sides: list[Contender]) -> Measurement
         seed=options.seed,
         build_together=bool(gpu_name()),
     )
-    tokens = options.steps * SHAPES[shape].batch * SHAPES[shape].context
+    settings = sides[-1].settings
+    tokens = options.steps * settings["batch"] * settings["context"]
     reference = sides[-1].name
     return Measurement(shape, options.steps, reference, compare(records, reference, tokens))
 
@@ -148,7 +152,8 @@ def main(options: Options) -> None:
     measurements = []
     for name in options.shapes:
         measurement = measure(options, name, sides[name])
-        shape = f"{_describe(SHAPES[name])}, {options.precision}"
+        sizes = replace(SHAPES[name], batch=sides[name][-1].settings["batch"])
+        shape = f"{_describe(sizes)}, {options.precision}"
         title = f"training step, {shape}, {options.rounds} rounds"
         console.print(table(title, measurement.rows, measurement.reference, "tokens"))
         measurements.append(measurement)

@@ -59,6 +59,11 @@ def test_both_sides_use_the_peers_gelu_by_default(
     assert [side.settings["gelu"] for side in sides] == [gelu, gelu]
 
 
+def test_batch_size_replaces_that_of_the_shape() -> None:
+    sides = contenders(replace(HF, batch=7), SHAPES["small"])
+    assert [side.settings["batch"] for side in sides] == [7, 7]
+
+
 def test_compiled_peer_is_labeled() -> None:
     _, peer = contenders(replace(HF, compile=True), SHAPES["small"])
     assert peer.name == "Hugging Face, compiled"

@@ -41,10 +41,14 @@ def _compile_splash() -> None:
 def _compile_cudnn() -> None:
     from transformer.attention.backends.cudnn import attend_cudnn
 
-    def attend(q: Any, k: Any, v: Any) -> jax.Array:
-        return attend_cudnn(q, k, v, Mask(MaskPattern(causal=True)), ScoreSpec(1.0))
+    causal = MaskPattern(causal=True)
+    # The second is given to the kernel as an array.
+    for mask in (Mask(causal), Mask(causal, segments=jnp.ones((1, 128), jnp.int32))):
 
-    _compile_gradient(attend, (1, 128, 1, 64))
+        def attend(q: Any, k: Any, v: Any, mask: Mask = mask) -> jax.Array:
+            return attend_cudnn(q, k, v, mask, ScoreSpec(1.0))
+
+        _compile_gradient(attend, (1, 128, 1, 64))
 
 
 KERNEL_PROBES: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudnn": _compile_cudnn}

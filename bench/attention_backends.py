@@ -2,8 +2,8 @@
 
     python -m bench.attention_backends [--cases "documents 8 x 4096: cudnn reference" ...]
 
-Each row has as many tokens as the others of its mask. All programs are compiled first, several at
-a time; then each is timed alone. "error" is the largest distance of y and its gradients from those
+The default cases have 32,768 tokens each. All programs are compiled first, several at a time; then
+each is timed alone. "error" is the largest distance of y and its gradients from those
 of the case's first backend, relative to their norm. The defaults suit a GPU of 80 GB or more.
 """
 

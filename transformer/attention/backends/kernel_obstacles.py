@@ -1,4 +1,4 @@
-"""What attention kernels of GPUs and TPUs, and the ring over several devices, do not support."""
+"""Reasons why an attention kernel of GPUs or TPUs, or the ring over devices, cannot serve a call."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Reasons why an attention kernel of GPUs or TPUs, or the ring over devices, cannot serve a call."""
+"""Reasons why an attention kernel of GPUs or TPUs, or the ring over devices, cannot serve."""
 
 from collections.abc import Callable
 

@@ -30,7 +30,10 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
         dataclasses.replace(block, feed_forward=mixture) for block in experiment.model.layer_pattern
     )
     model = dataclasses.replace(experiment.model, layer_pattern=pattern, vocab_size=VOCAB)
-    return dataclasses.replace(experiment, model=model)
+    # AdamW with its usual epsilon takes steps of full size along gradients that are almost zero,
+    # and so of the rounding of sums; with this one, its steps follow the gradients.
+    optimizer = dataclasses.replace(experiment.optimizer, epsilon=1e-3)
+    return dataclasses.replace(experiment, model=model, optimizer=optimizer)
 
 
 def trained(engine: Engine) -> tuple[list[dict[str, float]], Any]:
@@ -60,4 +63,4 @@ def test_expert_parallelism_equals_one_device(tmp_path: Path) -> None:
         actual, others = trained(engine)
         for metrics, expected_metrics in zip(actual, expected, strict=True):
             assert metrics == pytest.approx(expected_metrics, abs=1e-5)
-        assert_close(others, params, 1e-4)
+        assert_close(others, params, 1e-5)

@@ -1,8 +1,8 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
-# make test        most tests, 15 to 20 minutes             make quick   the fastest part of them
-# make test-full   matrices of settings, longer runs       make drills  large drills, apart
+# make test        most tests, ten minutes                 make drills  large drills, apart
+# make test-full   matrices of settings, whole runs
 # make test-nightly  the longest tests, not before merges  make test-device  the accelerator here
-# make test-colab  the fastest part and a notebook, with Colab's versions (needs Python 3.13)
+# make test-colab  as `make test`, and a notebook, with Colab's versions (needs Python 3.13)
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make docs        build the documentation site into build/site
 # make audit       known holes in what we build on
@@ -23,8 +23,8 @@ SPREAD := --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --max-worke
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help train test test-full test-nightly test-colab test-device quick drills results lint \
-	format docs audit .venv
+.PHONY: help train test test-full test-nightly test-colab test-device drills results lint format \
+	docs audit .venv
 
 help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
@@ -43,13 +43,10 @@ test-full: .venv
 test-nightly: .venv
 	$(RUN) -m pytest $(SPREAD) -m nightly
 
-quick: .venv
-	$(RUN) -m pytest $(SPREAD) -m "not slow and not full and not colab"
-
 test-colab:
 	@$(MAKE) .venv VENV=.venv-colab PYTHON=python3.13 \
 		CONSTRAINTS="constraints-colab.txt constraints.txt"
-	.venv-colab/bin/python -m pytest $(SPREAD) -m "not slow and not full"
+	.venv-colab/bin/python -m pytest $(SPREAD) -m "not full"
 
 test-device: .venv
 	$(RUN) -m pytest -c tests_device/pytest.ini --rootdir . tests_device

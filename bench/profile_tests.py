@@ -63,7 +63,6 @@ class Recorder:
             "programs": [
                 (name, seconds) for event, name, seconds in self.events if event == COMPILE
             ],
-            "slow": item.get_closest_marker("slow") is not None,
         }
         self.file.write(json.dumps(line) + "\n")
         self.file.flush()

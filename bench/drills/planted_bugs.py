@@ -1,11 +1,11 @@
 """Plant 24 bugs, one at a time, and run the tests of their modules: does the suite detect them?
 
-    python -m bench.drills.planted_bugs [--tier quick|test|full] [--only WORD] [--output FILE]
+    python -m bench.drills.planted_bugs [--tier test|full] [--only WORD] [--output FILE]
 
 Each bug replaces one piece of text in a copy of the checkout; the checkout itself is not changed.
 The test files of the module run until the first failure: a bug that lets them pass is MISSED, and
-the exit status is 1. `--tier test` (the default) runs the tests of `make test`, `quick` those of
-`make quick`, and `full` all tests.
+the exit status is 1. `--tier test` (the default) runs the tests of `make test`, and `full`
+all tests.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("transformer", "train", "configs", "tests", "bench", "colab", "cloud", "docs")
-TIERS = {"quick": "not slow and not full", "test": "not full", "full": ""}
+TIERS = {"test": "not full", "full": ""}
 
 
 class Bug(NamedTuple):

@@ -96,8 +96,7 @@ def test_number_of_batch_shapes() -> None:
         assert len(set(actual)) == shapes
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("sliding_window")
+@pytest.mark.full
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variant_learns_from_padded_batches(name: str) -> None:
     """Rows end in padding, and the last rows of a batch are empty."""

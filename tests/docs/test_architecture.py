@@ -28,14 +28,14 @@ def measured() -> dict[str, list[str]]:
     return paths
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", LIMITS)
 def test_reading_paths_list_the_executed_files(measured: dict[str, list[str]], name: str) -> None:
     """If this fails: python -m tests.docs.reading_paths --write."""
     assert sorted(documented(name)) == sorted(measured[name])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", LIMITS)
 def test_reading_paths_are_short(measured: dict[str, list[str]], name: str) -> None:
     files, lines = LIMITS[name]

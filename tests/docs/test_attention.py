@@ -98,14 +98,14 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     forget()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_example_mixer_passes_its_check(tmp_path: Path, forget: Callable[[], None]) -> None:
     (tmp_path / "sharp.py").write_text(EXAMPLE)
     plugins.import_modules([str(tmp_path / "sharp.py")], "--import")
     check_mixer("sharp", d_model=16, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_example_mixer_is_used_from_the_command_line(
     tmp_path: Path,
     forget: Callable[[], None],

@@ -100,7 +100,6 @@ def test_every_page_is_parsed() -> None:
     assert "README.md" in pages()
 
 
-@pytest.mark.slow
 def test_page_commands_run() -> None:
     results = run_page("docs/explanation/masks.md", ROOT)
     assert [(status, problem) for _, status, _, problem in results] == [("ok", "")]

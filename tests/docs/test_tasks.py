@@ -50,7 +50,7 @@ def test_example_is_short() -> None:
     assert EXAMPLE.count("\n") <= 60
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_example_trains_evaluates_predicts_and_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

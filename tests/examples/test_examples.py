@@ -43,7 +43,7 @@ def test_own_training_loop_learns() -> None:
     assert losses[-1] < 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ensemble_members_learn_and_differ() -> None:
     example = load("ensemble")
     params, losses = example.train(steps=60)

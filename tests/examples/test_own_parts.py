@@ -44,7 +44,7 @@ def test_examples_are_short_and_linked(name: str) -> None:
     assert f"(examples/{name}.py)" in README.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_own_task(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(EXAMPLES / "own_task.py")
     experiment = dataclasses.replace(find_experiment(file), steps=300)
@@ -55,7 +55,7 @@ def test_own_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(result.output)["accuracy"] == pytest.approx(run.final_metrics["accuracy"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_own_mixer(capsys: pytest.CaptureFixture[str]) -> None:
     file = str(EXAMPLES / "own_mixer.py")
     import_modules([file], "--import")

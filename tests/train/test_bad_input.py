@@ -195,7 +195,7 @@ def test_run_without_checkpoints(capsys: Capture, copy: Path) -> None:
     assert_refused(actual, 1, "checkpoints: holds no checkpoint yet; train with fit first")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_damaged_checkpoint(capsys: Capture, trained_run: TrainedRun, copy: Path) -> None:
     """The previous checkpoint is used; a damaged one that is requested by its step is refused."""
     for file in (copy / "checkpoints" / "6" / "state").rglob("*"):
@@ -254,7 +254,7 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_full_disk_at_a_checkpoint(
     capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,7 +314,7 @@ def test_unwritable_cache(capsys: Capture, trained_run: TrainedRun, tmp_path: Pa
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_oom_during_training(
     capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +380,7 @@ def test_invalid_settings(
     assert_refused(actual, 2, words)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_reporter_error_does_not_hide_the_first_error(
     trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("checks")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "name"),
     [(Fault(3, weight=NAN), "losses/loss"), (Fault(3, factor=NAN), "grads/embedding")],
@@ -97,7 +97,7 @@ def test_planted_nan_is_named(folder: Path, tmp_path: Path, fault: Fault, name: 
     assert [line["step"] for line in lines_of(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_planted_token_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +118,7 @@ def test_planted_token_is_named(
         train.fit(experiment_with_checks(folder), str(tmp_path / "run"), quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_run_without_faults_logs_the_usual_metrics(folder: Path, tmp_path: Path) -> None:
     experiment = experiment_with_checks(folder)
     train.fit(experiment, str(tmp_path / "checked"), quiet=True)

@@ -98,8 +98,7 @@ def test_first_loss_is_log_vocab_size(expected: Curve) -> None:
     assert set(expected.metrics[0]) == named
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("2")
+@pytest.mark.full
 @pytest.mark.parametrize("grad_accum_steps", [2, 8])
 def test_accumulation_equals_full_batch(
     folder: Path, start: TrainState, expected: Curve, grad_accum_steps: int
@@ -115,7 +114,7 @@ def on_eight_devices(folder: Path) -> Engine:
     return make_engine(make_experiment(folder, mesh=mesh, grad_accum_steps=2), Hardware(count=8))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_three_axes_and_microbatches_equal_one_device(
     on_eight_devices: Engine, start: TrainState, expected: Curve
 ) -> None:
@@ -135,7 +134,7 @@ def test_mesh_equals_one_device(
     assert_same_curve(trained(engine, start), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pmap_equals_one_device(folder: Path, start: TrainState, expected: Curve) -> None:
     engine = make_engine(make_experiment(folder, compile="pmap"), Hardware(count=8))
     assert isinstance(engine, PmapEngine)
@@ -155,7 +154,7 @@ def test_pmap_with_gradient_accumulation(folder: Path) -> None:
     assert_close(result[0][1], result[1][1], 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_state_is_donated_and_keeps_its_sharding(
     on_eight_devices: Engine, start: TrainState
 ) -> None:
@@ -173,7 +172,7 @@ def _kind(leaf: Any) -> str:
     return f"{leaf.dtype}{leaf.shape} {leaf.sharding}"
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_step_and_evaluation_compile_once(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
@@ -246,7 +245,7 @@ def test_moments_are_float32_with_16_bit_parameters(folder: Path, optimizer: Any
     assert {leaf.dtype for leaf in metrics.values()} == {jnp.dtype("float32")}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_float16_trains_with_loss_scale(folder: Path) -> None:
     """The first scale is too large for float16: it is halved until the gradients are finite."""
     loss_scale = LossScaleConfig(2.0**24, growth_interval=3)
@@ -287,7 +286,7 @@ def test_pmap_rejects_model_parallel_meshes(folder: Path) -> None:
         make_experiment(folder, compile="pmap", mesh=MeshConfig(data=4, fsdp=2))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_seed_changes_initial_state(folder: Path, start: TrainState) -> None:
     other = on_one_device(make_experiment(folder, seed=1)).init()
     assert not np.array_equal(start.params["embedding"], other.params["embedding"])

@@ -25,7 +25,6 @@ def test_notebook_shows_one_line(kind: type[Exception]) -> None:
     assert shown == [f"{kind.__name__}: data.path x: does not exist; give another"]
 
 
-@pytest.mark.slow
 def test_missing_platform_is_one_line() -> None:
     program = "from train.runtime.local_hardware import local_hardware; local_hardware()"
     ran = subprocess.run(

@@ -36,7 +36,7 @@ def test_damaged_run_files(
     assert counts["refused"] < counts["cases"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
@@ -59,7 +59,7 @@ def test_damaged_datasets(
     assert fuzz(targets[name], tmp_path, CASES, seed=0)["cases"] >= CASES
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_random_arguments(targets: dict[str, _fuzz_targets.Target], tmp_path: Path) -> None:
     assert fuzz(targets["settings"], tmp_path, CASES, seed=0)["refused"]
 

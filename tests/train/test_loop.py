@@ -54,7 +54,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(experiment, workdir, run, shown.getvalue())
 
 
-@pytest.mark.slow
 def test_run_folder_contents(finished: Finished) -> None:
     assert sorted(entry.name for entry in finished.workdir.iterdir()) == [
         "checkpoints",

@@ -58,7 +58,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
     return Uninterrupted(folder, workdir, losses(workdir))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_metrics_of_each_source_are_logged(uninterrupted: Uninterrupted) -> None:
     lines = lines_of(uninterrupted.workdir / "metrics.jsonl")
     [*_, last] = [line for line in lines if line["split"] == "train"]
@@ -71,7 +71,7 @@ def test_metrics_of_each_source_are_logged(uninterrupted: Uninterrupted) -> None
         assert {"bits_per_byte/prose", "bits_per_byte/code", "bits_per_byte"} <= line.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_resumed_mixture_equals_the_uninterrupted_run(
     uninterrupted: Uninterrupted, tmp_path: Path
 ) -> None:
@@ -86,7 +86,7 @@ def test_resumed_mixture_equals_the_uninterrupted_run(
 STREAMING = StreamingConfig(enabled=True, shuffle_window=5, readers=1, validation_documents=4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_resumed_stream_equals_the_uninterrupted_run(tmp_path: Path) -> None:
     """Stopped within a file and a shuffle window; the files are moved before it resumes."""
     experiment = make_experiment(tmp_path, streaming=STREAMING)

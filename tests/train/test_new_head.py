@@ -33,7 +33,7 @@ def write_source(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_new_head_on_a_pretrained_body(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn = random.Random(0)
     rows = [

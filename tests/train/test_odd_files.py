@@ -305,7 +305,6 @@ def test_samples_are_appended_to_existing_files(tmp_path: Path) -> None:
         assert file.read() == b"--- step 3\nwords\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "time.jsonl", "logbook.jsonl"])
 def test_run_is_rejected_before_its_first_step(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str

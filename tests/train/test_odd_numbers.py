@@ -180,7 +180,7 @@ def test_oversized_models_are_rejected_before_building(
     oom.check_minimum_memory(make_engine(fits, Hardware(count=jax.device_count())), fits)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_fit_checks_memory_before_building(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -198,7 +198,7 @@ def test_fit_checks_memory_before_building(
     ("line", "target"),
     [
         *itertools.product(["--help"], [">/dev/full", ">&-"]),
-        pytest.param("fit quickstart --help", ">/dev/full", marks=pytest.mark.slow),
+        ("fit quickstart --help", ">/dev/full"),
         ("goodput --help", ">/dev/full"),
     ],
 )
@@ -217,7 +217,7 @@ def test_full_or_closed_standard_output(line: str, target: str) -> None:
         assert ran.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_closed_pipe_is_no_error() -> None:
     line = [sys.executable, "-m", "train", "describe", "quickstart"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as ran:

@@ -82,7 +82,6 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
-@pytest.mark.slow
 def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
     with CheckpointManager(stopped / "checkpoints", read_only=True) as checkpoints:
@@ -94,7 +93,6 @@ def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
     assert train.load(str(stopped)).step == 5
 
 
-@pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(
     uninterrupted: Uninterrupted, copy: Path, tmp_path: Path, on_step: Callable[[OnStep], None]
 ) -> None:
@@ -171,8 +169,7 @@ def test_resume_with_other_batch_splits(
     assert_same_bits(broken, full)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("[mesh")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
@@ -318,7 +315,7 @@ def damage(checkpoint: Path) -> None:
     largest.write_bytes(data)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_damaged_checkpoint_is_skipped(uninterrupted: Uninterrupted, copy: Path) -> None:
     damage(copy / "checkpoints" / "5")
     fit(make_experiment(uninterrupted.folder), copy)
@@ -357,7 +354,7 @@ def test_run_without_valid_checkpoint_is_an_error(
     assert contents(copy) == before
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_incomplete_first_save_is_ignored(uninterrupted: Uninterrupted, copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints" / "4")
     (copy / "checkpoints" / "5" / "manifest.json").unlink()
@@ -366,7 +363,6 @@ def test_incomplete_first_save_is_ignored(uninterrupted: Uninterrupted, copy: Pa
     assert (copy / "checkpoints" / "damaged-5").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("tpu")
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_auto_choices_are_pinned(uninterrupted: Uninterrupted, copy: Path, platform: str) -> None:

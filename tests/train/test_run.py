@@ -39,7 +39,7 @@ def run(folder: Path) -> Run:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_run_resumes_only_with_the_same_data(folder: Path, run: Run) -> None:
     del run
     experiment, workdir = make_experiment(folder, steps=6), str(folder / "texts")
@@ -54,7 +54,7 @@ def test_run_resumes_only_with_the_same_data(folder: Path, run: Run) -> None:
     assert steps == {1, 2, 3, 4}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_other_process_does_not_have_the_data(
     folder: Path, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,7 +69,7 @@ def test_other_process_does_not_have_the_data(
     assert done.status == 0, done.error
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_evaluate(folder: Path, run: Run) -> None:
     assert run.evaluate() == pytest.approx(run.final_metrics)
     loaded = train.load(str(folder / "texts"))
@@ -83,7 +83,7 @@ def test_evaluate(folder: Path, run: Run) -> None:
         loaded.evaluate(data=[("a", "b")])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_generate(run: Run) -> None:
     one = run.generate("the ", max_new_tokens=3, temperature=0)
     assert isinstance(one, str)
@@ -95,7 +95,7 @@ def test_generate(run: Run) -> None:
         run.generate("the", temperature=-1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_metrics_and_plot(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = train.load(str(folder / "texts")).metrics()
     assert lines[0]["split"] == "train"
@@ -123,7 +123,7 @@ def test_metrics_and_plot(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatc
         empty.plot()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_repr_of_a_run(folder: Path, run: Run) -> None:
     loss = f"{run.final_metrics['loss']:.4g}"
     assert repr(run).startswith(f"<Run tiny: LanguageModeling, step 4, loss {loss}, perplexity ")

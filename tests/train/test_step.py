@@ -251,7 +251,6 @@ def test_anomalous_update_is_skipped() -> None:
     assert float(metrics["skipped"]) == int(after.anomaly_detector.consecutive_anomalies) == 0
 
 
-@pytest.mark.slow
 def test_rollback_factor_lowers_learning_rate() -> None:
     config = RecoveryConfig()
     start = make_state().replace(anomaly_detector=AnomalyDetector.create(config))

@@ -92,7 +92,6 @@ def event(folder: Path, run: str, name: str) -> dict[str, Any]:
     return actual
 
 
-@pytest.mark.slow
 def test_init_from_all_weights_of_a_run(folder: Path, source: Run) -> None:
     run = started_with(folder, "all", make_experiment(folder), init_from=str(folder / "source"))
     assert_close(run.params, source.params, 1e-12)
@@ -102,7 +101,7 @@ def test_init_from_all_weights_of_a_run(folder: Path, source: Run) -> None:
     assert line["left"] == line["new"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_init_only_a_pattern_from_python(folder: Path, source: Run) -> None:
     """The source is not donated: it can be used afterwards."""
     experiment = make_experiment(folder, ema=EmaConfig(0.9))
@@ -116,7 +115,7 @@ def test_init_only_a_pattern_from_python(folder: Path, source: Run) -> None:
     assert not np.allclose(actual[EMBEDDING], source.params[EMBEDDING], atol=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None:
     copy = shutil.copytree(folder / "source", folder / "copy")
     experiment = make_experiment(folder, steps=8)
@@ -128,7 +127,7 @@ def test_resumed_run_does_not_need_its_source(folder: Path, source: Run) -> None
     assert_same_bits(parts.params, full.params)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tokenizer_comes_from_the_source(folder: Path, source: Run) -> None:
     other = folder / "other.txt"
     other.write_text("the cat sat on the mat.\n" * 60)
@@ -141,7 +140,7 @@ def test_tokenizer_comes_from_the_source(folder: Path, source: Run) -> None:
     assert_close(run.params, source.params, 1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) -> None:
     data = dataclasses.replace(
         as_any(make_experiment(folder).data), tokenizer=TokenizerConfig("byte")
@@ -158,7 +157,7 @@ def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) 
     assert rows[0].shape != rows[1].shape
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source: Run) -> None:
     recovery = RecoveryConfig(window=16, warmup=8, patience=2, rollback_steps=4, skip_batches=3)
     experiment = make_experiment(
@@ -314,7 +313,7 @@ def test_invalid_sources_raise(options: Any, message: str, tmp_path: Path) -> No
         start()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_command_line(
     folder: Path, source: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -97,7 +97,6 @@ SPARSE: list[MixerConfig] = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("bigbird", "top_k")
 @pytest.mark.parametrize("mixer", SPARSE, ids=lambda mixer: mixer.kind)
 def test_weights_reproduce_the_layer_output(mixer: MixerConfig) -> None:
@@ -125,7 +124,7 @@ def _causal() -> Mask:
     return Mask(MaskPattern(causal=True), positions=jnp.arange(LENGTH)[None])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_stages_of_an_encoder_decoder() -> None:
     pattern = (block(FULL, AttentionConfig(num_heads=2)),)
     encoder = EncoderConfig(num_layers=3, layer_pattern=(block(FULL),))

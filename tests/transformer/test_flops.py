@@ -121,7 +121,6 @@ def test_flops_match_matmuls_of_the_program(config: TransformerConfig) -> None:
     assert matmul_flops(program.jaxpr) == 2 * 13 * count_token_flops(model, 13).total(causal=False)
 
 
-@pytest.mark.slow
 def test_decode_step_flops_match_matmuls_of_the_program() -> None:
     """An encoder-decoder with 13 cached tokens and a source of 13 tokens."""
     block = for_counting(BILINEAR).layer_pattern[0]

@@ -102,7 +102,7 @@ def test_block_sparse_layers_need_a_concrete_length() -> None:
 # Flax and Orbax
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_nnx_bridge_gives_the_same_outputs_and_gradients(params: Params) -> None:
     bridged = nnx.jit(lambda: nnx.bridge.ToNNX(MODEL, rngs=nnx.Rngs(0)).lazy_init(TOKENS))()
     nnx.update(bridged, nnx.State(jax.tree.map(nnx.Param, params)))
@@ -166,7 +166,7 @@ def test_weights_are_frozen_by_pattern(params: Params) -> None:
 # Transformations
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_vmap_over_an_ensemble() -> None:
     init, keys = jax.jit(MODEL.init_params), jax.random.split(jax.random.key(1), 3)
     members, stacked = map(init, keys), jax.jit(jax.vmap(MODEL.init_params))(keys)
@@ -201,7 +201,7 @@ def test_parameters_are_donated(params: Params) -> None:
 # Meshes with explicit axes, the default of jax.make_mesh from jax 0.10 on
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_default_mesh(params: Params) -> None:
     check_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]), params)
 
@@ -227,7 +227,7 @@ def check_mesh(mesh: Mesh, params: Params) -> None:
     assert_trees_close(gradient_of(full, split), gradient_of(params, TOKENS))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_explicit_axes(mesh: Mesh, params: Params) -> None:
     check_mesh(mesh, params)
     with jax.set_mesh(mesh):
@@ -242,7 +242,7 @@ def test_explicit_axes_of_weights(mesh: Mesh, params: Params) -> None:
     assert_trees_close(gradient, gradient_of(params, TOKENS))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_explicit_axes_outside_of_jit(mesh: Mesh, params: Params) -> None:
     full, split = place(mesh, params), place(mesh, TOKENS, "data")
     positions, cache = place(mesh, jnp.arange(3)[None]), MODEL.init_cache(4, 5)
@@ -254,7 +254,7 @@ def test_explicit_axes_outside_of_jit(mesh: Mesh, params: Params) -> None:
     assert specs == {"data"}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_explicit_axes_with_dropout_and_intermediates(mesh: Mesh, params: Params) -> None:
     rngs = jax.random.split(jax.random.key(3), 4)
 
@@ -269,13 +269,13 @@ def test_explicit_axes_with_dropout_and_intermediates(mesh: Mesh, params: Params
     assert_trees_close(actual, run(params, TOKENS, rngs))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_explicit_axes_of_initial_values(mesh: Mesh, params: Params) -> None:
     sharded_params = MODEL.init(jax.random.key(0), place(mesh, TOKENS, "data"))["params"]
     assert_trees_close(sharded_params, params)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_generation_from_weights_with_explicit_axes(mesh: Mesh, params: Params) -> None:
     prompts = [[1, 2], [3]]
     result = generate(MODEL, place(mesh, params), prompts, max_new_tokens=2)

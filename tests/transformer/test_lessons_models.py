@@ -119,7 +119,7 @@ def test_model_without_causal_mask_generates_nonsense() -> None:
     assert right[False] < 0.35
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_model_without_causal_mask_predicts_worse_than_chance() -> None:
     held_out = text(STEPS, 64)
     prompts, next_tokens = held_out[:, : T // 2], held_out[:, T // 2]
@@ -132,7 +132,7 @@ def test_model_without_causal_mask_predicts_worse_than_chance() -> None:
     assert loss(train_model(causal=False)) > math.log(V)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_causal_pass_equals_a_loop_over_prefixes() -> None:
     """Looped over prefixes, collapsed to [B T, V], or in chunks: the same loss as one pass."""
     vocab, batch, length = 11, 2, 5

@@ -70,8 +70,7 @@ def test_merged_stack_is_base_plus_update() -> None:
     assert_close(weight.merge(), w + 0.5 * np.einsum("LNHr,LrD->LNHD", a, b))
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("remat")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "model",
     [

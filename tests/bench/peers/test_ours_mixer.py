@@ -22,7 +22,6 @@ def test_requested_mixer_is_built() -> None:
     assert asked == BigBirdConfig(num_heads=2, block_size=4, random_block_span=24)
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("bigbird")
 @pytest.mark.parametrize("mixer", ["longformer", "bigbird"])
 def test_mixer_runs_with_as_many_parameters_as_the_peer(mixer: str) -> None:

@@ -43,7 +43,6 @@ def test_windows_are_a_sixteenth_of_the_sequence() -> None:
     assert set(NAMES) <= set(found)
 
 
-@pytest.mark.slow
 def test_models_are_equally_large() -> None:
     made = {
         name: experiment(name, length=4096, pairs=16, steps=10, seed=0)

@@ -301,7 +301,7 @@ def test_single_laws_hold_the_other_variable() -> None:
     assert scaling.laws_at({(n, 1): float(n) for n in (1, 2, 3)}, 1) == [(1, None, 3)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_scaling_page_has_the_law_of_made_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,7 +331,7 @@ def test_scaling_page_has_the_law_of_made_runs(
     assert (tmp_path / "scaling.csv").read_text().startswith("parameters,tokens,loss\n49344,")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_pretraining_with_other_settings_trains_other_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ with CheckpointManager(folder, keep_last=2) as checkpoints:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_processes_write_one_manifest_and_skip_the_same_steps(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))

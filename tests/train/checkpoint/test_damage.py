@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_damage_is_detected_and_the_previous_step_restored(folder: Path, tmp_path: Path) -> None:
     like = {"w": jax.ShapeDtypeStruct((3, 5), jnp.int32), "key": jax.eval_shape(jax.random.key, 0)}
     drawn, copy, tried = random.Random(0), tmp_path / "copy", set()

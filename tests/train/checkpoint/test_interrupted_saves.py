@@ -103,8 +103,7 @@ def run_program(body: str, folder: pathlib.Path, mode: str) -> subprocess.Comple
     )
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("before its manifest is written", "while it writes")
+@pytest.mark.full
 @pytest.mark.parametrize("moment", KILLED)
 def test_killed_save_is_not_a_checkpoint(moment: str, tmp_path: pathlib.Path) -> None:
     killed = run_program(KILLED[moment], tmp_path, "")
@@ -124,7 +123,7 @@ def test_killed_save_is_not_a_checkpoint(moment: str, tmp_path: pathlib.Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("mode", ["full disk", "full disk, synchronous"])
 def test_full_disk_is_a_one_line_error_and_loses_nothing(mode: str, tmp_path: pathlib.Path) -> None:
     done = run_program(FULL, tmp_path, mode)

@@ -18,7 +18,7 @@ from train.run import read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import EventLog
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

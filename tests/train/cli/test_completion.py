@@ -55,7 +55,6 @@ def read_until(terminal: int, text: str) -> str:
     return shown
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_an_interactive_shell_completes_with_the_tab_key(shell: str, tmp_path: Path) -> None:
     if shutil.which(shell) is None:

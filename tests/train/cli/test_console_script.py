@@ -84,7 +84,6 @@ def test_shadowed_configs_are_named_and_other_verbs_work(folder: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_fit_with_the_script(folder: Path) -> None:
     program, config = script(folder.parent), write_config(folder)
     (folder / "helper.py").write_text("STEPS = 2\n")

@@ -20,7 +20,6 @@ def test_flags_define_sources_instead_of_a_path() -> None:
     assert isinstance(with_listed_sources(changed, ["--data.sources.1.path=x"]), Experiment)
 
 
-@pytest.mark.slow
 def test_data_verb_shows_splits_and_windows_of_every_source(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

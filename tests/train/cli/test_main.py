@@ -49,7 +49,7 @@ def one_object(output: str) -> dict[str, object]:
     return actual
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", list_experiments())
 def test_contract_options_of_every_experiment(name: str) -> None:
     arguments = {
@@ -88,7 +88,7 @@ def test_settings_inside_a_layer() -> None:
     assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
     """The settings that a run has saved are valid options."""
     lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
@@ -261,7 +261,7 @@ def test_fit_as_json(capsys: Capture, trained: Trained) -> None:
     assert one_object(result.output) == {"workdir": trained.workdir, **last}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     result = command(capsys, "evaluate", trained.workdir, "--json")
     assert (result.status, result.error) == (0, "")
@@ -275,7 +275,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert f"bits per byte: {last['bits_per_byte']:.4f}\n" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sample(capsys: Capture, trained: Trained) -> None:
     options = ("--max-new-tokens", "5", "--seed", "3")
     prompts = ("--prompt", "the cat", "sat")
@@ -290,7 +290,7 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert streamed.output == f"the cat{texts[0]}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_score(capsys: Capture, trained: Trained) -> None:
     texts = ("--text", "the cat", "sat")
     result = command(capsys, "score", trained.workdir, *texts, "--context", "the", "--json")
@@ -308,7 +308,7 @@ def test_score(capsys: Capture, trained: Trained) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_describe_as_json(capsys: Capture) -> None:
     result = command(capsys, "describe", "gpt2:medium", "--json")
     assert (result.status, result.error) == (0, "")
@@ -317,7 +317,7 @@ def test_describe_as_json(capsys: Capture) -> None:
     assert parameters["total"] == 354_823_168
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_preemption(
     capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +390,7 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_process_error_is_one_line(tmp_path: Path) -> None:
     line = ("fit", "quickstart", "--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
     status, output, error = process(*line)

@@ -44,7 +44,6 @@ def test_given_mesh_is_not_searched(capsys: Capture) -> None:
     assert plain["precisions"]["pure_bfloat16"]["fits"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -77,7 +77,7 @@ def test_init_writes_a_config_that_loads(
     assert "does not end with .py; give a name such as notes.py" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_new_config_trains_on_own_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

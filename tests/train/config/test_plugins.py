@@ -77,7 +77,7 @@ def marker(package: Path) -> Path:
     return package / "mypackage" / "imported"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_run_with_user_defined_parts(
     package: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -45,7 +45,6 @@ def test_rows_are_minimal_for_the_number_of_batches(
     assert bucket.batch_size == rows
 
 
-@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=20),
     st.integers(1, 5),

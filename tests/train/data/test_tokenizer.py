@@ -27,7 +27,6 @@ def tokenizers() -> dict[str, Tokenizer]:
     return {kind: train_tokenizer(TokenizerConfig(kind, vocab_size=300), TEXTS) for kind in KINDS}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", EXACT)
 @hypothesis.given(text=st.text(max_size=60))
 @hypothesis.example("<|endoftext|> is text here\x00\ufeff\u2028\x1c  \r\n")

@@ -88,7 +88,6 @@ def test_training_reads_only_the_requested_characters(kind: TokenizerKind) -> No
     assert learned.digest == train_tokenizer(config, ["abc " * 3, "abd "]).digest
 
 
-@pytest.mark.slow
 def test_training_is_deterministic_across_processes() -> None:
     script = (
         "from train.data.data_config import TokenizerConfig as Config\n"

@@ -54,7 +54,6 @@ def test_report_counts_and_prints() -> None:
         assert words in text.getvalue()
 
 
-@pytest.mark.slow
 def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # the tests have their own
     report = run_checks()

@@ -78,7 +78,6 @@ def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
     assert "Compiled memory of one device of 8" in text_out.getvalue()
 
 
-@pytest.mark.slow
 def test_residuals_shrink_with_remat(
     tmp_path: Path,
 ) -> None:

@@ -72,7 +72,6 @@ def test_unimportable_class_is_compiled_in_process(
     assert compile_in_subprocess(tiny(tmp_path), TARGET) is STEP
 
 
-@pytest.mark.slow
 def test_answer_of_a_real_subprocess_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its classes are pickled by the name of their module, although it runs as `__main__`."""
     module = types.ModuleType("experiment_own")

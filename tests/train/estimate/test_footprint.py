@@ -34,8 +34,7 @@ def test_at_least_forty_cases_from_the_drill() -> None:
     assert {each["case"] for each in COMPILED} <= set(CASES.read_text().splitlines())
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("h200")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "case",
     [each for each in COMPILED if each["case"].startswith("llama:3.2-1b")][:2],

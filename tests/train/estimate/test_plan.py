@@ -141,7 +141,6 @@ def test_tables(best_plan: Plan) -> None:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
 
-@pytest.mark.slow
 def test_step_that_does_not_fit(experiment: Experiment, here: Target) -> None:
     small = dataclasses.replace(here, chip=dataclasses.replace(here.chip, memory_bytes=10_000))
     best_plan = make_plan(experiment, small, PlanOptions(compile_best=0, precisions=False))

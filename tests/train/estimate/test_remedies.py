@@ -90,7 +90,7 @@ def test_float16_is_tried_only_if_faster() -> None:
     assert names == ["bfloat16", "pure_bfloat16", "float16"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_float32_step(wide: Quantities, narrow: Quantities) -> None:
     layer = 2 * MATRICES + 4 * T * D
     operations = 3 * (L * layer + 2 * V * D) + L * layer
@@ -118,7 +118,7 @@ def test_pure_bfloat16_step(narrow: Quantities) -> None:
     assert own.gradients == result.gradients
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_best_candidate_in_each_precision(narrow: Quantities) -> None:
     half = replace_precision(EXPERIMENT, Precision.parse("float16"))
     actual = list(

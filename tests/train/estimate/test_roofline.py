@@ -103,7 +103,7 @@ def test_offloaded_optimizer_state_visits_the_chip_by_layer(
     assert far.weights == near.weights
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_full_remat_saves_layer_inputs(
     quantities: Quantities,
 ) -> None:
@@ -171,7 +171,7 @@ def test_cpu_overlaps_nothing(quantities: Quantities) -> None:
     assert not estimate_step_time(own, candidate(fsdp=8, tensor=4)).overlaps
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_muon_has_matmuls_of_its_own(quantities: Quantities) -> None:
     muon = dataclasses.replace(EXPERIMENT, optimizer=Muon())
     slow = dataclasses.replace(CHIP, fp32_flops_per_second=1e8)
@@ -208,7 +208,7 @@ def test_offloaded_optimizer_state_is_not_overlapped(quantities: Quantities) -> 
     assert far.overlapped_seconds == max(near.overlapped_seconds, both_ways)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("bandwidth", [1e3, 1e12])
 def test_offloaded_activations_are_overlapped(quantities: Quantities, bandwidth: float) -> None:
     slow = Target("toy", dataclasses.replace(CHIP, host_bandwidth=bandwidth), (2, 4, 4))

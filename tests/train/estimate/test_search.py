@@ -139,7 +139,6 @@ def test_remedies_with_fewest_changes_come_first(quantities: Quantities) -> None
     assert len({changed_flags(now, each) for each in best}) == len(best)
 
 
-@pytest.mark.slow
 def test_other_mixers_are_planned() -> None:
     from transformer import SlidingWindowConfig
 

@@ -71,7 +71,6 @@ def test_memory_variants_cover_every_precision_and_optimizer() -> None:
     assert result["float32", "sgd"].memory.activations.bytes == 2 * halved
 
 
-@pytest.mark.slow
 def test_eight_bit_state_has_codes_scales_and_unquantized_moments() -> None:
     model = LanguageModel(TransformerConfig(vocab_size=128, d_model=64, num_layers=3))
     per_layer = {"large": (4 * 64 * 64 + 2 * 64 * 256), "small": 4 * 64 + 256 + 64 + 4 * 64}
@@ -120,7 +119,6 @@ def test_gradient_accumulation_has_fewer_activations_and_two_gradients() -> None
     assert memory.logits == 2 * 4 * 11 * 24
 
 
-@pytest.mark.slow
 def test_remat_saves_layer_inputs_and_one_working_layer() -> None:
     full = describe_tiny(dataclasses.replace(TINY, remat="full")).memory.activations
     assert full.bytes == 4 * (3 * TOKENS * 7 + LAYER_ELEMENTS)

@@ -83,7 +83,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_checkpoint_removed_while_read_is_replaced(
     averaged: tuple[Experiment, Path, train.Run],
     tmp_path: Path,
@@ -112,7 +112,7 @@ def test_checkpoint_removed_while_read_is_replaced(
     assert not capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_last_checkpoints_are_kept_and_averaged(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -127,7 +127,7 @@ def test_last_checkpoints_are_kept_and_averaged(
     assert [each["checkpoints"] for each in weights] == [[4, 6, 8]]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_final_metrics_are_those_of_the_average(
     averaged: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -158,7 +158,7 @@ def test_load_can_average_on_request(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_ema_includes_every_step(tmp_path: Path) -> None:
     """By hand, from checkpoints of all steps: decays of 1/10, 2/11, 3/12 and then 1/4."""
     experiment = make_experiment(
@@ -258,7 +258,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path,
     return experiment, folder / "run", fit(experiment, folder / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_early_stopping_ends_the_run(
     stopped: tuple[Experiment, Path, train.Run],
 ) -> None:
@@ -280,7 +280,7 @@ def test_early_stopping_ends_the_run(
     assert events[1]["best"] == {"step": best, "value": value, "waited": 3}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_best_checkpoint_is_loaded(stopped: tuple[Experiment, Path, train.Run]) -> None:
     _, workdir, run = stopped
     again = train.load(str(workdir))
@@ -288,7 +288,7 @@ def test_best_checkpoint_is_loaded(stopped: tuple[Experiment, Path, train.Run]) 
     assert_same_bits(again.params, run.params)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_stopped_run_is_not_continued(stopped: tuple[Experiment, Path, train.Run]) -> None:
     experiment, workdir, run = stopped
     before = evaluations(workdir)

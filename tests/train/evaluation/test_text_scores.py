@@ -88,7 +88,7 @@ def test_text_without_scored_tokens_is_refused(merging: Tokenizer) -> None:
         encode_continuation(merging, "", "ab")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_parts_sum_to_the_whole(language: Run) -> None:
     """The chain rule: log p(a) + log p(b | a) = log p(a b)."""
     whole = language.score("the cat sat")
@@ -105,7 +105,7 @@ def test_parts_sum_to_the_whole(language: Run) -> None:
     assert several[0].num_tokens == first.num_tokens + 1
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
     experiment = tiny_translator(tmp_path)
     corpus = make_task(experiment).prepare_corpus()
@@ -132,7 +132,7 @@ def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
         run.score("das")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_wrong_texts_raise(language: Run) -> None:
     with pytest.raises(UserError, match=r"^context: 2 for 1 texts; give one for all"):
         language.score(["ab"], context=["a", "b"])

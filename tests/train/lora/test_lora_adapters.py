@@ -46,7 +46,7 @@ def imported(folder: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     return workdir
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_import_with_an_adapter_gives_a_lora_run(
     folder: Path, imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +75,7 @@ def test_import_with_an_adapter_gives_a_lora_run(
     assert_same_bits(merged, named_leaves(loaded.params))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_training_starts_with_an_adapter_and_resumes(
     folder: Path, imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,7 +55,7 @@ def on_one_device(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return trained(make_engine(make_experiment(tmp_path_factory.mktemp("one")), Hardware()))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes",
     [
@@ -71,7 +71,7 @@ def test_eight_devices_equal_one(
     assert_close(eight, on_one_device, 1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["bfloat16", "pure_bfloat16", "float16"])
 def test_factors_are_float32_for_any_policy(tmp_path: Path, policy: str) -> None:
     experiment = make_experiment(tmp_path, num_layers=1, dropout=0.0)
@@ -83,7 +83,7 @@ def test_factors_are_float32_for_any_policy(tmp_path: Path, policy: str) -> None
     assert np.any(place["lora_b"] != 0)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_path: Path) -> None:
     """Arguments shrink by two float32 moments, temporaries by the gradients of frozen weights."""
     sizes: dict[int, tuple[int, int, int, int]] = {}

@@ -21,7 +21,7 @@ from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 STEPS = 40
 

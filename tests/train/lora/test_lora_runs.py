@@ -66,7 +66,6 @@ def restored(folder: Path, name: str, step: int) -> Any:
         return checkpoints.restore(step, engine.abstract_state()).state
 
 
-@pytest.mark.slow
 def test_checkpoint_holds_only_the_adapter(folder: Path, run: Run) -> None:
     state = restored(folder, "lora", 12)
     names = set(named_leaves(state.params))
@@ -78,7 +77,6 @@ def test_checkpoint_holds_only_the_adapter(folder: Path, run: Run) -> None:
     assert set(named_leaves(state.ema)) == names
 
 
-@pytest.mark.slow
 def test_only_targets_change_and_the_run_reloads(folder: Path, source: Run, run: Run) -> None:
     loaded = load(str(folder / "lora"))
     assert_same_bits(loaded.params, run.params)
@@ -90,7 +88,7 @@ def test_only_targets_change_and_the_run_reloads(folder: Path, source: Run, run:
     assert evaluate_run(loaded, "validation") == run.final_metrics
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_first_loss_is_that_of_the_base(folder: Path, run: Run) -> None:
     """Full fine-tuning from the same weights has the same first loss, and other ones later."""
     name = "full"
@@ -101,7 +99,7 @@ def test_first_loss_is_that_of_the_base(folder: Path, run: Run) -> None:
     assert full[2] != lora[2]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_resume_is_exact_without_the_source(folder: Path, source: Run, run: Run) -> None:
     shutil.copytree(folder / "source", folder / "moved")
     with preempted_after(8):
@@ -114,7 +112,7 @@ def test_resume_is_exact_without_the_source(folder: Path, source: Run, run: Run)
     assert_same_bits(restored(folder, "resumed", 12), restored(folder, "lora", 12))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_changed_base_is_detected(folder: Path, run: Run) -> None:
     copy = folder / "damaged"
     shutil.copytree(folder / "lora", copy)
@@ -140,7 +138,7 @@ def test_names_from_python_are_those_of_the_command_line(targets: Any) -> None:
     assert LoRAConfig(2, targets=targets) == LoRAConfig(2, targets=("query", "up"))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(folder, steps="2", num_layers="1")
     fit = ["fit", config, "--workdir", str(folder / "flags")]
@@ -153,7 +151,7 @@ def test_command_line(folder: Path, source: Run, capsys: pytest.CaptureFixture[s
     assert saved == LoRAConfig(2, targets=("attention", "up"), train_fully=())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_merged_run_is_an_ordinary_run(
     folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,7 +172,7 @@ def test_merged_run_is_an_ordinary_run(
     assert trained.step == 2
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_weights_missing_in_the_source_are_trained_in_full(folder: Path, source: Run) -> None:
     """The body is adapted; weights that `init_only` excludes are initialized and trained."""
     options: Any = {"init_from": str(folder / "source"), "init_only": "layers", "quiet": True}

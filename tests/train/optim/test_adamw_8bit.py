@@ -43,7 +43,7 @@ def adamw(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Ar
     return w
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_adamw_8bit_matches_formula() -> None:
     params = drawn(0, SHAPES)
     actual = updated(CONFIG, params, AXES)
@@ -64,7 +64,7 @@ def test_state_size_is_two_bytes_per_parameter() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_layers_are_quantized_independently() -> None:
     """Bit for bit, whatever the size of values in other layers."""
     axes = {"w": LogicalAxes(("layers",), ("embed",), ("mlp",))}

@@ -59,7 +59,6 @@ def test_step_decreases_loss(kind: str) -> None:
 
 
 @pytest.mark.sampled("[adamw]", "[muon")
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_devices_equal_one(kind: str) -> None:
     """And no device holds the whole state."""

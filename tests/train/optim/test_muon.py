@@ -49,7 +49,6 @@ def test_muon_matches_formula(config: Muon) -> None:
     np.testing.assert_allclose(actual["matrix"], theta, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_muon_treats_layers_independently() -> None:
     """Also for a weight with heads, whose matrix is [inputs, all outputs], and for experts."""
     config, params = Muon(weight_decay=0.1), drawn(0)

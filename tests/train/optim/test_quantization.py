@@ -97,7 +97,6 @@ def test_blocks_follow_layer_memory(
     np.testing.assert_allclose(again, blocks(x, stack, signed), rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_zeros_stay_zero() -> None:
     zeros: Any = np.zeros((3, 256), np.float32)
     codes, scales = quantize(zeros, 0, signed=True)

@@ -45,23 +45,18 @@ def alone(folder: Path) -> Callable[[str], Outcome]:
     return functools.cache(lambda model: train(folder, model, None))
 
 
-def slow(model: str, mesh: MeshConfig) -> Any:
-    return pytest.param(model, mesh, marks=pytest.mark.slow)
-
-
-@pytest.mark.slow
 @pytest.mark.sampled("[decoder-MeshConfig(data=2, fsdp=2")
 @pytest.mark.parametrize(
     ("model", "mesh"),
     [
-        slow("decoder", MeshConfig(data=8)),
+        ("decoder", MeshConfig(data=8)),
         ("decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
-        slow("decoder", MeshConfig(data=2, context=4)),
+        ("decoder", MeshConfig(data=2, context=4)),
         ("decoder", MeshConfig(data=1, fsdp=2, context=2, tensor=2)),
-        slow("encoder-decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
+        ("encoder-decoder", MeshConfig(data=2, fsdp=2, tensor=2)),
         ("experts", MeshConfig(data=2, expert=2, context=2)),
-        slow("experts", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
-        slow("capacity", MeshConfig(data=2, fsdp=2, expert=2)),
+        ("experts", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
+        ("capacity", MeshConfig(data=2, fsdp=2, expert=2)),
     ],
     ids=str,
 )
@@ -107,7 +102,7 @@ def test_no_device_holds_a_whole_weight(folder: Path, optimizer: str) -> None:
             assert share <= 1 / 2, jax.tree_util.keystr(path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_weights_are_initialized_in_shards(folder: Path) -> None:
     """The program for the initial state has no collectives, and no device holds a whole weight."""
     mesh = MeshConfig(data=1, fsdp=2, tensor=4)

@@ -177,7 +177,6 @@ def an_engine(folder: Path, mesh: MeshConfig, **changes: Any) -> Engine:
     return make_engine(experiment, Hardware(count=8))
 
 
-@pytest.mark.slow
 def test_parameters_are_initialized_sharded(tmp_path: Path) -> None:
     """No device holds all of a parameter that fsdp shards, or of its moments."""
     engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))

@@ -91,7 +91,6 @@ def skipped_steps(verdicts: np.ndarray) -> list[int]:
     return np.flatnonzero(verdicts[:, 0]).tolist()
 
 
-@pytest.mark.slow
 def test_limits_by_hand() -> None:
     """The median of the logarithms, plus three deviations: medians of |x - median|."""
     logs = np.array([0.0, 2.0, 1.0, 2.0, 0.0, 1.0, 5.0])
@@ -106,7 +105,6 @@ def test_limits_by_hand() -> None:
     assert unknown.tolist() == [NO_LIMIT] * 3
 
 
-@pytest.mark.slow
 def test_limits_per_length() -> None:
     """Five batches of 8 tokens with losses about 1, five of 16 about 5, one of 32."""
     logs = np.array([0.9, 5.0, 1.0, 4.6, 1.1, 5.4, 1.0, 5.0, 1.3, 5.2, 3.0])
@@ -146,7 +144,6 @@ def test_falling_trend_is_removed_and_rising_trend_is_not() -> None:
     assert float(robust_std(line)) == pytest.approx(1.4826 * 2.5)
 
 
-@pytest.mark.slow
 def test_no_false_alarms_in_ordinary_runs() -> None:
     for noise in (0.001, 0.05, 0.3):
         for seed in range(2):
@@ -154,7 +151,6 @@ def test_no_false_alarms_in_ordinary_runs() -> None:
             assert not skipped_steps(verdicts)
 
 
-@pytest.mark.slow
 def test_heavy_tailed_noise_is_not_an_anomaly() -> None:
     """Student's t with three degrees of freedom skips single updates, never several in a row."""
     drawn = np.random.RandomState(0)
@@ -187,7 +183,6 @@ def test_outlier_parameter_norms_are_detected_immediately(bad: float) -> None:
     assert verdicts[500, 1] == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("growth", "warmup", "power"),
     [

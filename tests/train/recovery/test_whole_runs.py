@@ -24,8 +24,6 @@ from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
 
-pytestmark = pytest.mark.slow
-
 STEPS = 96
 POISON = Fault(first=25, count=3, words=20)
 NAN = Fault(first=25, weight=float("nan"))

@@ -77,7 +77,6 @@ assert after == before, (before, after)
 """
 
 
-@pytest.mark.slow
 def test_variables_of_the_user_are_respected(tmp_path: Path) -> None:
     """The devices of XLA_FLAGS are used, and no JAX_ variable is overridden."""
     cache = str(tmp_path / "own cache")

@@ -43,7 +43,7 @@ runpy.run_module("train", run_name="__main__")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("busy", [False, True])
 def test_command_serves_until_interrupted(tmp_path: Path, busy: bool) -> None:
     run = train.fit(tiny(tmp_path, steps=2), tmp_path / "run")

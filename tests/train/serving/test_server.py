@@ -97,7 +97,6 @@ def test_models_and_health(server: Server) -> None:
     assert ask(server, "/health") == (200, {"status": "ok"})
 
 
-@pytest.mark.slow
 def test_completion_is_that_of_the_run(server: Server, run: Run) -> None:
     body = {"model": "tiny", "prompt": ["the cat", "a"], "max_tokens": 5, "temperature": 0}
     status, answer = ask(server, "/v1/completions", body)
@@ -111,7 +110,6 @@ def test_completion_is_that_of_the_run(server: Server, run: Run) -> None:
     assert usage["total_tokens"] == 20
 
 
-@pytest.mark.slow
 def test_seed_and_choices(server: Server) -> None:
     body = {"prompt": "the", "max_tokens": 8, "seed": 5, "n": 3}
     texts = [each["text"] for each in ask(server, "/v1/completions", body)[1]["choices"]]
@@ -122,7 +120,6 @@ def test_seed_and_choices(server: Server) -> None:
     assert one[0]["text"] == texts[0]
 
 
-@pytest.mark.slow
 def test_tokens_are_a_prompt_as_they_are(server: Server, run: Run) -> None:
     assert run.tokenizer is not None
     row = [run.tokenizer.eos_token_id, *run.tokenizer.encode("the").tolist()]
@@ -132,7 +129,6 @@ def test_tokens_are_a_prompt_as_they_are(server: Server, run: Run) -> None:
     assert of_tokens["choices"] == of_text["choices"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_stop_strings_end_the_text(server: Server, n: int, seed: int) -> None:
     body = {"prompt": "the", "max_tokens": 20, "seed": seed, "n": n}
@@ -144,7 +140,6 @@ def test_stop_strings_end_the_text(server: Server, n: int, seed: int) -> None:
     assert choice["finish_reason"] == "stop"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop", [False, True])
 def test_stream_joins_to_the_whole(server: Server, stop: bool, seed: int) -> None:
     body: dict[str, Any] = {"prompt": "the", "max_tokens": 20, "seed": seed}
@@ -161,7 +156,6 @@ def test_stream_joins_to_the_whole(server: Server, stop: bool, seed: int) -> Non
     assert stop or len(pieces) > 2
 
 
-@pytest.mark.slow
 def test_chat(run: Run) -> None:
     assert run.tokenizer is not None
     tokenizer = run.tokenizer.with_chat_template("{{ messages[-1]['content'] }}. ")
@@ -281,7 +275,6 @@ def test_large_body_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) 
     assert (status, answer["error"]["message"][:15]) == (413, "body: is larger")
 
 
-@pytest.mark.slow
 def test_old_clients_are_sent_no_chunks(server: Server, seed: int) -> None:
     body = json.dumps({"prompt": "the", "stream": True, "seed": seed}).encode()
     head = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
@@ -292,7 +285,6 @@ def test_old_clients_are_sent_no_chunks(server: Server, seed: int) -> None:
     assert (last, end) == (b"data: [DONE]", b"")
 
 
-@pytest.mark.slow
 def test_generation_ends_when_the_client_leaves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     started, left, pieces = threading.Event(), threading.Event(), []
     complete = complete_tokens
@@ -320,7 +312,6 @@ def test_generation_ends_when_the_client_leaves(run: Run, monkeypatch: pytest.Mo
         assert ask(server, "/v1/completions", {"max_tokens": 2})[0] == 200
 
 
-@pytest.mark.slow
 def test_requests_at_once_get_their_own_answers(server: Server, run: Run) -> None:
     prompts = ["the", "a cat", "sat", "cat"]
     found: dict[str, str] = {}

@@ -31,7 +31,7 @@ def runs_of(folder: Path, *seeds: int, **changes: Any) -> list[SweepRun]:
     return [SweepRun(f"seed={seed}", {}, tiny(folder, seed=seed, **changes), 1.0) for seed in seeds]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) -> None:
     config, later = write_config(tmp_path, steps="3"), tmp_path / "later.txt"
     workdir = tmp_path / "sweep"
@@ -87,7 +87,7 @@ def test_runs_start_with_the_weights_of_another(capsys: Capture, tmp_path: Path)
     assert f'(init_from is "{source}" there and "" here)' in other.error
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_time_limit_stops_a_run(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError, match="stopped by its time limit with 0 of 1 runs done"):
         run_sweep(runs_of(tmp_path, 0), str(tmp_path / "sweep"), limit_seconds=0.01, quiet=True)

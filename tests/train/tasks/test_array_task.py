@@ -62,7 +62,7 @@ def evaluated_loss(run: train.Run, data: Any, split: str = "validation") -> floa
     return run.evaluate(split, data=data)["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_arrays_train_evaluate_and_resume(tmp_path: Path) -> None:
     """Arrays train a model, other arrays are evaluated, and only the same ones resume it."""
     uninterrupted = train.fit(experiment(), tmp_path / "whole", data=DATA, quiet=True)

@@ -85,7 +85,7 @@ def test_text_of_one_token_keeps_it() -> None:
     assert np.array_equal(drop_words(segments, 0.9, keys), segments)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_word_dropout_applies_only_to_the_training_loss(tmp_path: Path) -> None:
     settings = Classification(pooling="max", word_dropout=0.5)
     experiment = dataclasses.replace(tiny_classifier(tmp_path), task=settings)

@@ -67,14 +67,12 @@ def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
     return TINY[name](folder, **{**settings, **changes})
 
 
-TIERS: dict[str, Any] = {"classification": (), "language": pytest.mark.slow}
-"""Marks of the runs, by task. The others are full: these tasks have tests of their own too."""
+def in_tiers(name: str) -> Any:
+    """Return a task as a parameter: all but one are full, as each has tests of its own too."""
+    return pytest.param(name, marks=() if name == "classification" else pytest.mark.full)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=TIERS.get(name, pytest.mark.full)) for name in TINY],
-)
+@pytest.fixture(scope="module", params=[in_tiers(name) for name in TINY])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     name = request.param
     folder = tmp_path_factory.mktemp(name)
@@ -83,7 +81,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Trained(name, experiment, folder / "run", run)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_metric_names(trained: Trained) -> None:
     assert set(trained.run.final_metrics) == METRICS[trained.name]
     last = lines_of(trained.workdir / "metrics.jsonl")[-1]
@@ -92,7 +90,7 @@ def test_metric_names(trained: Trained) -> None:
     assert (trained.workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_loss_decreases(trained: Trained) -> None:
     curve = losses(trained.workdir)
     assert curve[STEPS[trained.name]] < curve[1] - 0.2
@@ -103,7 +101,7 @@ def test_tokens_are_counted(trained: Trained) -> None:
     assert all(line["tokens_per_second"] > 0 for line in lines[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_load_restores_the_weights(trained: Trained) -> None:
     run = train.load(str(trained.workdir))
     assert_same_bits(run.params, trained.run.params)
@@ -114,7 +112,7 @@ def test_load_restores_the_weights(trained: Trained) -> None:
     assert actual == pytest.approx(trained.run.final_metrics, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_evaluate(capsys: Capture, trained: Trained) -> None:
     result = command(capsys, "evaluate", str(trained.workdir), "--split", "test", "--json")
     assert (result.status, result.error) == (0, "")
@@ -124,7 +122,7 @@ def test_evaluate(capsys: Capture, trained: Trained) -> None:
     assert metrics["loss"] != trained.run.final_metrics["loss"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sample(capsys: Capture, trained: Trained) -> None:
     prompt = PROMPTS[trained.name]
     continues = trained.name == "language"
@@ -206,8 +204,7 @@ def test_settings_on_the_command_line(trained: Trained) -> None:
     assert type(result.data) is type(trained.experiment.data)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("language", "classification")
+@pytest.mark.full
 def test_resumed_run_equals_uninterrupted_run(trained: Trained, tmp_path: Path) -> None:
     with preempted_after(5):
         train.fit(trained.experiment, str(tmp_path / "run"), quiet=True)
@@ -217,8 +214,7 @@ def test_resumed_run_equals_uninterrupted_run(trained: Trained, tmp_path: Path) 
     assert_same_bits(run.params, trained.run.params)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("[language-a mesh")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [

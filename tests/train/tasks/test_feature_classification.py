@@ -48,7 +48,7 @@ def tiny(**changes: Any) -> Experiment:
     return dataclasses.replace(base, **{**settings, **changes})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: Path) -> None:
     """Sizes follow from the data; a resumed run has the same weights; `sample` reads files."""
     uninterrupted = train.fit(tiny(), tmp_path / "uninterrupted", data=DATA, quiet=True)

@@ -23,7 +23,7 @@ from train.tasks.task_configs import InstructionTuning
 from train.tasks.task_registry import make_task
 from transformer import Hardware, NoPosition, RoPE
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def make_experiment(folder: Path, **changes: Any) -> Experiment:

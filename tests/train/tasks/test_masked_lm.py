@@ -47,7 +47,7 @@ def test_gathered_targets_keep_position_and_weight() -> None:
     np.testing.assert_array_equal(actual[0, :2], hidden[0, np.array([1, 4])])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
 )
@@ -122,8 +122,7 @@ def test_mask_token_is_added_once(task: MaskedLanguageModelTask) -> None:
     assert again.tokenizer.vocab_size == task.experiment.model.vocab_size
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("True")
+@pytest.mark.full
 @pytest.mark.parametrize("training", [True, False])
 def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training: bool) -> None:
     """The expected loss uses the logits of all positions."""

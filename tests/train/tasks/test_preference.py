@@ -113,7 +113,7 @@ def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]
     return scores
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_loss_matches_formula(run: train.Run, source: train.Run) -> None:
     """Equation 7 of Rafailov et al. 2023, for every row of a batch with an empty one."""
     task = make_task(run.experiment)
@@ -140,7 +140,7 @@ def test_loss_matches_formula(run: train.Run, source: train.Run) -> None:
     assert actual == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_run_learns_the_preference(run: train.Run, source: train.Run) -> None:
     assert run.final_metrics["accuracy"] > 0.9
     assert run.final_metrics["loss"] < 0.6
@@ -157,14 +157,14 @@ def test_run_learns_the_preference(run: train.Run, source: train.Run) -> None:
     assert start["margin"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_resume_is_exact(folder: Path, run: train.Run) -> None:
     with preempted_after(12):
         fit(folder, "resumed")
     assert_same_bits(fit(folder, "resumed").params, run.params)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_missing_adapter_raises(folder: Path, source: train.Run) -> None:
     with pytest.raises(UserError, match=r"lora.rank 0: DPO needs an adapter"):
         fit(folder, "full", lora=LoRAConfig())
@@ -213,7 +213,7 @@ def test_log_likelihoods_that_are_not_finite_are_not_written(
     assert not output.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_reference_in_the_data_equals_the_frozen_base(
     folder: Path, run: train.Run, scored: Path
 ) -> None:
@@ -225,7 +225,7 @@ def test_reference_in_the_data_equals_the_frozen_base(
     assert evaluate_run(train.load(str(other.folder.path)), "validation") == other.final_metrics
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_weights_learn_the_preference(folder: Path, source: train.Run, scored: Path) -> None:
     data = dataclasses.replace(pair_data(folder), path=str(scored))
     task = PreferenceOptimization(BETA, reference="data")

@@ -52,7 +52,7 @@ def expected_tokens(run: Any, prompt: str, count: int, seed: int = 0) -> list[in
     return make_run.tokens[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_each_prompt_is_continued(run: Any) -> None:
     prompts = ["ab", "", "héé"]
     texts = complete_texts(run, prompts, max_new_tokens=23, seed=4)
@@ -89,7 +89,7 @@ def test_streamed_pieces_join_to_the_text(run: Any) -> None:
         complete_texts(run, ["a", "b"], max_new_tokens=1, on_text=pieces.append)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_word_keeps_its_leading_space() -> None:
     """WordPiece marks a missing space by `##`, and the first word of a text never has one."""
     texts = ["the cat sat on the mat"] * 9
@@ -120,7 +120,7 @@ def test_long_generation_reuses_positions(run: Any) -> None:
     assert text == bytes(tokens[3:]).decode(errors="replace")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_prompts_are_independent_when_positions_are_reused(run: Any) -> None:
     prompts = ["ab", "abcd", "ab", "xy"]
     texts = complete_texts(run, prompts, max_new_tokens=80, seed=1)

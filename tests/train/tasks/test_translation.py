@@ -80,7 +80,7 @@ def test_label_smoothing_is_used_in_training_only(task: TranslationTask, trainin
     assert float(result.weight) == batch["segments"].sum()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bleu_is_computed_from_translations(task: TranslationTask) -> None:
     """BLEU of all pairs at the end; during training the loss alone, unless requested."""
     engine = make_engine(task.experiment, Hardware(count=8))
@@ -147,7 +147,7 @@ def test_pairs_and_tokens_limit_batches(task: TranslationTask) -> None:
             assert len(batch["tokens"]) * longer <= 400
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_anomaly_detector_compares_target_lengths(task: TranslationTask) -> None:
     engine = make_engine(task.experiment, Hardware())
     batch: Any = task.training_batches(task.prepare_corpus()).host_batch(0, 0, 1)

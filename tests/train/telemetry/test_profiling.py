@@ -22,7 +22,7 @@ def trace_events(workdir: Path) -> list[dict[str, Any]]:
     return events
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_trace_holds_the_named_steps(tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     train.fit(tiny(tmp_path, steps=4, profile="2:3"), str(workdir), quiet=True)

@@ -236,7 +236,6 @@ def test_invalid_settings_raise() -> None:
         TrackingConfig(("comet",))  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_run_sends_the_contents_of_its_own_files(tmp_path: Path, wandb: FakeWandb) -> None:
     experiment = dataclasses.replace(
         experiment_with(tmp_path, "wandb"),

@@ -223,7 +223,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> train.Run:
     return train.fit(tiny(folder, steps=1), str(folder / "run"), quiet=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_attention_verb_writes_a_page(
     run: train.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,7 +240,7 @@ def test_attention_verb_writes_a_page(
     assert (tmp_path / "b.png").read_bytes() != (tmp_path / "a.png").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_unsupported_inputs_raise(run: train.Run) -> None:
     assert isinstance(run.tokenizer, Tokenizer)
     cases: list[tuple[str, Any, str]] = [

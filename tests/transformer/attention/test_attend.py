@@ -88,7 +88,7 @@ def test_reference_matches_formula(scale: float) -> None:
     assert_close(output.y, np.einsum("BNTS,BSNH->BTNH", weights, v_per_head))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["reference", "query_blocks", "blockwise"])
 def test_query_without_visible_keys_gives_zeros_and_no_gradient(backend: Any) -> None:
     length = T if backend == "reference" else 131
@@ -161,7 +161,6 @@ SCORE_FIELDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("segments-3-plain", "lengths and globals", "an MLP")
 @pytest.mark.parametrize(
     ("length", "masks", "kv_heads", "extras"),

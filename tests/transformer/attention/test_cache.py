@@ -85,7 +85,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_decoding_ragged_prompts_matches_full_pass(name: str) -> None:
     """Prompts are padded at the end; what padding wrote to the cache is overwritten or masked."""

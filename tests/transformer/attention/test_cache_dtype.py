@@ -179,8 +179,7 @@ def positions(start: int, end: int) -> Array:
 WITH_TOKENS = [name for name in BLOCKS if name not in ONLY_STATES]
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("convolution", "bahdanau", "cheng")
+@pytest.mark.full
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_narrow_cache_has_small_error(name: str) -> None:
     narrow = Decoder(name, "bfloat16")
@@ -197,7 +196,6 @@ def test_narrow_cache_has_small_error(name: str) -> None:
         assert (after.shape, after.dtype) == (before.shape, before.dtype), path
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("convolution", "gnmt")
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_default_cache_dtype_is_the_compute_dtype(name: str) -> None:
@@ -209,7 +207,6 @@ def test_default_cache_dtype_is_the_compute_dtype(name: str) -> None:
     assert all(program != other for program, other in zip(narrow, default, strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("cheng", "gnmt")
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_full_pass_does_not_depend_on_cache_dtype(name: str) -> None:

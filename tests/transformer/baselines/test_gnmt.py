@@ -52,7 +52,6 @@ def model() -> EncoderDecoder:
     return EncoderDecoder(gnmt_config(D, num_layers=3, vocab_size=13, pad_vocab_to_multiple=1))
 
 
-@pytest.mark.slow
 def test_cached_decoding_matches_full_pass(model: EncoderDecoder) -> None:
     shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
     params, run = (

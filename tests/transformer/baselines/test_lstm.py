@@ -55,12 +55,12 @@ def test_bidirectional_lstm_reads_documents_separately() -> None:
     assert_close(y, each_document(x, both) @ params["output"] + params["output_bias"])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bidirectional_contract() -> None:
     check_mixer(LSTMConfig(bidirectional=True), d_model=6, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_contract_detects_a_state_that_reads_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_segments(mask: Mask, positions: Any, **kwargs: Any) -> Any:
         return document_boundaries(mask, abs(positions), **kwargs)

@@ -70,7 +70,7 @@ def test_source_tokens_are_copied_evenly() -> None:
     assert np.array_equal(actual * WRITTEN, COPIED)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_matches_bidirectional_decoder_on_copied_inputs(params: Any) -> None:
     both = EncoderDecoder(CONFIG)
     same = {name: each for name, each in params.items() if not name.startswith("length")}
@@ -109,7 +109,7 @@ def test_rows_without_target_have_no_length_loss() -> None:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_translation_takes_the_likeliest_length_and_tokens(params: Any) -> None:
     sources = [[3, 1, 4, 1, 5], [9, 2, 6]]
     actual = translate_nonautoregressive(MODEL, params, sources, stop=V, batch_size=2)

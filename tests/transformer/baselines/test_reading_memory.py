@@ -31,7 +31,7 @@ ATTENTIONAL = {
 ONE = np.zeros((1, 1, D), np.float32)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", ATTENTIONAL)
 def test_recurrent_attention_matches_formula(name: str) -> None:
     config = ATTENTIONAL[name]
@@ -63,7 +63,7 @@ def test_seq2seq_matches_formula() -> None:
     assert_close(y, np.stack([formulas.seq2seq(*each, params) for each in zip(x, memory)]))  # noqa: B905
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_first_and_last_visible_positions() -> None:
     visible = memory_mask(MASK, T, S)
     assert visible.shape == (B, T, S)
@@ -83,7 +83,7 @@ def test_contract_with_additive_score() -> None:
     check_mixer(ATTENTIONAL["concat"], d_model=6, length=17, lengths=(1, 17, 23))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_contract_detects_a_mixer_that_ignores_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = lambda scores, visible, values, dtype: (0 * values[:, 0], 0 * scores)  # noqa: E731
     nothing = lambda memory, visible: first_visible(0 * memory, visible)  # noqa: E731
@@ -96,7 +96,7 @@ def test_contract_detects_a_mixer_that_ignores_the_memory(monkeypatch: pytest.Mo
         check_cross(make_trial(BahdanauConfig(hidden_size=2), 6, 9, (1,), Hardware()))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_contract_detects_a_mixer_that_reads_memory_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,7 +49,6 @@ def make_model(mixer: MixerConfig) -> tuple[EncoderDecoder, Any, Any]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("mixer1")
 @pytest.mark.parametrize("mixer", [Seq2SeqConfig(), BahdanauConfig(), LuongConfig()])
 def test_cached_decoding_matches_full_pass(mixer: MixerConfig) -> None:
@@ -69,7 +68,7 @@ def test_cached_decoding_matches_full_pass(mixer: MixerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_wide_beam_search_is_exact() -> None:
     """Translations have up to three of V tokens and there is a beam for every prefix."""
     model, run, params = make_model(LuongConfig())

@@ -60,7 +60,7 @@ def all_hypotheses(limit: int) -> list[tuple[int, ...]]:
     return actual
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("limits", [[4, 4], [2, 3]])
 def test_wide_beam_finds_the_best_hypothesis(alpha: float, limits: list[int]) -> None:
@@ -96,7 +96,7 @@ def expected_best(
     return best, [token for token in tokens if token != STOP]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("beams", [1, 2, 3])
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_matches_search_with_lists(beams: int, seed: int) -> None:

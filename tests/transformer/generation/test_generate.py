@@ -69,7 +69,6 @@ def full_logits(model: LanguageModel, params: Any, tokens: Sequence[int]) -> np.
     return np.asarray(run_full_pass(model, params, padded))[0, : len(tokens)]
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("recurrent", "post")
 def test_greedy_decoding_equals_argmax_of_the_full_pass(
     any_model: tuple[LanguageModel, Any],
@@ -84,7 +83,6 @@ def test_greedy_decoding_equals_argmax_of_the_full_pass(
 
 
 @pytest.mark.sampled("[llama", "[recurrent")
-@pytest.mark.slow
 def test_decoding_logits_equal_the_full_pass(any_model: tuple[LanguageModel, Any]) -> None:
     """Token by token, in one batch of three lengths, for different padding of the prompts."""
     model, params = any_model
@@ -99,7 +97,7 @@ def test_decoding_logits_equal_the_full_pass(any_model: tuple[LanguageModel, Any
         cache, logits = step(model, cut, cache, texts[np.arange(3), at], at)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_samples_are_independent_of_the_batch(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     together = generate(model, params, PROMPTS, max_new_tokens=9, seed=5).tokens
@@ -148,7 +146,7 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
         assert join_streams(streamed) == ended.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_decoding_ends_when_all_rows_have_ended(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +173,7 @@ def test_tokens_are_streamed(gpt: tuple[LanguageModel, Any]) -> None:
     assert join_streams(streamed) == result.tokens
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_prefill_and_decode_are_compiled_once(
     gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +211,7 @@ def test_lengths_are_bucketed() -> None:
     assert all(n <= bucket_length(n, 32, None) < max(n + 32, 1.25 * n) for n in range(1, 4097))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     prompt = list(range(30))
@@ -221,7 +219,7 @@ def test_all_learned_positions_can_be_used(gpt: tuple[LanguageModel, Any]) -> No
     assert full_logits(model, params, prompt + new)[29:-1].argmax(-1).tolist() == new
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_padding_rows_of_the_vocabulary_are_never_sampled() -> None:
     """The table has 128 rows for 3 tokens, equally likely at a high temperature."""
     model, params = make_decoder(dataclasses.replace(GPT, vocab_size=3, num_layers=1))

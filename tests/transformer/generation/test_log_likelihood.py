@@ -46,7 +46,7 @@ def decoder(request: pytest.FixtureRequest) -> tuple[LanguageModel, Any]:
     return make_decoder(CONFIGS[request.param])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_totals_equal_those_of_unpadded_logits(decoder: tuple[LanguageModel, Any]) -> None:
     model, params = decoder
     contexts = [1, 1, 4, 2, 30]
@@ -57,7 +57,7 @@ def test_totals_equal_those_of_unpadded_logits(decoder: tuple[LanguageModel, Any
         assert each.num_tokens == len(row) - context
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, params = make_decoder(GPT)
     whole = log_likelihoods(model, params, ROWS)
@@ -76,7 +76,7 @@ def test_hugging_face_has_the_same_log_likelihoods() -> None:
         assert each.total == pytest.approx(expected(given, row, 1), rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_encoder_decoder_reads_the_source() -> None:
     block = BlockConfig(mixer=AttentionConfig(num_heads=2))
     config = TransformerConfig(

@@ -165,7 +165,6 @@ def test_old_bert_names_and_headless_files_are_read(tmp_path: Path) -> None:
     assert_trees_equal(params, expected)
 
 
-@pytest.mark.slow
 def test_default_feed_forward_width_is_exported_explicitly(tmp_path: Path) -> None:
     """A gated feed-forward of D = 48 has F = 8/3 D in multiples of 64: 128."""
     block = BlockConfig(

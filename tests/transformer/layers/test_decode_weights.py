@@ -89,7 +89,7 @@ def test_stacked_weights_are_sliced_layer_by_layer() -> None:
         assert needed.temp_size_in_bytes < 2 * cache + layer_bytes(params) / 3
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     tokens, lengths = np.arange(10).reshape(2, 5), np.array([5, 3])
@@ -114,7 +114,7 @@ def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]
     assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_cache_rows_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
     """Beam search continues a hypothesis from another one's cache."""
     model, params = gpt

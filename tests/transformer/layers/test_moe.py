@@ -127,7 +127,6 @@ def test_future_tokens_do_not_change_past_outputs(form: DispatcherKind) -> None:
         assert not np.array_equal(changed[:, t:], y[:, t:])
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("dense", "sorted")
 @pytest.mark.parametrize("form", [*FORMS, "auto"])
 def test_examples_are_independent_of_the_batch(form: DispatcherKind) -> None:
@@ -262,7 +261,7 @@ def test_accelerator_backend_gives_the_same_results(count: int) -> None:
     assert meta.unbox(stacked)["params"]["up"].shape == (2, E, D, F)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_backends_drop_the_same_hidden_units() -> None:
     expert_params = FeedForwardConfig(F, "relu", bias=False, dropout=0.5)
     keys = jax.random.split(jax.random.key(0), B)

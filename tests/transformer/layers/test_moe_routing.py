@@ -66,7 +66,6 @@ def test_losses_match_numpy(real: Any) -> None:
     assert_close(jax.jit(router_z_loss)(logits, real), squares[real].mean())
 
 
-@pytest.mark.slow
 def test_balance_loss_is_1_for_uniform_and_e_for_single_expert() -> None:
     confident_logits = array(100 * np.eye(E, dtype=np.float32))[None]
     even = route_tokens(confident_logits, 1, normalize_gates=False)

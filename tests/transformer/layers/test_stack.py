@@ -168,7 +168,7 @@ def compile_block(config: BlockConfig) -> Any:
 BLOCKS = [compile_block(config) for config in STAMPS]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_layers_are_applied_in_order() -> None:
     module = stack(5, *STAMPS)
     params = params_of(module)
@@ -180,7 +180,7 @@ def test_layers_are_applied_in_order() -> None:
         assert_close(apply_stack(stack(5, *STAMPS, loop=loop), params).x, x)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_scanned_equals_unrolled_with_dropout() -> None:
     scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
     params = params_of(scanned)
@@ -264,7 +264,6 @@ def value_and_gradients(loop: LayerLoop, remat: RematPolicy) -> tuple[Any, int]:
     return traced.lower().compile()(params_of(module), X), products
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("unroll")
 @pytest.mark.parametrize(("loop", "remats"), [("scan", ("dots", "full")), ("unroll", ("full",))])
 def test_rematerialization_does_not_change_results(

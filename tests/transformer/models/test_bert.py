@@ -36,8 +36,6 @@ CLASSIFIER = (
     BODY | pooler(drawn, BERT) | class_head(drawn, BERT),
 )
 
-pytestmark = pytest.mark.slow
-
 
 def outputs(model: Model, params: Params) -> Any:
     """Return the outputs for rows of two sentences each; the second row is padded."""

@@ -60,7 +60,7 @@ def make_model(config: TransformerConfig) -> tuple[EncoderDecoder, Any, Any]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_shared_and_separate_embeddings() -> None:
     _, _, shared = make_model(CONFIG)
     assert set(shared["params"]) == {"embedding", "encoder", "decoder"}
@@ -76,8 +76,7 @@ def test_shared_and_separate_embeddings() -> None:
     assert run(separate, SOURCE + 6, TOKENS).logits.shape == (B, T, V)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("config2")
+@pytest.mark.full
 @pytest.mark.parametrize("config", [CONFIG, SEPARATE, LEARNED])
 def test_cached_decoding_matches_full_pass(config: TransformerConfig) -> None:
     model, run, params = make_model(config)
@@ -96,7 +95,7 @@ def test_cached_decoding_matches_full_pass(config: TransformerConfig) -> None:
         assert_close(out.logits[:, 0], full[:, t])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_encoded_memory_replaces_the_source() -> None:
     _, run, params = make_model(CONFIG)
     memory = run(params, SOURCE, None, source_segments=SOURCE_SEGMENTS).hidden
@@ -126,7 +125,7 @@ def test_visibility_of_source_and_target() -> None:
     assert np.any(logits(last, TOKENS)[0, 0] != before[0, 0])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_packed_pairs_are_independent() -> None:
     _, run, params = make_model(CONFIG)
     source, target = SOURCE[:1], TOKENS[:1]
@@ -162,8 +161,7 @@ def test_scanned_equals_unrolled_with_dropout() -> None:
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("3")
+@pytest.mark.full
 @pytest.mark.parametrize("beams", [1, 3])
 def test_cached_search_matches_search_by_full_passes(beams: int) -> None:
     """Each step of a NumPy search over full passes ends where the cached search does."""

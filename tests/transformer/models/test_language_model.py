@@ -103,7 +103,6 @@ def test_final_norm_is_optional() -> None:
     assert_close(hidden, params["embedding"][TOKENS] + params["positions"][None, :T])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
 def test_vocabulary_padding_is_never_predicted_or_trained(config: Any) -> None:
     run, params = make_model(config)

@@ -34,7 +34,7 @@ MODEL_TOLERANCE = 1e-4
 SOURCE_IDS = tokens(SOURCE, MARIAN.vocab)
 SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 kinds = pytest.mark.parametrize("kind", ["tied", "separate"])
 
 

@@ -39,7 +39,6 @@ SOURCE_IDS, TARGET_IDS = tokens(SOURCE, PYTORCH.vocab), tokens(TARGET, PYTORCH.v
 SOURCE_SEGMENTS = real(SOURCE, SOURCE_LENGTHS)
 TARGET_SEGMENTS = real(TARGET, TARGET_LENGTHS)
 
-pytestmark = pytest.mark.slow
 both = pytest.mark.parametrize("placement", ["post", "pre"])
 
 

@@ -49,8 +49,7 @@ from transformer.testing.mixer_under_test import (
 )
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("[full]", "[sliding_window]", "[linear]", "[primer]", "[lstm]", "[bahdanau]")
+@pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_passes(kind: str) -> None:
     """At a length just above a power of two, where blockwise backends have a partial block."""
@@ -253,7 +252,6 @@ def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> N
         check_dropout(faulty(sound, fault))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -314,7 +312,7 @@ class Plain(Mixer):
         return MixerOutput(y, None, {})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_flax_parameters_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "plain", Plain)
     check_mixer("plain", d_model=6, length=17, lengths=(1, 17, 23))
@@ -431,7 +429,7 @@ class Strided(Mixer):
         return (index[:, None] % stride == index[None, :] % stride)[None, None]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_select_is_compared_with_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "strided", Strided)
     check_mixer(StridedConfig(), d_model=5, length=7, lengths=(1, 7))

@@ -218,8 +218,7 @@ def dense_window(width: int) -> Array:  # [1, 1, T, T]
     return np.asarray(dense_mask(window_mask(width), T, T))[:, None]
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(*(f"7-4.0-{name}" for name in BACKENDS))
+@pytest.mark.full
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(("width", "offset"), [(7, 4.0), (T, 0.0), (T, 4.0)])
 def test_matches_float64_formula_within_rounding(name: str, width: int, offset: float) -> None:
@@ -230,7 +229,7 @@ def test_matches_float64_formula_within_rounding(name: str, width: int, offset: 
     assert_within_bounds(results_of(run, arrays), expected_results(arrays, dense_window(width)))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", BACKENDS)
 def test_query_with_one_visible_key_has_no_gradient(name: str) -> None:
     """A softmax over one key is 1 whatever the score.
@@ -249,7 +248,7 @@ def test_query_with_one_visible_key_has_no_gradient(name: str) -> None:
     assert np.abs(dk).max() <= ds * SCALE * q.max() * N / K < 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize(
     ("scores", "score_options"),
@@ -287,7 +286,7 @@ PACK = Mask(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("run", [to_globals, to_globals_of_packs, rows_of_globals])
 def test_global_tokens(run: Any) -> None:
     arrays = inputs(K, 4.0)
@@ -298,7 +297,7 @@ def test_global_tokens(run: Any) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_overlapping_clusters_are_averaged() -> None:
     """Every token is in two clusters, and each cluster has half of its weight."""
     arrays = inputs(N, 1.0)
@@ -312,7 +311,7 @@ def test_overlapping_clusters_are_averaged() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_relative_position_tables() -> None:
     """Table rows are rounded once more, in scores and in values: one U more for each."""
     arrays = inputs(K, 0.0)

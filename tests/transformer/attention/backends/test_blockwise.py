@@ -93,15 +93,7 @@ SCORE_SPECS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(
-    "causal-6-plain",
-    "segments-3-plain",
-    "window-1-plain",
-    "an MLP",
-    "1-1-causal",
-    "capped",
-)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("queries", "keys", "masks", "kv_heads", "extras"),
     [
@@ -150,7 +142,7 @@ def test_matches_reference(queries: int, keys: int, masks: str, kv_heads: int, e
     assert_trees_close(gradients, expected_gradients)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_merged_partials_are_one_softmax() -> None:
     """Attention to two disjoint sets of keys, merged, and a sink: values and gradients."""
     arrays = inputs(19, 37)
@@ -189,7 +181,7 @@ def test_merged_partials_are_one_softmax() -> None:
     assert_trees_close(gradients, expected_gradients)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_partial_without_visible_keys_adds_nothing() -> None:
     q, k, v = inputs(5, 7)
     nothing_visible = Mask(segments=jnp.ones((B, 5), int), key_segments=jnp.zeros((B, 7), int))
@@ -204,7 +196,7 @@ def test_partial_without_visible_keys_adds_nothing() -> None:
     assert not np.any(merge_partials([empty, empty]).y)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_backward_pass_drops_the_same_weights() -> None:
     """The gradient with dropout matches finite differences."""
     q, k, v = inputs(19, 23)

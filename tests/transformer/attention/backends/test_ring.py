@@ -42,7 +42,6 @@ def zigzag(tree: Any, count: int) -> Any:
 CAUSAL = MaskPattern(causal=True)
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("packed", "capped")
 @pytest.mark.parametrize(
     ("mesh", "kv_heads", "pattern", "packed", "scoring"),
@@ -100,7 +99,7 @@ def test_sinks_match_reference() -> None:
     assert_close(actual, zigzag(expected, 4), 1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_backward_pass_drops_the_same_weights() -> None:
     """The output is linear in v, so the derivative of its squared sum along v is twice the sum."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, context=4)))

@@ -40,8 +40,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("causal documents", "window both")
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_interpreted_kernel_matches_reference(name: str) -> None:
     mask, kv_heads, scoring = CASES[name]
@@ -63,7 +62,7 @@ def test_interpreted_kernel_matches_reference(name: str) -> None:
     assert_trees_close(actual, both(False))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_sharded_kernel_matches_reference() -> None:
     """Batch rows and heads are sharded; two key-value heads serve four shards of query heads."""
     constrain = make_sharding_constraint(make_mesh(MeshConfig(data=2, tensor=4)))

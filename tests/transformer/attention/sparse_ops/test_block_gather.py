@@ -68,7 +68,7 @@ def dense_attention(q: Any, k: Any, v: Any, seen: Any) -> Any:
     return jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), v)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_matches_dense_attention(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several steps of several blocks, the last step not full."""
@@ -99,7 +99,7 @@ def test_matches_dense_attention(case: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert_close(actual, expected)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_merged_with_remaining_blocks_is_full_attention() -> None:
     """Also tests the log-sum-exp and its gradients."""
     queries = keys = 23

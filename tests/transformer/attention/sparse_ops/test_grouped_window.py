@@ -98,7 +98,6 @@ def equal_marks_bias(q_marks: Any, k_marks: Any) -> Any:
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("True-True", "False-False")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("biased", [True, False])

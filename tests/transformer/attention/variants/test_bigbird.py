@@ -63,7 +63,6 @@ def dense_attention(params: Any, x: Any, visible: Any) -> Any:
     return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [False, True])
 def test_matches_dense_attention_under_its_pattern(causal: bool) -> None:

@@ -67,7 +67,6 @@ def dense_attention(w: Any, x: Array, seen: Array) -> Array:  # [B, T, D] -> [B,
     return np.asarray(np.einsum("BTNH,NHD->BTD", y, w["output"]) + w["output_bias"])
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("1")
 @pytest.mark.parametrize("extra", [1, 2])
 def test_matches_dense_attention_with_extra_tokens(extra: int) -> None:
@@ -102,7 +101,7 @@ def test_matches_dense_attention_with_extra_tokens(extra: int) -> None:
     assert np.any(jacobian, axis=-1)[is_token].all()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_extra_tokens_connect_distant_tokens() -> None:
     """A change outside a token's pattern reaches it in the second layer, through extra tokens."""
     table = random_blocks(1, 0)

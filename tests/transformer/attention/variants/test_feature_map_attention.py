@@ -67,8 +67,7 @@ CASES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("0", "3", "5", "7")
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "mask"), CASES, ids=range(len(CASES)))
 def test_sums_match_explicit_weights(
     kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch

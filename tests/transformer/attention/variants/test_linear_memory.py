@@ -114,16 +114,7 @@ def prefill_program(config: MixerConfig) -> str:
     return compiled_text(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(
-    "[sliding_window, causal",
-    "[bigbird, causal",
-    "[performer, causal",
-    "[linear, causal",
-    "[linformer",
-    "balanced",
-    "[top_k, causal",
-)
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "pattern"), TRAINING_CASES)
 def test_training_allocates_no_quadratic_array(name: str, pattern: MaskPattern) -> None:
     """For a row of one document, and for packed documents if the variant supports segments."""
@@ -138,7 +129,7 @@ def test_training_allocates_no_quadratic_array(name: str, pattern: MaskPattern) 
         )  # the program does have arrays of T tokens
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", CACHED)
 def test_prefill_allocates_no_quadratic_array(name: str) -> None:
     assert quadratic_shapes(prefill_program(CONFIGS[name]), T) == []

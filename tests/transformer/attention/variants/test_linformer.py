@@ -124,7 +124,7 @@ def test_weight_shapes_and_axes() -> None:
     assert axes(config(sharing="none"), D)["key_rows"] == ("kv_heads", "positions", "rank")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_packed_documents_are_independent_and_too_many_give_nan() -> None:
     mixer, w = make_mixer(config(), D)
     x = normal(0, B, T, D)
@@ -137,7 +137,7 @@ def test_packed_documents_are_independent_and_too_many_give_nan() -> None:
     assert np.isfinite(y[1]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_padding_does_not_change_a_classifier() -> None:
     block = BlockConfig(mixer=config(max_documents=2))
     model = Classifier(

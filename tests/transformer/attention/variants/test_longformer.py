@@ -91,7 +91,6 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("[listed, causal")
 @pytest.mark.parametrize("case", CASES)
 def test_matches_two_dense_passes(case: str) -> None:

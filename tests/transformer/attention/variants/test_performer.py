@@ -58,7 +58,6 @@ def test_matches_formula(kind: Any) -> None:
     assert_close(y, expected)
 
 
-@pytest.mark.slow
 def test_error_shrinks_with_features_and_averaging_over_seeds() -> None:
     """Constants are arguments, so all cases share one program."""
     config = PerformerConfig(num_heads=2, head_dim=H, num_features=64)
@@ -106,7 +105,6 @@ def test_default_constants_are_those_of_layer_0() -> None:
     assert not np.allclose(y, apply_mixer(mixer, w, x, constants=other, **kwargs).y, atol=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
 def test_cross_attention_uses_constants_of_its_layer(loop: Any) -> None:
     """Three layers of cross attention only, against the formula, with a memory and with a cached

@@ -109,7 +109,6 @@ def test_estimates_are_unbiased(kind: FeatureMapKind, orthogonal: bool) -> None:
         assert abs(result.mean() - np.exp(product)) < 4 * result.std() / SEEDS**0.5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
 def test_error_falls_with_the_square_root_of_num_features(kind: FeatureMapKind) -> None:
     counts = [16, 64, 256]
@@ -126,7 +125,6 @@ def test_orthogonal_vectors_have_smaller_error(kind: FeatureMapKind) -> None:
         assert actual[0] < 0.95 * actual[1]
 
 
-@pytest.mark.slow
 def test_positive_features_have_smaller_error_only_for_small_weights() -> None:
     for orthogonal in (True, False):
         small = [rms_error(kind, orthogonal, 64, -2.0) for kind in ("positive", "trigonometric")]

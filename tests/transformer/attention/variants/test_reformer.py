@@ -86,7 +86,6 @@ def expected_output(params: Any, x: Any, documents: Any, causal: bool) -> Any:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_matches_rounds_of_dense_attention(causal: bool) -> None:

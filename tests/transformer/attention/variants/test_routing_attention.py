@@ -130,7 +130,6 @@ def assert_matches_dense(
     assert not np.any(gradients["centroids"])
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_nearest_clusters_match_dense_attention(causal: bool) -> None:
@@ -148,7 +147,6 @@ PADDED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("[between")
 @pytest.mark.parametrize("padded", PADDED)
 def test_balanced_clusters_match_dense_attention(padded: str) -> None:
@@ -168,7 +166,7 @@ def test_balanced_clusters_match_dense_attention(padded: str) -> None:
         assert_matches_dense(BALANCED, params, x, lengths, dense_attention(visible, "key", x))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_padding_does_not_enter_balanced_clusters() -> None:
     """Whether it is near to the centroids or far, other tokens are unchanged and it has no
     gradient.
@@ -262,7 +260,7 @@ def test_last_group_members_in_a_cache() -> None:
     assert ask(1, [3, -1]) == [2, 0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_auxiliary_loss_is_the_distance_to_the_nearest_centroid() -> None:
     mixer, params = make_mixer(CONFIG, D)
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=True), segments=DOCUMENTS)

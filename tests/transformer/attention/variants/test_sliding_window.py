@@ -55,7 +55,6 @@ def test_window_by_hand() -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("True")
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_of_tiles_match_formula(causal: bool) -> None:
@@ -125,8 +124,7 @@ CACHED = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.sampled("config1")
+@pytest.mark.full
 @pytest.mark.parametrize("config", CACHED)
 def test_chunked_prefill_matches_full_pass(
     config: SlidingWindowConfig,
@@ -146,7 +144,7 @@ def test_chunked_prefill_matches_full_pass(
         assert start == length
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("config", CACHED)
 def test_padded_chunks_match_full_pass(config: SlidingWindowConfig) -> None:
     """Each row continues from its own position, in the second chunk as in the first."""

@@ -62,12 +62,7 @@ def test_patterns_by_hand() -> None:
     assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(
-    "'stride': 8, 'factorization': 'local'}-True",
-    "{'pattern': 'strided', 'stride': 6, 'factorization': 'far'}-False",
-    "{'pattern': 'fixed', 'stride': 5, 'num_summary_tokens': 2}-True",
-)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "causal"),
     [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],
@@ -110,7 +105,7 @@ def outputs(trial: Trial, y: Array) -> Array:
     return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_padding_by_lengths_is_hidden() -> None:
     trial = trial_of(
         SparseTransformerConfig(num_heads=2, pattern="fixed", stride=5, num_summary_tokens=2)
@@ -151,7 +146,6 @@ def test_positions_may_start_anywhere(pattern: Any, length: int, offset: int, ca
         assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, visible)))
 
 
-@pytest.mark.slow
 @pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_chunked_prefill_matches_full_pass(kind: dict[str, Any]) -> None:

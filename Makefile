@@ -1,11 +1,11 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
-# make test        most tests, ten minutes                 make drills  large drills, apart
+# make test        most tests, ten minutes                 make drills  large fault-injection drills
 # make test-full   matrices of settings, whole runs
 # make test-nightly  the longest tests, not before merges  make test-device  the accelerator here
 # make test-colab  as `make test`, and a notebook, with Colab's versions (needs Python 3.13)
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make docs        build the documentation site into build/site
-# make audit       known holes in what we build on
+# make audit       known vulnerabilities of dependencies
 # make results     ten minutes of each study of docs/results; again until all are done
 #
 # PYTHON=python3.12 builds the environment with that Python, in place of one with another.

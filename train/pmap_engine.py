@@ -1,5 +1,6 @@
 """Engine whose training step is compiled by `pmap`: one replica of the model on each device."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -31,8 +32,9 @@ class PmapEngine(Engine):
         self._jit_engine = JitEngine(experiment, mesh, hardware)
         self.model, self.mesh = self._jit_engine.model, mesh
         self.train_step = self._jit_engine.train_step
-        # Inside `pmap` a program sees one device: its model must not constrain shardings.
-        replica = make_task(experiment).make_model(hardware, unconstrained)
+        # Inside `pmap` a program sees one device and its rows alone.
+        one_device = dataclasses.replace(hardware, count=1)
+        replica = make_task(experiment).make_model(one_device, unconstrained)
         self.lora = self._jit_engine.lora
         axes = replica.logical_axes() if self.lora is None else self.lora.trainable_axes()
         # `out_axes=None` returns one logical copy. All replicas have the same state after the

@@ -83,8 +83,8 @@ class ChunkedCrossEntropy:
     ) -> jax.Array:  # []
         """Return the sum over tokens of weight * -log softmax(hidden matrix + bias)[target].
 
-        Targets of weight 0 are ignored and may be any number, such as -100. ValueError: shapes or
-        dtypes disagree.
+        Targets of weight 0 are ignored and may be any number, such as -100. Weights are constants,
+        without a gradient. ValueError: shapes or dtypes disagree.
         """
         return _sum_of_losses(self, *self._prepare(hidden, matrix, targets, weights, bias))
 
@@ -107,7 +107,7 @@ class ChunkedCrossEntropy:
         # Cast once, not in every chunk: products of 16-bit hidden states are with 16-bit weights.
         output = jax.tree.map(lambda x: x.astype(hidden.dtype), OutputProjection(matrix, bias))
         weights = weights.astype(self.dtype)
-        # An out-of-range index in `take_along_axis` gives NaN, and NaN * 0 is NaN.
+        # An index of V or more in `take_along_axis` gives NaN, and NaN * 0 is NaN.
         targets = jnp.where(weights != 0, targets, 0).astype(jnp.int32)
         return Tokens(hidden, targets, weights), output
 
@@ -183,7 +183,9 @@ def _forward(
 def _backward(
     settings: ChunkedCrossEntropy, gradients: tuple[jax.Array, OutputProjection], d_total: jax.Array
 ) -> tuple[Tokens, OutputProjection]:
-    d_hidden, d_output = jax.tree.map(lambda d: d * d_total.astype(d.dtype), gradients)
+    # Rounded to 16 bits, the factor would change all gradients alike.
+    scale = lambda d: (d.astype(d_total.dtype) * d_total).astype(d.dtype)  # noqa: E731
+    d_hidden, d_output = jax.tree.map(scale, gradients)
     # Targets are integers, and nothing trains the weights: their cotangents are zero.
     no_gradient: Any = None
     return Tokens(d_hidden, no_gradient, no_gradient), d_output
@@ -247,10 +249,12 @@ def _chunk_gradients(
         d_logits *= jnp.where(in_vocab, 1 - jnp.square(logits / settings.soft_cap), 0)
     d_logits *= weights[..., None]
     rounded = d_logits.astype(hidden.dtype)
-    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix)
+    sharded_like = lambda x: s if (s := jax.typeof(x).sharding).mesh.explicit_axes else None  # noqa: E731
+    like_hidden, like_matrix = sharded_like(hidden), sharded_like(output.matrix)
+    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix, out_sharding=like_hidden)
     # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave the
     # matrix unit in the dtype of the loss.
-    wide: Any = dict(preferred_element_type=jnp.dtype(settings.dtype))
+    wide: Any = dict(preferred_element_type=jnp.dtype(settings.dtype), out_sharding=like_matrix)
     d_matrix = jnp.einsum("...d,...v->dv", hidden, rounded, **wide)
     d_bias = None if output.bias is None else jnp.sum(d_logits, axis=range(d_logits.ndim - 1))
     return loss, d_hidden.reshape(chunk.hidden.shape), OutputProjection(d_matrix, d_bias)

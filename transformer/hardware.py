@@ -26,6 +26,9 @@ class Hardware:
     unknown."""
     broken_kernels: tuple[tuple[str, str], ...] = ()
     """(attention backend, reason) of kernels that do not compile here: `auto` skips them."""
+    is_attached: bool = True
+    """False: programs are traced and never compiled, on a machine without this hardware. Attention
+    kernels, which can be traced only on their own hardware, are replaced by `blockwise`."""
 
     def __post_init__(self) -> None:
         check_field_types(self, "hardware")

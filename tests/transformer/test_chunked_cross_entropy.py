@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
 from transformer import Hardware
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
+from transformer.online_softmax import logsumexp_in_one_pass
 
 B, T, D, V, ROWS = 3, 7, 5, 11, 16
 HIDDEN, MATRIX = 2 * normal(0, B, T, D), normal(1, D, ROWS)
@@ -250,3 +251,31 @@ def test_chunk_size_fits_the_memory_budget(
     batch: int, length: int, rows: int, hardware: Hardware, chunks: int
 ) -> None:
     assert choose_num_chunks(batch, length, rows, hardware) == chunks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_logsumexp_in_one_pass_of_many_equal_numbers(dtype: str) -> None:
+    """A sum of 16-bit numbers would stop growing at 256 or 2,048."""
+    result = logsumexp_in_one_pass(jnp.zeros((2, 50_257), dtype), -1)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(np.asarray(result, np.float32), np.log(50_257), rtol=4e-3)
+
+
+def test_second_derivatives_exist_in_one_pass_too() -> None:
+    def curvature(one_pass: bool) -> jax.Array:
+        form = ChunkedCrossEntropy(V, 2, one_pass=one_pass)
+        slope = jax.grad(lambda hidden: form(hidden, MATRIX, TARGETS, WEIGHTS))
+        return jax.jit(jax.grad(lambda hidden: jnp.sum(slope(hidden) ** 2)))(HIDDEN)
+
+    assert_close(curvature(True), curvature(False))
+
+
+def test_rounded_factor_does_not_change_16_bit_gradients() -> None:
+    hidden = jnp.asarray(HIDDEN, jnp.bfloat16)
+    form = ChunkedCrossEntropy(V, 1)
+    whole, part = (
+        jax.grad(lambda h, f=factor: f * form(h, MATRIX, TARGETS, WEIGHTS))(hidden)
+        for factor in (1.0, 1 / 12_000)
+    )
+    ratio = np.asarray(part, np.float32).sum() * 12_000 / np.asarray(whole, np.float32).sum()
+    assert abs(ratio - 1) < 1e-3

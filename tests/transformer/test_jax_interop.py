@@ -23,6 +23,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.generation.generate import generate
+from transformer.losses import next_token_loss
 from transformer.models.input_checks import InconclusiveDimensionOperation
 
 V, D = 13, 8
@@ -280,3 +281,24 @@ def test_generation_from_weights_with_explicit_axes(mesh: Mesh, params: Params) 
     prompts = [[1, 2], [3]]
     result = generate(MODEL, place(mesh, params), prompts, max_new_tokens=2)
     assert result.tokens == generate(MODEL, params, prompts, max_new_tokens=2).tokens
+
+
+def test_loss_with_explicit_axes(mesh: Mesh, params: Params) -> None:
+    """The loss, unlike the model, computes with the explicit axes."""
+
+    def loss(params: Params, tokens: jax.Array) -> jax.Array:
+        targets, weights = jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens, jnp.float32)
+        batch = dict(tokens=tokens, targets=targets, weights=weights)
+        return next_token_loss(MODEL, params, batch, has_segments=False)["loss"].total
+
+    gradient = jax.jit(jax.grad(loss))
+    actual = gradient(place(mesh, params), place(mesh, TOKENS, "data"))
+    assert_trees_close(actual, gradient(params, TOKENS))
+
+
+@pytest.mark.full
+def test_explicit_axes_of_inputs_that_a_function_closes_over(mesh: Mesh, params: Params) -> None:
+    tokens = place(mesh, TOKENS, "data")
+    with jax.set_mesh(mesh):
+        actual = jax.jit(lambda params: logits_of(params, tokens))(params)
+    assert_trees_close(actual, logits_of(params, TOKENS))

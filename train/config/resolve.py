@@ -31,6 +31,8 @@ def resolve_auto(
       context_shards: Shards of the tokens of a sequence (context parallelism).
     """
     model, length = experiment.model, experiment.sequence_length
+    if experiment.compile == "pmap":
+        hardware = dataclasses.replace(hardware, count=1)
     choices = {}
     for index, block in enumerate(model.layer_pattern):
         choice = LayerMixer(block.mixer, model.causal).backend_choice(

@@ -28,14 +28,11 @@ from train.parallel.sharding import (
 from train.state import TrainState, init_state
 from train.tasks.task_registry import make_task
 from transformer.attention.attention_config import Backend
-from transformer.config import BlockConfig, RematPolicy
+from transformer.config import RematPolicy
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.parameter_counts import LayerMixer, abstract_parameters
-
-HARDWARE_KERNELS = ("cudnn", "splash")
-"""Backends that can be traced only on their own hardware."""
 
 
 def layer_backend(experiment: Experiment, hardware: Hardware, layer: LayerMixer) -> Backend | None:
@@ -47,24 +44,6 @@ def layer_backend(experiment: Experiment, hardware: Hardware, layer: LayerMixer)
     return None if choice is None else choice.backend
 
 
-def replace_kernels(experiment: Experiment, hardware: Hardware) -> Experiment:
-    """Return the experiment with `blockwise` in place of hardware kernels.
-
-    Both save the same residuals, and `blockwise` can be traced on any machine.
-    """
-    model = experiment.model
-
-    def replaced(block: BlockConfig) -> BlockConfig:
-        layer = LayerMixer(block.mixer, model.causal, cross=False)
-        if layer_backend(experiment, hardware, layer) not in HARDWARE_KERNELS:
-            return block
-        mixer: Any = block.mixer
-        return dataclasses.replace(block, mixer=dataclasses.replace(mixer, backend="blockwise"))
-
-    pattern = tuple(replaced(block) for block in model.layer_pattern)
-    return dataclasses.replace(experiment, model=dataclasses.replace(model, layer_pattern=pattern))
-
-
 class Residuals(NamedTuple):
     """Bytes saved for the backward pass."""
 
@@ -72,9 +51,6 @@ class Residuals(NamedTuple):
     """Bytes per example that `tensor` does not shard."""
     sharded_per_row: int
     """Bytes per example that `tensor` shards."""
-    batch_independent: int
-    """Bytes that do not grow with the batch: weights in another dtype, gradients taken by the loss.
-    """
 
     def bytes_per_chip(self, rows: float, tensor: int) -> float:
         """Return the residuals of a chip for its rows of a microbatch."""
@@ -87,17 +63,18 @@ def trace_residuals(experiment: Experiment, hardware: Hardware, remat: RematPoli
     Two traces, with one and two rows, separate what grows with the batch from what does not.
     """
     model = dataclasses.replace(experiment.model, remat=remat)
-    experiment = replace_kernels(dataclasses.replace(experiment, model=model), hardware)
+    experiment = dataclasses.replace(experiment, model=model)
+    # `blockwise` in place of a kernel saves one array of the size of its outputs more.
+    hardware = dataclasses.replace(hardware, is_attached=False)
     one_row, two_rows = (_residual_arrays(experiment, hardware, rows) for rows in (1, 2))
-    replicated = sharded = batch_independent = 0
+    replicated = sharded = 0
     for one, two in zip(one_row, two_rows, strict=True):
         growth = _array_bytes(two) - _array_bytes(one)
-        batch_independent += _array_bytes(one) - growth
         if one.shape and one.shape[-1] == model.d_model:
             replicated += growth
         else:
             sharded += growth
-    return Residuals(replicated, sharded, batch_independent)
+    return Residuals(replicated, sharded)
 
 
 def _residual_arrays(experiment: Experiment, hardware: Hardware, rows: int) -> list[Any]:

@@ -91,7 +91,7 @@ class AnomalyDetector(struct.PyTreeNode):
         # and the spread is that of its steps.
         norms = self.log_history[PARAM_NORM]
         own_level = own_level.at[PARAM_NORM].set(norms[-1])
-        own_spread = own_spread.at[PARAM_NORM].set(robust_std(jnp.diff(norms)))
+        own_spread = own_spread.at[PARAM_NORM].set(robust_std(jnp.diff(norms, prepend=jnp.nan)))
         # In logarithms the limit is a factor: exp(8 * 0.02) = 1.17 times the median loss, at least.
         reach = config.threshold * jnp.maximum(own_spread, MIN_LOG_STD)
         # Before that, the limits are infinite in effect and the median checks compare 0 with 0.
@@ -154,20 +154,20 @@ median = functools.partial(jnp.nanmedian, axis=-1)
 def robust_std(
     values: jax.Array,  # [..., W], NaN: missing
 ) -> jax.Array:  # [...]
-    """Return the MAD-scaled standard deviation of values about their falling trend.
+    """Return the MAD-scaled standard deviation of values about their falling trend; 0 for none.
 
     A loss that falls steeply would otherwise seem to vary much, and hide a spike. A rising trend
     is not removed: it counts as variation, so a rise does not lower its own threshold.
     """
-    width = values.shape[-1]
-    half = width // 2
-    # Slope by the medians of both halves: one outlier does not turn it.
-    slope = (median(values[..., half:]) - median(values[..., :half])) / (width - half)
-    # The slope is NaN as long as one half of the window is empty.
-    falling = jnp.minimum(jnp.nan_to_num(slope), 0)
+    half = values.shape[-1] // 2
     steps = jax.lax.broadcasted_iota(values.dtype, values.shape, values.ndim - 1)
+    known = jnp.where(jnp.isnan(values), jnp.nan, steps)
+    # Slope by the medians of both halves: one outlier does not turn it.
+    rise, run = (median(x[..., half:]) - median(x[..., :half]) for x in (values, known))
+    # The slope is NaN as long as one half of the window is empty.
+    falling = jnp.minimum(jnp.nan_to_num(rise / run), 0)
     detrended = values - falling[..., None] * steps
-    return MAD_TO_STD * median(jnp.abs(detrended - median(detrended)[..., None]))
+    return jnp.nan_to_num(MAD_TO_STD * median(jnp.abs(detrended - median(detrended)[..., None])))
 
 
 class Verdict(NamedTuple):

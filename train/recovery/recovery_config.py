@@ -22,9 +22,9 @@ class RecoveryConfig:
     warmup: int = 50
     """Steps that the window must hold before detection starts."""
     threshold: float = 8.0
-    """Anomaly threshold for the loss, the gradient norm and the parameter norm, in MAD-scaled
-    standard deviations of the logarithm above the median of the window. Non-finite values are
-    always anomalies."""
+    """Anomaly threshold in MAD-scaled standard deviations of the logarithm: for the loss and the
+    gradient norm above the median of the window, for the parameter norm above the last one, in
+    deviations of its steps. Non-finite values are always anomalies."""
     loss_rise_tolerance: float = 0.1
     """Largest relative rise of the window's median loss above its lowest value so far. A larger
     rise, of at least one standard deviation, causes a rollback at once. It finds a divergence that

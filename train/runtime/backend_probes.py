@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from train.config.resolve import resolve_auto
 from train.experiment import Experiment
 from transformer.attention.attend import ScoreSpec
+from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.hardware import Hardware
+from transformer.parameter_counts import layer_mixers
 
 
 def _compile_gradient(attend: Callable[..., jax.Array], shape: tuple[int, ...]) -> None:
@@ -55,14 +56,31 @@ KERNEL_PROBES: dict[str, Callable[[], None]] = {"splash": _compile_splash, "cudn
 """Functions that compile a small case of a kernel, by the name of its attention backend."""
 
 
+def _used_backends(experiment: Experiment, hardware: Hardware) -> set[str]:
+    """Return the attention backends that layers of the model choose on the hardware."""
+    model, length = experiment.model, experiment.sequence_length
+    on_mesh = experiment.compile == "jit" and hardware.count > 1
+    backends: set[str] = set()
+    for layer in layer_mixers(model):
+        # A mixer that asks for itself, such as a sliding window, is taken for full attention.
+        num_heads = getattr(layer.mixer, "num_heads", None)
+        if num_heads is not None and not isinstance(layer.mixer, AttentionConfig):
+            layer = layer._replace(mixer=AttentionConfig(num_heads))
+        choice = layer.backend_choice(
+            model, length, hardware=hardware, segments=experiment.has_segments, mesh_known=on_mesh
+        )
+        if choice is not None:
+            backends.add(choice.backend)
+    return backends
+
+
 def mark_broken_kernels(experiment: Experiment, hardware: Hardware) -> Hardware:
     """Return the hardware with `broken_kernels` set to those that fail to compile.
 
     Tries only the kernels that the experiment would use: on a CPU, none.
     """
-    backends = {choice.partition(" ")[0] for choice in resolve_auto(experiment, hardware).values()}
     broken = []
-    for name in sorted(backends & KERNEL_PROBES.keys()):
+    for name in sorted(_used_backends(experiment, hardware) & KERNEL_PROBES.keys()):
         try:
             KERNEL_PROBES[name]()
         except Exception as error:  # noqa: BLE001 (compilers raise many types)

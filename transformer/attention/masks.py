@@ -26,7 +26,7 @@ class MaskPattern:
     prefix: bool = False
     """All queries see keys at positions below `Mask.prefix_lengths`, causal or not."""
     ordered: bool = True
-    """In each segment, positions increase with the index, so a causal mask is triangular in the
+    """In each segment, positions are consecutive, so causal masks and windows can be read off the
     index. False for reordered tokens (ring attention), which only positions describe."""
 
     def __post_init__(self) -> None:

@@ -182,7 +182,7 @@ class Norm(nn.Module):
             gain = declare("gain", init=nn.initializers.ones)
         has_bias = config.kind == "layer" and config.bias
         bias = declare("bias", init=nn.initializers.zeros) if has_bias else None
-        if self.context.hardware.platform == "gpu" and self.axis == "embed":
+        if self.context.hardware.platform == "gpu" and x.itemsize == 2 and self.axis == "embed":
             from transformer.layers.norm_gradients import norm_in_two_passes
 
             return norm_in_two_passes(config, precision.norm, x, gain, bias)

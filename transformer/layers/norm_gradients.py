@@ -19,11 +19,11 @@ def norm_in_two_passes(
     gain: jax.Array,  # [D]
     bias: jax.Array | None,  # [D]
 ) -> jax.Array:  # [..., D]
-    """Return `layer_norm` or `rms_norm` in the dtype of x, with gradients for a GPU.
+    """Return `layer_norm` or `rms_norm` of 16-bit x in its dtype, with gradients for a GPU.
 
     dx sums over D, and the gradients of gain and bias sum over tokens. In the program of autodiff
     both read dy * (x - mean) / sqrt(var + epsilon), which XLA then writes to memory in the dtype of
-    the statistics. Here each reads x and dy, in 16 bits.
+    the statistics. Here each reads x and dy, in 16 bits. Has no forward-mode derivative.
     """
     return _forward(config, dtype, x, gain, bias)[0]
 

@@ -55,7 +55,7 @@ def call_with_auto_axes(
     out_sharding = (output, replicated) if with_variables else output
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     run = jax.sharding.auto_axes(call, out_sharding=out_sharding)
-    if isinstance(example, jax.core.Tracer):
+    if any(isinstance(array, jax.core.Tracer) for array in arrays):
         return run(arrays)
     # Outside of `jit`, initial parameters can be placed on a mesh of devices alone.
     sharding: Any = example.sharding

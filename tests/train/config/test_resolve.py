@@ -134,3 +134,9 @@ def test_precision_is_resolved_once() -> None:
     resumed = resolve_precision(auto, Hardware("tpu", "TPU v5 lite"), begun)
     assert resumed == begun
     assert resolve_precision(experiment, t4, begun) == experiment
+
+
+def test_replica_of_pmap_is_for_one_device() -> None:
+    pods = Hardware("tpu", "TPU v5 lite", 8)
+    by_pmap = dataclasses.replace(make_experiment(), compile="pmap")
+    assert resolve_auto(by_pmap, pods)[BACKEND] == "splash (the fastest on tpu)"

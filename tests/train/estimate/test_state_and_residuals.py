@@ -8,14 +8,24 @@ import pytest
 
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
+from train.data.example_configs import BitextDataConfig
 from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.compile import bytes_per_device
-from train.estimate.state_and_residuals import StateShapes
-from train.experiment import EmaConfig
+from train.estimate.state_and_residuals import StateShapes, trace_residuals
+from train.experiment import EmaConfig, Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.mesh import MeshConfig
-from transformer import Hardware
+from train.tasks.task_configs import Translation
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    EncoderConfig,
+    Hardware,
+    Precision,
+    SlidingWindowConfig,
+    TransformerConfig,
+)
 
 HARDWARE = Hardware("cpu", count=8)
 
@@ -56,3 +66,30 @@ def test_offload_is_planned_without_host_memory_space(tmp_path: Path) -> None:
         for remat in ("none", "offload")
     )
     assert kept.bytes_per_chip(MeshConfig(2, fsdp=4)) == plain.bytes_per_chip(MeshConfig(2, fsdp=4))
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize(
+    "mixer", [AttentionConfig(num_heads=4), SlidingWindowConfig(num_heads=4, window=64)]
+)
+def test_residuals_are_traced_without_the_hardware(
+    tmp_path: Path, platform: Any, mixer: Any
+) -> None:
+    """Kernels in an encoder, in cross attention and in mixers that call `attend` themselves."""
+    block = BlockConfig(mixer=mixer)
+    encoder = EncoderConfig(num_layers=1, layer_pattern=(BlockConfig(AttentionConfig(4)),))
+    pattern = (dataclasses.replace(block, cross_attention=AttentionConfig(num_heads=4)),)
+    model = TransformerConfig(
+        vocab_size=32,
+        d_model=32,
+        num_layers=1,
+        layer_pattern=pattern,
+        encoder=encoder,
+        precision=Precision.parse("bfloat16"),
+    )
+    data = BitextDataConfig(max_length=256, batch_tokens=1024)
+    experiment = Experiment(model=model, task=Translation(), data=data, batch_size=8)
+    saved = trace_residuals(experiment, Hardware(platform, compute_capability="9.0"), "none")
+    scores = 3 * 2 * 4 * 256 * 256  # of three attentions, in 16 bits
+    # Splash has no cross attention, whose scores are saved.
+    assert (saved.replicated_per_row + saved.sharded_per_row < scores) is (platform == "gpu")

@@ -13,6 +13,7 @@ from tests.train.support import light_compiler as light_compiler
 from train.engine import Engine, make_engine
 from train.experiment import Experiment
 from train.jit_engine import JitEngine
+from train.optim.elementwise import AdamW
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
 from transformer.layers.layer_config import MoEConfig
@@ -32,7 +33,7 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
     model = dataclasses.replace(experiment.model, layer_pattern=pattern, vocab_size=VOCAB)
     # AdamW with its usual epsilon takes steps of full size along gradients that are almost zero,
     # and so of the rounding of sums; with this one, its steps follow the gradients.
-    optimizer = dataclasses.replace(experiment.optimizer, epsilon=1e-3)
+    optimizer = AdamW(epsilon=1e-3)
     return dataclasses.replace(experiment, model=model, optimizer=optimizer)
 
 

@@ -115,7 +115,8 @@ def test_limits_per_length() -> None:
     spread = 1.4826 * np.median(np.abs(apart - np.median(apart)))
     assert spread < 1.4826 * 0.2  # the median of |0, 0.4, 0.4, 0, 0.2|
     # The parameter norm, whatever the length: about the last one, with the spread of its steps.
-    weights = logs[-1] + 3 * float(robust_std(jnp.diff(jnp.float32(logs))))
+    steps = jnp.diff(jnp.float32(logs), prepend=jnp.nan)
+    weights = logs[-1] + 3 * float(robust_std(steps))
     for length, level, wider in ((8, 1.0, spread), (16, 5.0, 1.4826 * 0.2)):
         limits = np.log(limits_of(detector, QUIET, length).max_values)
         expected = [*(level + 3 * max(wider, e) for e in MIN_LOG_STD[:2]), weights]
@@ -286,3 +287,23 @@ def test_batch_without_targets_is_normal() -> None:
     verdicts, detector = verdicts_on(losses, norms)
     assert not skipped_steps(verdicts)
     assert np.isfinite(np.asarray(detector.log_history)).all()
+
+
+@pytest.mark.parametrize(("window", "warmup"), [(2, 2), (3, 1), (100, 1)])
+def test_smallest_windows(window: int, warmup: int) -> None:
+    """One known step has no differences, and a window of two has one."""
+    config = RecoveryConfig(window=window, warmup=warmup)
+    losses, norms = make_run(20)
+    losses[12] = np.nan
+    verdicts, _ = verdicts_on(losses, norms, config=config)
+    assert skipped_steps(verdicts) == [12]
+
+
+def test_steep_fall_hides_no_spike_in_a_partly_filled_window() -> None:
+    """The halves of the window hold unequal numbers of steps after the warm-up."""
+    noise = 0.01 * np.random.RandomState(0).randn(100)
+    losses = np.exp(3 - 0.02 * np.arange(100) + noise)
+    _, detector = verdicts_on(losses[:60], np.ones(60))
+    limit = limits_of(detector, CONFIG, 128).max_values[0]
+    level = np.median(losses[:60])
+    assert float(limit) / level == pytest.approx(np.exp(8 * 0.02), rel=0.02)

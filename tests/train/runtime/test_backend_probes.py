@@ -3,22 +3,29 @@
 import dataclasses
 import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
+from train.data.example_configs import BitextDataConfig
 from train.experiment import Experiment
 from train.runtime import backend_probes
 from train.runtime.backend_probes import mark_broken_kernels
+from train.tasks.task_configs import Translation
 from transformer import (
     AttentionConfig,
     BlockConfig,
+    EncoderConfig,
     FeedForwardConfig,
     Hardware,
+    Precision,
+    SlidingWindowConfig,
     TransformerConfig,
 )
+from transformer.baselines.baseline_configs import LSTMConfig
 
 TPU = Hardware("tpu", "TPU v5 lite")
 
@@ -49,6 +56,35 @@ def test_only_used_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.Monk
     assert compiled == []
     assert mark_broken_kernels(experiment, TPU) == TPU
     assert compiled == ["splash"]
+
+
+@pytest.mark.parametrize("place", ["layer_pattern", "encoder", "cross_attention"])
+def test_kernels_of_every_attention_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A sliding window calls its kernel itself; encoders and cross attention have theirs."""
+    monkeypatch.setitem(backend_probes.KERNEL_PROBES, "cudnn", fail)
+    window = BlockConfig(mixer=SlidingWindowConfig(num_heads=2, window=8))
+    recurrent: Any = BlockConfig(mixer=LSTMConfig())
+    crossing = dataclasses.replace(recurrent, cross_attention=AttentionConfig(num_heads=2))
+    experiment = without_dropout(tmp_path)
+    changes: Any = {
+        "layer_pattern": {"layer_pattern": (window,)},
+        "encoder": {"layer_pattern": (recurrent,), "encoder": EncoderConfig(1, (window,))},
+        "cross_attention": {
+            "layer_pattern": (crossing,),
+            "encoder": EncoderConfig(1, (recurrent,)),
+        },
+    }[place]
+    precision = Precision.parse("bfloat16")
+    model = dataclasses.replace(experiment.model, precision=precision, **changes)
+    if place != "layer_pattern":
+        data = BitextDataConfig(max_length=16, batch_tokens=256)
+        experiment = dataclasses.replace(experiment, task=Translation(), data=data, model=model)
+    experiment = dataclasses.replace(experiment, model=model)
+    gpu = Hardware("gpu", "NVIDIA H200", 1, "9.0")
+    [(name, _)] = mark_broken_kernels(experiment, gpu).broken_kernels
+    assert name == "cudnn"
 
 
 def test_broken_kernel_is_marked_with_reason(

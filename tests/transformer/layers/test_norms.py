@@ -128,3 +128,14 @@ def test_gradients_on_a_gpu_equal_those_of_autodiff(config: NormConfig, dtype: D
         # Autodiff rounds to 16 bits in other places.
         tolerance = 1e-5 if dtype == "float32" else 2.0**-7
         assert_close(np.asarray(one, np.float32), np.asarray(other, np.float32), tolerance)
+
+
+def test_float32_on_a_gpu_has_a_forward_derivative() -> None:
+    x, dx = jnp.asarray(normal(0, 2, 5)), jnp.asarray(normal(1, 2, 5))
+
+    def derivative(hardware: Hardware) -> jax.Array:
+        norm = Norm(NormConfig(), make_context(Precision(), hardware))
+        params = meta.unbox(norm.init(jax.random.key(0), x)["params"])
+        return jax.jvp(lambda x: norm.apply({"params": params}, x), (x,), (dx,))[1]
+
+    assert_close(derivative(Hardware("gpu")), np.asarray(derivative(Hardware("cpu"))))

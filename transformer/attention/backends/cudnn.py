@@ -15,7 +15,7 @@ def reads_pattern(
 ) -> bool:
     """Return True if the kernel computes the pattern from indices, without an array.
 
-    It knows causal masks, and windows below them.
+    It knows causal masks, with or without a sliding window.
     """
     if pattern.prefix:
         return False
@@ -35,11 +35,12 @@ def attend_cudnn(
     """Return softmax(scale q k^T under the mask) v by cuDNN's flash attention (Dao et al. 2022).
 
     The softmax is computed in float32 inside the kernel. Memory is linear in T for causal masks,
-    windows below them and no mask at all. Any other mask, such as that of packed documents, is an
-    array of B T S numbers of 16 bits, one for all heads and layers.
+    with or without a sliding window, and for no mask at all. Any other mask, such as that of packed
+    documents, is an array of B T S numbers of 16 bits, one for all heads and layers; JAX from 0.10
+    on writes a second one in the backward pass.
 
-    A query without a visible key gets zeros and no gradient. `choose.py` lists what the kernel
-    needs.
+    A query without a visible key gets zeros and no gradient. `kernel_obstacles.py` lists what
+    the kernel needs.
     """
     num_queries, num_keys = q.shape[1], k.shape[1]
     pattern = mask.pattern
@@ -65,7 +66,7 @@ def attend_cudnn(
     )
     if visible is None or not mask.may_have_empty_rows(num_queries, num_keys):
         return y
-    # The kernel averages all values where no key is visible.
+    # Where no key is visible, the kernel averages hidden values.
     return jnp.where(visible.any(-1).swapaxes(1, 2)[..., None], y, 0)
 
 

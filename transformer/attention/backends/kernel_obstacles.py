@@ -22,8 +22,10 @@ def _cudnn_obstacle(spec: AttentionSpec) -> str:
         return f"it computes in 16 bits, not in {spec.dtype}"
     if spec.head_dim != spec.value_head_dim:
         return "queries and values have different widths"
-    # Hopper and later.
-    widest = 256 if capability and float(capability) >= 9 else 128
+    if spec.context_shards > 1:
+        return "the queries are spread over devices"
+    # Hopper. JAX before 0.10 refuses more than 128 on all others.
+    widest = 256 if capability == "9.0" else 128
     if spec.head_dim % 8 or spec.head_dim > widest:
         return f"the head width {spec.head_dim} is not a multiple of 8 up to {widest}"
     if not spec.dot_product_only:

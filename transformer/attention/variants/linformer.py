@@ -157,7 +157,8 @@ class Linformer(Mixer):
         if slots.segments is not None:
             numbers = jnp.repeat(slots.segments, config.rank, axis=1)
             key_mask = Mask(segments=inputs.mask.segments, key_segments=numbers)
-        y = attend(q, k, v, key_mask, scoring, hardware=context.hardware).y
+        where: Any = dict(hardware=context.hardware, constrain=context.constrain)
+        y = attend(q, k, v, key_mask, scoring, **where).y
         if slots.too_many_documents is not None:
             # Known only at run time, when nothing can be raised: NaN is noticed, results without
             # some of the documents would not be.

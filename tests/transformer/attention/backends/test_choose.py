@@ -144,6 +144,11 @@ CUDNN: dict[str, Any] = {
     "it supports dot products only, without a bias or a cap": {"dot_product_only": False},
     "the head width 36 is not a multiple of 8 up to 128": {"head_dim": 36, "value_head_dim": 36},
     "the head width 136 is not a multiple of 8 up to 128": {"head_dim": 136, "value_head_dim": 136},
+    "the queries are spread over devices": {
+        "context_shards": 2,
+        "keys_match_queries": False,
+        "num_keys": 512,
+    },
     "with a mask other than causal it needs even lengths": {"has_segments": True, "num_keys": 255},
     "the mask is an array with an entry for each query and key, and both are many": {
         "has_segments": True,
@@ -196,12 +201,11 @@ def test_cudnn_supports_all_masks(case: AttentionSpec) -> None:
     assert choose_backend("auto", case) == BackendChoice("cudnn", "the fastest on gpu")
 
 
-def test_wide_heads_need_a_new_gpu() -> None:
+def test_wide_heads_need_hopper() -> None:
     wide = dataclasses.replace(ON_GPU, head_dim=256, value_head_dim=256)
     hopper = Hardware("gpu", "NVIDIA H200", 1, "9.0")
-    ampere = Hardware("gpu", "NVIDIA A100", 1, "8.0")
     assert choose_backend("auto", dataclasses.replace(wide, hardware=hopper)).backend == "cudnn"
-    assert (
-        "multiple of 8 up to 128"
-        in choose_backend("cudnn", dataclasses.replace(wide, hardware=ampere)).reason
-    )
+    for capability in ("8.0", "10.0"):
+        other = Hardware("gpu", "another", 1, capability)
+        choice = choose_backend("cudnn", dataclasses.replace(wide, hardware=other))
+        assert "multiple of 8 up to 128" in choice.reason

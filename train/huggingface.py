@@ -49,6 +49,7 @@ from train.telemetry.stages import stage
 from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter
 from transformer.interop.pretrained import PretrainedConfig, read_model
+from transformer.interop.weight_files import read_json
 from transformer.precision import Precision
 
 KEPT_FILES = (
@@ -121,6 +122,10 @@ def import_model(
             f"{pretrained.config.vocab_size}; fetch the tokenizer that belongs to the model"
         )
     experiment = _make_experiment(source, pretrained, folder, data_path)
+    if isinstance(experiment.task, Translation):
+        start = _start_token(origin, tokenizer)
+        task = dataclasses.replace(experiment.task, start_token=start)
+        experiment = dataclasses.replace(experiment, task=task)
     found = None
     if adapter:
         found = read_run_adapter(adapter, pretrained.make_model(), pretrained.family.model_type)
@@ -214,6 +219,16 @@ def _make_experiment(
     return Experiment(
         name=name, task=task, model=config, data=data, batch_size=8, steps=1, grad_accum_steps=1
     )
+
+
+def _start_token(origin: Path, tokenizer: Tokenizer) -> str:
+    """Return the token that the decoder of a published model reads first, as `task.start_token`."""
+    with as_user_errors():
+        config = read_json(origin / "config.json")
+    default = config.get("pad_token_id") if config.get("model_type") in ("t5", "mt5") else None
+    number = config.get("decoder_start_token_id", default)
+    names: dict[Any, str] = {number: name for name, number in tokenizer.vocabulary.items()}
+    return "" if number in (None, tokenizer.eos_token_id) else names.get(number, "")
 
 
 def _save(

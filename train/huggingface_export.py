@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 
+from train.data.bitext import find_start_token
 from train.data.tokenizer_files import TEMPLATE_FILE
 from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
@@ -61,6 +62,9 @@ def export_run(
             else {}
         )
     fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
+    if run.labels:  # those of the import may be others
+        for name in ("id2label", "label2id", "num_labels", "problem_type"):
+            fields.pop(name, None)
     # The dtype is that of the weights that are written, which may differ from the import's.
     fields.pop("torch_dtype", None)
     fields.pop("dtype", None)
@@ -125,7 +129,8 @@ def _token_fields(run: Run) -> dict[str, Any]:
         fields |= {"bos_token_id": end, "eos_token_id": end}
         fields["pad_token_id"] = run.tokenizer.vocabulary.get("[PAD]", end)
         if run.model.config.encoder is not None:
-            fields["decoder_start_token_id"] = end
+            name = getattr(run.experiment.task, "start_token", "")
+            fields["decoder_start_token_id"] = find_start_token(run.tokenizer, name)
     if run.labels:
         fields["id2label"] = {str(i): name for i, name in enumerate(run.labels)}
         fields["label2id"] = {name: i for i, name in enumerate(run.labels)}

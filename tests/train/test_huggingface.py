@@ -1,5 +1,6 @@
 """`import` and `export`: a model folder becomes a run and round-trips unchanged."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,15 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
+import train
+from tests.train.support import light_compiler as light_compiler
 from train.cli.main import main
+from train.data.data_config import TokenizerConfig
+from train.data.example_configs import ClassificationDataConfig
 from train.errors import UserError
 from train.huggingface import import_model
 from train.huggingface_export import export_run
 from train.run import load, sample
+from train.tasks.task_configs import Classification
+from train.tasks.task_registry import make_task
+from train.tasks.text_completion import encode_prompt
+from transformer import LanguageModel
+from transformer.interop.pretrained import read_model
 
-FIXTURE = Path(__file__).parents[1] / "transformer" / "interop" / "fixtures" / "gpt2-tied"
+FIXTURES = Path(__file__).parents[1] / "transformer" / "interop" / "fixtures"
+FIXTURE = FIXTURES / "gpt2-tied"
 
 
 def make_source(folder: Path, tokens: int = 51) -> Path:
@@ -123,3 +134,78 @@ def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> N
             main(arguments)
         assert stop.value.code == 2
         assert flag in capsys.readouterr().err
+
+
+TEMPLATES = {
+    "llama-grouped": "<s> $A",
+    "bert-classifier": "[CLS] $A [SEP]",
+    "bert-mlm": "[CLS] $A [SEP]",
+    "roberta-mlm": "<s> $A </s>",
+    "distilbert-tagger": "[CLS] $A [SEP]",
+    "t5-gated": "$A </s>",
+    "bart-scaled": "<s> $A </s>",
+}
+"""What the tokenizer of each kind of model puts around a text."""
+
+
+@pytest.mark.parametrize("fixture", TEMPLATES)
+def test_imported_models_read_what_their_tokenizer_writes(fixture: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / fixture, source)
+    is_bert = "[CLS]" in TEMPLATES[fixture]
+    special = ["[UNK]", *(["[CLS]", "[SEP]", "[MASK]"] if is_bert else ["<pad>", "<s>", "</s>"])]
+    special += [] if is_bert else ["<mask>"]
+    words = {name: i for i, name in enumerate([*special, "one", "two"])}
+    backend = tokenizers.Tokenizer(models.WordLevel(words, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(special)
+    names = [name for name in TEMPLATES[fixture].split() if name != "$A"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=TEMPLATES[fixture], special_tokens=[(name, words[name]) for name in names]
+    )
+    backend.save(str(source / "tokenizer.json"))
+    config = json.loads((source / "config.json").read_text())
+    translates = fixture in ("t5-gated", "bart-scaled")
+    if translates:
+        config["decoder_start_token_id"] = words["<pad>"]
+        (source / "config.json").write_text(json.dumps(config))
+    import_model(str(source), str(tmp_path / "run"))
+    run = load(str(tmp_path / "run"))
+    mask = " [MASK]" if is_bert else " <mask>"
+    text = f"one{mask * ('mlm' in fixture)} two"
+    read = make_task(run.experiment).model_inputs(run, text, "two" if translates else None)
+    assert list(read.sources or read.tokens) == backend.encode(text).ids
+    if isinstance(run.model, LanguageModel):
+        assert encode_prompt(run, text).tolist() == backend.encode(text).ids
+    if translates:
+        written = backend.encode("two").ids
+        assert read.arguments["tokens"][0].tolist() == [words["<pad>"], *written[:-1]]
+
+
+def test_labels_of_a_fine_tuned_run_replace_those_of_its_source(tmp_path: Path) -> None:
+    """The run has other labels than the classifier that it began with."""
+    source = tmp_path / "source"
+    shutil.copytree(FIXTURES / "bert-classifier", source)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(46))]
+    (source / "vocab.txt").write_text("\n".join(words))
+    import_model(str(source), str(tmp_path / "imported"))
+    (tmp_path / "train.tsv").write_text("label\ttext\n" + "no\tw1\nyes\tw2\n" * 20)
+    experiment = dataclasses.replace(
+        load(str(tmp_path / "imported")).experiment,
+        task=Classification(),
+        data=ClassificationDataConfig(
+            path=str(tmp_path / "train.tsv"),
+            max_length=8,
+            tokenizer=TokenizerConfig("file", path=str(source / "vocab.txt")),
+        ),
+        batch_size=4,
+        steps=1,
+    )
+    run_folder, out = str(tmp_path / "run"), tmp_path / "out"
+    train.fit(experiment, run_folder, init_from=str(tmp_path / "imported"), quiet=True)
+    export_run(run_folder, str(out))
+    written = json.loads((out / "config.json").read_text())
+    assert written["id2label"] == {"0": "no", "1": "yes"}
+    assert written["label2id"] == {"no": 0, "yes": 1}
+    model, _ = read_model(out)
+    assert model.labels == ("no", "yes")

@@ -104,13 +104,12 @@ def run_sweep(arguments: list[str]) -> int:
         quiet=quiet,
     )
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
-    has_figure = plot_sweep(summary, figure)
     if json_wanted:
         print(json.dumps({"workdir": workdir, **summary.as_dict()}))
     else:
         print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
-        if has_figure:
-            print(f"figure: {figure}")
+    if plot_sweep(summary, figure) and not json_wanted:
+        print(f"figure: {figure}")
     sys.stdout.flush()
     queue.check_results(results, workdir)
     return 0
@@ -223,7 +222,13 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     """Train the runs of a design, fit them, and print the fits."""
     budgets = options.budgets()
     sized = _design(options)
-    from train.scaling.results import check_design, design_as_dicts, fit_results, print_design
+    from train.scaling.results import (
+        check_design,
+        design_as_dicts,
+        finished_runs,
+        fit_results,
+        print_design,
+    )
 
     check_design(sized)
     if options.dry_run:
@@ -232,7 +237,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
         else:
             print_design(sized)
         return 0
-    from train.scaling.scaling_report import print_analysis, write_report
+    from train.scaling.scaling_report import print_analysis, write_report, write_runs
     from train.sweep import queue
 
     workdir = options.workdir or f"runs/{options.experiment.name}-scaling"
@@ -247,6 +252,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     )
     if not json_wanted:
         print_design(sized, results)
+    write_runs(finished_runs(sized, results), workdir)
     analysis = fit_results(
         sized, results, budgets=budgets, bootstrap_samples=options.bootstrap_samples
     )
@@ -254,7 +260,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     if json_wanted:
         rule = resolve_rule(options.lr_rule, options.experiment)
         detail = {"workdir": workdir, "lr_rule": rule, "sweep": design_as_dicts(sized, results)}
-        print(json.dumps({**analysis.as_dict(), **detail}))
+        print(json.dumps({**analysis.as_dict(), **detail}, allow_nan=False))
     else:
         print_analysis(analysis)
         print(f"figure: {figure}")
@@ -284,12 +290,17 @@ def _design(options: ScalingArguments) -> "list[SizedRun]":
         options.experiment,
         SizeRules(options.lr_rule, options.aspect_ratio, options.min_steps),
     )
-    models = [
-        model_of_size(base.model, size, rules)
-        if options.sizes
-        else model_of_width(base.model, round(size), rules)
-        for size in sizes
-    ]
+    try:
+        models = [
+            model_of_size(base.model, size, rules)
+            if options.sizes
+            else model_of_width(base.model, round(size), rules)
+            for size in sizes
+        ]
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(f"scaling: {error}; change --aspect-ratio or the sizes") from error
     # Small sizes may have the same closest model.
     distinct = list(dict.fromkeys(models))
     return design_runs(

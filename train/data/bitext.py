@@ -40,7 +40,7 @@ class BitextSplit:
     source: RaggedArray
     target: RaggedArray
     decoder_start_token_id: int
-    """First input token of the decoder: the end-of-text token."""
+    """First input token of the decoder."""
 
     @property
     def lengths(self) -> np.ndarray:  # [n, 2]
@@ -79,13 +79,14 @@ class BitextSplit:
 
 
 def prepare_bitext(
-    config: BitextDataConfig, tokenizer: Tokenizer | None = None
+    config: BitextDataConfig, tokenizer: Tokenizer | None = None, start_token: str = ""
 ) -> ExampleCorpus[BitextSplit]:
     """Read and tokenize the pairs that ``config`` names.
 
     Args:
       config: Files and tokenizer.
       tokenizer: Used instead of the one that ``config.tokenizer`` describes.
+      start_token: First input token of the decoder, as in `find_start_token`.
 
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
@@ -103,8 +104,9 @@ def prepare_bitext(
         },
     )
     notes: list[str] = []
+    start = find_start_token(tokenizer, start_token)
     encoded = {
-        name: _encode(name, pairs, tokenizer, config.max_length, notes)
+        name: _encode(name, pairs, tokenizer, start, config.max_length, notes)
         for name, pairs in splits.items()
     }
     return ExampleCorpus(tokenizer, encoded, corpus_digest(tokenizer, splits), notes=tuple(notes))
@@ -125,13 +127,29 @@ def read_pairs(config: BitextDataConfig, setting: str, path: str) -> list[Senten
     return list(map(SentencePair, sources, targets))
 
 
+def find_start_token(tokenizer: Tokenizer, name: str) -> int:
+    """Return the token that a decoder reads first: `name`, or by default that which ends a text.
+
+    Raises UserError for a name that is not a token.
+    """
+    if name and name not in tokenizer.vocabulary:
+        raise UserError(
+            f"task.start_token {name}: is not a token of the tokenizer; leave it empty for the one "
+            "that ends a text"
+        )
+    return tokenizer.vocabulary[name] if name else tokenizer.eos_token_id
+
+
 def encode_sentences(
     tokenizer: Tokenizer, texts: Iterable[str]
 ) -> list[np.ndarray]:  # each [T] int32
-    """Return the tokens of sentences, each followed by the end-of-text token."""
-    end = [tokenizer.eos_token_id]
+    """Return the tokens of sentences, each followed by the end-of-text token.
+
+    What a published tokenizer puts before a text, such as BART's <s>, comes first.
+    """
+    (before, _), end = tokenizer.added_token_ids, [tokenizer.eos_token_id]
     return [
-        np.append(tokens, end).astype(np.int32)
+        np.concatenate([before, tokens, end]).astype(np.int32)
         for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
     ]
 
@@ -149,6 +167,7 @@ def _encode(
     name: str,
     pairs: Sequence[SentencePair],
     tokenizer: Tokenizer,
+    start: int,
     max_length: int,
     notes: list[str],
 ) -> BitextSplit:
@@ -162,7 +181,8 @@ def _encode(
     if name == "train":
         # Pairs with an empty side (the end token alone) teach nothing. Other splits keep every
         # pair, so that their scores are comparable with published ones.
-        unsuitable |= (lengths == 1).any(axis=0)
+        [empty] = encode_sentences(tokenizer, [""])
+        unsuitable |= (lengths == len(empty)).any(axis=0)
         indices = np.flatnonzero(~unsuitable).tolist()
         if not indices:
             raise UserError(
@@ -181,7 +201,7 @@ def _encode(
         RaggedArray.from_sequences([_truncate(tokens, max_length) for tokens in side])
         for side in sides
     )
-    return BitextSplit(pairs, source, target, tokenizer.eos_token_id)
+    return BitextSplit(pairs, source, target, start)
 
 
 def _truncate(tokens: np.ndarray, max_length: int) -> np.ndarray:

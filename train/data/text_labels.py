@@ -189,12 +189,24 @@ def make_classification_corpus(
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Iterable[str]) -> list[np.ndarray]:  # each [T] int32
-    """Return the tokens of texts, each after the start token of a classifier."""
-    first = np.array([tokenizer.cls_token_id])
+    """Return the tokens of texts, between those that begin and end the text of a classifier.
+
+    A published tokenizer says which these are; else `cls_token_id` begins it and nothing ends it.
+    """
+    before, after = tokenizer.added_token_ids
+    before = before if len(before) else np.array([tokenizer.cls_token_id])
     return [
-        np.concatenate([first, tokens]).astype(np.int32)
+        np.concatenate([before, tokens, after]).astype(np.int32)
         for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
     ]
+
+
+def cut_text(tokenizer: Tokenizer, tokens: np.ndarray, max_length: int) -> np.ndarray:  # [T]
+    """Return the tokens of `encode_texts` cut to a length, those that end the text kept."""
+    if len(tokens) <= max_length:
+        return tokens
+    _, after = tokenizer.added_token_ids
+    return np.append(tokens[: max(0, max_length - len(after))], after)[:max_length]
 
 
 def _encode(
@@ -216,5 +228,7 @@ def _encode(
             f"data.max_length {max_length} tokens and are cut"
         )
     return ClassificationSplit(
-        texts, RaggedArray.from_sequences([text[:max_length] for text in tokens]), targets
+        texts,
+        RaggedArray.from_sequences([cut_text(tokenizer, each, max_length) for each in tokens]),
+        targets,
     )

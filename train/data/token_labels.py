@@ -242,6 +242,8 @@ def make_token_label_split(
     """
     # Each different word is tokenized once: words of natural text repeat.
     tokens_of = encode_words(tokenizer, itertools.chain.from_iterable(sentences))
+    before, after = tokenizer.added_token_ids
+    room = max_length - len(before) - len(after)
     tokens, targets, sentence_indices = [], [], []
     for index, words in enumerate(sentences):
         word_tokens = [tokens_of[word] for word in words]
@@ -250,9 +252,11 @@ def make_token_label_split(
             np.array([tag, *[NO_TAG] * (len(word) - 1)])
             for tag, word in zip(tags[index], word_tokens, strict=True)
         ]
-        for begin, end in split_into_rows([len(word) for word in word_tokens], max_length):
-            tokens.append(np.concatenate(word_tokens[begin:end])[:max_length])
-            targets.append(np.concatenate(word_targets[begin:end])[:max_length])
+        for begin, end in split_into_rows([len(word) for word in word_tokens], room):
+            row = np.concatenate(word_tokens[begin:end])[:room]
+            tokens.append(np.concatenate([before, row, after]))
+            tags_of_row = np.concatenate(word_targets[begin:end])[:room]
+            targets.append(np.pad(tags_of_row, (len(before), len(after)), constant_values=NO_TAG))
             sentence_indices.append(index)
     return TokenLabelSplit(
         RaggedArray.from_sequences(tokens),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -230,10 +229,14 @@ class Tokenizer:
         return backend
 
     @functools.cached_property
-    def first_token_ids(self) -> np.ndarray:  # [n] int32
-        """Tokens that a published tokenizer puts before every text (Llama's <s>); often none."""
-        names = _first_tokens(component_spec(self._backend.post_processor))
-        return np.array([self.vocabulary[name] for name in names], np.int32)
+    def added_token_ids(self) -> tuple[np.ndarray, np.ndarray]:  # [n] and [m] int32
+        """Tokens that a published tokenizer puts before and after every text; often none.
+
+        Llama's <s>, and BERT's [CLS] and [SEP].
+        """
+        added = _added_tokens(component_spec(self._backend.post_processor))
+        before, after = ([self.vocabulary[name] for name in names] for names in added)
+        return np.array(before, np.int32), np.array(after, np.int32)
 
     def encode_documents(
         self, texts: Iterable[str], on_characters: Callable[[int], None] = lambda count: None
@@ -297,18 +300,21 @@ def _check_unicode(text: str) -> None:
         ) from error
 
 
-def _first_tokens(post_processor: dict[str, Any]) -> list[str]:
-    """Return the tokens that a post-processor puts before a single text."""
+def _added_tokens(post_processor: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the tokens that a post-processor puts before and after a single text."""
     match post_processor:
         case {"type": "Sequence", "processors": steps}:
-            return [token for step in steps for token in _first_tokens(step)]
+            added = [_added_tokens(step) for step in steps]
+            return [t for before, _ in added for t in before], [t for _, end in added for t in end]
         case {"type": "TemplateProcessing", "single": pieces}:
-            before = itertools.takewhile(lambda piece: "SpecialToken" in piece, pieces)
-            return [piece["SpecialToken"]["id"] for piece in before]
-        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [token, _]}:
-            return [token]
+            text = next((i for i, p in enumerate(pieces) if "Sequence" in p), len(pieces))
+            parts = pieces[:text], pieces[text + 1 :]
+            before, after = ([piece["SpecialToken"]["id"] for piece in part] for part in parts)
+            return before, after
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [first, _], "sep": [last, _]}:
+            return [first], [last]
         case _:
-            return []
+            return [], []
 
 
 MAX_TOKENS_BEFORE = 64

@@ -156,10 +156,15 @@ def _bert(file: AnyPath) -> tokenizers.Tokenizer:
             f"{file}: has no [UNK], which every vocabulary of BERT has; give a tokenizer.json "
             "instead"
         )
+    from tokenizers import processors
+
+    vocabulary = {word: n for n, word in enumerate(words)}
     with _damaged(file):
-        return make_wordpiece_backend(
-            {word: n for n, word in enumerate(words)}, lowercase=not cased
-        )
+        backend = make_wordpiece_backend(vocabulary, lowercase=not cased)
+        if {"[CLS]", "[SEP]"} <= vocabulary.keys():
+            ends = [(name, vocabulary[name]) for name in ("[SEP]", "[CLS]")]
+            backend.post_processor = processors.BertProcessing(*ends)
+        return backend
 
 
 def make_wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from train.data.bitext import encode_sentences
+from train.data.bitext import encode_sentences, find_start_token
 from train.errors import UserError
+from train.tasks.task_configs import Translation
 from train.tasks.task_registry import make_task
 from train.tasks.vocabulary import tokenizer_of
 from transformer.generation.log_likelihood import LogLikelihood, log_likelihoods
@@ -69,7 +70,10 @@ def score_texts(
         task = make_task(run.experiment)
         for context in contexts:
             task.check_prompt(context, tokenizer)
-        first, targets = tokenizer.eos_token_id, encode_sentences(tokenizer, texts)
+        settings = run.experiment.task
+        assert isinstance(settings, Translation)
+        first = find_start_token(tokenizer, settings.start_token)
+        targets = encode_sentences(tokenizer, texts)
         rows = [np.append(np.int32(first), target) for target in targets]
         starts, sources = [1] * len(rows), encode_sentences(tokenizer, contexts)
     try:
@@ -87,7 +91,7 @@ def encode_continuation(
     Raises:
       UserError: No token would be scored.
     """
-    first = tokenizer.first_token_ids
+    first, _ = tokenizer.added_token_ids
     if context is None:
         row = np.append(first, tokenizer.encode(text)).astype(np.int32)
         if len(row) <= max(1, len(first)):

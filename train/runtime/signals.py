@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
@@ -25,6 +26,9 @@ EXIT_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 PREEMPTED_EXIT_STATUS = 75
 """Exit status of a run that was stopped and lost nothing (EX_TEMPFAIL): it can be requeued."""
+
+REPEAT_SECONDS = 5.0
+"""Seconds in which another SIGTERM or SIGUSR1 is taken for the same request."""
 
 RETRY_SECONDS = 0.5
 """Seconds after which a lost KeyboardInterrupt is raised again."""
@@ -50,6 +54,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._signal_name: str | None = None
+        self._repeats_until = 0.0
         self._previous_handlers: dict[int, Any] = {}
         self._is_distributed = False
 
@@ -94,11 +99,15 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal_name is not None:
-            if number == signal.SIGHUP:
-                return  # the kernel and the shell each send one when a terminal is closed
+            # The kernel and the shell each send a SIGHUP when a terminal is closed. A scheduler
+            # signals every process, and the queue of a sweep passes the signal on to its workers.
+            is_repeated = number != signal.SIGINT and time.monotonic() < self._repeats_until
+            if number == signal.SIGHUP or is_repeated:
+                return
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         self._signal_name = signal.Signals(number).name
+        self._repeats_until = time.monotonic() + REPEAT_SECONDS
         if self._is_distributed:
             os.kill(os.getpid(), signal.SIGTERM)
 

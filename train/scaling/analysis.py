@@ -7,7 +7,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,14 +91,14 @@ class Analysis:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain numbers for `--json`; what is not finite is None."""
-        return {
+        plain = {
             "runs": [
                 dict(zip(COLUMNS, map(float, run), strict=True))
                 for run in zip(*self.runs, strict=True)
             ],
             "chinchilla": {
-                **{name: _finite(getattr(self.law, name)) for name in CONSTANTS},
-                "intervals": {name: _pair(each) for name, each in self.intervals.items()},
+                **{name: getattr(self.law, name) for name in CONSTANTS},
+                "intervals": {name: list(each) for name, each in self.intervals.items()},
             },
             "kaplan": {
                 name: None if law is None else dataclasses.asdict(law)
@@ -110,13 +110,14 @@ class Analysis:
                     **each.best._asdict(),
                     "tokens_per_parameter": each.best.tokens / each.best.parameters,
                     "extrapolation": each.extrapolation,
-                    "intervals": {name: _pair(getattr(each, name)) for name in COLUMNS},
+                    "intervals": {name: list(getattr(each, name)) for name in COLUMNS},
                 }
                 for each in self.optima
             ],
             "held_out": None if self.held_out is None else _held_out_as_dict(self.held_out),
             "notes": list(self.notes),
         }
+        return finite_or_none(plain)
 
 
 def analyze(
@@ -150,7 +151,7 @@ def analyze(
             kaplan[name] = None
             notes.append(f"L({name}): {error}")
     if budgets and not _has_optimum(law):
-        notes.append("no optimum: a fitted exponent is not positive; add runs")
+        notes.append("no optimum: a fitted constant is not positive and finite; add runs")
         budgets = ()
     held_out = predict_held_out(runs)
     if held_out is None:
@@ -199,13 +200,15 @@ def predict_held_out(runs: Runs) -> HeldOutPrediction | None:
 def _has_optimum(law: ParametricLaw) -> bool:
     """Return True if the law has a finite minimum for every budget."""
     constants = [getattr(law, name) for name in CONSTANTS]
-    return min(law.alpha, law.beta) > 0 and bool(np.isfinite(constants).all())
+    is_finite = bool(np.isfinite(constants).all())
+    return is_finite and min(law.A, law.B, law.alpha, law.beta) > 0
 
 
 def _optimum(
     budget: float, runs: Runs, law: ParametricLaw, resampled: Sequence[ParametricLaw]
 ) -> OptimumForBudget:
     fits = [each.optimum(budget) for each in resampled if _has_optimum(each)]
+    fits = [each for each in fits if np.isfinite(each).all()]
     parameters, tokens, loss = (
         interval([getattr(each, name) for each in fits]) if fits else Interval(math.nan, math.nan)
         for name in ("parameters", "tokens", "loss")
@@ -231,12 +234,13 @@ def _held_out_as_dict(held_out: HeldOutPrediction) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _pair(each: Interval) -> list[float | None]:
-    return [_finite(each.low), _finite(each.high)]
+def finite_or_none(value: Any) -> Any:
+    """Return plain data with None in place of numbers that JSON lacks."""
+    if isinstance(value, dict):
+        return {name: finite_or_none(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---- CSV ----
@@ -255,8 +259,8 @@ def read_csv(path: str) -> Runs:
             text = file.read_text(encoding="utf-8-sig")  # a spreadsheet's CSV begins with a mark
         except UnicodeDecodeError as error:
             raise UserError(f"{path}: is not UTF-8 text; give a CSV file") from error
-    rows = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(rows, [])]
+    rows = _rows(path, text)
+    header = [name.strip() for name in next(rows, (0, []))[1]]
     if missing := [name for name in COLUMNS if name not in header]:
         raise UserError(
             f"{path}: has no column {missing[0]}; its first line must name "
@@ -264,8 +268,8 @@ def read_csv(path: str) -> Runs:
         )
     indices = {name: header.index(name) for name in COLUMNS}
     runs = [
-        [_number(row, at, f"{path} line {rows.line_num}: {name}") for name, at in indices.items()]
-        for row in rows
+        [_number(row, at, f"{path} line {number}: {name}") for name, at in indices.items()]
+        for number, row in rows
         if any(cell.strip() for cell in row)
     ]
     if len(runs) < MIN_RUNS:
@@ -274,6 +278,16 @@ def read_csv(path: str) -> Runs:
             f"give {MIN_RUNS} runs or more"
         )
     return Runs(*np.array(runs, float).T)
+
+
+def _rows(path: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV with the numbers of their last lines."""
+    rows = csv.reader(io.StringIO(text))
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise UserError(f"{path} line {rows.line_num}: {error}; correct the file") from error
 
 
 def _number(row: list[str], index: int, name: str) -> float:
@@ -291,8 +305,8 @@ def _number(row: list[str], index: int, name: str) -> float:
 def format_csv(runs: Runs) -> str:
     """Return runs as CSV, which `read_csv` reads back."""
     lines = [
-        f"{parameters:.0f},{tokens:.0f},{float(loss)!r}"
-        for parameters, tokens, loss in zip(*runs, strict=True)
+        ",".join(repr(int(x) if float(x).is_integer() else float(x)) for x in run)
+        for run in zip(*runs, strict=True)
     ]
     return "\n".join([",".join(COLUMNS), *lines, ""])
 

@@ -269,19 +269,25 @@ def with_model_and_tokens(
     while tokens / (batch_size * base.sequence_length) < rules.min_steps and batch_size % 2 == 0:
         batch_size //= 2
     steps = max(1, round(tokens / (batch_size * base.sequence_length)))
-    experiment = dataclasses.replace(base, steps=steps, batch_size=batch_size)
+    # Evaluations and samples during training have no place in the fits, nor has what depends on
+    # evaluations. Checkpoints do: a sweep is stopped and resumed.
+    experiment = dataclasses.replace(
+        base,
+        steps=steps,
+        batch_size=batch_size,
+        # As many microbatches as divide the batch: the gradient is the same.
+        grad_accum_steps=math.gcd(base.grad_accum_steps, batch_size),
+        evaluation=dataclasses.replace(base.evaluation, every=0, compression_baselines=False),
+        sample=dataclasses.replace(base.sample, every=0),
+        checkpoint=dataclasses.replace(base.checkpoint, keep_best=False),
+        early_stopping=dataclasses.replace(base.early_stopping, patience=0),
+    )
     experiment = with_learning_rate(experiment, model, rules.lr_rule)
     schedule: Any = experiment.schedule
     warmup = round(schedule.warmup_steps / base.steps * steps)
     warmup = max(1, warmup) if schedule.warmup_steps else 0
-    # Evaluations and samples during training have no place in the fits. Checkpoints do: a sweep is
-    # stopped and resumed.
-    return dataclasses.replace(
-        experiment,
-        schedule=dataclasses.replace(schedule, warmup_steps=warmup),
-        evaluation=dataclasses.replace(base.evaluation, every=0, compression_baselines=False),
-        sample=dataclasses.replace(base.sample, every=0),
-    )
+    schedule = dataclasses.replace(schedule, warmup_steps=warmup)
+    return dataclasses.replace(experiment, schedule=schedule)
 
 
 def tokens_per_step(experiment: Experiment) -> int:

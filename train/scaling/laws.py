@@ -74,11 +74,15 @@ class ParametricLaw:
 
     def optimum(self, flops: float) -> "Optimum":
         """Return the sizes with the lowest loss for a budget (Hoffmann et al. 2022, equation 4)."""
-        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
-        product = flops / FLOPS_PER_PARAMETER_AND_TOKEN  # N D
-        parameters = ratio * product ** (self.beta / (self.alpha + self.beta))
-        tokens = product / parameters
-        return Optimum(flops, parameters, tokens, float(self(parameters, tokens)))
+        # In logarithms, as the factors may be beyond a float where exponents are small.
+        total = self.alpha + self.beta
+        log_ratio = math.log(self.alpha * self.A) - math.log(self.beta * self.B)
+        log_product = math.log(flops / FLOPS_PER_PARAMETER_AND_TOKEN)  # of N D
+        log_parameters = (log_ratio + self.beta * log_product) / total
+        with np.errstate(over="ignore"):
+            parameters, tokens = np.exp([log_parameters, log_product - log_parameters])
+            loss = self(parameters, tokens)
+        return Optimum(flops, float(parameters), float(tokens), float(loss))
 
 
 class Optimum(NamedTuple):
@@ -109,7 +113,8 @@ def fit_power_law(
     if len(np.unique(x)) < 2:
         raise ValueError(f"{len(np.unique(x))} sizes: a power law needs 2 or more; add runs")
     slope, intercept = np.polyfit(np.log(x), np.log(loss), 1)
-    if slope >= 0:
+    # Beyond a float: the loss falls by less than the noise.
+    if slope >= 0 or intercept / -slope > np.log(np.finfo(float).max):
         raise ValueError("the loss does not fall with size: no power law fits; train for longer")
     return PowerLaw(float(np.exp(intercept / -slope)), float(-slope))
 
@@ -157,7 +162,8 @@ def bootstrap_parametric_law(
     while len(fits) < samples:
         resample = runs.select(generator.integers(0, len(runs.loss), len(runs.loss)))
         if min(len(np.unique(resample.parameters)), len(np.unique(resample.tokens))) > 1:
-            fits.append(_law(_minimize(start, resample, centers)[1], centers))
+            with np.errstate(over="ignore"):
+                fits.append(_law(_minimize(start, resample, centers)[1], centers))
     return fits
 
 
@@ -286,11 +292,13 @@ def _law(theta: np.ndarray, centers: tuple[float, float]) -> ParametricLaw:
 
 
 def _theta(law: ParametricLaw, centers: tuple[float, float]) -> np.ndarray:  # [5]
+    # Constants of a fit to noise may have left the range of floats.
+    logs = np.log(np.clip([law.A, law.B, law.E], 1e-300, 1e300))
     return np.array(
         [
-            math.log(law.A) - law.alpha * centers[0],
-            math.log(law.B) - law.beta * centers[1],
-            math.log(law.E),
+            logs[0] - law.alpha * centers[0],
+            logs[1] - law.beta * centers[1],
+            logs[2],
             law.alpha,
             law.beta,
         ]

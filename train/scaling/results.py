@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from train.errors import UsageError, UserError
-from train.scaling.analysis import MIN_RUNS, Analysis, analyze
+from train.scaling.analysis import MIN_RUNS, Analysis, analyze, finite_or_none
 from train.scaling.design import SizedRun, format_count
 from train.scaling.laws import Runs
 from train.sweep.sweep_folder import RunResult
@@ -27,6 +27,16 @@ def check_design(sized: Sequence[SizedRun]) -> None:
         )
 
 
+def finished_runs(sized: Sequence[SizedRun], results: Mapping[str, RunResult]) -> Runs:
+    """Return the sizes and losses of the runs that finished."""
+    done = [each for each in sized if results[each.run.name].status == "finished"]
+    return Runs(
+        np.array([each.parameters for each in done], float),
+        np.array([each.tokens for each in done], float),
+        np.array([results[each.run.name].metrics["loss"] for each in done], float),
+    )
+
+
 def fit_results(
     sized: Sequence[SizedRun],
     results: Mapping[str, RunResult],
@@ -39,20 +49,16 @@ def fit_results(
     Raises:
       UserError: Too few runs finished.
     """
-    done = [each for each in sized if results[each.run.name].status == "finished"]
-    runs = Runs(
-        np.array([each.parameters for each in done], float),
-        np.array([each.tokens for each in done], float),
-        np.array([results[each.run.name].metrics["loss"] for each in done], float),
-    )
+    runs = finished_runs(sized, results)
     try:
         analysis = analyze(runs, budgets=budgets, bootstrap_samples=bootstrap_samples)
     except ValueError as error:
         reasons = [each.error for each in results.values() if each.status == "failed"]
         failed = f" ({len(reasons)} runs failed: {reasons[0]})" if reasons else ""
         raise UserError(f"scaling: {error}{failed}") from error
-    if len(done) < len(sized):
-        note = f"{len(sized) - len(done)} of {len(sized)} runs failed and are left out of the fits"
+    if len(runs.loss) < len(sized):
+        missing = len(sized) - len(runs.loss)
+        note = f"{missing} of {len(sized)} runs failed and are left out of the fits"
         analysis = dataclasses.replace(analysis, notes=(*analysis.notes, note))
     return analysis
 
@@ -66,7 +72,7 @@ def design_as_dicts(
         row = {"name": each.run.name, **_settings(each), "flops": each.flops}
         if results is not None:
             result = results[each.run.name]
-            loss = result.metrics.get("loss")
+            loss = finite_or_none(result.metrics.get("loss"))
             row |= {"status": result.status, "loss": loss, "seconds": result.seconds}
         rows.append(row)
     return rows

@@ -24,7 +24,7 @@ from train.scaling.analysis import (
     format_csv,
 )
 from train.scaling.design import format_count
-from train.scaling.laws import Interval
+from train.scaling.laws import Interval, Runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,8 +203,16 @@ def _label_losses(axes: Axes, loss: np.ndarray) -> None:
     axes.set_ylabel("held-out loss (nats per token)")
 
 
+def write_runs(runs: Runs, workdir: str) -> None:
+    """Write `runs.csv`, before anything is fitted. Raises UserError if it cannot be written."""
+    folder = expand_path(workdir)
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "runs.csv", format_csv(runs))
+
+
 def write_report(analysis: Analysis, workdir: str) -> AnyPath:
-    """Write `runs.csv`, `scaling.json` and `scaling.png`; return the path of the figure.
+    """Write `scaling.json` and `scaling.png`; return the path of the figure.
 
     Raises:
       UserError: A file cannot be written.
@@ -212,8 +220,8 @@ def write_report(analysis: Analysis, workdir: str) -> AnyPath:
     folder = expand_path(workdir)
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "runs.csv", format_csv(analysis.runs))
-    write_atomically(folder / "scaling.json", json.dumps(analysis.as_dict(), indent=1) + "\n")
+    text = json.dumps(analysis.as_dict(), indent=1, allow_nan=False)
+    write_atomically(folder / "scaling.json", text + "\n")
     figure = folder / "scaling.png"
     plot_scaling(analysis, figure)
     return figure

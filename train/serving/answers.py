@@ -175,9 +175,7 @@ class Generator:
             row = encode_conversation(self._tokenizer, self._template, request.messages)
             return [row], stop_token(self._tokenizer, self._template)
         rows = [
-            encode_prompt(self._tokenizer, each)
-            if isinstance(each, str)
-            else np.array(each, np.int64)
+            encode_prompt(self._run, each) if isinstance(each, str) else np.array(each, np.int64)
             for each in request.prompts
         ]
         return rows, self._tokenizer.stop_token_id

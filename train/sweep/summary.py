@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from train.data.files import AnyPath
@@ -76,12 +77,22 @@ class SweepSummary:
         """Number of runs that failed."""
         return sum(result.status == "failed" for each in self.settings for _, result in each.runs)
 
+    @property
+    def num_diverged(self) -> int:
+        """Number of runs that finished with a metric that is not finite."""
+        return sum(
+            result.status == "finished" and not math.isfinite(result.value)
+            for each in self.settings
+            for _, result in each.runs
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for `--json`; what is not finite is None."""
         return {
             "metric": self.metric,
             "lower_is_better": self.lower_is_better,
             "failed": self.num_failed,
+            "diverged": self.num_diverged,
             "settings": [
                 {
                     "settings": dict(each.settings),
@@ -118,7 +129,7 @@ def print_summary(summary: SweepSummary, title: str, console: Console | None = N
     """Print the table to a console, by default standard output."""
     fields = list(summary.settings[0].settings)
     labels = short_names(fields)
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for field in fields:
         table.add_column(labels[field])
     for name in (summary.metric or "metric", "spread", "runs", "seconds"):
@@ -126,7 +137,7 @@ def print_summary(summary: SweepSummary, title: str, console: Console | None = N
     for each in summary.settings:
         failed = len(each.runs) - len(each.values)
         table.add_row(
-            *each.settings.values(),
+            *map(escape, each.settings.values()),
             _number(each.mean),
             f"± {each.deviation:.4f}" if math.isfinite(each.deviation) else "-",
             str(len(each.values)) + (f" ({failed} failed)" if failed else ""),
@@ -206,7 +217,7 @@ def _draw_lines(axes: Axes, settings: Sequence[SettingSummary], field: str) -> N
         others = [
             f"{labels[name]}={value}" for name, value in each.settings.items() if name != field
         ]
-        lines.setdefault(", ".join(others), []).append(each)
+        lines.setdefault(_plain(", ".join(others)), []).append(each)
     for number, (label, group) in enumerate(sorted(lines.items())):
         group.sort(key=lambda each: float(each.settings[field]))
         x = np.array([float(each.settings[field]) for each in group])
@@ -221,10 +232,15 @@ def _draw_lines(axes: Axes, settings: Sequence[SettingSummary], field: str) -> N
 
 def _draw_categories(axes: Axes, settings: Sequence[SettingSummary]) -> None:
     _draw_group(axes, np.arange(len(settings)), settings, color="C0", line="o", label=None)
-    names = ["\n".join(each.settings.values()) or "all" for each in settings]
+    names = [_plain("\n".join(each.settings.values())) or "all" for each in settings]
     axes.set_xticks(range(len(settings)), names, fontsize="small")
     axes.set_xlim(-0.5, len(settings) - 0.5)
     axes.set_xlabel(", ".join(short_names(list(settings[0].settings)).values()) or "setting")
+
+
+def _plain(text: str) -> str:
+    """Return a text in which matplotlib finds no formulas."""
+    return text.replace("$", r"\$")
 
 
 def _draw_group(

@@ -26,7 +26,12 @@ from train.data.examples import (
     ExampleTrainingBatches,
 )
 from train.data.listops import prepare_listops
-from train.data.text_labels import ClassificationSplit, encode_texts, prepare_classification
+from train.data.text_labels import (
+    ClassificationSplit,
+    cut_text,
+    encode_texts,
+    prepare_classification,
+)
 from train.data.token_labels import (
     TokenLabelSplit,
     encode_words,
@@ -240,9 +245,9 @@ class ClassificationTask(LabelPredictionTask):
         on_text: TextCallback | None = None,
     ) -> list[str]:
         """Return the most likely label of each prompt."""
-        length = self.data.max_length
+        length, tokenizer = self.data.max_length, tokenizer_of(run)
         texts = RaggedArray.from_sequences(
-            [text[:length] for text in encode_texts(tokenizer_of(run), prompts)]
+            [cut_text(tokenizer, text, length) for text in encode_texts(tokenizer, prompts)]
         )
         answers = []
         for index in range(len(prompts)):
@@ -312,9 +317,10 @@ class TaggingTask(LabelPredictionTask):
 
     def model_inputs(self, run: Run, text: str, target: str | None = None) -> ModelInputs:
         check_no_target(target)
-        words = text.split()
-        tokens_of = encode_words(tokenizer_of(run), words)
-        return token_inputs(run, np.concatenate([[], *(tokens_of[word] for word in words)]))
+        words, tokenizer = text.split(), tokenizer_of(run)
+        tokens_of, around = encode_words(tokenizer, words), tokenizer.added_token_ids
+        row = [around[0], *(tokens_of[word] for word in words), around[1]]
+        return token_inputs(run, np.concatenate(row))
 
     def sample(
         self,
@@ -331,16 +337,17 @@ class TaggingTask(LabelPredictionTask):
 
     def tag_words(self, run: Run, words: Sequence[str]) -> str:
         """Return words with their tags, as one text."""
-        max_length = self.data.max_length
-        tokens_of = encode_words(tokenizer_of(run), words)
+        max_length, tokenizer = self.data.max_length, tokenizer_of(run)
+        tokens_of, (before, after) = encode_words(tokenizer, words), tokenizer.added_token_ids
+        room = max_length - len(before) - len(after)
         word_tokens = [tokens_of[word] for word in words]
         sizes = [len(tokens) for tokens in word_tokens]
         tags: list[str] = []
-        for begin, end in split_into_rows(sizes, max_length) if words else ():
-            row = np.concatenate(word_tokens[begin:end])[:max_length]
+        for begin, end in split_into_rows(sizes, room) if words else ():
+            row = np.concatenate([before, np.concatenate(word_tokens[begin:end])[:room], after])
             tokens, real = RaggedArray.from_sequences([row]).pad(np.array([0]), max_length)
             best = predict_labels(run.params, tokens, real.astype(np.int32), model=run.model)[0]
-            first_tokens = np.cumsum([0, *sizes[begin : end - 1]])
+            first_tokens = len(before) + np.cumsum([0, *sizes[begin : end - 1]])
             tags += [run.labels[index] for index in np.asarray(best)[first_tokens]]
         return " ".join(f"{word}/{tag}" for word, tag in zip(words, tags, strict=True))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from train.data.token_file import HostBatch
 from train.errors import UserError
-from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of
+from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of, tokens_around
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -244,8 +244,8 @@ class Task(abc.ABC):
           UserError: The model cannot read the text.
         """
         check_no_target(target)
-        tokenizer = tokenizer_of(run)
-        return token_inputs(run, np.append(tokenizer.eos_token_id, tokenizer.encode(text)))
+        before, after = tokens_around(run)
+        return token_inputs(run, np.concatenate([before, tokenizer_of(run).encode(text), after]))
 
     def predict(self, run: Run, prompt: str) -> str:
         """Return the model's answer to one prompt.

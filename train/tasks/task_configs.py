@@ -249,6 +249,9 @@ class Translation(TaskConfig):
     """Exponent a: hypotheses of n tokens score log p / ((5 + n) / 6)^a (Wu et al. 2016, 7)."""
     extra_length: int = 50
     """Longest translation, in tokens beyond the length of its source."""
+    start_token: str = ""
+    """Token that the decoder reads first. Empty: the one that ends a text. Imported models bring
+    theirs, such as the `<pad>` of T5 and Marian."""
     compute_bleu: Literal["end", "always"] = "end"
     """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
     The others report the loss alone."""

@@ -11,7 +11,7 @@ import numpy as np
 from train.data.tokenizer import StreamDecoder
 from train.errors import UserError
 from train.tasks.task import TextCallback
-from train.tasks.vocabulary import tokenizer_of
+from train.tasks.vocabulary import tokenizer_of, tokens_around
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 from transformer.models.language_model import LanguageModel
@@ -65,7 +65,7 @@ def complete_texts(
     tokenizer = tokenizer_of(run)
     completions = complete_tokens(
         run,
-        [encode_prompt(tokenizer, each) for each in prompts],
+        [encode_prompt(run, each) for each in prompts],
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
@@ -75,9 +75,10 @@ def complete_texts(
     return [each.text for each in completions]
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [t] int32
-    """Return the tokens of a text to continue, after the token that separates documents."""
-    return np.append(np.int32(tokenizer.eos_token_id), tokenizer.encode(prompt))
+def encode_prompt(run: Run, prompt: str) -> np.ndarray:  # [t] int32
+    """Return the tokens of a text to continue, after those with which a text begins."""
+    before, _ = tokens_around(run)
+    return np.append(before, tokenizer_of(run).encode(prompt)).astype(np.int32)
 
 
 def complete_tokens(

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from train.data.bitext import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
+from train.data.bitext import (
+    BitextSplit,
+    decode_sentence,
+    encode_sentences,
+    find_start_token,
+    prepare_bitext,
+)
 from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
 from train.data.example_configs import BitextDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
@@ -87,7 +93,7 @@ class TranslationTask(Task):
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> Corpus:
-        return prepare_bitext(self.data, tokenizer)
+        return prepare_bitext(self.data, tokenizer, self.task_config.start_token)
 
     def resolve_experiment(self, corpus: Corpus) -> Experiment:
         return resolve_vocab_size(self.experiment, corpus.tokenizer)
@@ -221,12 +227,13 @@ class TranslationTask(Task):
 
     def model_inputs(self, run: "Run", text: str, target: str | None = None) -> ModelInputs:
         """Return the tokens of a source, and those that the decoder reads for its translation."""
-        tokenizer, start = tokenizer_of(run), tokenizer_of(run).eos_token_id
+        tokenizer = tokenizer_of(run)
         self.check_prompt(text, tokenizer)
         [source] = encode_sentences(tokenizer, [text])
         if target is None:
             target = self.translate_sources(run.model, run.params, tokenizer, [source])[0]
         [written] = encode_sentences(tokenizer, [target])
+        start = find_start_token(tokenizer, self.task_config.start_token)
         tokens = np.append(start, written[:-1]).astype(np.int32)  # shifted by one, as in training
         arguments = {"source": source[None], "tokens": tokens[None]}
         return ModelInputs(arguments, tuple(source.tolist()))
@@ -270,7 +277,7 @@ class TranslationTask(Task):
                 model,
                 params,
                 sources,
-                start_token=end,
+                start_token=find_start_token(tokenizer, config.start_token),
                 stop_token=end,
                 beam_search_config=beam_search,
                 extra_length=config.extra_length,

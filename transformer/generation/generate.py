@@ -112,6 +112,7 @@ def generate(
     """
     check_seed(seed)
     check_integer("max_new_tokens", max_new_tokens, 0)
+    max_new_tokens = int(max_new_tokens)  # NumPy's integers have no bit_length
     check_instance("sampling", sampling, SamplingConfig)
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0)

@@ -124,10 +124,8 @@ def read_rope(
 
 
 def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
-    kinds = {parameters.pop(name) for name in ("rope_type", "type") if parameters.get(name)} or {
-        "default"
-    }
-    kind = kinds.pop()
+    older = parameters.pop("type", None)  # the name of the field before transformers 4.43
+    kind = parameters.pop("rope_type", None) or older or "default"
     trained_length = fields.take("original_max_position_embeddings", 0)  # Phi-3
     where = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
     scaling: RopeScaling

@@ -1,5 +1,6 @@
 """Fields of a `config.json`: typed reading, and a refusal of every field that nobody read."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,7 +105,7 @@ class Fields:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         right = {
             bool: isinstance(value, bool),
-            int: is_number and value == int(value),
+            int: is_number and math.isfinite(value) and value == int(value),
             float: is_number,
             str: isinstance(value, str),
             list: isinstance(value, list),
@@ -115,7 +116,7 @@ class Fields:
                 f"{self._source}: {name} {value!r} is not of type {kind.__name__}; "
                 "restore the original file"
             )
-        return value
+        return int(value) if kind is int else value
 
     def size(self, name: str) -> int:
         """Return a required field that is a positive integer."""

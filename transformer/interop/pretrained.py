@@ -128,7 +128,7 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
         config = family.read_config(fields)
     except InteropError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         text = " ".join(str(error).split())
         raise InteropError(f"{source}: {text}; restore the original file") from error
     fields.finish()
@@ -243,6 +243,10 @@ def write_model(
     shards = split_into_shards(specs, max_shard_bytes)
     num_bytes = {spec.name: spec.num_bytes for spec in specs}
     total = sum(num_bytes.values())
+    # An index of weights that were here before would lead to them.
+    for old in (INDEX, WEIGHTS, "model-?????-of-?????.safetensors"):
+        for path in folder.glob(old):
+            path.unlink()
     names: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = WEIGHTS

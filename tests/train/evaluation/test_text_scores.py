@@ -76,7 +76,7 @@ def test_token_before_every_text_is_read_and_not_scored(
     merging: Tokenizer, text: str, context: str | None, row: list[int], start: int
 ) -> None:
     tokenizer = with_start(merging)
-    assert tokenizer.first_token_ids.tolist() == [0]
+    assert tokenizer.added_token_ids[0].tolist() == [0]
     found, found_start = encode_continuation(tokenizer, text, context)
     assert (found.tolist(), found_start) == (row, start)
 

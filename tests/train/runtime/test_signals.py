@@ -65,6 +65,8 @@ def test_second_signal_ends_the_process(second: signal.Signals) -> None:
         "with StopRequest() as stop:\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    print(stop.requested_by(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"  # by a scheduler and by the queue of a sweep
+        "    stop._repeats_until = 0\n"  # five seconds later
         f"    os.kill(os.getpid(), {second:d})\n"
         "    print('still here', flush=True)\n"
     )

@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from train.cli.main import main
 from train.errors import UserError
 from train.scaling.analysis import analyze, best_losses, format_csv, predict_held_out, read_csv
 from train.scaling.design import format_count, parse_counts
 from train.scaling.laws import ParametricLaw, Runs
-from train.scaling.scaling_report import print_analysis, write_report
+from train.scaling.scaling_report import print_analysis, write_report, write_runs
 
 LAW = ParametricLaw(E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658)
 
@@ -92,6 +93,7 @@ def test_too_few_runs_hold_none_out() -> None:
 
 def test_report_files_are_valid_and_read_back(tmp_path: Path) -> None:
     analysis = analyze(grid(noise=1e-3), budgets=[1e18], bootstrap_samples=2)
+    write_runs(analysis.runs, str(tmp_path / "new"))
     figure = write_report(analysis, str(tmp_path / "new"))
     assert figure.read_bytes().startswith(b"\x89PNG")
     saved = json.loads((tmp_path / "new" / "scaling.json").read_text(), parse_constant=pytest.fail)
@@ -136,6 +138,30 @@ def test_damaged_csv_raises(tmp_path: Path, text: str, message: str) -> None:
     assert str(refused.value).startswith(str(file))
     for part in message.split(" .* "):
         assert part in str(refused.value)
+
+
+def test_csv_that_is_read_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own name and folder are those of a report."""
+    monkeypatch.chdir(tmp_path)
+    text = format_csv(grid()).replace("\n", ",kept\n")
+    (tmp_path / "runs.csv").write_text(text)
+    arguments = ["scaling", "--from-csv", "runs.csv", "--workdir", ".", "--bootstrap-samples", "2"]
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 0
+    assert (tmp_path / "runs.csv").read_text() == text
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_without_a_law_is_analyzed(seed: int) -> None:
+    """Constants of its fits leave the range of floats; JSON has neither NaN nor infinity."""
+    random = np.random.default_rng(seed)
+    parameters = random.choice([3.5e5, 5.8e6], 8)
+    tokens = random.choice([4.9e6, 1e7, 9.8e7], 8)
+    runs = Runs(parameters, tokens, 3 + 0.01 * random.standard_normal(8))
+    analysis = analyze(runs, budgets=[1e15], bootstrap_samples=20)
+    json.dumps(analysis.as_dict(), allow_nan=False)
+    print_analysis(analysis)
 
 
 def test_runs_as_csv() -> None:

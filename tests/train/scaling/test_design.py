@@ -8,6 +8,7 @@ import pytest
 
 from train.config.experiment_files import find_experiment
 from train.errors import UsageError, UserError
+from train.experiment import CheckpointConfig, EarlyStoppingConfig
 from train.scaling.design import (
     SizeRules,
     count_without_embeddings,
@@ -70,6 +71,18 @@ def test_batches_and_steps_follow_the_tokens() -> None:
     assert (short.batch_size, short.steps) == (4, 100)
     assert short.schedule.warmup_steps == 5  # type: ignore[attr-defined]
     assert (short.evaluation.every, short.sample.every) == (0, 0)
+
+
+def test_microbatches_divide_smaller_batches() -> None:
+    base = dataclasses.replace(
+        find_experiment("gpt2:small"),
+        checkpoint=CheckpointConfig(keep_best=True),
+        early_stopping=EarlyStoppingConfig(patience=3),
+    )
+    experiment = with_model_and_tokens(base, base.model, 1e6, SizeRules("constant"))
+    assert experiment.batch_size < base.batch_size
+    assert experiment.batch_size % experiment.grad_accum_steps == 0
+    assert not experiment.checkpoint.keep_best  # there are no evaluations to choose by
 
 
 def test_learning_rate_rules() -> None:

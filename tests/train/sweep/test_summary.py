@@ -80,3 +80,18 @@ def test_figure(tmp_path: Path) -> None:
     failed = dataclasses.replace(summary, settings=summary.settings[2:])
     assert not plot_sweep(failed, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_values_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Brackets are markup to rich, and dollars formulas to matplotlib."""
+    values = ("corpus[/v1]/a", "[ab]/*.txt", "$x^$")
+    runs = [SweepRun(value, {"data.path": value}, BASE, 1.0) for value in values]
+    results = {run.name: RunResult("finished", "loss", True, {"loss": 1.0}, 5, 4.0) for run in runs}
+    results["$x^$"] = RunResult("finished", "loss", True, {"loss": math.nan}, 5, 4.0)
+    summary = summarize(runs, results)
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(summary, "a [title]", console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(value in shown for value in (*values, "a [title]"))
+    assert plot_sweep(summary, tmp_path / "sweep.png")
+    assert (summary.as_dict()["failed"], summary.as_dict()["diverged"]) == (0, 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,7 +15,13 @@ from transformer.attention.position_config import LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family_registry import FAMILIES, REFUSED
 from transformer.interop.fields import InteropError
-from transformer.interop.pretrained import express, make_model, read_model, write_model
+from transformer.interop.pretrained import (
+    express,
+    make_model,
+    read_config,
+    read_model,
+    write_model,
+)
 from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
 from transformer.models.language_model import LanguageModel
 
@@ -226,3 +233,36 @@ def test_model_outside_all_families_raises_by_setting(tmp_path: Path) -> None:
     with pytest.raises(InteropError, match=r"gpt2: model\.layer_pattern\.0\.residual False"):
         write_model(tmp_path, LanguageModel(config), {}, family="gpt2")
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_were_there_are_not_read(tmp_path: Path) -> None:
+    """The index of many files would lead to them."""
+    source, params = read_model(SOURCE)
+    model = source.make_model()
+    write_model(tmp_path, model, jax.tree.map(np.zeros_like, params), max_shard_bytes=4096)
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    write_model(tmp_path, model, params)
+    _, again = read_model(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+    assert not list(tmp_path.glob("model-*"))
+
+
+@pytest.mark.parametrize("first", ["type", "rope_type"])
+def test_rope_type_is_the_newer_field(tmp_path: Path, first: str) -> None:
+    fields = {"type": "linear", "rope_type": "llama3"}
+    scaling = {first: fields[first], **fields, "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    shutil.copytree(SOURCE, tmp_path / "model")
+    set_field(rope_parameters=scaling)(tmp_path / "model")
+    config = read_config(tmp_path / "model").config
+    assert "Llama3" in repr(config.layer_pattern[0].mixer)
+
+
+def test_integers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    shutil.copytree(SOURCE, tmp_path / "model")
+    set_field(num_key_value_heads=2.0)(tmp_path / "model")
+    mixer: Any = read_config(tmp_path / "model").config.layer_pattern[0].mixer
+    assert mixer.num_kv_heads == 2
+    set_field(num_key_value_heads=float("inf"))(tmp_path / "model")
+    with pytest.raises(InteropError, match="num_key_value_heads"):
+        read_config(tmp_path / "model")

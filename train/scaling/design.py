@@ -146,8 +146,15 @@ def design_runs(
                 experiment = with_model_and_tokens(base, model, count, rules)
                 seed = base.seed + offset
                 experiment = dataclasses.replace(experiment, seed=seed)
+                if any(each.run.experiment == experiment for each in sized):
+                    continue  # the counts differ by less than a step
                 trained_tokens = experiment.steps * tokens_per_step(experiment)
                 settings = {"N": format_count(parameters), "D": format_count(trained_tokens)}
+                if any(
+                    each.run.settings == settings and each.run.experiment.seed == seed
+                    for each in sized
+                ):
+                    settings = {"N": str(parameters), "D": str(trained_tokens)}
                 name = ",".join(f"{key}={value}" for key, value in settings.items())
                 # The output matrix costs time too, though N does not count it.
                 rows = model.vocab_size or getattr(base.data.tokenizer, "vocab_size", 0)

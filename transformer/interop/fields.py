@@ -88,6 +88,10 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 
+    def set_missing(self, **defaults: Any) -> None:
+        """Set fields that the config leaves out. Those that are null there stay null."""
+        self._values = defaults | self._values
+
     def take(self, name: str, default: Any = REQUIRED) -> Any:
         """Return a field, or the default if it is missing or null.
 

@@ -164,6 +164,7 @@ def _write_llama(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_mistral(fields: Fields) -> TransformerConfig:
+    fields.set_missing(sliding_window=4096)  # the default of MistralConfig
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     return read_decoder(fields, (attention,), read_feed_forward(fields))
 
@@ -174,6 +175,7 @@ def _write_mistral(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_mixtral(fields: Fields) -> TransformerConfig:
+    fields.set_missing(rms_norm_eps=1e-5, rope_theta=1e6)  # the defaults of MixtralConfig
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     fields.expect("router_jitter_noise", 0)
     fields.expect("output_router_logits", False, True)
@@ -237,6 +239,7 @@ def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_phi3(fields: Fields) -> TransformerConfig:
+    fields.set_missing(rms_norm_eps=1e-5)  # the default of Phi3Config
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     check_rotary_dim(fields, attention)
     dropout = fields.take("resid_pdrop", 0.0)

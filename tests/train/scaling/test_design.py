@@ -73,6 +73,14 @@ def test_batches_and_steps_follow_the_tokens() -> None:
     assert (short.evaluation.every, short.sample.every) == (0, 0)
 
 
+def test_counts_that_round_to_one_number_have_names_of_their_own() -> None:
+    base = find_experiment("quickstart")
+    tokens = [1e6, 1_000_010, 1.004e6]  # the second is less than a step from the first
+    sized = design_runs(base, [base.model], tokens=tokens, rules=SizeRules("constant"))
+    names = [each.run.name for each in sized]
+    assert len(names) == len(set(names)) == 2
+
+
 def test_microbatches_divide_smaller_batches() -> None:
     base = dataclasses.replace(
         find_experiment("gpt2:small"),

@@ -266,3 +266,20 @@ def test_integers_may_be_written_with_a_point(tmp_path: Path) -> None:
     set_field(num_key_value_heads=float("inf"))(tmp_path / "model")
     with pytest.raises(InteropError, match="num_key_value_heads"):
         read_config(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name", "value"),
+    [
+        ("mistral-window", "sliding_window", "window=4096"),
+        ("mixtral-experts", "rms_norm_eps", "epsilon=1e-05"),
+        ("phi3-partial", "rms_norm_eps", "epsilon=1e-05"),
+    ],
+)
+def test_fields_that_a_config_leaves_out_have_the_defaults_of_transformers(
+    tmp_path: Path, fixture: str, name: str, value: str
+) -> None:
+    values = json.loads((SOURCE.parent / fixture / "config.json").read_text())
+    del values[name]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert value in repr(read_config(tmp_path).config)

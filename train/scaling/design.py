@@ -137,7 +137,7 @@ def design_runs(
             f"scaling: learns from running text, and the task of {base.name} is "
             f"{type(base.task).__name__}; give a config of a language model"
         )
-    sized = []
+    sized: list[SizedRun] = []
     for model in models:
         parameters = count_without_embeddings(model)
         counts = {*tokens, *(c / FLOPS_PER_PARAMETER_AND_TOKEN / parameters for c in budgets)}

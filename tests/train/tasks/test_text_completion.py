@@ -29,13 +29,16 @@ CONFIG = TransformerConfig(
 )
 
 
+FOLDER = SimpleNamespace(model_type="")  # the weights are no import's
+
+
 def make_run(config: TransformerConfig) -> Any:
     """Return a run over bytes, whose weights are large enough for its choices to differ."""
     model = LanguageModel(config)
     params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))["params"]
     params = jax.tree.map(lambda leaf: leaf * (12 if leaf.ndim > 1 else 1), params)
     tokenizer = train_tokenizer(TokenizerConfig(kind="byte"), [])
-    return SimpleNamespace(model=model, params=params, tokenizer=tokenizer)
+    return SimpleNamespace(model=model, params=params, tokenizer=tokenizer, folder=FOLDER)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +75,7 @@ def test_generation_ends_at_end_of_text(run: Any) -> None:
             "embedding": embedding.at[END].set(push),
             "final_norm": {"gain": jnp.zeros_like(mean), "bias": jnp.ones_like(mean)},
         }
-        other: Any = SimpleNamespace(model=run.model, params=params, tokenizer=run.tokenizer)
+        other: Any = SimpleNamespace(**{**vars(run), "params": params})
         pieces: list[str] = []
         complete_texts(other, ["x"], max_new_tokens=30, on_text=pieces.append)
         assert len("".join(pieces)) <= expected
@@ -152,6 +155,6 @@ def test_prompt_errors_are_one_line(run: Any, prompt: str, count: int, message: 
 
 def test_error_names_unknown_characters(run: Any) -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="character"), ["abc"])
-    other: Any = SimpleNamespace(model=run.model, params=run.params, tokenizer=tokenizer)
+    other: Any = SimpleNamespace(**{**vars(run), "tokenizer": tokenizer})
     with pytest.raises(UserError, match="'z'"):
         complete_texts(other, ["abz"], max_new_tokens=3)

@@ -155,8 +155,11 @@ def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
 def test_long_prompt_is_an_error(task: MaskedLanguageModelTask) -> None:
     model = task.make_model(Hardware(), unconstrained)
 
+    class Folder:
+        model_type = ""
+
     class Run:
-        tokenizer = task.prepare_corpus().tokenizer
+        tokenizer, folder = task.prepare_corpus().tokenizer, Folder()
 
     run: Any = Run()
     run.model = model

@@ -64,8 +64,9 @@ def trace_residuals(experiment: Experiment, hardware: Hardware, remat: RematPoli
     """
     model = dataclasses.replace(experiment.model, remat=remat)
     experiment = dataclasses.replace(experiment, model=model)
-    # `blockwise` in place of a kernel saves one array of the size of its outputs more.
-    hardware = dataclasses.replace(hardware, is_attached=False)
+    # Rows are those of one device, and the model is not laid out on a mesh. `blockwise` in place of
+    # a kernel saves one array of the size of its outputs more.
+    hardware = dataclasses.replace(hardware, is_attached=False, count=1)
     one_row, two_rows = (_residual_arrays(experiment, hardware, rows) for rows in (1, 2))
     replicated = sharded = 0
     for one, two in zip(one_row, two_rows, strict=True):

@@ -93,3 +93,24 @@ def test_residuals_are_traced_without_the_hardware(
     scores = 3 * 2 * 4 * 256 * 256  # of three attentions, in 16 bits
     # Splash has no cross attention, whose scores are saved.
     assert (saved.replicated_per_row + saved.sharded_per_row < scores) is (platform == "gpu")
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_residuals_of_a_row_do_not_depend_on_the_number_of_devices(
+    tmp_path: Path, platform: Any
+) -> None:
+    """A kernel serves on a mesh, which is not known while the model is traced."""
+    block = BlockConfig(AttentionConfig(num_heads=4))
+    model = TransformerConfig(
+        vocab_size=32,
+        d_model=32,
+        num_layers=1,
+        layer_pattern=(block,),
+        precision=Precision.parse("bfloat16"),
+    )
+    experiment = dataclasses.replace(tiny(tmp_path), model=model)
+    one, eight = (
+        trace_residuals(experiment, Hardware(platform, count=n, compute_capability="9.0"), "none")
+        for n in (1, 8)
+    )
+    assert one == eight

@@ -243,10 +243,6 @@ def write_model(
     shards = split_into_shards(specs, max_shard_bytes)
     num_bytes = {spec.name: spec.num_bytes for spec in specs}
     total = sum(num_bytes.values())
-    # An index of weights that were here before would lead to them.
-    for old in (INDEX, WEIGHTS, "model-?????-of-?????.safetensors"):
-        for path in folder.glob(old):
-            path.unlink()
     names: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = WEIGHTS
@@ -257,6 +253,12 @@ def write_model(
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    # Weights that were here before, and an index that would lead to them.
+    kept = {*names.values(), *([INDEX] if len(shards) > 1 else [])}
+    for pattern in (INDEX, WEIGHTS, "model-?????-of-?????.safetensors"):
+        for path in folder.glob(pattern):
+            if path.name not in kept:
+                path.unlink()
     # Null ids stand where a family's default would be beyond the vocabulary; given ones win.
     unset = {name: None for name in WITHOUT_EFFECT & written.keys() if written[name] is None}
     decided = {name: value for name, value in written.items() if name not in unset}

@@ -89,9 +89,9 @@ def test_values_are_shown_as_they_are(tmp_path: Path) -> None:
     results = {run.name: RunResult("finished", "loss", True, {"loss": 1.0}, 5, 4.0) for run in runs}
     results["$x^$"] = RunResult("finished", "loss", True, {"loss": math.nan}, 5, 4.0)
     summary = summarize(runs, results)
-    console = Console(file=io.StringIO(), width=200)
-    print_summary(summary, "a [title]", console)
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    output = io.StringIO()
+    print_summary(summary, "a [title]", Console(file=output, width=200))
+    shown = output.getvalue()
     assert all(value in shown for value in (*values, "a [title]"))
     assert plot_sweep(summary, tmp_path / "sweep.png")
     assert (summary.as_dict()["failed"], summary.as_dict()["diverged"]) == (0, 1)

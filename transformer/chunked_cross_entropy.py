@@ -249,12 +249,12 @@ def _chunk_gradients(
         d_logits *= jnp.where(in_vocab, 1 - jnp.square(logits / settings.soft_cap), 0)
     d_logits *= weights[..., None]
     rounded = d_logits.astype(hidden.dtype)
-    sharded_like = lambda x: s if (s := jax.typeof(x).sharding).mesh.explicit_axes else None  # noqa: E731
-    like_hidden, like_matrix = sharded_like(hidden), sharded_like(output.matrix)
-    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix, out_sharding=like_hidden)
+    # On a mesh with explicit axes a product over a sharded axis must state its result's sharding.
+    like = lambda x: s if (s := jax.typeof(x).sharding).mesh.explicit_axes else None  # noqa: E731
+    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix, out_sharding=like(hidden))
     # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave the
     # matrix unit in the dtype of the loss.
-    wide: Any = dict(preferred_element_type=jnp.dtype(settings.dtype), out_sharding=like_matrix)
+    wide: Any = dict(preferred_element_type=settings.dtype, out_sharding=like(output.matrix))
     d_matrix = jnp.einsum("...d,...v->dv", hidden, rounded, **wide)
     d_bias = None if output.bias is None else jnp.sum(d_logits, axis=range(d_logits.ndim - 1))
     return loss, d_hidden.reshape(chunk.hidden.shape), OutputProjection(d_matrix, d_bias)

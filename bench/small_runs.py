@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from train.config.experiment_files import find_experiment
 from train.data.batches import make_text_evaluation_batches
 from train.data.corpus import TextCorpus
+from train.data.text_files import LIBRARY_PATH
 from train.data.token_file import HostBatch, TokenStream
 from train.engine import make_engine
 from train.experiment import Experiment
@@ -33,6 +35,26 @@ def small(steps: int, *, seed: int = 0) -> Experiment:
     # The optimizer with which the figures in `docs/claims.md` were measured.
     optimizer = Muon(beta2=0.95, weight_decay=0.05)
     return dataclasses.replace(base, data=data, optimizer=optimizer, steps=steps, seed=seed)
+
+
+def on_wikitext(experiment: Experiment, data: Path | None) -> Experiment:
+    """Return the experiment on WikiText-2, in a folder of that name in `data`; None: as it is."""
+    if data is None:
+        return experiment
+    folder = data.resolve() / "wikitext-2"
+    text = dataclasses.replace(
+        experiment.text_data,
+        path=str(folder / "train.txt"),
+        validation_path=str(folder / "valid.txt"),
+    )
+    return dataclasses.replace(experiment, data=text)
+
+
+def corpus_name(experiment: Experiment) -> str:
+    """Return the name of the corpus in prose."""
+    if experiment.text_data.path == LIBRARY_PATH:
+        return "the source of Python's standard library"
+    return "WikiText-2"
 
 
 def with_model(experiment: Experiment, **changes: Any) -> Experiment:

@@ -1,6 +1,7 @@
 """BLEU of the translation systems on Multi30k by source length.
 
-    python -m bench.translators [--systems seq2seq luong] [--steps 3000] [--data $DATA/multi30k]
+    python -m bench.translators [--systems seq2seq luong] [--steps 3000] [--seeds 3]
+        [--data $DATA/multi30k]
 
 Claims under test: an LSTM that passes one vector to the decoder fails on long sentences, attention
 does not (Bahdanau et al. 2015, figure 2); a non-autoregressive decoder is worse than an
@@ -11,6 +12,7 @@ autoregressive one (Gu et al. 2018). All systems train on the same sentences wit
 import dataclasses
 import itertools
 import os
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -43,8 +45,8 @@ BEYOND = (10, 14, 18)
 """Source lengths in words at which the next group begins."""
 
 
-def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
-    """Return the experiment for the text in a folder, with `steps` steps."""
+def with_data(experiment: Experiment, folder: Path, steps: int, seed: int = 0) -> Experiment:
+    """Return the experiment for the text in a folder, with `steps` steps and a seed."""
     assert isinstance(experiment.data, BitextDataConfig)
     data = dataclasses.replace(
         experiment.data,
@@ -55,7 +57,7 @@ def with_data(experiment: Experiment, folder: Path, steps: int) -> Experiment:
     assert isinstance(experiment.schedule, ScheduleConfig)
     warmup = min(experiment.schedule.warmup_steps, steps // 5)
     schedule = dataclasses.replace(experiment.schedule, warmup_steps=warmup)
-    return dataclasses.replace(experiment, data=data, schedule=schedule, steps=steps)
+    return dataclasses.replace(experiment, data=data, schedule=schedule, steps=steps, seed=seed)
 
 
 def by_length(
@@ -102,17 +104,27 @@ def measure(experiment: Experiment, pairs: int) -> tuple[list[float], float, flo
     return scores, trained - start, time.perf_counter() - trained
 
 
+def summarize(values: Sequence[float], digits: int = 1) -> str:
+    """Return the mean, and of several values the lowest and the highest."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
 def main(
     systems: tuple[str, ...] = tuple(SYSTEMS),
     steps: int = 3000,
+    seeds: int = 1,
     data: Path = DATA,
     pairs: int = 0,
 ) -> None:
-    """Print a table, and each row on standard error as soon as it is known.
+    """Print a table, and each run's row on standard error as soon as it is known.
 
     Args:
       systems: Systems to train.
       steps: Steps of each.
+      seeds: Number of runs of each; of several, the mean and the range are printed.
       data: Folder of Multi30k.
       pairs: Number of test sentences to translate; 0: all.
     """
@@ -120,13 +132,20 @@ def main(
     bounds += [f"{low} to {high - 1}" for low, high in itertools.pairwise(BEYOND)]
     bounds += [f"{BEYOND[-1]} and more"]
     columns = ("system", "BLEU", *bounds, "training s", "translating s")
-    table = Table(*columns, title=f"{steps} steps; BLEU by words of the source")
+    title = f"{steps} steps, {seeds} {'seed' if seeds == 1 else 'seeds'}; BLEU by words"
+    table = Table(*columns, title=f"{title} of the source")
     for name in systems:
-        scores, training, translating = measure(with_data(SYSTEMS[name], data, steps), pairs)
-        row = (name, *(f"{score:.1f}" for score in scores), f"{training:.0f}", f"{translating:.0f}")
-        print(*row, file=sys.stderr, flush=True)
-        table.add_row(*row)
-    Console(width=120).print(table)
+        runs = []
+        for seed in range(seeds):
+            experiment = with_data(SYSTEMS[name], data, steps, seed)
+            scores, training, translating = measure(experiment, pairs)
+            runs.append((*scores, training, translating))
+            shown = (*(f"{score:.1f}" for score in scores), f"{training:.0f}", f"{translating:.0f}")
+            print(name, f"seed {seed}:", *shown, file=sys.stderr, flush=True)
+        *scores_of, training_of, translating_of = zip(*runs, strict=True)
+        seconds = (summarize(each, 0) for each in (training_of, translating_of))
+        table.add_row(name, *map(summarize, scores_of), *seconds)
+    Console(width=140).print(table)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,10 @@ IGNORED = (
 )
 """Prefixes of the settings that do not change what a run learns."""
 
+CORPUS_PATHS = ("data.path", "data.validation_path", "data.test_path")
+"""Settings that hold the path of a corpus. Absolute paths are compared by their last two parts, as
+the same corpus lies elsewhere on another machine."""
+
 MAX_DIFFERENCES = 24
 """Settings in which a run may differ from a base; beyond, it becomes the base of others."""
 
@@ -150,7 +154,7 @@ def _fields_of(run: SweepRun) -> dict[str, Any]:
 def compared_fields(experiment: Experiment) -> dict[str, Any]:
     """Return the settings that decide what a run learns, by dotted path."""
     fields = {
-        name: value
+        name: _without_folder(value) if name in CORPUS_PATHS else value
         for name, value in flatten_experiment(experiment).items()
         if not name.startswith(IGNORED)
     }
@@ -158,6 +162,11 @@ def compared_fields(experiment: Experiment) -> dict[str, Any]:
         fields["python"] = platform.python_version()
     plain: dict[str, Any] = json.loads(json.dumps(fields))
     return plain
+
+
+def _without_folder(path: str) -> str:
+    """Return `wikitext-2/train.txt` for `/home/me/data/wikitext-2/train.txt`."""
+    return "/".join(Path(path).parts[-2:]) if Path(path).is_absolute() else path
 
 
 def digest(*experiments: Experiment) -> str:

@@ -1,6 +1,9 @@
 """Scaling laws: one law for each of parameters, data and compute, and the joint law of two.
 
     python -m bench.studies.scaling [--widths 64 128 192 256] [--max-flops 3e13] [--minutes 10]
+        [--data DATA]
+
+The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/.
 
 The quickstart's recipe at every width and number of training tokens, except where that takes more
 than `max_flops`. `python -m train scaling` designs, trains and fits such runs; this study adds what
@@ -14,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.small_runs import corpus_name, on_wikitext
 from bench.studies.record import (
     RESULTS,
     markdown_table,
@@ -32,9 +36,9 @@ from train.scaling.scaling_report import plot_scaling
 from train.sweep.sweep_folder import RunResult
 
 
-def base_experiment(vocab_size: int) -> Experiment:
+def base_experiment(vocab_size: int, data: Path | None = None) -> Experiment:
     """Return the quickstart with a vocabulary of this size."""
-    base = EXPERIMENTS["quickstart"]
+    base = on_wikitext(EXPERIMENTS["quickstart"], data)
     tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
     return dataclasses.replace(
         base,
@@ -44,10 +48,15 @@ def base_experiment(vocab_size: int) -> Experiment:
 
 
 def design(
-    widths: Sequence[int], tokens: Sequence[float], max_flops: float, seeds: int, vocab_size: int
+    widths: Sequence[int],
+    tokens: Sequence[float],
+    max_flops: float,
+    seeds: int,
+    vocab_size: int,
+    data: Path | None = None,
 ) -> list[SizedRun]:
     """Return the runs, in the order of their compute."""
-    base, rules = base_experiment(vocab_size), SizeRules()
+    base, rules = base_experiment(vocab_size, data), SizeRules()
     models = [model_of_width(base.model, width, rules) for width in widths]
     sized = design_runs(base, models, tokens=tokens, seeds=seeds, rules=rules)
     return [each for each in sized if each.flops <= max_flops]
@@ -197,13 +206,14 @@ def main(
     budgets: tuple[float, ...] = (),
     seeds: int = 1,
     vocab_size: int = 2048,
+    data: Path | None = None,
     workdir: Path = Path("runs/scaling"),
     output: Path = RESULTS,
     processes: int = 1,
     minutes: float = 0,
 ) -> None:
     """Train what is missing, and write scaling.md, scaling.json, scaling.csv and scaling.png."""
-    sized = design(widths, tokens, max_flops, seeds, vocab_size)
+    sized = design(widths, tokens, max_flops, seeds, vocab_size, data)
     check_design(sized)
     runs = [each.run for each in sized]
     records = open_records("scaling", output)
@@ -214,7 +224,8 @@ def main(
     plot_scaling(analysis, output / "scaling.png")
     losses = mean_over_seeds(sized, results)
     scale = (
-        f"{len(runs)} runs of the quickstart's recipe with a vocabulary of {vocab_size:,}, "
+        f"{len(runs)} runs of the quickstart's recipe on {corpus_name(runs[0].experiment)} with a "
+        f"vocabulary of {vocab_size:,}, "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'} of each, of up to "
         f"{format_count(max(losses)[0])} parameters N without embeddings and "
         f"{format_count(max(d for _, d in losses))} training "
@@ -222,9 +233,9 @@ def main(
         "only: no constant should be carried beyond these runs."
     )
     body = describe(losses, analysis, scale)
-    data: dict[str, Any] = analysis.as_dict()
-    data["fitted_runs"] = data.pop("runs")  # `runs` is their number in every record
-    write_record("scaling", "Scaling laws", body, data, results, folder=output)
+    plain: dict[str, Any] = analysis.as_dict()
+    plain["fitted_runs"] = plain.pop("runs")  # `runs` is their number in every record
+    write_record("scaling", "Scaling laws", body, plain, results, folder=output)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Transformer against Transformer++ at equal compute, and one change at a time.
 
-    python -m bench.studies.versus [--widths 32 48 64 80] [--seeds 3] [--minutes 10]
+    python -m bench.studies.versus [--widths 32 48 64 80] [--seeds 3] [--minutes 10] [--data DATA]
+
+The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/.
 
 All models have `--depth` layers and heads of width `HEAD_WIDTH`, so that sizes can be close.
 
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.small_runs import with_mixer
+from bench.small_runs import corpus_name, on_wikitext, with_mixer
 from bench.studies.record import (
     RESULTS,
     markdown_table,
@@ -71,16 +73,17 @@ def sized(
     seed: int = 0,
     vocab_size: int = VOCAB_SIZE,
     depth: int = 2,
+    data: Path | None = None,
 ) -> Experiment:
     """Return a recipe at a width, with a learning rate and tokens in proportion to parameters."""
-    base = EXPERIMENTS[recipe]
+    base = on_wikitext(EXPERIMENTS[recipe], data)
     layers = with_mixer(base.model, num_heads=base.model.d_model // HEAD_WIDTH)
     model = dataclasses.replace(base.model, layer_pattern=layers)
     tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
-    data = dataclasses.replace(base.text_data, tokenizer=tokenizer)
+    text = dataclasses.replace(base.text_data, tokenizer=tokenizer)
     assert isinstance(base.schedule, ScheduleConfig)
     schedule = dataclasses.replace(base.schedule, learning_rate=rate)
-    base = dataclasses.replace(base, data=data, schedule=schedule, seed=seed)
+    base = dataclasses.replace(base, data=text, schedule=schedule, seed=seed)
     model = dataclasses.replace(model_of_width(model, width, RULES), num_layers=depth)
     tokens = ratio * count_without_embeddings(model)
     found = with_model_and_tokens(base, model, tokens, RULES)
@@ -240,8 +243,9 @@ def describe_frontiers(
         f"embeddings, {ratio:g} tokens for each, a vocabulary of "
         f"{first.text_data.tokenizer.vocab_size:,}, {first.model.num_layers} layers with heads of "
         f"width {HEAD_WIDTH}, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}: mean and standard deviation. Batches have "
-        f"{first.sequence_length} tokens a row. The findings hold at this scale only."
+        f"{'seed' if seeds == 1 else 'seeds'}: mean and standard deviation. The text is "
+        f"{corpus_name(first)}, in rows of {first.sequence_length} tokens. The findings hold at "
+        "this scale only."
     )
     header = ["width", "recipe", "FLOPs", "steps", "batch size", "learning rate", "loss"]
     parts = [scale, markdown_table(header, rows)]
@@ -311,6 +315,7 @@ def main(
     change_width: int = 48,
     vocab_size: int = 1024,
     depth: int = 2,
+    data: Path | None = None,
     workdir: Path = Path("runs/versus"),
     output: Path = RESULTS,
     processes: int = 1,
@@ -329,7 +334,7 @@ def main(
         single_run(
             f"{recipe},width={width},rate={rate:g}",
             {"recipe": recipe, "width": str(width), "rate": f"{rate:g}"},
-            sized(recipe, width, rate, ratio, vocab_size=vocab_size, depth=depth),
+            sized(recipe, width, rate, ratio, vocab_size=vocab_size, depth=depth, data=data),
         )
         for width in widths[:2]
         for recipe in (OLD, NEW)
@@ -340,7 +345,7 @@ def main(
 
     def named(recipe: str, width: int, seed: int, rate: float) -> SweepRun:
         settings = {"recipe": recipe, "width": str(width)}
-        experiment = sized(recipe, width, rate, ratio, seed, vocab_size, depth)
+        experiment = sized(recipe, width, rate, ratio, seed, vocab_size, depth, data)
         return single_run(f"{recipe},width={width},seed={seed}", settings, experiment)
 
     frontier = [
@@ -379,7 +384,7 @@ def main(
             describe_changes(changes, changed),
         ]
     )
-    data: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "widths": widths,
         "flops": {name: each.flops.tolist() for name, each in frontiers.items()},
         "losses": {name: each.losses.tolist() for name, each in frontiers.items()},
@@ -392,7 +397,7 @@ def main(
     }
     everything = results_by_settings((tuning, tuned), (frontier, found), (every_change, changed))
     write_record(
-        "versus", "Transformer against Transformer++", body, data, everything, folder=output
+        "versus", "Transformer against Transformer++", body, plain, everything, folder=output
     )
 
 

@@ -22,6 +22,11 @@ def machine() -> dict[str, str | int]:
     return {"cpu": _cpu_model(), "cores": cores(), **accelerator, "system": platform.platform()}
 
 
+def trained_on() -> str:
+    """Return what JAX trains on here: NVIDIA's GPU, or the processor."""
+    return gpu_name() or _cpu_model()
+
+
 @functools.cache
 def gpu_name() -> str:
     """Return the names of NVIDIA's GPUs here; empty without any. It starts no backend."""

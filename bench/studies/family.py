@@ -308,7 +308,15 @@ def main(
     )
     body = f"{scale}\n\n{markdown_table(header, rows)}"
     data = {"scores": scores, "costs": {name: cost._asdict() for name, cost in costs.items()}}
-    write_record("family", "The family of mixers compared", body, data, results, folder=output)
+    write_record(
+        "family",
+        "The family of mixers compared",
+        body,
+        data,
+        results,
+        trained_on=records.describe_machines([*runs.values()]),
+        folder=output,
+    )
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ that starts anew elsewhere trains only what is missing. Each line is one JSON ob
 
     {"base": {field: value, ...}}        all settings of a first run
     {"name": ..., "base": 0, "fields": {...}, "without": [...], "result": {...}, "measured": {...},
-     "commit": ...}
+     "commit": ..., "machine": ...}
 
 `base` is the number of the base, `fields` has the settings that differ from it, and `without` names
 those that only the base has. `result` is a `RunResult`, `measured` what the study read from the
-run's folder, and `commit` that of the code when the line was written. Of equal runs the last line
-holds.
+run's folder, `commit` that of the code when the line was written, and `machine` the processor or
+GPU that it was trained on; older lines lack it. Of equal runs the last line holds.
 
 A run is found by its settings, whatever its name; one that starts from another run's weights, also
 by the name of that one's folder, which has to change with its settings (`digest`). A changed value
@@ -25,11 +25,12 @@ import dataclasses
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.machine import commit
+from bench.machine import commit, trained_on
 from train.config.io import experiment_from_dict, experiment_to_dict, flatten_experiment
 from train.errors import UserError
 from train.experiment import Experiment
@@ -63,6 +64,7 @@ class FinishedRun(NamedTuple):
     result: RunResult
     measured: Mapping[str, Any]
     commit: str
+    machine: str
 
 
 class FinishedRuns:
@@ -95,7 +97,8 @@ class FinishedRuns:
         for name in entry["without"]:
             del fields[name]
         result = RunResult(**entry["result"])
-        self._runs.append(FinishedRun(fields, result, entry["measured"], entry["commit"]))
+        machine = entry.get("machine", "")
+        self._runs.append(FinishedRun(fields, result, entry["measured"], entry["commit"], machine))
 
     def find(self, run: SweepRun) -> FinishedRun | None:
         """Return the last line of a run with these settings."""
@@ -110,6 +113,20 @@ class FinishedRuns:
         found = self.find(run)
         assert found is not None, run.name
         return found.measured
+
+    def describe_machines(self, runs: Iterable[SweepRun]) -> str:
+        """Return what the runs were trained on: `NVIDIA H200 (25 runs)`; equal runs count once.
+
+        Empty if no line says so.
+        """
+        found = {json.dumps(_fields_of(run)): self.find(run) for run in runs}
+        counts = Counter(each.machine or "not recorded" for each in found.values() if each)
+        if counts.keys() <= {"not recorded"}:
+            return ""
+        return ", ".join(
+            f"{name} ({count} {'run' if count == 1 else 'runs'})"
+            for name, count in counts.most_common()
+        )
 
     def add(self, run: SweepRun, result: RunResult, measured: Mapping[str, Any]) -> None:
         """Write the result of a run to the file."""
@@ -134,6 +151,7 @@ class FinishedRuns:
             "result": plain,
             "measured": dict(measured),
             "commit": commit(),
+            "machine": trained_on(),
         }
         self._append(entry)
         self.file.parent.mkdir(parents=True, exist_ok=True)

@@ -136,7 +136,15 @@ def main(
         "losses": numbers,
         "by_position": {kind: each.round(4).tolist() for kind, each in curves.items()},
     }
-    write_record("lengths", "Positions and length", body, data, results, folder=output)
+    write_record(
+        "lengths",
+        "Positions and length",
+        body,
+        data,
+        results,
+        trained_on=records.describe_machines(runs),
+        folder=output,
+    )
 
 
 if __name__ == "__main__":

@@ -254,7 +254,15 @@ def main(
         "accuracy_by_range": {name: each.round(4).tolist() for name, each in curves.items()},
     }
     title = "Retrieval over 4,096 tokens" if length == 4096 else "Retrieval over long sequences"
-    write_record("long_recall", title, body, data, results, folder=output)
+    write_record(
+        "long_recall",
+        title,
+        body,
+        data,
+        results,
+        trained_on=records.describe_machines(runs),
+        folder=output,
+    )
 
 
 if __name__ == "__main__":

@@ -136,7 +136,9 @@ def main(
     }
     body = f"{scale}\n\n{markdown_table(header, rows)}"
     title = "Transfer of the learning rate over width"
-    write_record("mup", title, body, data, results, folder=output)
+    write_record(
+        "mup", title, body, data, results, trained_on=records.describe_machines(runs), folder=output
+    )
 
 
 if __name__ == "__main__":

@@ -138,6 +138,7 @@ def write_record(
     data: Mapping[str, Any],
     results: Mapping[str, RunResult],
     *,
+    trained_on: str = "",
     folder: Path = RESULTS,
 ) -> None:
     """Write NAME.md and NAME.json: the findings, and command, commit, hardware and time.
@@ -148,6 +149,8 @@ def write_record(
       body: Text and tables, Markdown.
       data: Numbers, for NAME.json.
       results: All runs, for their number and wall time.
+      trained_on: Machines of the runs, if they are known; the page also names the one it was
+        written on.
       folder: Where to write.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,6 +163,7 @@ def write_record(
         "command": command,
         "commit": commit(),
         **where,
+        **({"trained on": trained_on} if trained_on else {}),
         "runs": len(results),
         "seconds": round(sum(each.seconds for each in results.values())),
     }

@@ -235,7 +235,15 @@ def main(
     body = describe(losses, analysis, scale)
     plain: dict[str, Any] = analysis.as_dict()
     plain["fitted_runs"] = plain.pop("runs")  # `runs` is their number in every record
-    write_record("scaling", "Scaling laws", body, plain, results, folder=output)
+    write_record(
+        "scaling",
+        "Scaling laws",
+        body,
+        plain,
+        results,
+        trained_on=records.describe_machines(runs),
+        folder=output,
+    )
 
 
 if __name__ == "__main__":

@@ -206,7 +206,13 @@ def main(
     }
     body = f"{scale}\n\n{markdown_table(header, rows)}"
     write_record(
-        "stability", "Norm placement, warm-up and depth", body, data, results, folder=output
+        "stability",
+        "Norm placement, warm-up and depth",
+        body,
+        data,
+        results,
+        trained_on=records.describe_machines(runs),
+        folder=output,
     )
 
 

@@ -397,7 +397,13 @@ def main(
     }
     everything = results_by_settings((tuning, tuned), (frontier, found), (every_change, changed))
     write_record(
-        "versus", "Transformer against Transformer++", body, plain, everything, folder=output
+        "versus",
+        "Transformer against Transformer++",
+        body,
+        plain,
+        everything,
+        trained_on=records.describe_machines([*tuning, *frontier, *every_change]),
+        folder=output,
     )
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _SYMBOLS = {"parameters": "N", "tokens": "D", "compute": "C"}
 
+_MAX_LEGEND_ROWS = 6
+
 _FIT, _LAW = "#000000", "#666666"
 _TITLES = {
     "compute": "training compute C = 6 N D (FLOPs)",
@@ -148,7 +150,8 @@ def plot_scaling(analysis: Analysis, path: AnyPath) -> None:
     _draw_frontier(panels["compute"], analysis)
     _label_losses(panels["compute"], runs.loss)
     for axes in panels.values():
-        axes.legend(frameon=False, fontsize="x-small")
+        columns = 1 if len(axes.lines) <= _MAX_LEGEND_ROWS else 2  # many rows would hide lines
+        axes.legend(frameon=False, fontsize="x-small", ncols=columns)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     write_atomically(path, image.getvalue())

@@ -78,6 +78,32 @@ def test_runs_are_looked_up_by_their_settings(tmp_path: Path) -> None:
     assert stored.result.step == 99
 
 
+def test_corpora_may_lie_elsewhere(tmp_path: Path) -> None:
+    file, first = tmp_path / "study.jsonl", tiny(tmp_path)
+
+    def on(path: str) -> SweepRun:
+        data = dataclasses.replace(first.text_data, path=path)
+        return run_of(dataclasses.replace(first, data=data))
+
+    FinishedRuns(file).add(on("/home/me/wikitext-2/train.txt"), FINISHED, {})
+    records = FinishedRuns(file)
+    assert records.find(on("/mnt/data/wikitext-2/train.txt")) is not None
+    assert records.find(on("/mnt/data/wikitext-103/train.txt")) is None
+
+
+def test_machines_of_runs_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, first = tmp_path / "study.jsonl", tiny(tmp_path)
+    runs = [run_of(dataclasses.replace(first, seed=seed)) for seed in range(4)]
+    for run, name in zip(runs, ("NVIDIA H200", "NVIDIA H200", "AMD EPYC", ""), strict=True):
+        monkeypatch.setattr("bench.studies.finished_runs.trained_on", lambda name=name: name)
+        FinishedRuns(file).add(run, FINISHED, {})
+    records = FinishedRuns(file)
+    assert records.describe_machines([*runs, runs[0]]) == (
+        "NVIDIA H200 (2 runs), AMD EPYC (1 run), not recorded (1 run)"
+    )
+    assert records.describe_machines(runs[3:]) == ""
+
+
 def test_records_store_only_differences(tmp_path: Path) -> None:
     file = tmp_path / "study.jsonl"
     records = FinishedRuns(file)

@@ -50,12 +50,13 @@ class SweepRun:
 def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[str]]:
     """Return the values of each field, from texts such as `schedule.learning_rate=1e-3,3e-3`.
 
-    A field may be given by its last name where that is unique: `learning_rate=1e-3,3e-3`.
+    A field may be given by its last name where that is unique: `learning_rate=1e-3,3e-3`. Items of
+    a list are joined by plus signs: `lora.targets=query+value,all`.
 
     Raises:
       UsageError: An assignment has no values, or names no field or one that was given before.
     """
-    known = flatten_experiment(base)
+    known = known_fields(base)
     grid: dict[str, list[str]] = {}
     for assignment in assignments:
         name, equals, values = assignment.partition("=")
@@ -71,6 +72,18 @@ def parse_grid(assignments: Sequence[str], base: Experiment) -> dict[str, list[s
             raise UsageError(f"--set {assignment}: {field} is given twice; give its values once")
         grid[field] = texts
     return grid
+
+
+def known_fields(experiment: Experiment) -> dict[str, Any]:
+    """Return every setting by its dotted path; a list of plain values is one setting."""
+    fields: dict[str, Any] = {}
+    for path, value in flatten_experiment(experiment).items():
+        parent, _, last = path.rpartition(".")
+        if last.isdigit():
+            fields[parent] = [*fields.get(parent, []), value]
+        else:
+            fields[path] = value
+    return fields
 
 
 def find_field(name: str, known: Mapping[str, Any]) -> str:
@@ -96,6 +109,8 @@ def flag(field: str, value: str, current: Any) -> str:
       UsageError: The field is a boolean and the value is not.
     """
     path = field.replace("_", "-")
+    if isinstance(current, list):
+        value = value.replace("+", ",")
     if not isinstance(current, bool):
         return f"--{path}={value}"
     if value.lower() not in ("true", "false"):
@@ -121,7 +136,7 @@ def expand_grid(
     Raises:
       UsageError: A value is not valid.
     """
-    current = flatten_experiment(base)
+    current = known_fields(base)
     points: list[tuple[dict[str, str], Experiment]] = []
     for values in itertools.product(*grid.values()):
         settings = dict(zip(grid, values, strict=True))

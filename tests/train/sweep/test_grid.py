@@ -9,7 +9,15 @@ from train.config.experiment_files import find_experiment
 from train.config.io import flatten_experiment
 from train.errors import UsageError
 from train.experiment import Experiment
-from train.sweep.grid import expand_grid, find_field, flag, parse_grid, run_name, short_names
+from train.sweep.grid import (
+    expand_grid,
+    find_field,
+    flag,
+    known_fields,
+    parse_grid,
+    run_name,
+    short_names,
+)
 
 BASE = find_experiment("quickstart")
 
@@ -36,6 +44,14 @@ def test_runs_are_all_combinations_with_seeds_outermost() -> None:
     assert [run.cost for run in runs[:4]] == [20, 40, 40, 80]
     assert runs[5].experiment == dataclasses.replace(BASE, steps=5, batch_size=8, seed=1)
     assert runs[5].settings == {"steps": "5", "batch_size": "8"}
+
+
+def test_lists_are_one_field() -> None:
+    grid = parse_grid(["targets=query+value,all"], BASE)
+    assert grid == {"lora.targets": ["query+value", "all"]}
+    current = known_fields(BASE)["lora.targets"]
+    assert flag("lora.targets", "query+value", current) == "--lora.targets=query,value"
+    assert not any(name.startswith("lora.targets.") for name in known_fields(BASE))
 
 
 def test_fields_by_path_alias_and_last_name() -> None:

@@ -120,7 +120,6 @@ class TextTrainingBatches:
     ) -> HostBatch:
         """Return the windows of these examples, with the arrays of a batch."""
         batch = self._windows.cut(np.array([self._begin(int(example)) for example in examples]))
-        batch["weights"] = np.ones(batch["targets"].shape, np.float32)
         batch["examples"] = example_ids(examples)
         return batch
 
@@ -251,6 +250,6 @@ class TextEvaluationBatches:
         # Overlapping windows: the one before has counted all but the last `stride` targets.
         num_context = np.where(window > 0, window_length - self.stride, 0)  # [B]
         batch = {name: np.where(real, array, 0) for name, array in self.windows.cut(starts).items()}
-        batch["weights"] = (real & (offset >= num_context[:, None])).astype(np.float32)
+        batch["weights"] *= offset >= num_context[:, None]
         batch["examples"] = example_ids(examples)
         return batch

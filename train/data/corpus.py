@@ -23,13 +23,19 @@ from train.data.text_splits import (
     TextSplits,
     choose_held_out_documents,
 )
-from train.data.token_file import TokenStream, read_stream, stream_is_complete, write_stream
+from train.data.token_file import (
+    DocumentFrame,
+    TokenStream,
+    read_stream,
+    stream_is_complete,
+    write_stream,
+)
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import token_id_tokenizer, train_tokenizer
 from train.errors import UserError
 
 # Version of the files in the cache. Increase it when their contents change.
-_FORMAT = 1
+_FORMAT = 2
 
 
 _METADATA = "corpus.json"
@@ -325,16 +331,14 @@ def _hold_out(config: TextDataConfig, arrays: TokenArrays) -> tuple[TokenArrays,
 def _concatenate(
     name: str, arrays: TokenArrays, tokenizer: Tokenizer, *, count_bytes: bool
 ) -> TokenStream:
-    """Return documents with one separator before each, and one at the end."""
-    separator = np.array([tokenizer.eos_token_id])
-    pieces, starts, length = [separator], [], 1
-    for array in arrays:
-        starts.append(length - 1)
-        ends = array[-1] == separator[0]  # the document brings its own
-        pieces += [array] if ends else [array, separator]
-        length += array.size + (not ends)
-    tokens = np.concatenate(pieces)
+    """Return documents in the tokenizer's frame."""
+    frame = DocumentFrame.of(tokenizer)
+    before, after = (np.array(each, np.int64) for each in frame.around_pieces())
+    pieces = [piece for piece in map(frame.piece, arrays) if len(piece)]
+    lengths = [len(before), *map(len, pieces)]
+    starts = np.cumsum(lengths)[:-1]
+    tokens = np.concatenate([before, *pieces, after])
     tokens = tokens.astype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     num_bytes = sum(len(tokenizer.decode(array).encode()) for array in arrays) if count_bytes else 0
     digest = hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest()
-    return TokenStream(name, tokens, np.array(starts, np.int64), num_bytes, digest)
+    return TokenStream(name, tokens, starts.astype(np.int64), num_bytes, digest, frame.first)

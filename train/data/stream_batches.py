@@ -141,7 +141,6 @@ class StreamedTrainingBatches:
             for name in parts[0]
         }
         first = cursor * self.batch_size
-        batch["weights"] = np.ones(batch["targets"].shape, np.float32)
         batch["examples"] = example_ids(np.arange(first + start, first + stop))
         return batch
 

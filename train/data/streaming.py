@@ -18,7 +18,7 @@ from train.data.data_config import PYTHON_DATA_PREFIX, SourceConfig, StreamingCo
 from train.data.examples import seeded_permutation
 from train.data.files import TextFile, find_files
 from train.data.text_files import LIBRARY_PATH, Document, RecordPosition, read_records
-from train.data.token_file import HostBatch, TokenStream, Windows
+from train.data.token_file import DocumentFrame, HostBatch, TokenStream, Windows
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 
@@ -123,7 +123,7 @@ class StreamReader:
     """Windows of tokens of one source, read from some of its files, without end.
 
     Every epoch shuffles the files, and the documents of each shuffle window. Windows are cut one
-    after the other from the concatenated documents, and each document begins with a separator.
+    after the other from the concatenated documents, each in its frame.
     """
 
     def __init__(
@@ -151,6 +151,7 @@ class StreamReader:
           max_epochs: Passes after which the source has run dry; 0: any number.
         """
         self._text, self._tokenizer = text, tokenizer
+        self._frame = DocumentFrame.of(tokenizer)
         self._files, self._seeds = np.array(files), tuple(seeds)
         self._shuffle_window, self._max_epochs = shuffle_window, max_epochs
         self._length, self._document_masking = sequence_length, document_masking
@@ -191,7 +192,8 @@ class StreamReader:
                 break
         # One token more: `Windows` takes the last for the first, as of a circle.
         run = np.concatenate(tokens)[self._token : self._token + needed]
-        stream = TokenStream("train", np.append(run, 0), np.array(starts, np.int64), 0)
+        places = np.array(starts, np.int64)
+        stream = TokenStream("train", np.append(run, 0), places, 0, first=self._frame.first)
         windows = Windows(stream, self._length, document_masking=self._document_masking)
         self._advance(count * self._length)
         return windows.cut(np.arange(count) * self._length)
@@ -206,7 +208,6 @@ class StreamReader:
     def _read_pieces(self) -> Iterator[_Piece]:
         """Yield the documents from the start position on, tokenized."""
         start = self._start
-        separator = np.array([self._tokenizer.eos_token_id])
         while True:
             texts, following = self._read_window(start)
             order = np.arange(len(texts))
@@ -217,12 +218,10 @@ class StreamReader:
             rest = [texts[index] for index in order[start.document :]]
             encoded = self._tokenizer.encode_documents(rest)
             for number, own in enumerate(encoded, start=start.document):
-                if len(own) and own[-1] == separator[0]:  # the next document brings one
-                    own = own[:-1]
-                if len(own):
-                    self._tokens_of_epoch += len(own)
-                    tokens = np.concatenate([separator, own])
-                    yield _Piece(tokens, start._replace(document=number))
+                piece = self._frame.piece(own)
+                if len(piece):
+                    self._tokens_of_epoch += len(piece)
+                    yield _Piece(piece, start._replace(document=number))
             if following.epoch > start.epoch:
                 self._check_not_dry(following.epoch)
                 self._tokens_of_epoch = 0

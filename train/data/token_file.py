@@ -6,8 +6,8 @@ A stream is never read whole, and processes share its memory.
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,13 +16,58 @@ from train.data.tokenizer import Tokenizer
 from train.telemetry.stages import stage
 
 
+@dataclasses.dataclass(frozen=True)
+class DocumentFrame:
+    """Special tokens around the documents of a stream: `<eos> text <eos> text <eos>`.
+
+    Where a published tokenizer puts tokens before every text (Llama's <s>, BERT's [CLS]), its model
+    has read `<s> text </s>`, and a stream is `</s> <s> text </s> <s> text </s>`.
+    """
+
+    separator: int
+    """Token that ends a document."""
+    first: tuple[int, ...] = ()
+    """Tokens before a text besides the separator. They are no targets: a model that has read texts
+    one by one does not know that one follows another."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> Self:
+        """Return the frame that a tokenizer's models expect."""
+        first = tokenizer.added_token_ids[0].tolist()
+        return cls(
+            tokenizer.eos_token_id, () if first == [tokenizer.eos_token_id] else tuple(first)
+        )
+
+    def piece(
+        self,
+        tokens: np.ndarray,  # [t] integers
+    ) -> np.ndarray:  # [n]
+        """Return a document with its separator before it, or else between `first` and separator.
+
+        A frame that the tokens bring along is not repeated. Empty if there are no tokens.
+        """
+        if not len(tokens):
+            return tokens
+        first, separator = (np.array(each, tokens.dtype) for each in (self.first, [self.separator]))
+        if len(first) and np.array_equal(tokens[: len(first)], first):
+            tokens = tokens[len(first) :]
+        if len(tokens) and tokens[-1] == self.separator:
+            tokens = tokens[:-1]
+        around = [first, tokens, separator] if len(first) else [separator, tokens]
+        return np.concatenate(around)
+
+    def around_pieces(self) -> tuple[list[int], list[int]]:
+        """Return the tokens before the first piece and after the last: separators at both ends."""
+        separator = [self.separator]
+        return (separator, []) if self.first else ([], separator)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Documents of a split, concatenated.
+    """Documents of a split in their frames, concatenated.
 
-    A document is stored as the separator token, then its own tokens, so that each of these is a
-    target with a token before it. The stream ends with one more separator, so that the end of the
-    last document is a target too.
+    Each token of a document is a target with a token before it, and so is the end of each. The
+    first and the last token are separators.
     """
 
     name: str
@@ -32,7 +77,7 @@ class TokenStream:
     """Token ids. The first and the last are separators."""
 
     document_starts: np.ndarray  # [documents] int64
-    """Position of each document's separator in tokens, ascending. The first is 0."""
+    """Position of each document's first token, its frame's, ascending."""
 
     num_bytes: int
     """Size of the text in UTF-8, before any normalization. Bits per byte are relative to it."""
@@ -40,10 +85,18 @@ class TokenStream:
     digest: str = ""
     """Digest of the texts."""
 
+    first: tuple[int, ...] = ()
+    """Tokens that are no targets, as in `DocumentFrame`."""
+
     @property
     def num_targets(self) -> int:
-        """Number of prediction targets: all tokens but the first."""
+        """Number of tokens but the first: each is a target, except for those in `first`."""
         return len(self.tokens) - 1
+
+    @property
+    def num_scored_targets(self) -> int:
+        """Number of targets that count in the loss."""
+        return self.num_targets - len(self.document_starts) * len(self.first)
 
 
 def write_stream(
@@ -64,23 +117,36 @@ def write_stream(
       num_characters: About how many characters the documents have, for progress. 0: unknown.
     """
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    tally = _Tally()
+    tally, frame = _Tally(), DocumentFrame.of(tokenizer)
     with (
         _tokens_file(folder, name).open("wb") as file,
         stage(f"tokenizing {name}", num_characters) as progress,
     ):
-        writer = _Writer(file, dtype, tokenizer.eos_token_id)
+        length = 0
+
+        def write(tokens: Sequence[int] | np.ndarray) -> None:
+            nonlocal length
+            file.write(np.asarray(tokens, dtype).tobytes())
+            length += len(tokens)
+
+        before, after = frame.around_pieces()
+        write(before)
+        document_starts = []
         for tokens in tokenizer.encode_documents(tally.count(documents), progress.advance):
-            writer.add(tokens)
-        writer.separate()
-    starts = np.array(writer.starts, np.int64)
+            piece = frame.piece(tokens)
+            if len(piece):  # not of white space, with the word tokenizer
+                document_starts.append(length)
+                write(piece)
+        write(after)
+    starts = np.array(document_starts, np.int64)
     _starts_file(folder, name).write_bytes(starts.tobytes())
     return {
         "documents": len(starts),
-        "tokens": writer.length,
+        "tokens": length,
         "bytes": tally.bytes,
         "digest": tally.digest.hexdigest(),
         "dtype": dtype.name,
+        "first": frame.first,
     }
 
 
@@ -92,6 +158,7 @@ def read_stream(folder: pathlib.Path, name: str, metadata: dict[str, Any]) -> To
         document_starts=np.memmap(_starts_file(folder, name), np.int64, mode="r"),
         num_bytes=metadata["bytes"],
         digest=metadata["digest"],
+        first=tuple(metadata["first"]),
     )
 
 
@@ -110,33 +177,6 @@ def _tokens_file(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 def _starts_file(folder: pathlib.Path, name: str) -> pathlib.Path:
     return folder / f"{name}.starts"
-
-
-class _Writer:
-    """Appends documents with one separator between them, even if a text ends in it."""
-
-    def __init__(self, file: IO[bytes], dtype: np.dtype, separator: int):
-        self._file, self._dtype, self._separator = file, dtype, separator
-        self._last = -1
-        self.length = 0
-        self.starts: list[int] = []
-
-    def add(self, tokens: np.ndarray) -> None:
-        if len(tokens) == 0:  # a text of white space, with the word tokenizer
-            return
-        self.starts.append(self.separate())
-        self._write(tokens)
-
-    def separate(self) -> int:
-        """Append a separator unless the last token is one, and return its position."""
-        if self._last != self._separator:
-            self._write(np.array([self._separator]))
-        return self.length - 1
-
-    def _write(self, tokens: np.ndarray) -> None:
-        self._file.write(tokens.astype(self._dtype).tobytes())
-        self._last = int(tokens[-1])
-        self.length += len(tokens)
 
 
 class _Tally:
@@ -177,8 +217,12 @@ class Windows:
         self._tokens = np.asarray(stream.tokens)
         self._document_masking = document_masking
         starts = np.asarray(stream.document_starts)
-        # Windows may wrap around: repeat the documents that a window can reach beyond the end.
-        self._starts = np.concatenate([starts, starts[starts < window_length] + self.num_targets])
+        # Windows may wrap around: repeat the documents that a window can reach beyond the end. The
+        # separator before the first document belongs to the last.
+        end = starts[-1:] - self.num_targets if len(starts) and starts[0] else starts[:0]
+        wrapped = starts[starts < window_length] + self.num_targets
+        self._starts = np.concatenate([end, starts, wrapped])
+        self._not_targets = np.array(stream.first, np.int32)
 
     def cut(
         self,
@@ -189,6 +233,7 @@ class Windows:
         Returns:
           tokens: [B, T] int32.
           targets: [B, T] int32, the next token of each.
+          weights: [B, T] float32, 1 for each target that counts: 0 for the frame of a document.
           segments: [B, T] int32, index of the document within the window, from 1. The first
             document may begin before the window. All 1 without document masking.
           positions: [B, T] int32, position within the document, or within the window if the
@@ -201,9 +246,18 @@ class Windows:
         return {
             "tokens": np.ascontiguousarray(tokens[:, :-1]),
             "targets": np.ascontiguousarray(tokens[:, 1:]),
+            "weights": self._weights(tokens[:, 1:]),
             "segments": segments,
             "positions": positions,
         }
+
+    def _weights(
+        self,
+        targets: np.ndarray,  # [B, T]
+    ) -> np.ndarray:  # [B, T] float32
+        if not len(self._not_targets):
+            return np.ones(targets.shape, np.float32)
+        return (~np.isin(targets, self._not_targets)).astype(np.float32)
 
     def _segments_and_positions(
         self,

@@ -68,7 +68,7 @@ class LanguageModelTask(TextTask):
         metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if stream.num_bytes:  # not for token arrays without a text
             # bits/byte = nats/token * tokens/byte / ln 2, with the bytes of the unnormalized text.
-            bits_per_nat = stream.num_targets / stream.num_bytes / math.log(2)
+            bits_per_nat = stream.num_scored_targets / stream.num_bytes / math.log(2)
             metrics["bits_per_byte"] = loss * bits_per_nat
         if full_split and config.compression_baselines:
             baselines = corpus.compressed_bits_per_byte(split)

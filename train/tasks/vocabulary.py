@@ -51,12 +51,12 @@ def tokenizer_of(run: Run) -> Tokenizer:
 def tokens_around(run: Run) -> tuple[np.ndarray, np.ndarray]:  # [n] and [m] int32
     """Return the tokens that the model of a run expects before and after a text.
 
-    They are those of the published tokenizer if the weights come from a published model, else the
-    token that separates documents, and none.
+    They are those that a published tokenizer adds, which training windows have too
+    (`DocumentFrame`), or else the token that separates documents, and none.
     """
     tokenizer = tokenizer_of(run)
     before, after = tokenizer.added_token_ids
-    if run.folder.model_type and (len(before) or len(after)):
+    if len(before) or len(after):
         return before, after
     return np.array([tokenizer.eos_token_id], np.int32), np.array([], np.int32)
 

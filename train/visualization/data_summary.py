@@ -74,7 +74,8 @@ def summarize_split(split: Any) -> dict[str, Any]:
         return {"examples": len(next(iter(split.values()))), "arrays": shapes}
     if hasattr(split, "document_starts"):
         starts = np.asarray(split.document_starts)
-        lengths = np.diff(np.append(starts, len(split.tokens) - 1)) - 1  # without the separator
+        end = len(split.tokens) - (not split.first)
+        lengths = np.diff(np.append(starts, end)) - 1 - len(split.first)  # without the frame
         num_tokens, num_bytes = len(split.tokens), int(split.num_bytes)
         sizes = {"documents": len(starts), "tokens": num_tokens, "bytes": num_bytes}
         return sizes | {"lengths": describe_lengths(lengths)}

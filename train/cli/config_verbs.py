@@ -38,7 +38,7 @@ MESH_AUTO_HELP = "--mesh auto uses the best mesh for the local devices, as `plan
 """Help text of `--mesh auto`."""
 
 INIT_MODEL_HELP = """--init-model uses the model of the --init-from run instead of CONFIG's,
-and applies other flags to it."""
+and the token that its decoder begins with. Other flags are applied to these."""
 """Help text of `--init-model`."""
 
 TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16),
@@ -153,10 +153,15 @@ def pop_init_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
     def change(experiment: Experiment) -> Experiment:
         from train.run import read_experiment
         from train.run_folder.folder import RunFolder
+        from train.tasks.task_configs import Translation
 
-        source = read_experiment(RunFolder.open_existing(sources[0], "init_from")).model
+        source = read_experiment(RunFolder.open_existing(sources[0], "init_from"))
+        if isinstance(source.task, Translation) and isinstance(experiment.task, Translation):
+            task = dataclasses.replace(experiment.task, start_token=source.task.start_token)
+            experiment = dataclasses.replace(experiment, task=task)
         # The tokenizer decides the size: an import may have rows without a token.
-        return dataclasses.replace(experiment, model=dataclasses.replace(source, vocab_size=0))
+        model = dataclasses.replace(source.model, vocab_size=0)
+        return dataclasses.replace(experiment, model=model)
 
     return change
 

@@ -123,6 +123,10 @@ def fit(
     return dataclasses.replace(run, data=held)
 
 
+EVALUATED_BY = ("evaluation.", "early_stopping.", "checkpoint.keep_best")
+"""Prefixes of the settings that decide which weights a finished run is evaluated with, and how."""
+
+
 class _Session(NamedTuple):
     """Resources that are open while a run trains."""
 
@@ -148,7 +152,10 @@ class _TrainingLoop:
                 start = self.setup.restore_or_init(checkpoints)
             state, step = start.state, start.step
             finished = self.evaluator.is_finished(step)
-            metrics = read_final_metrics(self.setup.folder, step) if finished else None
+            as_before = not any(name.startswith(EVALUATED_BY) for name in self.setup.changed_fields)
+            metrics = None
+            if finished and as_before:
+                metrics = read_final_metrics(self.setup.folder, step)
             if metrics is not None:  # A finished run: nothing to train, evaluate or write.
                 quiet = self.quiet or not is_main_process
                 print_finished(self.experiment, self.setup.folder, step, quiet=quiet)

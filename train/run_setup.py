@@ -44,7 +44,7 @@ from train.telemetry.start_messages import log_start, log_warm_start
 from train.warm_start import (
     WarmStartReport,
     WarmStartSource,
-    copy_pretrained_files,
+    copy_files_of_source,
     merge_params,
     names_a_tokenizer,
     seeded_weights,
@@ -157,7 +157,7 @@ class RunSetup:
             # A resume would take it for this run's.
             set_aside_file(self.folder.rollback_record, "earlier")
             if self.warm_start is not None:
-                copy_pretrained_files(self.warm_start, self.folder, self.corpus.tokenizer)
+                copy_files_of_source(self.warm_start, self.folder, self.corpus.tokenizer)
         write_run_files(
             self.folder,
             self.experiment,

@@ -157,22 +157,21 @@ class WarmStartReport(NamedTuple):
         return lines
 
 
-def copy_pretrained_files(
+def copy_files_of_source(
     warm_start: WarmStart, folder: RunFolder, tokenizer: Tokenizer | None
 ) -> None:
-    """Copy the small files of an imported source, its chat template among them, to a new run.
-
-    Nothing is copied if the run has another tokenizer than the source.
-    """
+    """Copy the small files of an imported source to a new run, unless its tokenizer is another."""
     source = warm_start.tokenizer
-    if tokenizer is None or source is None or tokenizer.digest != source.digest:
-        return
-    files_folder = RunFolder.open_existing(warm_start.source).pretrained
-    if not files_folder.exists():
-        return
-    folder.pretrained.mkdir(exist_ok=True)
-    for file in files_folder.iterdir():
-        (folder.pretrained / file.name).write_bytes(file.read_bytes())
+    if tokenizer is not None and source is not None and tokenizer.digest == source.digest:
+        copy_pretrained_files(RunFolder.open_existing(warm_start.source), folder)
+
+
+def copy_pretrained_files(source: RunFolder, target: RunFolder) -> None:
+    """Copy the small files of an imported run, if it has any, its chat template among them."""
+    if source.pretrained.exists():
+        target.pretrained.mkdir(exist_ok=True)
+        for file in source.pretrained.iterdir():
+            (target.pretrained / file.name).write_bytes(file.read_bytes())
 
 
 def names_a_tokenizer(config: TokenizerConfig | None) -> bool:

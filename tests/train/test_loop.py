@@ -3,6 +3,7 @@ import dataclasses
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,6 +243,22 @@ def test_finished_run_is_not_changed(finished: Finished) -> None:
     assert (run.step, run.final_metrics) == (STEPS, finished.run.final_metrics)
     assert_same_bits(run.params, finished.run.params)
     assert contents(finished.workdir) == before
+
+
+def test_finished_run_is_evaluated_anew_with_other_settings(
+    finished: Finished, tmp_path: Path
+) -> None:
+    workdir = tmp_path / "copy"
+    shutil.copytree(finished.workdir, workdir)
+    evaluation = dataclasses.replace(finished.experiment.evaluation, average_checkpoints=2)
+    run = train.fit(
+        dataclasses.replace(finished.experiment, evaluation=evaluation), str(workdir), quiet=True
+    )
+    assert run.final_metrics != finished.run.final_metrics
+    assert run.final_metrics["loss"] == evaluate_run(run, "validation")["loss"]
+    loaded = train.load(str(workdir))
+    assert loaded.experiment.evaluation == evaluation
+    assert_same_bits(loaded.params, run.params)
 
 
 def test_fewer_steps_than_done_is_an_error(finished: Finished) -> None:

@@ -67,10 +67,10 @@ RESUMABLE_FIELDS = (
 Data paths may change too: a digest of the data tells whether they are the same."""
 
 RESUMABLE_IN_TUPLES = re.compile(
-    r".*\.redraw_index|data\.sources\.\d+\.(validation_|test_)?path", re.ASCII
+    r".*\.redraw_index|data\.sources\.\d+\.((validation_|test_)?path|max_epochs)", re.ASCII
 )
 """Fields of tuples that may change: random features of a mixer are drawn anew from the new value,
-and the paths of the sources of data are as `data.path`."""
+the paths of the sources of data are as `data.path`, and a source may be read more often."""
 
 STATE_SHAPE_FIELDS = ("optimizer.kind", "optimizer.momentum", "ema.decay")
 """Exceptions among the resumable fields: they decide which arrays the state has. A kind must not

@@ -69,6 +69,11 @@ class ChatTemplate:
         special = {"eos_token": end} | special
         return cls(source or tokenizer.chat_template or DEFAULT_TEMPLATE, (*special.items(),))
 
+    @classmethod
+    def without_tokenizer(cls, source: str = "") -> ChatTemplate:
+        """Return a template, by default the default one, that writes no special tokens."""
+        return cls(source or DEFAULT_TEMPLATE, (("bos_token", ""), ("eos_token", " ")))
+
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
         """Return a conversation as text, without marks of its assistant's parts.
 

@@ -24,7 +24,7 @@ from train.data.chat_template import (
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
 from train.data.files import find_file
-from train.data.text_files import line_location, read_lines
+from train.data.text_files import check_unicode, line_location, read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError, as_user_error
@@ -39,12 +39,12 @@ class Conversation(NamedTuple):
     completion: str | tuple[Message, ...] = ()
     location: str = ""
 
-    def text(self) -> str:
-        """Return the contents without a template, to train a tokenizer on."""
-        texts: list[str] = []
-        for part in (self.prompt, self.completion):
-            texts += [part] if isinstance(part, str) else [each["content"] for each in part]
-        return " ".join(texts)
+    def text(self, template: ChatTemplate) -> str:
+        """Return what a template writes, to train a tokenizer on."""
+        if isinstance(self.prompt, str):
+            return f"{self.prompt} {self.completion}"
+        assert not isinstance(self.completion, str)  # a text completes a text
+        return template.render([*self.prompt, *self.completion])
 
 
 def read_json_objects(setting: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -98,7 +98,7 @@ def parse_conversation(location: str, record: Any) -> Conversation:
 def parse_part(location: str, name: str, value: Any) -> str | tuple[Message, ...]:
     """Return a text or messages."""
     if isinstance(value, str):
-        check_text(location, name, value)
+        check_unicode(location, name, value)
         return value
     return parse_messages(location, name, value)
 
@@ -114,18 +114,8 @@ def parse_messages(location: str, name: str, value: Any) -> tuple[Message, ...]:
         for field in ("role", "content"):
             if not isinstance(fields.get(field), str):
                 raise UserError(f"{location}: {name}[{number}] has no text {field!r}; give one")
-            check_text(location, f"{name}[{number}]", fields[field])
+            check_unicode(location, f"{name}[{number}]", fields[field])
     return tuple({"role": each["role"], "content": each["content"]} for each in value)
-
-
-def check_text(location: str, name: str, text: str) -> None:
-    """Raise UserError for half a surrogate pair, which no tokenizer reads."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{location}: half a surrogate pair in {name}; correct the \\u escape"
-        ) from error
 
 
 def encode_conversation(
@@ -205,9 +195,10 @@ def prepare_conversations(
         return [parse_conversation(*each) for each in read_json_objects(setting, path)]
 
     splits = read_splits(config, read, parse_conversation)
+    untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
-        {name: [each.text() for each in examples] for name, examples in splits.items()},
+        {name: (each.text(untrained) for each in examples) for name, examples in splits.items()},
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
@@ -222,13 +213,14 @@ def prepare_conversations(
     return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
 
 
+def read_template(path: str) -> str:
+    """Return the text of a template's file; empty without one."""
+    return "\n".join(read_lines(find_file(path, "data.chat_template"))) if path else ""
+
+
 def with_template(tokenizer: Tokenizer, path: str) -> Tokenizer:
     """Return the tokenizer with a chat template: of a file, its own, or the default one."""
-    source = ""
-    if path:
-        file = find_file(path, "data.chat_template")
-        source = "\n".join(read_lines(file))
-    template = ChatTemplate.of_tokenizer(tokenizer, source)
+    template = ChatTemplate.of_tokenizer(tokenizer, read_template(path))
     template.render([{"role": "user", "content": "?"}], add_generation_prompt=True)
     return tokenizer.with_chat_template(template.source)
 

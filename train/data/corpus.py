@@ -139,13 +139,20 @@ def prepare_text(
 
 
 def prepare_held_out(
-    config: TextDataConfig, splits: FingerprintedSplits, tokenizer: Tokenizer
+    config: TextDataConfig, splits: FingerprintedSplits, tokenizer: Tokenizer, identity: object
 ) -> TextCorpus:
-    """Return the corpus of the splits of a stream that are held out: all but training's."""
+    """Return the corpus of the splits of a stream that are held out: all but training's.
+
+    Args:
+      config: Where the cache is.
+      splits: Splits of the stream.
+      tokenizer: Its tokenizer.
+      identity: JSON values that tell the stream from others, for the digest.
+    """
     names = tuple(name for name in splits.names if name != "train")
     sources = splits.fingerprint()
     corpus = _tokenize(cache_folder(config.cache_dir), splits, names, sources, tokenizer)
-    return dataclasses.replace(corpus, digest=cache_key(corpus.digest, sources["stream"]))
+    return dataclasses.replace(corpus, digest=cache_key(corpus.digest, identity))
 
 
 def _tokenize(
@@ -296,10 +303,12 @@ def _check_ids(where: str, array: np.ndarray, tokenizer: Tokenizer, separators: 
             f"{where}: has the token id {largest}, and the tokenizer has {tokenizer.vocab_size} "
             "tokens; give arrays of its ids"
         )
-    if separators and tokenizer.special_token_ids.intersection(array.tolist()):
+    # The one that ends a document may end an array.
+    own = array[:-1] if array[-1] == tokenizer.eos_token_id else array
+    if separators and (special := tokenizer.special_token_ids.intersection(own.tolist())):
         raise UserError(
-            f"{where}: has the token id {tokenizer.eos_token_id}, which separates documents; the "
-            f"ids of this tokenizer are below {min(tokenizer.special_token_ids)}"
+            f"{where}: has the token id {min(special)}, which the tokenizer keeps for itself "
+            f"({tokenizer.eos_token_id} separates documents); leave it out"
         )
 
 

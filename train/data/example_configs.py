@@ -202,6 +202,15 @@ class TokenLabelDataConfig(ExampleDataConfig):
         require_one_of("data.tag_column", self.tag_column, TagColumn)
 
 
+def _require_ends_of_turns(tokenizer: TokenizerConfig) -> None:
+    """Raise UsageError for tokens that are words: `Yes.<eos>User:` would be one."""
+    require(
+        tokenizer.kind != "word",
+        "data.tokenizer.kind: word cannot tell the end of an answer from its last word; choose "
+        "bpe, or file with the tokenizer of a model",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class ConversationDataConfig(ExampleDataConfig):
     """Conversations in JSON lines, for instruction tuning.
@@ -219,6 +228,10 @@ class ConversationDataConfig(ExampleDataConfig):
     chat_template: str = ""
     """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_ends_of_turns(self.tokenizer)
+
 
 @dataclasses.dataclass(frozen=True)
 class PreferenceDataConfig(ExampleDataConfig):
@@ -230,6 +243,10 @@ class PreferenceDataConfig(ExampleDataConfig):
 
     chat_template: str = ""
     """File with a Jinja template. Empty: the template of the tokenizer, or a plain default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_ends_of_turns(self.tokenizer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -55,11 +55,23 @@ class ExampleCorpus(Generic[Split]):
         return self.splits[name]
 
 
+class ExampleSplits(dict[str, Sequence[Example]]):
+    """Examples by split: "train", "validation" and, if there is one, "test"."""
+
+    has_own_validation = False
+    """True if the data have a validation split; False if it was held out of the training data."""
+
+    def before_holdout(self) -> list[Example]:
+        """Return the training examples, with those that were held out of them."""
+        held_out = () if self.has_own_validation else self["validation"]
+        return [*self["train"], *held_out]
+
+
 def read_splits(
     config: ExampleDataConfig,
     read: ReadExamples[Example],
     convert: Callable[[str, Any], Example] | None = None,
-) -> dict[str, Sequence[Example]]:
+) -> "ExampleSplits[Example]":
     """Return the examples of every split. Validation may be held out of the training examples.
 
     Args:
@@ -99,6 +111,7 @@ def read_splits(
             f"dataset {type(config).__name__}: has no split train; return its examples from "
             "read_split"
         )
+    given = validation is not None
     if validation is None:
         if len(examples) < 2:
             raise UserError(
@@ -110,8 +123,11 @@ def read_splits(
         )
         validation = [example for n, example in enumerate(examples) if n in held_out]
         examples = [example for n, example in enumerate(examples) if n not in held_out]
-    splits = {"train": examples, "validation": validation}
-    return splits if test is None else {**splits, "test": test}
+    splits = ExampleSplits({"train": examples, "validation": validation})
+    splits.has_own_validation = given
+    if test is not None:
+        splits["test"] = test
+    return splits
 
 
 def check_text_pair(location: str, pair: Any) -> tuple[str, str]:

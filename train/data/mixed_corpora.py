@@ -176,7 +176,8 @@ def prepare_any_text(
         own = source_data(config, source)
         if config.streaming.enabled:
             text = StreamedText.find(section, name, source, config.streaming)
-            corpus = prepare_held_out(own, StreamedSplits(text, own, section), tokenizer)
+            splits = StreamedSplits(text, own, section)
+            corpus = prepare_held_out(own, splits, tokenizer, text.identity())
         else:
             text, corpus = None, prepare_text(own, tokenizer=tokenizer, section=section)
         sources.append(MixedSource(name, source, corpus, text))
@@ -239,6 +240,13 @@ def listed_sources(config: TextDataConfig) -> list[ListedSource]:
             raise UsageError(
                 f"data.{field} {value}: is ignored when data.sources is set; set it to '', or "
                 "make it one of the sources"
+            )
+    for field in ("text_field", "max_bytes"):
+        value, default = getattr(config, field), getattr(SourceConfig, field)
+        if value != default:
+            raise UsageError(
+                f"data.{field} {value}: is ignored when data.sources is set; set it to "
+                f"{default!r}, and data.sources.0.{field} in its place"
             )
     listed: list[ListedSource] = []
     for number, source in enumerate(config.sources):

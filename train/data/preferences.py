@@ -22,6 +22,7 @@ from train.data.conversations import (
     encode_conversation,
     parse_conversation,
     read_json_objects,
+    read_template,
     with_template,
 )
 from train.data.example_configs import PreferenceDataConfig
@@ -153,10 +154,11 @@ def prepare_preferences(
         return [parse_pair(*each) for each in read_json_objects(setting, path)]
 
     splits = read_splits(config, read, parse_pair)
+    untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
-            name: [each.text() for pair in pairs for each in (pair.chosen, pair.rejected)]
+            name: (each.text(untrained) for pair in pairs for each in (pair.chosen, pair.rejected))
             for name, pairs in splits.items()
         },
     )

@@ -26,6 +26,7 @@ from train.data.example_configs import (
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
+from train.data.text_files import check_unicode
 from train.errors import UserError
 
 if TYPE_CHECKING:
@@ -201,8 +202,12 @@ def _check_split(
 
 def _check_text(where: str, example: Any) -> Any:
     if isinstance(example, str):
+        check_unicode(where, "the text", example)
         return example
-    array = np.asarray(example) if not isinstance(example, Mapping) else np.asarray(None)
+    try:
+        array = np.asarray(None if isinstance(example, Mapping) else example)
+    except ValueError:  # a list of lists of different lengths
+        array = np.asarray(None)
     if array.ndim == 1 and array.dtype.kind in "iu" and array.size:
         if array.min() < 0:
             raise UserError(f"{where}: has the token id {array.min()}; give ids of 0 or more")
@@ -241,6 +246,7 @@ def _check_two(where: str, example: Any, form: str) -> tuple[Any, Any]:
 def _check_string(where: str, noun: str, value: Any) -> str:
     if not isinstance(value, str):
         raise UserError(f"{where}: its {noun} is a {type(value).__name__}; give a string")
+    check_unicode(where, f"its {noun}", value)
     return value
 
 

@@ -87,7 +87,22 @@ class StreamedText:
         return index == 0 and position.record <= self.held_out
 
     def fingerprint(self) -> list[object]:
-        """Return JSON values that tell streams apart: settings, names of files, local sizes."""
+        """Return JSON values that change if the text may have changed.
+
+        Of remote files only the first, which held-out text is from, is asked for its size and time:
+        there may be thousands.
+        """
+        files = [
+            file.fingerprint() if index == 0 or "://" not in str(file.path) else str(file.path)
+            for index, file in enumerate(self.files)
+        ]
+        return [self.text_field, self.held_out, files]
+
+    def identity(self) -> list[object]:
+        """Return JSON values that are the same wherever the stream lies, for the check of a resume.
+
+        Settings, names of files and local sizes.
+        """
         sizes = [
             file.fingerprint()[1] if "://" not in str(file.path) else -1 for file in self.files
         ]
@@ -238,8 +253,8 @@ class StreamReader:
             )
         if epochs == self._max_epochs:
             raise UserError(
-                f"{where}: is used up after {epochs} epochs; lower its weight or steps, or raise "
-                "its max_epochs"
+                f"{where}: is used up after {epochs} epochs; raise its max_epochs to go on, or "
+                "lower steps"
             )
 
     def _read_window(self, start: StreamPosition) -> tuple[list[str], StreamPosition]:

@@ -136,9 +136,11 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
             pyarrow = import_pyarrow(file.path)
             try:
                 with pyarrow.CompressedInputStream(stream, "zstd") as unzipped:
-                    bounded = io.BufferedReader(_BoundedBytes(unzipped, file), _BUFFER_BYTES)
-                    yield cast("IO[bytes]", bounded)
-            except pyarrow.ArrowException as error:
+                    bounded = _BoundedBytes(unzipped, file, stream)
+                    yield cast("IO[bytes]", io.BufferedReader(bounded, _BUFFER_BYTES))
+            except (pyarrow.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and "compressed" not in str(error):
+                    raise  # of the file itself
                 raise UserError(f"{file.path}: damaged zstd ({error}); fetch it again") from error
             return
         if not file.name.endswith(".gz"):
@@ -146,8 +148,8 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
             return
         try:
             with gzip.open(stream) as unzipped:
-                bounded = io.BufferedReader(_BoundedBytes(unzipped, file), _BUFFER_BYTES)
-                yield cast("IO[bytes]", bounded)
+                bounded = _BoundedBytes(unzipped, file, stream)
+                yield cast("IO[bytes]", io.BufferedReader(bounded, _BUFFER_BYTES))
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
 
@@ -184,9 +186,10 @@ class _BoundedBytes(io.RawIOBase):
     Without a bound, a decompression bomb would fill the memory.
     """
 
-    def __init__(self, unzipped: Any, file: TextFile):
-        self._unzipped, self._file, self._bytes = unzipped, file, 0
-        self._limit = max(_MIN_GZIP_LIMIT, _MAX_GZIP_RATIO * file.fingerprint()[1])
+    def __init__(self, unzipped: Any, file: TextFile, compressed: IO[bytes]):
+        self._unzipped, self._file, self._compressed = unzipped, file, compressed
+        self._size = file.fingerprint()[1]  # 0: an HTTP server did not say
+        self._bytes = 0
 
     def readable(self) -> bool:
         return True
@@ -194,7 +197,8 @@ class _BoundedBytes(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count: int = self._unzipped.readinto(buffer)
         self._bytes += count
-        if self._bytes > self._limit:
+        size = self._size or self._compressed.tell()
+        if self._bytes > max(_MIN_GZIP_LIMIT, _MAX_GZIP_RATIO * size):
             raise UserError(
                 f"{self._file.path}: unpacks to more than {_MAX_GZIP_RATIO} times its size, which "
                 "no text does; leave it out, or unpack it yourself"
@@ -266,13 +270,18 @@ def field_of_line(line: str, field: str, location: str, setting: str) -> str:
     text = record[field]
     if not isinstance(text, str):
         raise UserError(f"{location}: field {field!r} is not a text; set {setting} to another")
+    check_unicode(location, repr(field), text)
+    return text
+
+
+def check_unicode(location: str, name: str, text: str) -> None:
+    """Raise UserError for half a surrogate pair, which no tokenizer reads."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{location}: half a surrogate pair in {field!r}; correct the \\u escape"
+            f"{location}: half a surrogate pair in {name}; correct the \\u escape"
         ) from error
-    return text
 
 
 def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:

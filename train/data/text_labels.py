@@ -158,8 +158,7 @@ def prepare_classification(
         lambda setting, path: list(read_labeled_texts(config, setting, path)),
         lambda location, pair: LabeledText(*check_text_pair(location, pair)[::-1], location),
     )
-    training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
-    names = labels or sorted({example.label for example in training})
+    names = labels or sorted({example.label for example in splits.before_holdout()})
     return make_classification_corpus(config, splits, names, tokenizer)
 
 

@@ -13,6 +13,7 @@ from train.data.text_files import (
     COMPRESSED_ENDINGS,
     LIBRARY_PATH,
     Document,
+    check_unicode,
     library_documents,
     library_files,
     read_documents,
@@ -125,6 +126,7 @@ class OwnTextSource:
                     f"{self.setting} {self.path}, example {index}: is a {type(text).__name__}; "
                     "yield strings"
                 )
+            check_unicode(f"{self.setting} {self.path}, example {index}", "the text", text)
             if text:
                 yield Document(f"{self.split}/{index}", text)
 
@@ -136,9 +138,8 @@ class OwnTextSource:
         """Return a digest of all texts: there are no files whose times could tell."""
         digest = hashlib.blake2b(digest_size=16)
         for document in self.documents():
-            # Lone surrogates, which JSON can escape, have no UTF-8. Lengths keep texts apart:
-            # "ab", "c" and "a", "bc" are not the same documents.
-            encoded = document.text.encode(errors="surrogatepass")
+            # Lengths keep texts apart: "ab", "c" and "a", "bc" are not the same documents.
+            encoded = document.text.encode()
             digest.update(f"{len(encoded)} ".encode() + encoded)
         return [digest.hexdigest()]
 

@@ -187,10 +187,11 @@ class _Tally:
         self.digest = hashlib.blake2b(digest_size=16)
 
     def count(self, documents: Iterable[Document]) -> Iterator[str]:
-        for name, text in documents:
+        for _, text in documents:
             encoded = text.encode()
             self.bytes += len(encoded)
-            self.digest.update(f"{name}\0{len(encoded)}\0".encode(errors="surrogateescape"))
+            # Not the name, which may change with the file's. Lengths keep documents apart.
+            self.digest.update(f"{len(encoded)}\0".encode())
             self.digest.update(encoded)
             yield text
 

@@ -201,8 +201,8 @@ def prepare_token_labels(
     splits = read_splits(
         config, lambda setting, path: read_sentences(config, setting, path), _make_sentence
     )
-    training = [*splits["train"], *([] if config.validation_path else splits["validation"])]
-    names = tuple(labels or sorted({word.tag for sentence in training for word in sentence.words}))
+    sentences = splits.before_holdout()
+    names = tuple(labels or sorted({word.tag for each in sentences for word in each.words}))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {

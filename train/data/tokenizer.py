@@ -145,6 +145,7 @@ class Tokenizer:
         self.special_token_ids = frozenset(
             token_id for token_id, token in added.items() if token.special
         )
+        self._special_names = [token.content for token in added.values() if token.special]
         self._can_be_chunked = can_be_chunked(backend)
         self._characters = _characters(backend)
         self._words = _words(backend)
@@ -215,7 +216,10 @@ class Tokenizer:
         Special tokens that are spelled out become single tokens. For texts that a chat template has
         written: anyone who writes a message can write them too.
         """
-        _check_unicode(text)
+        plain = text
+        for name in self._special_names:
+            plain = plain.replace(name, "")
+        self._check(plain)
         encoding = self._parsing_backend.encode(text, add_special_tokens=False)
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
         return np.array(encoding.ids, np.int32), starts

@@ -15,7 +15,7 @@ from train.lora.lora_config import LoRAConfig
 from train.run import Run, for_local_devices, load
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
-from train.warm_start import copy_as
+from train.warm_start import copy_as, copy_pretrained_files
 from transformer.interop.peft_writer import write_adapter
 
 
@@ -23,7 +23,7 @@ def export_adapter(run: Run, folder: Path, *, family: str = "", dtype: str = "")
     """Write the adapter of a LoRA run to an existing folder; return the `model_type` of its base.
 
     Args:
-      run: The run.
+      run: The run, as `load` returns it by default.
       folder: Existing folder.
       family: `model_type` that modules are named after.
       dtype: Dtype of the file; default float32, that of the factors.
@@ -31,7 +31,8 @@ def export_adapter(run: Run, folder: Path, *, family: str = "", dtype: str = "")
     Raises:
       InteropError: PEFT's format has no place for it.
     """
-    trainable = load(str(run.folder.path), step=run.step, merged=False).params
+    # The run's choice of checkpoints, as for its merged weights: a step would mean that one alone.
+    trainable = load(str(run.folder.path), merged=False).params
     engine = make_engine(run.experiment, run.model.hardware)
     assert engine.lora is not None
     written = write_adapter(
@@ -94,6 +95,7 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
         if folder.config_json.exists() or checkpoints.steps():
             raise UserError(f"workdir {target}: holds a run already; give a new folder")
         checkpoints.save(_STEP, state, metadata)
+    copy_pretrained_files(run.folder, folder)
     write_run_files(
         folder,
         experiment,

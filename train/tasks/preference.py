@@ -158,6 +158,12 @@ class PreferenceTask(Task):
         full_split: bool,
     ) -> dict[str, float]:
         """Return the loss of a pair, the accuracy and the margin of the rewards."""
+        if not self.has_reference_in_data and engine.frozen is None:
+            raise UserError(
+                "task.reference: is the model without its adapter, and a merged run has none; "
+                "evaluate the run before the merge, or give pairs with references (python -m train "
+                "reference) and --task.reference data"
+            )
         config, examples = self.experiment.evaluation, corpus.split(split)
         batch_size = config.batch_size or self.experiment.batch_size
         buckets = bucket_by_rows(

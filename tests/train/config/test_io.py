@@ -198,6 +198,12 @@ def test_redraw_index_is_resumable() -> None:
     assert not forbidden_changes(diff_experiments(before, after))
 
 
+def test_sources_may_be_read_more_often_after_a_resume() -> None:
+    allowed = {"data.sources.1.max_epochs": (1, 2), "data.sources.0.path": ("a", "b")}
+    forbidden = {"data.sources.1.weight": (1.0, 2.0)}
+    assert forbidden_changes(allowed | forbidden) == forbidden
+
+
 @pytest.mark.parametrize("name", ["optimizer.momentum", "ema.decay"])
 def test_state_shape_fields(name: str) -> None:
     assert forbidden_changes({name: (0.9, 0.0)})

@@ -103,6 +103,19 @@ def test_training_drops_long_and_empty_pairs(files: Path) -> None:
     assert prepared(files, max_length=9).notes[0].startswith("the train split: 1 of 7 pairs")
 
 
+def test_training_keeps_sentences_of_one_token(tmp_path: Path) -> None:
+    pairs = [("yes", "ja"), ("no", "nein"), (" ", "leer"), ("the house", "das haus")] * 5
+    for side, ending in enumerate(("en", "de")):
+        lines = "".join(pair[side] + "\n" for pair in pairs)
+        for split in ("train", "val"):
+            (tmp_path / f"{split}.{ending}").write_text(lines)
+    corpus = prepared(tmp_path, tokenizer=TokenizerConfig("bpe", vocab_size=400))
+    kept = {pair.source for pair in corpus.split("train").pairs}
+    assert kept == {"yes", "no", "the house"}
+    [tokens] = encode_sentences(corpus.tokenizer, ["yes"])
+    assert len(tokens) == 2  # a word and the end, as of an empty text: a space and the end
+
+
 def test_evaluation_truncates_long_pairs(files: Path) -> None:
     corpus = prepared(files, max_length=4)
     split, end = corpus.split("validation"), corpus.tokenizer.eos_token_id

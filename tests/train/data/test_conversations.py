@@ -17,7 +17,7 @@ from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleTrainingBatches
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError
+from train.errors import UsageError, UserError
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
@@ -167,6 +167,26 @@ def test_invalid_lines_raise(tmp_path: Path, record: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         prepare_conversations(write(tmp_path, record), make_tokenizer())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["character", "wordpiece", "bpe"])
+def test_trained_tokenizers_know_what_the_template_writes(tmp_path: Path, kind: Any) -> None:
+    config = write(tmp_path, {"messages": list(TURNS)})
+    config = dataclasses.replace(config, tokenizer=TokenizerConfig(kind, vocab_size=300))
+    tokenizer = prepare_conversations(config).tokenizer
+    text = ChatTemplate.of_tokenizer(tokenizer).render([{"role": "user", "content": "a b"}])
+    tokens, _ = tokenizer.encode_with_special_tokens(text)
+    assert tokenizer.decode(tokens).replace(" ", "").strip() == "User:ab"
+
+
+def test_characters_that_a_chat_lacks_are_an_error(tmp_path: Path) -> None:
+    config = write(tmp_path, {"messages": list(TURNS)})
+    config = dataclasses.replace(config, tokenizer=TokenizerConfig("character"))
+    tokenizer = prepare_conversations(config).tokenizer
+    with pytest.raises(UserError, match="has characters that the tokenizer lacks"):
+        tokenizer.encode_with_special_tokens("User: é<|endoftext|>")
+    with pytest.raises(UsageError, match=r"data\.tokenizer\.kind: word cannot tell the end"):
+        dataclasses.replace(config, tokenizer=TokenizerConfig("word"))
 
 
 def test_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:

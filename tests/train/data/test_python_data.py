@@ -139,10 +139,39 @@ def test_token_arrays_with_a_tokenizer(tmp_path: Path) -> None:
 
 def test_token_arrays_with_the_tokenizer_of_an_earlier_run(tmp_path: Path) -> None:
     first = text_corpus(ARRAYS, tmp_path).tokenizer
-    config, held_data = hold([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
+    config, held_data = hold([[7, 0], [1]], TextDataConfig(cache_dir=str(tmp_path)))
     assert held_data.has_token_arrays
-    with pytest.raises(UserError, match="has the token id 7, which separates documents; the ids"):
+    with pytest.raises(UserError, match=r"has the token id 7, .* for itself \(7 separates docum"):
         prepare_text(config, tokenizer=first)
+    config, held_data = hold([[0, 7], [1]], TextDataConfig(cache_dir=str(tmp_path)))
+    stream = prepare_text(config, tokenizer=first).split("train")  # the end, which is not repeated
+    assert stream.tokens.tolist() in ([7, 0, 7], [7, 1, 7])
+    assert held_data is not None
+
+
+@pytest.mark.parametrize(
+    ("data", "config", "message"),
+    [
+        (["fine", "bad \ud800"], TextDataConfig(), "example 1: half a surrogate pair in the text"),
+        (
+            [("bad \ud800", 1), ("b", 0)],
+            ClassificationDataConfig(),
+            "example 0: half a surrogate pair in its text",
+        ),
+        ([[1, 2, [3]], [1]], TextDataConfig(), "example 0: is a list; give strings, or arrays"),
+    ],
+)
+def test_examples_that_are_no_texts_or_tokens(data: Any, config: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        hold(data, config)
+
+
+def test_labels_of_validation_examples_must_be_known() -> None:
+    data = [("a", "x"), ("b", "y"), ("c", "x")]
+    config, held_data = hold(data, ClassificationDataConfig(tokenizer=BYTES), [("d", "z")])
+    with pytest.raises(UserError, match="label 'z' is not among those of the training split"):
+        prepare_classification(config)
+    assert held_data is not None
 
 
 def test_labels() -> None:

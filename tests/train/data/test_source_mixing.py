@@ -173,6 +173,11 @@ def test_tokenizer_is_trained_on_all_sources(tmp_path: Path) -> None:
     [
         ({"path": "a.txt"}, "data.path a.txt: is ignored when data.sources is set; set it to ''"),
         (
+            {"max_bytes": 9},
+            "data.max_bytes 9: is ignored when data.sources is set; set it to 0",
+        ),
+        ({"text_field": "body"}, "data.text_field body: is ignored when data.sources is set"),
+        (
             {"sources": (SourceConfig(path="a/x.txt"), SourceConfig(path="b/x.jsonl"))},
             "data.sources.1.name: 'x' is already the name of another source",
         ),

@@ -326,9 +326,34 @@ def test_broken_lines_are_one_line_errors(tmp_path: Path, lines: list[str], mess
     assert "\n" not in str(error.value)
 
 
+def test_held_out_text_of_streams_with_the_same_file_names(tmp_path: Path) -> None:
+    """Each has its own entry of the cache; the digest, for a resume, names no place."""
+
+    def prepare(folder: Path, text: str) -> Any:
+        folder.mkdir(exist_ok=True)
+        lines = [json.dumps({"text": f"{text} {number}"}) + "\n" for number in range(9)]
+        (folder / "part-0.jsonl").write_text("".join(lines))
+        config = TextDataConfig(
+            path=str(folder),
+            tokenizer=TokenizerConfig("byte"),
+            cache_dir=str(tmp_path / "cache"),
+            streaming=StreamingConfig(enabled=True, validation_documents=2),
+        )
+        return prepare_any_text(config)
+
+    def validation(corpus: Any) -> str:
+        text: str = corpus.tokenizer.decode(corpus.sources[0].corpus.split("validation").tokens)
+        return text
+
+    apples, melons = prepare(tmp_path / "web", "apple"), prepare(tmp_path / "books", "melon")
+    assert (validation(apples), validation(melons)) == ("apple 0apple 1", "melon 0melon 1")
+    assert prepare(tmp_path / "moved", "apple").digest == apples.digest != melons.digest
+    assert validation(prepare(tmp_path / "web", "olive")) == "olive 0olive 1"
+
+
 def test_source_is_exhausted_after_its_epochs(tmp_path: Path) -> None:
     reader = make_reader(write_files(tmp_path / "parts"), max_epochs=2)
-    with pytest.raises(UserError, match="data text: is used up after 2 epochs; lower its weight"):
+    with pytest.raises(UserError, match="data text: is used up after 2 epochs; raise its max_ep"):
         reader.windows(1000)
 
 

@@ -3,6 +3,7 @@ import json
 import pathlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from train.data import text_files
@@ -106,6 +107,15 @@ def test_gzip_bomb_is_rejected(
     (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
     with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
         read(tmp_path)
+    # Without the size of the file, what has been read of it counts.
+    no_size = lambda self: (str(self.path), 0, 0)  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(TextFile, "fingerprint", no_size)
+        with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size"):
+            read(tmp_path)
+        random = np.random.default_rng(0).integers(97, 123, 5000).astype(np.uint8).tobytes()
+        (tmp_path / name).write_bytes(gzip.compress(b'{"text": "' + random + b'"}'))
+        assert read(tmp_path)
     words = "".join(f'{{"text": "line {n}"}}\n' for n in range(999))
     (tmp_path / name).write_bytes(gzip.compress(words.encode()))
     assert read(tmp_path)

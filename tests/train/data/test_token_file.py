@@ -62,7 +62,8 @@ def test_digest_depends_on_text_and_document_boundaries(
         return write_stream(tmp_path, "train", named, byte)["digest"]
 
     assert digest(("a", "xy")) == digest(("a", "xy"))
-    assert len({digest(("a", "xy")), digest(("b", "xy")), digest(("a", "x"), ("a", "y"))}) == 3
+    assert digest(("b.gz", "xy")) == digest(("a", "xy"))
+    assert len({digest(("a", "xy")), digest(("a", "xz")), digest(("a", "x"), ("a", "y"))}) == 3
 
 
 def test_truncated_files_are_detected(byte: Tokenizer, tmp_path: pathlib.Path) -> None:

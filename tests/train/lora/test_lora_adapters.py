@@ -73,6 +73,12 @@ def test_import_with_an_adapter_gives_a_lora_run(
     original = named_leaves(read_model(FIXTURE)[1])
     assert_same_bits(base, original)
     assert_same_bits(merged, named_leaves(loaded.params))
+    # A merged run knows where its model comes from, as the adapted one does.
+    run(folder, capsys, "merge", workdir, "--workdir", str(folder / "merged"))
+    kept = load(str(folder / "merged")).folder
+    assert kept.model_type == loaded.folder.model_type == "gpt2"
+    names = {file.name for file in loaded.folder.pretrained.iterdir()}
+    assert {file.name for file in kept.pretrained.iterdir()} == names
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import EmaConfig, Experiment
+from train.lora import merge_and_export
 from train.lora.lora_config import LoRAConfig
 from train.run import Run, load
 from transformer import Hardware
@@ -170,6 +172,28 @@ def test_merged_run_is_an_ordinary_run(
     # It can be trained further, with all of its weights.
     trained = train.fit(make_experiment(folder, ema=EmaConfig(0.5), steps=2), merged, quiet=True)
     assert trained.step == 2
+
+
+def test_exported_adapter_is_of_the_checkpoints_that_the_run_is_evaluated_with(
+    folder: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def write_adapter(target: Path, model: Any, layout: Any, params: Any, **_: Any) -> Any:
+        written.append(params)
+        return SimpleNamespace(model_type="gpt2")
+
+    monkeypatch.setattr(merge_and_export, "write_adapter", write_adapter)
+    averaged = shutil.copytree(folder / "lora", tmp_path / "averaged")
+    config = averaged / "config.json"
+    text = config.read_text()
+    assert '"average_checkpoints": 1' in text
+    config.write_text(text.replace('"average_checkpoints": 1', '"average_checkpoints": 2'))
+    merge_and_export.export_adapter(load(str(averaged)), tmp_path)
+    assert_same_bits(written[0], load(str(averaged), merged=False).params)
+    last = load(str(averaged), step=run.step, merged=False).params
+    leaves = zip(jax.tree.leaves(written[0]), jax.tree.leaves(last), strict=True)
+    assert not all(np.array_equal(*pair) for pair in leaves)
 
 
 @pytest.mark.full

@@ -23,6 +23,7 @@ from train.errors import UserError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
+from train.lora.merge_and_export import merge_run
 from train.tasks.preference import PreferenceTask, add_reference
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
@@ -162,6 +163,13 @@ def test_resume_is_exact(folder: Path, run: train.Run) -> None:
     with preempted_after(12):
         fit(folder, "resumed")
     assert_same_bits(fit(folder, "resumed").params, run.params)
+
+
+@pytest.mark.full
+def test_merged_run_has_no_reference(folder: Path, run: train.Run) -> None:
+    merged = merge_run(str(run.folder.path), str(folder / "merged"))
+    with pytest.raises(UserError, match=r"task\.reference: is the model without its adapter"):
+        evaluate_run(merged, "validation")
 
 
 @pytest.mark.full

@@ -86,10 +86,12 @@ class Adafactor(Optimizer):
             squares = squares.reshape(_matrix_shape(gradient, axes))
             rows = decay * rows + (1 - decay) * jnp.mean(squares, axis=-1)
             columns = decay * columns + (1 - decay) * jnp.mean(squares, axis=-2)
-            # Means of a matrix of rank 1 with these row and column means.
+            # By a matrix of rank 1 with these row and column means. It is not formed: where both
+            # are small their product is 0 in float32, and the direction would not be a number.
             shares = rows / jnp.mean(rows, axis=-1, keepdims=True)
-            means = shares[..., :, None] * columns[..., None, :]
-            direction = gradient * jax.lax.rsqrt(means).reshape(gradient.shape)
+            by_row, by_column = jax.lax.rsqrt(shares), jax.lax.rsqrt(columns)
+            direction = gradient.reshape(squares.shape) * by_row[..., :, None]
+            direction = (direction * by_column[..., None, :]).reshape(gradient.shape)
         if self.clip_threshold:
             direction /= jnp.maximum(1, _layer_rms(direction, axes) / self.clip_threshold)
         if self.scale_parameter:

@@ -61,8 +61,12 @@ def matrix_mask(axes: Any) -> Any:
 
 
 def is_hidden_matrix(axes: Any) -> bool:
-    """Return True for linear maps other than tables of tokens and positions."""
-    return bool(axes.is_matrix and not {"vocab", "positions"}.intersection(axes.names))
+    """Return True for linear maps between hidden vectors.
+
+    Not for tables (of tokens, positions, token types) and a map from input features.
+    """
+    inputs = {"vocab", "positions", "types", "features"}
+    return bool(axes.is_matrix and not inputs.intersection(axes.names))
 
 
 def scale_hidden_matrices(factor: float, axes: Any) -> list[optax.GradientTransformation]:

@@ -96,7 +96,7 @@ class NonAutoregressive(Model):
             source_embedding = declare_embedding(self, "source_embedding", rows, config)
         encoder = Encoder(config, self.context, name="encoder")
         memory = encoder(
-            source, source_embedding, source_is_token, fold_in(dropout_rngs, 0), outputs
+            source, source_embedding, None, source_is_token, fold_in(dropout_rngs, 0), outputs
         ).x
         length_logits = self.length_logits(memory, source_is_token)
         if tokens is None:

@@ -34,7 +34,7 @@ from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
-from transformer.models.input_checks import check_token_ids
+from transformer.models.input_checks import check_token_ids, max_cache_length
 from transformer.models.language_model import LanguageModel
 from transformer.models.parameter_checks import check_params
 from transformer.shape_checks import check_shapes
@@ -116,6 +116,7 @@ def generate(
     check_instance("sampling", sampling, SamplingConfig)
     if stop_token is not None:
         check_integer("stop_token", stop_token, 0)
+        check_token_ids("stop_token", [stop_token], model.config.vocab_size)
     check_params(params)
     check_sequences("prompts", prompts)
     check_prompts(model, prompts, max_new_tokens)
@@ -277,7 +278,7 @@ def _generate_chunks(
     tokens_per_call: int,
 ) -> Iterator[np.ndarray]:  # [B, new tokens]
     """Yield new tokens, `tokens_per_call` at a time; `NO_TOKEN` for finished examples."""
-    params, limit = unstack_for_decoding_without_copy(params), model.config.max_length
+    params, limit = unstack_for_decoding_without_copy(params), max_cache_length(model.config)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
     stop = np.int32(NO_TOKEN if stop_token is None else stop_token)

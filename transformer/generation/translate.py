@@ -132,7 +132,8 @@ def _translate_batch(
         lengths[number] = len(row)
     # Lengths are rounded up to buckets, so that few programs serve all batches.
     max_lengths = np.ceil(length_factor * lengths).astype(np.int32) + extra_length
-    longest_target = int(np.ceil(length_factor * length)) + extra_length
+    max_lengths = np.maximum(max_lengths, 1)
+    longest_target = max(1, int(np.ceil(length_factor * length)) + extra_length)
     cache_length = bucket_length(longest_target, CACHE_LENGTH_MULTIPLE, limit)
     max_lengths = np.minimum(max_lengths, cache_length)
     max_lengths = np.where(np.arange(batch_size) < len(rows), max_lengths, 1)

@@ -106,7 +106,8 @@ def apply_linear(
     if b is None:
         return y
     # A vector: matrix libraries of GPUs add one to a product while they write it.
-    return (y.reshape(*y.shape[:2], -1) + b.astype(y.dtype).reshape(1, 1, -1)).reshape(y.shape)
+    flat = (*y.shape[:2], math.prod(y.shape[2:]))
+    return (y.reshape(flat) + b.astype(y.dtype).reshape(1, 1, -1)).reshape(y.shape)
 
 
 def declare_linear(

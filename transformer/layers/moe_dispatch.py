@@ -33,7 +33,7 @@ def route_tokens(
     num_experts_per_token: int,  # C
     *,
     normalize_gates: bool,
-    token_mask: jax.Array | None = None,  # [B, T] False for padding; None: no padding
+    token_mask: jax.Array | None = None,  # [B or 1, T] False for padding; None: no padding
 ) -> Routing:
     """Send each token to its C most probable experts; of equal ones, to the first.
 
@@ -41,7 +41,9 @@ def route_tokens(
     the C selected logits (Shazeer et al. 2017, section 2.1, without noise; Jiang et al. 2024,
     section 2.1).
     """
-    token_mask = jnp.ones(logits.shape[:2], bool) if token_mask is None else token_mask
+    # A mask for all rows counts once for each: the losses are means over tokens.
+    mask = jnp.bool_(True) if token_mask is None else token_mask
+    token_mask = jnp.broadcast_to(mask, logits.shape[:2])
     probabilities = jax.nn.softmax(logits, axis=-1)
     experts = _top_experts(probabilities, num_experts_per_token)
     # Gates carry the router's gradient: the choice of experts itself has none.

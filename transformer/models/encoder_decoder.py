@@ -74,6 +74,7 @@ class EncoderDecoder(Model):
         *,
         memory: jax.Array | None = None,  # [B, S, D] output of the encoder, instead of `source`
         source_segments: jax.Array | None = None,  # [B, S] 1, or documents; 0 is padding
+        source_positions: jax.Array | None = None,  # [B or 1, S] of `source`; None: 0 to S - 1
         positions: jax.Array | None = None,  # [B or 1, T] of `tokens`; None: 0 to T - 1
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
         cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
@@ -94,6 +95,7 @@ class EncoderDecoder(Model):
             tokens=(tokens, "B T | None", int),
             memory=(memory, "B S D | None", float),
             source_segments=(source_segments, "B? S | None", int, bool),
+            source_positions=(source_positions, "B? S | None", int),
             positions=(positions, "B? T | None", int),
             segments=(segments, "B? T | None", int, bool),
             dropout_rngs=(dropout_rngs, "B | None"),
@@ -113,11 +115,14 @@ class EncoderDecoder(Model):
             rows = config.pad_vocab_size(self.encoder_config.vocab_size)
             source_table = declare_embedding(self, "source_embedding", rows, config)
         if source is not None:
-            check_tokens(source, config, vocab_size=self.encoder_config.vocab_size)
+            check_tokens(
+                source, config, source_positions, vocab_size=self.encoder_config.vocab_size
+            )
             # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
             encoder = Encoder(config, self.context, name="encoder")
             rngs = fold_in(dropout_rngs, 0)
-            encoded = encoder(source, source_table, source_segments, rngs, outputs, encoder_taps)
+            places = source_positions, source_segments
+            encoded = encoder(source, source_table, *places, rngs, outputs, encoder_taps)
             memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
             if memory is None:
@@ -157,9 +162,12 @@ def _source_mask(
     tokens: jax.Array,  # [B, T]
 ) -> Mask:
     """Return the mask of cross-attention: each token sees the source of its own document."""
-    # Segments of the source alone mark its padding: all targets belong to document 1.
+    # Segments of the source alone mark its padding: all targets belong to document 1. Those of the
+    # target alone mark the target's: every token of the source is there.
     if segments is None and source_segments is not None:
         segments = jnp.ones_like(tokens)
+    if source_segments is None:
+        segments = None
     return Mask(
         MaskPattern(ordered=False),
         positions=positions,
@@ -179,6 +187,7 @@ class Encoder(nn.Module):
         self,
         tokens: jax.Array,  # [B, S]
         embedding_table: jax.Array,  # [V padded, D]
+        positions: jax.Array | None,  # [B or 1, S]
         segments: jax.Array | None,  # [B, S]
         dropout_rngs: jax.Array | None,  # [B]
         outputs: Outputs,
@@ -187,7 +196,7 @@ class Encoder(nn.Module):
         config, encoder = self.config, self.config.encoder
         assert encoder is not None  # checked by the model
         context = dataclasses.replace(self.context, num_layers=encoder.num_layers)
-        positions = positions_or_arange(None, tokens.shape[1])
+        positions = positions_or_arange(positions, tokens.shape[1])
         x = embed_tokens(
             self,
             embedding_table,

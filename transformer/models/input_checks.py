@@ -170,16 +170,27 @@ def check_cache_length(config: TransformerConfig, length: int) -> None:
             f"a cache of {length} tokens: the table of learned positions has {limit} rows; "
             "give a shorter one"
         )
+    limit = _max_cached_by_rope(config)
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a cache of {length} tokens: LongRoPE changes its factors after {limit}, when earlier "
+            "keys are already cached; decode fewer tokens, or set scaling.factors to long"
+        )
+
+
+def max_cache_length(config: TransformerConfig) -> int | None:
+    """Return the largest length that `check_cache_length` accepts; None: any."""
+    limits = config.max_length, _max_cached_by_rope(config)
+    return min((each for each in limits if each is not None), default=None)
+
+
+def _max_cached_by_rope(config: TransformerConfig) -> int | None:
+    limits = []
     for block in config.layer_pattern:
         scaling = getattr(getattr(block.mixer, "position", None), "scaling", None)
-        if not isinstance(scaling, LongRoPEScaling) or scaling.factors != "by_length":
-            continue
-        if length > scaling.original_max_length:
-            raise ValueError(
-                f"a cache of {length} tokens: LongRoPE changes its factors after "
-                f"{scaling.original_max_length}, when earlier keys are already cached; decode "
-                "fewer tokens, or set scaling.factors to long"
-            )
+        if isinstance(scaling, LongRoPEScaling) and scaling.factors == "by_length":
+            limits.append(scaling.original_max_length)
+    return min(limits, default=None)
 
 
 def resolve_dropout_rngs(

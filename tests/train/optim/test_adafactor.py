@@ -3,6 +3,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.train.optim.support import (
@@ -69,6 +70,25 @@ def test_zero_weights_are_updated() -> None:
     result = updated(Adafactor(), zeros)
     assert_like(result, by_layers(zeros, adafactor(Adafactor())), 1e-7)
     assert all(np.abs(leaf).min() > 0 for leaf in result.values())
+
+
+@pytest.mark.parametrize("column", [0.0, 1e-5])
+def test_rows_and_columns_without_gradient(column: float) -> None:
+    """An unused row beside a column of (almost) zeros: as optax's, not a matrix of NaN."""
+    gradient = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32) * 1e-2
+    gradient[1] = 0
+    gradient[:, 2] *= column
+    params = {"w": jnp.full((4, 5), 0.1)}
+    ours = Adafactor(scale_parameter=False, clip_threshold=0.0)
+    optimizer = ours.make({"w": LogicalAxes((), ("embed",), ("mlp",))})
+    theirs = optax.scale_by_factored_rms(min_dim_size_to_factor=1)
+    grads = {"w": jnp.asarray(gradient)}
+    found, expected = (
+        np.asarray(each.update(grads, each.init(params), params)[0]["w"])
+        for each in (optimizer, theirs)
+    )
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_matrix_state_is_rows_and_columns() -> None:

@@ -1,6 +1,7 @@
 """SGD, Adam, AdamW and Lion against the formulas of their papers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,7 +21,9 @@ from tests.train.optim.support import (
 )
 from tests.train.support import light_compiler as light_compiler
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
+from train.optim.optimizer import is_hidden_matrix
 from train.optim.optimizer_registry import make_optimizer
+from transformer.layers.logical_axes import LogicalAxes
 
 
 def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:
@@ -93,6 +96,20 @@ def test_hidden_matrices_have_their_own_learning_rate() -> None:
     assert_like(updated(config, drawn(0)), expected)
     plain = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=0.3, matrix_lr_factor=4.0)
     assert_like(updated(plain, drawn(0)), by_layers(drawn(0), adam(l2=0.3, hidden=4.0)))
+
+
+@pytest.mark.parametrize(
+    ("names", "hidden"),
+    [
+        (("embed", "mlp"), True),
+        (("vocab", "embed"), False),
+        (("positions", "embed"), False),
+        (("types", "embed"), False),
+        (("features", "embed"), False),
+    ],
+)
+def test_tables_and_input_layers_are_not_hidden_matrices(names: Any, hidden: bool) -> None:
+    assert is_hidden_matrix(LogicalAxes((), names[:1], names[1:])) == hidden
 
 
 def test_only_matrices_decay() -> None:

@@ -1,10 +1,18 @@
 """LongRoPE against its formula, and its error messages."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer import AttentionConfig, BlockConfig, LanguageModel, LongRoPEScaling, RoPE
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    LanguageModel,
+    LongRoPEScaling,
+    RoPE,
+    generate,
+)
 from transformer.attention.rope import rope_angles
 from transformer.config import TransformerConfig
 
@@ -44,7 +52,12 @@ def test_cache_beyond_the_short_factors_raises() -> None:
             )
         )
 
-    assert model("by_length").init_cache(1, TRAINED)
+    short = model("by_length")
+    assert short.init_cache(1, TRAINED)
+    # A cache is longer than it need be, but not longer than the factors allow.
+    params = short.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    found = generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 3)
+    assert len(found.tokens[0]) == TRAINED - 3
     assert model("long").init_cache(1, TRAINED + 1)
     with pytest.raises(ValueError, match="a cache of 9 tokens: LongRoPE changes its factors"):
         model("by_length").init_cache(1, TRAINED + 1)

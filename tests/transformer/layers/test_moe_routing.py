@@ -66,6 +66,15 @@ def test_losses_match_numpy(real: Any) -> None:
     assert_close(jax.jit(router_z_loss)(logits, real), squares[real].mean())
 
 
+def test_a_mask_for_all_rows_counts_for_each() -> None:
+    logits = normal(0, B, T, E)
+    losses = []
+    for mask in (REAL[:1], np.repeat(REAL[:1], B, axis=0)):
+        routing = route_tokens(logits, C, normalize_gates=True, token_mask=array(mask))
+        losses.append((load_balance_loss(routing), router_z_loss(logits, routing.token_mask)))
+    assert_close(np.array(losses[0]), np.array(losses[1]))
+
+
 def test_balance_loss_is_1_for_uniform_and_e_for_single_expert() -> None:
     confident_logits = array(100 * np.eye(E, dtype=np.float32))[None]
     even = route_tokens(confident_logits, 1, normalize_gates=False)

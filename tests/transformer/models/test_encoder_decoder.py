@@ -134,13 +134,24 @@ def test_packed_pairs_are_independent() -> None:
         source,
         target,
         source_segments=np.array([[1, 1, 1, 2, 2, 2, 2]]),
+        source_positions=np.array([[0, 1, 2, 0, 1, 2, 3]]),
         segments=np.array([[1, 1, 2, 2, 2]]),
         positions=np.array([[0, 1, 0, 1, 2]]),
     )
-    # The encoder has no positions argument: sinusoids of the second document start at 3 there.
-    memory = run(params, source, None, source_segments=np.array([[1, 1, 1, 2, 2, 2, 2]])).hidden
-    alone = run(params, None, target[:, 2:], memory=memory[:, 3:])
-    assert_close(packed.logits[:, 2:], alone.logits)
+    for sources, targets in ((slice(3), slice(2)), (slice(3, None), slice(2, None))):
+        alone = run(params, source[:, sources], target[:, targets])
+        assert_close(packed.logits[:, targets], alone.logits)
+
+
+@pytest.mark.parametrize("length", [S, T])
+def test_padding_of_the_target_does_not_hide_the_source(length: int) -> None:
+    _, run, params = make_model(CONFIG)
+    source = SOURCE[:, :length]
+    segments = (np.arange(T)[None] < np.array([[T], [3], [2]])).astype(np.int32)
+    found = run(params, source, TOKENS, segments=segments).logits
+    expected = run(params, source, TOKENS).logits
+    for row, count in enumerate(segments.sum(axis=1)):
+        assert_close(found[row, :count], expected[row, :count])
 
 
 @pytest.mark.full

@@ -68,6 +68,11 @@ class SlidingWindowAttention(Mixer):
                 raise ValueError(
                     "mixer sliding_window: decoding with a cache needs a causal mask; give one"
                 )
+            if mask.pattern.prefix or mask.global_positions is not None:
+                raise ValueError(
+                    "mixer sliding_window: its cache holds one window of tokens, and a prefix or "
+                    "global tokens are seen from farther; decode without a cache"
+                )
             here = mark_padding(inputs.positions, x.shape[0])
             ring, cache = cache, cache.append(k, v, here)
             q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, assert_trees_close, normal
-from transformer import Hardware, Mask, MaskPattern, NormConfig, RoPE, SlidingWindowConfig
+from transformer import (
+    BlockConfig,
+    Hardware,
+    LanguageModel,
+    Mask,
+    MaskPattern,
+    NormConfig,
+    RoPE,
+    SlidingWindowConfig,
+    TransformerConfig,
+)
 from transformer.attention.cache import ABSENT_POSITION, RollingCache
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
@@ -34,6 +44,19 @@ def trial_of(config: SlidingWindowConfig, length: int = 67) -> Trial:
 )
 def test_mixer_contract(config: SlidingWindowConfig) -> None:
     check_mixer(config, d_model=12, length=67, lengths=(1, 67, 71))
+
+
+def test_cache_of_a_window_refuses_a_prefix() -> None:
+    block = BlockConfig(SlidingWindowConfig(num_heads=2, window=3))
+    model = LanguageModel(TransformerConfig(11, 12, num_layers=1, layer_pattern=(block,)))
+    tokens = array(np.arange(8, dtype=np.int32)[None])
+    variables = model.init(jax.random.key(0), tokens)
+    prefix = array(np.array([4]))
+    assert model.apply(variables, tokens, prefix_lengths=prefix).logits is not None
+    decoding: Any = {"cache": model.init_cache(1, 12), "positions": jnp.arange(8)[None]}
+    assert model.apply(variables, tokens, **decoding).logits is not None
+    with pytest.raises(ValueError, match="its cache holds one window of tokens, and a prefix"):
+        model.apply(variables, tokens, prefix_lengths=prefix, **decoding)
 
 
 def test_window_by_hand() -> None:

@@ -2,7 +2,7 @@
 # make test        most tests, ten minutes                 make drills  large fault-injection drills
 # make test-full   matrices of settings, whole runs
 # make test-nightly  the longest tests, not before merges  make test-device  the accelerator here
-# make test-colab  as `make test`, and a notebook, with Colab's versions (needs Python 3.13)
+# make test-colab  one case of each test of `make test`, and a notebook, with Colab's versions
 # make lint        ruff and mypy                           make format  lay the code out as ruff does
 # make docs        build the documentation site into build/site
 # make audit       known vulnerabilities of dependencies
@@ -46,7 +46,7 @@ test-nightly: .venv
 test-colab:
 	@$(MAKE) .venv VENV=.venv-colab PYTHON=python3.13 \
 		CONSTRAINTS="constraints-colab.txt constraints.txt"
-	.venv-colab/bin/python -m pytest $(SPREAD) -m "not full"
+	.venv-colab/bin/python -m pytest $(SPREAD) -m "not full" --one-case
 
 test-device: .venv
 	$(RUN) -m pytest -c tests_device/pytest.ini --rootdir . tests_device

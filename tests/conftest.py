@@ -78,11 +78,21 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(50_000, 20, 50)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--one-case`."""
+    parser.addoption(
+        "--one-case",
+        action="store_true",
+        help="of each test that is not marked full, run the first case alone",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as `full` all `nightly` tests, and the cases of a `sampled` one without its texts.
 
-    An id is matched with its opening bracket: "[plain" is at its beginning.
+    An id is matched with its opening bracket: "[plain" is at its beginning. With `--one-case`, of
+    what is left only the first case of each test is kept.
     """
     unused: dict[str, set[str]] = {}
     for item in items:
@@ -100,6 +110,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, texts in unused.items():
         if texts and not some_cases_alone:
             raise pytest.UsageError(f"{name}: no case has {', '.join(sorted(texts))} in its id")
+    if config.getoption("--one-case"):
+        fast = [item for item in items if not item.get_closest_marker("full")]
+        first = {item.nodeid.partition("[")[0]: item for item in reversed(fast)}
+        items[:] = first.values()
+        items.reverse()
 
 
 @pytest.fixture(scope="module", autouse=True)

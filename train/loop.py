@@ -158,7 +158,8 @@ class _TrainingLoop:
                 metrics = read_final_metrics(self.setup.folder, step)
             if metrics is not None:  # A finished run: nothing to train, evaluate or write.
                 quiet = self.quiet or not is_main_process
-                print_finished(self.experiment, self.setup.folder, step, quiet=quiet)
+                note = self.setup.unread_source
+                print_finished(self.experiment, self.setup.folder, step, note=note, quiet=quiet)
                 weights = self.evaluator.final_weights(state, step, checkpoints)
                 return self.evaluator.make_run(weights, metrics)
             if is_main_process:

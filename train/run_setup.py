@@ -45,6 +45,7 @@ from train.warm_start import (
     WarmStartReport,
     WarmStartSource,
     copy_files_of_source,
+    explain_unread_source,
     merge_params,
     names_a_tokenizer,
     seeded_weights,
@@ -76,6 +77,7 @@ class RunSetup:
         check_resumable(folder, previous, experiment, unresolved=("model.", "task.", "lora."))
         # A resumed run has the weights in its checkpoints: their source may be gone.
         self.warm_start = None if previous else warm_start.read(folder, experiment.task)
+        self.unread_source = explain_unread_source(folder, warm_start) if previous else ""
         if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
             tokenizer = self.warm_start.tokenizer
         self.warm_start_report: WarmStartReport | None = None
@@ -207,6 +209,8 @@ class RunSetup:
             changed=self.changed_fields,
             pinned=self.pinned_fields,
         )
+        if self.unread_source:
+            reporter.print_message(self.unread_source)
         if self.warm_start is not None and self.warm_start_report is not None:
             log_warm_start(reporter, self.warm_start, self.warm_start_report)
 

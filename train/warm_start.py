@@ -8,6 +8,7 @@ starts anew. The depth is part of a shape: layers are stacked along the first ax
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -155,6 +156,28 @@ class WarmStartReport(NamedTuple):
         if self.left:
             lines.append(f"not taken of {source}: {_shorten(self.left)}")
         return lines
+
+
+def explain_unread_source(folder: RunFolder, request: WarmStartSource) -> str:
+    """Return why a run that exists does not start with other weights; empty if it began with them.
+
+    Who starts a run again with `init_from` may think that the weights are taken from there.
+    """
+    if not request.init_from:
+        return ""
+    events = EventLog(folder.event_log).read()
+    begun = next((each for each in events if each.get("event") == "warm start"), {})
+    source = str(begun.get("source", ""))
+    start = f"began with the weights of {source}" if source else "did not begin with another's"
+    if _place(source) == _place(request.init_from):
+        if (begun.get("only"), begun.get("adapter")) == (request.init_only, request.init_adapter):
+            return ""
+        start += ", but not with the same part of them"
+    return f"init_from {request.init_from}: is not read; this run {start}. Give another workdir"
+
+
+def _place(path: str) -> str:
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def copy_files_of_source(

@@ -134,7 +134,8 @@ def register_mixer(mixer: MixerClass) -> MixerClass:
             config: SharpConfig
 
     Raises:
-      ValueError: The mixer has no configuration class, or its kind belongs to another mixer.
+      ValueError: The mixer has no configuration class or lacks a method, or its kind belongs to
+        another mixer.
     """
     from transformer.attention.attention_config import MixerConfig
 
@@ -144,6 +145,11 @@ def register_mixer(mixer: MixerClass) -> MixerClass:
         raise ValueError(
             f"mixer {mixer.__qualname__}: has no configuration class; annotate `config` with a "
             "frozen dataclass derived from MixerConfig"
+        )
+    if missing := sorted(getattr(mixer, "__abstractmethods__", ())):
+        raise ValueError(
+            f"mixer {mixer.__qualname__}: does not define {', '.join(missing)}; define "
+            f"{'it' if len(missing) == 1 else 'them'}, as docs/attention.md shows"
         )
     kind = getattr(config, "kind", None)
     check_registration("mixer", kind, config)

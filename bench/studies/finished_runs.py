@@ -192,10 +192,12 @@ def digest(*experiments: Experiment) -> str:
 
     The path of a tokenizer does not count: where it comes from another run, give that one too.
     """
-    fields = [
-        {key: value for key, value in compared_fields(each).items() if key != "data.tokenizer.path"}
-        for each in experiments
-    ]
+    fields = []
+    for each in experiments:
+        plain, whole = compared_fields(each), flatten_experiment(each)
+        del plain["data.tokenizer.path"]
+        # A work folder stays where it is: another place of a corpus may be another corpus.
+        fields.append(plain | {name: whole[name] for name in CORPUS_PATHS if name in whole})
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -206,6 +206,6 @@ assert run.final_metrics["loss"] < 1
 # %% next [markdown]
 # ## Next steps
 #
-# - Move the cell to a file `tempered.py` and train any config with it: `python -m train fit quickstart --import tempered.py --model.layer-pattern.0.mixer.kind tempered`.
+# - Move the cell to a file `tempered.py` and train any config with it: `python -m train fit quickstart --workdir runs/tempered --import tempered.py --model.layer-pattern.0.mixer.kind tempered`.
 # - `docs/extending.md` explains where such a file may live and who imports it; `docs/attention.md` lists the variants that ship.
 # - [`long_sequences.ipynb`](long_sequences.ipynb) compares them.

@@ -186,7 +186,7 @@ def test_damaged_settings(
 def test_folders_that_are_not_runs(capsys: Capture, tmp_path: Path) -> None:
     for verb in ("evaluate", "sample"):
         actual = command(capsys, verb, str(tmp_path))
-        assert_refused(actual, 1, "holds no run (no config.json); give the --workdir")
+        assert_refused(actual, 1, "holds no run (no config.json); give the folder")
 
 
 def test_run_without_checkpoints(capsys: Capture, copy: Path) -> None:

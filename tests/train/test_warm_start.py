@@ -35,12 +35,14 @@ from train.recovery.recovery_config import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
+from train.telemetry.event_log import EventLog
 from train.warm_start import (
     VOCABULARY_TABLES,
     WarmStart,
     WarmStartReport,
     WarmStartSource,
     copy_as,
+    explain_unread_source,
     merge_params,
     seeded_weights,
 )
@@ -113,6 +115,34 @@ def test_init_only_a_pattern_from_python(folder: Path, source: Run) -> None:
         if name in mixer:
             np.testing.assert_allclose(actual[name], leaf, atol=1e-12)
     assert not np.allclose(actual[EMBEDDING], source.params[EMBEDDING], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("begun", "request_", "note"),
+    [
+        ({"source": "a"}, WarmStartSource(init_from="a"), ""),
+        ({"source": "a"}, WarmStartSource(init_from="./a"), ""),
+        ({"source": "a"}, WarmStartSource(), ""),
+        ({"source": "a"}, WarmStartSource(init_from="b"), "began with the weights of a."),
+        (None, WarmStartSource(init_from="b"), "did not begin with another's."),
+        (
+            {"source": "a"},
+            WarmStartSource(init_from="a", init_only="layers"),
+            "of a, but not with the same part of them.",
+        ),
+    ],
+)
+def test_a_resumed_run_tells_that_another_source_is_not_read(
+    tmp_path: Path, begun: Any, request_: WarmStartSource, note: str
+) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    log = EventLog(folder.event_log)
+    log.write("started", step=0)
+    if begun is not None:
+        log.write("warm start", only="", adapter="", **begun)
+    found = explain_unread_source(folder, request_)
+    assert (found == "") == (note == "")
+    assert note.removesuffix(".") in found
 
 
 @pytest.mark.full

@@ -1,13 +1,18 @@
 """The built-in mixers by name, and the modules of their settings."""
 
+import dataclasses
 import importlib
 import subprocess
 import sys
-from typing import get_type_hints
+from typing import ClassVar, get_type_hints
 
+import jax
 import pytest
 
 import transformer
+from transformer import Abilities, Mixer, MixerOutput, register_mixer
+from transformer.attention.attention_config import MixerConfig
+from transformer.attention.mixer import MixerInputs
 from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS, MixerConfigRegistry, MixerRegistry
 
 
@@ -68,3 +73,23 @@ def test_table_names_the_module_of_settings() -> None:
     for home in BUILTIN_MIXERS.values():
         result = getattr(importlib.import_module(home.config_module), home.config_name)
         assert result.__module__ == home.config_module
+
+
+def test_mixer_without_a_method_is_refused_when_it_is_registered() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class HalfConfig(MixerConfig):
+        kind: ClassVar[str] = "half"
+
+    class Half(Mixer):
+        config: HalfConfig
+
+        @staticmethod
+        def abilities(config: HalfConfig) -> Abilities:
+            return Abilities()
+
+        def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+            return MixerOutput(x, None, {})
+
+    with pytest.raises(ValueError, match=r"Half: does not define constants, init_cache; define th"):
+        register_mixer(Half)
+    assert "half" not in MIXERS

@@ -75,7 +75,7 @@ class RunFolder:
             exists, has_run = folder.path.exists(), folder.config_json.exists()
         if not has_run:
             problem = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
-            raise UserError(f"{setting} {workdir}: {problem}; give the --workdir of an earlier fit")
+            raise UserError(f"{setting} {workdir}: {problem}; give the folder of a run")
         return folder
 
     @property

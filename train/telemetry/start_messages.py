@@ -23,13 +23,16 @@ Changes = dict[str, tuple[Any, Any]]
 """Old and new value of settings, by name."""
 
 
-def print_finished(experiment: Experiment, folder: RunFolder, step: int, *, quiet: bool) -> None:
-    """Print that the run has nothing left to do."""
+def print_finished(
+    experiment: Experiment, folder: RunFolder, step: int, *, note: str = "", quiet: bool
+) -> None:
+    """Print that the run has nothing left to do, and a note."""
     stopped_early = step < experiment.steps
     reason = "evaluations stopped improving" if stopped_early else "as many as requested"
-    ProgressBar(step, quiet=quiet).print(
-        f"{experiment.name} is finished: {step} steps are done ({reason}); in {folder.path}"
-    )
+    bar = ProgressBar(step, quiet=quiet)
+    bar.print(f"{experiment.name} is finished: {step} steps are done ({reason}); in {folder.path}")
+    if note:
+        bar.print(note)
 
 
 def log_start(

@@ -197,12 +197,23 @@ def reject_mask_patterns(kind: str, mask: Mask) -> None:
             )
 
 
-def reject_output(kind: str, output: Any, x: jax.Array) -> NoReturn:
-    """Raise ValueError for a mixer's result that is no `MixerOutput`, or of another shape than x.
+def is_like(y: Any, x: jax.Array) -> bool:
+    """Return True if a mixer's result has the shape and the dtype of its input."""
+    return getattr(y, "shape", None) == x.shape and y.dtype == x.dtype
 
-    A result [B, T, 1] would be broadcast over the residual stream.
+
+def reject_output(kind: str, output: Any, x: jax.Array) -> NoReturn:
+    """Raise ValueError for a mixer's result that is no `MixerOutput`, or not like x.
+
+    A result [B, T, 1] would be broadcast over the residual stream, and one of a wider dtype would
+    widen it.
     """
     found = type(output).__name__
     if isinstance(output, MixerOutput):
         found = f"y of shape {getattr(output.y, 'shape', None)} for x of shape {x.shape}"
+        if output.y.shape == x.shape:
+            raise ValueError(
+                f"mixer {kind}: returns y in {output.y.dtype} for x in {x.dtype}; give the layers "
+                "of Flax in it dtype=x.dtype, or return y.astype(x.dtype)"
+            )
     raise ValueError(f"mixer {kind}: returns {found}; give MixerOutput(y, cache, aux), y as x")

@@ -106,8 +106,7 @@ def apply_linear(
     if b is None:
         return y
     # A vector: matrix libraries of GPUs add one to a product while they write it.
-    flat = (*y.shape[:2], math.prod(y.shape[2:]))
-    return (y.reshape(flat) + b.astype(y.dtype).reshape(1, 1, -1)).reshape(y.shape)
+    return (y.reshape(*y.shape[:2], b.size) + b.astype(y.dtype).reshape(1, 1, -1)).reshape(y.shape)
 
 
 def declare_linear(

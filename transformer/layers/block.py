@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from transformer.attention.attention_config import MixerConfig
 from transformer.attention.mixer import MixerInputs, MixerOutput, mixer_class, reject_output
 from transformer.config import BlockConfig
 from transformer.layers.basic import Norm, dropout, fold_in
@@ -23,14 +22,9 @@ from transformer.model_context import ModelContext
 
 def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
     """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
-
-    def constants(mixer: MixerConfig) -> Any:
-        return mixer_class(mixer).constants(mixer, layer_index, context.d_model)
-
-    own = constants(config.mixer)
-    if config.cross_attention is None:
-        return own
-    return BlockConstants(own, constants(config.cross_attention))
+    mixers = [each for each in (config.mixer, config.cross_attention) if each is not None]
+    found = [mixer_class(each).constants(each, layer_index, context.d_model) for each in mixers]
+    return BlockConstants(*found) if len(found) > 1 else found[0]
 
 
 class BlockOutput(NamedTuple):
@@ -70,8 +64,9 @@ class Block(nn.Module):
         if memory is not None and config.mixer.reads_memory:
             own = own.replace(mask=memory.mask, memory=memory.x)
         mixed: Any = mixer(normed, own)
-        if not isinstance(mixed, MixerOutput) or mixed.y.shape != x.shape:
-            reject_output(config.mixer.kind, mixed, x)
+        has_shape = isinstance(mixed, MixerOutput) and mixed.y.shape == x.shape
+        if not has_shape or mixed.y.dtype != normed.dtype:
+            reject_output(config.mixer.kind, mixed, normed)
         before, x = x, self.add_residual("mixer_norm", x, mixed.y, rngs(1))
         cache, aux = mixed.cache, mixed.aux
 

@@ -195,7 +195,7 @@ def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> 
         ("evaluate RUN --split odd", 1, "split 'odd': the data have only train, validation"),
         ("evaluate RUN --step 99", 1, "99: does not exist; the folder has steps 3"),
         ("evaluate RUN --step last", 2, "last"),
-        ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the --workdir"),
+        ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the folder"),
         ("sample RUN --temperature -1", 2, "sampling.temperature -1.0: give 0"),
         ("sample RUN --top-p 0", 2, "sampling.top_p 0.0: give a probability"),
         ("sample RUN --beams 4", 2, "sample --beams: has no effect on this run's task"),

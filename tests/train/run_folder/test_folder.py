@@ -76,9 +76,9 @@ def test_read_only_folder_raises(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
 
 
 def test_missing_run_raises(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: does not exist; give the --workdir"):
+    with pytest.raises(UserError, match=r"nowhere: does not exist; give the folder"):
         RunFolder.open_existing(str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"holds no run \(no config\.json\); give the --workdir"):
+    with pytest.raises(UserError, match=r"holds no run \(no config\.json\); give the folder"):
         RunFolder.open_existing(str(tmp_path))
 
 

@@ -20,6 +20,7 @@ from transformer import (
     Mask,
     Mixer,
     MixerOutput,
+    Precision,
     ReformerConfig,
     TransformerConfig,
 )
@@ -29,7 +30,7 @@ from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.layers.basic import apply_linear
-from transformer.testing.ability_checks import check_any_length
+from transformer.testing.ability_checks import check_any_length, check_causal
 from transformer.testing.contract import (
     ABILITY_CHECKS,
     UNSUPPORTED_CALLS,
@@ -178,6 +179,8 @@ def after(fault: str, x: jax.Array, output: MixerOutput, inputs: MixerInputs) ->
         aux = {}
     if fault == "widens":
         y = y.astype(jnp.float32)
+    if fault == "looks back":  # not a fault
+        y = jnp.pad(y, [(0, 0), (1, 0), (0, 0)])[:, :-1]
     if fault == "has no gradient":
         y = y + jnp.sqrt(0 * x)
     if fault == "counts its calls":
@@ -339,6 +342,21 @@ def test_faulty_outputs_are_detected(
     model = LanguageModel(TransformerConfig(vocab_size=5, d_model=6, layer_pattern=(block,)))
     with pytest.raises(ValueError, match=r"^mixer faulty: returns .*; give MixerOutput\(y, cache"):
         jax.eval_shape(model.init_params, jax.random.key(0))
+
+
+def test_output_of_another_dtype_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As layers of Flax give without `dtype`: in float32 for bfloat16."""
+    monkeypatch.setitem(MIXERS, "faulty", Faulty)
+    block = BlockConfig(FaultyConfig(num_heads=2, fault="widens"))
+    config = TransformerConfig(5, 6, layer_pattern=(block,), precision=Precision.parse("bfloat16"))
+    with pytest.raises(
+        ValueError, match=r"returns y in float32 for x in bfloat16; .* dtype=x.dtyp"
+    ):
+        jax.eval_shape(LanguageModel(config).init_params, jax.random.key(0))
+
+
+def test_last_output_may_depend_on_earlier_tokens_alone(sound: Trial) -> None:
+    check_causal(faulty(sound, "looks back"))
 
 
 def test_weights_of_the_length_of_the_inputs_are_detected(sound: Trial) -> None:

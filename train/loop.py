@@ -111,8 +111,8 @@ def fit(
         raise UserError("validation_data: data is not given; give the training examples as data")
     install_log_filters()
     enable_compilation_cache()
-    folder = RunFolder.create(workdir or f"runs/{experiment.name}")
     with (
+        RunFolder.created(workdir or f"runs/{experiment.name}") as folder,
         show_stages(quiet=quiet or jax.process_index() != 0),
         lock_run_folder(folder, ProgressBar(1, quiet=quiet).print) as lock,
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),

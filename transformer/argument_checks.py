@@ -147,4 +147,4 @@ def _describe_type(annotation: Any) -> str:
     descriptions |= {collections.abc.Callable: "a function", collections.abc.Mapping: "a dict"}
     descriptions |= {dict: "a dict", bool: "True or False"}
     name = annotation if isinstance(annotation, str) else getattr(origin, "__name__", str(origin))
-    return descriptions.get(origin, f"a {name}")
+    return descriptions.get(origin, f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}")

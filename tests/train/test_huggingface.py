@@ -11,6 +11,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 import train
+from tests.train.support import command
 from tests.train.support import light_compiler as light_compiler
 from train.cli.main import main
 from train.data.data_config import TokenizerConfig
@@ -209,3 +210,14 @@ def test_labels_of_a_fine_tuned_run_replace_those_of_its_source(tmp_path: Path) 
     assert written["label2id"] == {"no": 0, "yes": 1}
     model, _ = read_model(out)
     assert model.labels == ("no", "yes")
+
+
+def test_evaluation_of_an_import_without_data_names_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, workdir = tmp_path / "source", str(tmp_path / "run")
+    make_source(source, tokens=51)
+    assert command(capsys, "import", str(source), "--workdir", workdir).status == 0
+    failed = command(capsys, "evaluate", workdir)
+    assert failed.status == 1
+    assert "run: was imported without data; import it again with --data PATH" in failed.error

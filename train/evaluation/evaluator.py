@@ -5,6 +5,7 @@ from typing import Any
 
 from train.checkpoint.manager import CheckpointManager
 from train.engine import Engine, make_engine
+from train.errors import UsageError, UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.eval_weights import EvalWeights, eval_params, load_eval_weights
 from train.experiment import Experiment
@@ -159,7 +160,15 @@ def evaluate_run(run: Run, split: str) -> dict[str, float]:
       UserError: The data has no such split, or is missing.
     """
     task = make_task(run.experiment)
-    corpus = task.prepare_corpus(run.tokenizer, run.labels)
+    try:
+        corpus = task.prepare_corpus(run.tokenizer, run.labels)
+    except UsageError as error:
+        if not str(error).startswith("data.path: is empty"):
+            raise
+        raise UserError(
+            f"{run.folder.path}: was imported without data; import it again with --data PATH, or "
+            "in Python give some: train.load(W).evaluate(data=[...])"
+        ) from error
     # The weights of a LoRA run are merged: its model is an ordinary one.
     experiment = dataclasses.replace(run.experiment, lora=LoRAConfig())
     engine = make_engine(experiment, run.model.hardware)

@@ -1,10 +1,12 @@
 """The folder of a run: the paths of its files, and checks before a run uses it."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 from train.data.files import AnyPath, expand_path
@@ -64,6 +66,21 @@ class RunFolder:
             folder._check_no_links()
             folder._check_writable()
         return folder
+
+    @classmethod
+    @contextlib.contextmanager
+    def created(cls, workdir: str | os.PathLike[str]) -> Iterator["RunFolder"]:
+        """Yield the folder as `create` does. If an error ends the block, leave no empty folder."""
+        path = _resolve_workdir(workdir)
+        existed = path.exists()
+        folder = cls.create(workdir)
+        try:
+            yield folder
+        except BaseException:
+            if not existed and isinstance(path, pathlib.Path):
+                with contextlib.suppress(OSError):  # it has files
+                    path.rmdir()
+            raise
 
     @classmethod
     def open_existing(

@@ -15,7 +15,7 @@ from train.config.io import flatten_experiment
 from train.errors import UsageError
 from train.experiment import Experiment
 
-ALIASES = {"optimizer.learning_rate": "schedule.learning_rate"}
+ALIASES = dict.fromkeys(("lr", "optimizer.learning_rate"), "schedule.learning_rate")
 """Fields that many look for elsewhere: here the peak learning rate belongs to the schedule."""
 
 MAX_NAME_LENGTH = 120

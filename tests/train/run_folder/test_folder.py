@@ -100,3 +100,20 @@ def test_unsupported_path_for_checkpoints_raises(name: str, tmp_path: pathlib.Pa
         with pytest.raises(UserError, match=r"has . (and . )?in its path, where checkp"):
             use(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_failed_start_leaves_no_empty_folder(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "runs" / "new"
+    with pytest.raises(UserError, match="no data"), RunFolder.created(path):
+        raise UserError("no data")
+    assert not path.exists()
+    with RunFolder.created(path) as folder:
+        folder.config_json.write_text("{}")
+    with pytest.raises(UserError, match="later"), RunFolder.created(path):
+        raise UserError("later")
+    assert folder.config_json.exists()  # nothing written is lost
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    with pytest.raises(UserError, match="no data"), RunFolder.created(mine):
+        raise UserError("no data")
+    assert mine.exists()

@@ -60,6 +60,7 @@ def test_fields_by_path_alias_and_last_name() -> None:
     assert find_field("d_model", known) == "model.d_model"
     assert find_field("optimizer.learning_rate", known) == "schedule.learning_rate"
     assert find_field("learning_rate", known) == "schedule.learning_rate"
+    assert find_field("lr", known) == "schedule.learning_rate"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bench.small_runs import corpus_name, on_wikitext, with_mixer
 from bench.studies.record import (
@@ -199,8 +200,9 @@ def draw(frontiers: Mapping[str, Frontier], path: Path) -> None:
         axes.loglog(flops, losses.mean(axis=1), "o-", color=f"C{number}", ms=4, label=recipe)
         axes.loglog(flops, losses, ".", color=f"C{number}", ms=3, alpha=0.5)
     axes.set(xlabel="training compute 6 N D (FLOPs)", ylabel="held-out loss (nats per token)")
+    axes.yaxis.set_major_locator(MaxNLocator(6))  # less than a decade: no powers of ten
+    axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
     axes.legend(frameon=False)
     axes.grid(visible=True, which="both", alpha=0.2)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -166,11 +166,11 @@ def explain_unread_source(folder: RunFolder, request: WarmStartSource) -> str:
     if not request.init_from:
         return ""
     events = EventLog(folder.event_log).read()
-    begun = next((each for each in events if each.get("event") == "warm start"), {})
-    source = str(begun.get("source", ""))
+    event = next((each for each in events if each.get("event") == "warm start"), {})
+    source = str(event.get("source", ""))
     start = f"began with the weights of {source}" if source else "did not begin with another's"
     if _place(source) == _place(request.init_from):
-        if (begun.get("only"), begun.get("adapter")) == (request.init_only, request.init_adapter):
+        if (event.get("only"), event.get("adapter")) == (request.init_only, request.init_adapter):
             return ""
         start += ", but not with the same part of them"
     return f"init_from {request.init_from}: is not read; this run {start}. Give another workdir"

@@ -77,7 +77,10 @@ ERFC_COEFFICIENTS = (
     *(0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807),
     *(-0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223),
 )
-"""Of powers of t = 1 / (1 + z / 2), highest first: erfc(z) = t exp(-z^2 + polynomial(t))."""
+"""Coefficients of a polynomial in t = 1 / (1 + z / 2), highest power first.
+
+erfc(z) = t exp(-z^2 + polynomial(t)).
+"""
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:  # [...] -> [...], float32

@@ -162,8 +162,8 @@ def _source_mask(
     tokens: jax.Array,  # [B, T]
 ) -> Mask:
     """Return the mask of cross-attention: each token sees the source of its own document."""
-    # Segments of the source alone mark its padding: all targets belong to document 1. Those of the
-    # target alone mark the target's: every token of the source is there.
+    # With source segments only, they mark padding of the source: all targets belong to document 1.
+    # With target segments only, they mark padding of the target: the source has none.
     if segments is None and source_segments is not None:
         segments = jnp.ones_like(tokens)
     if source_segments is None:

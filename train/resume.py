@@ -80,7 +80,9 @@ def check_resumable(
     changes = diff_experiments(previous.experiment, requested) if previous else {}
     changes = {name: pair for name, pair in changes.items() if not name.startswith(unresolved)}
     if forbidden := forbidden_changes(changes):
-        name, (old, new) = next(iter(forbidden.items()))
+        # Of a part of another kind all settings differ: the kind is what the user changed.
+        name = min(forbidden, key=lambda each: not each.endswith(".kind"))
+        old, new = forbidden[name]
         raise UserError(
             f"{folder.path}: its run was trained with {name} = {old}, not {new}"
             f"{f' (and {len(forbidden) - 1} more differ)' if len(forbidden) > 1 else ''}; "

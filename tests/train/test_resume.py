@@ -42,7 +42,7 @@ from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.tasks.task_registry import make_task
 from train.telemetry.reporter import Reporter
-from transformer import AttentionConfig, BlockConfig
+from transformer import AttentionConfig, BlockConfig, SlidingWindowConfig
 
 
 @pytest.fixture
@@ -222,6 +222,13 @@ def with_heads(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
+def with_window(experiment: Experiment) -> Experiment:
+    mixer = SlidingWindowConfig(num_heads=2, window=4)
+    block = dataclasses.replace(experiment.model.layer_pattern[0], mixer=mixer)
+    model = dataclasses.replace(experiment.model, layer_pattern=(block,))
+    return dataclasses.replace(experiment, model=model)
+
+
 def with_bytes(experiment: Experiment) -> Experiment:
     tokenizer = dataclasses.replace(experiment.text_data.tokenizer, kind="byte")
     data = dataclasses.replace(experiment.text_data, tokenizer=tokenizer)
@@ -235,13 +242,14 @@ def with_bytes(experiment: Experiment) -> Experiment:
         (lambda e: dataclasses.replace(e, seed=3), "seed = 0, not 3;"),
         (narrower, "model.d_model = 16, not 8;"),
         (with_heads, "and 2 more differ"),
+        (with_window, "model.layer_pattern.0.mixer.kind = full, not sliding_window (and"),
         (with_bytes, "data.tokenizer.kind = character, not byte;"),
         (
             lambda e: dataclasses.replace(e, optimizer=Lion()),
             "optimizer.kind = adamw, not lion;",
         ),
     ],
-    ids=["batch_size", "seed", "model", "several", "tokenizer", "optimizer"],
+    ids=["batch_size", "seed", "model", "several", "mixer", "tokenizer", "optimizer"],
 )
 def test_forbidden_changes_raise(
     uninterrupted: Uninterrupted,

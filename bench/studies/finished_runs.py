@@ -195,7 +195,7 @@ def digest(*experiments: Experiment) -> str:
     fields = []
     for each in experiments:
         plain, whole = compared_fields(each), flatten_experiment(each)
-        del plain["data.tokenizer.path"]
+        plain.pop("data.tokenizer.path", None)
         # A work folder stays where it is: another place of a corpus may be another corpus.
         fields.append(plain | {name: whole[name] for name in CORPUS_PATHS if name in whole})
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:12]

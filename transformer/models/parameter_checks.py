@@ -60,7 +60,8 @@ def check_rng_names(rngs: Any) -> None:
     if not isinstance(rngs, Mapping):
         raise ValueError('rngs: is not a dict; give {"dropout": key}')
     for name in rngs:
-        if name not in ("dropout", "params"):
+        # `default` is what the bridge from NNX of flax 0.11 passes: all keys of `nnx.Rngs(0)`.
+        if name not in ("dropout", "params", "default"):
             raise ValueError(f'rngs {name!r}: models use no such keys; give {{"dropout": key}}')
 
 

@@ -1,9 +1,9 @@
 """Ablations of a small language model: the held-out loss after one change at a time.
 
     python -m bench.ablations heads
-    python -m bench.ablations documents --steps 1000 --seeds 3
+    python -m bench.ablations documents --steps 1000 --seeds 3 [--data DATA]
 
-Model and corpus are the quickstart's. Every row is trained with the same recipe.
+Model and corpus are the quickstart's; with DATA, the text is WikiText-2. Every row is trained with the same recipe.
 """
 
 import dataclasses
@@ -11,13 +11,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer, with_model
+from bench.small_runs import (
+    LENGTH,
+    losses_by_position,
+    on_wikitext,
+    small,
+    trained,
+    with_mixer,
+    with_model,
+)
 from configs.versus import CHANGES
 from configs.versus import EXPERIMENTS as RIVALS
 from train.experiment import Experiment
@@ -93,14 +102,33 @@ GROUPS: dict[Group, Callable[[Experiment], dict[str, Experiment]]] = {
 }
 
 
-def main(group: tyro.conf.Positional[Group], steps: int = 600, seeds: int = 1) -> None:
-    """Print the held-out loss of each row, its spread over seeds, and the training time."""
+def main(
+    group: tyro.conf.Positional[Group],
+    steps: int = 600,
+    seeds: int = 1,
+    data: Path | None = None,
+    only: tuple[str, ...] = (),
+) -> None:
+    """Print the held-out loss of each row, its spread over seeds, and the training time.
+
+    Args:
+      group: What is changed.
+      steps: Steps of each run.
+      seeds: Number of runs of each row.
+      data: Folder with WikiText-2 in `wikitext-2`; without it, the quickstart's text.
+      only: Rows to train; without it, all.
+    """
+    rows = GROUPS[group](small(steps))
+    if unknown := sorted(set(only) - set(rows)):
+        raise SystemExit(f"--only {unknown[0]}: the rows of {group} are {', '.join(rows)}")
     table = Table(group, "loss", "spread", "seconds", title=f"{steps} steps, {seeds} seeds")
-    for name, experiment in GROUPS[group](small(steps)).items():
+    for name, experiment in rows.items():
+        if only and name not in only:
+            continue
         losses, seconds = [], []
         for seed in range(seeds):
             start = time.perf_counter()
-            run = trained(dataclasses.replace(experiment, seed=seed))
+            run = trained(on_wikitext(dataclasses.replace(experiment, seed=seed), data))
             seconds.append(time.perf_counter() - start)
             losses.append(losses_by_position(run, LENGTH, windows=512).mean())
         spread = f"{max(losses) - min(losses):.3f}" if seeds > 1 else "-"

@@ -1,8 +1,8 @@
 """RoPE extended to longer contexts, before and after short fine-tuning.
 
-    python -m bench.context_extension [--steps 600] [--tuning 60] [--seeds 3]
+    python -m bench.context_extension [--steps 600] [--tuning 60] [--seeds 3] [--data DATA]
 
-The quickstart's model, trained on windows of 128 tokens; then its held-out loss over windows 2, 4
+The quickstart's model, trained on its text or on WikiText-2 in DATA, in on windows of 128 tokens; then its held-out loss over windows 2, 4
 and 8 times as long, unchanged and with each extension rule, without training and after a tenth of
 the steps at the longer length.
 """
@@ -11,6 +11,7 @@ import dataclasses
 import statistics
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import tyro
 from rich.console import Console
@@ -57,9 +58,11 @@ def stretched(experiment: Experiment, scaling: RopeScaling, factor: int, tuning:
     )
 
 
-def measure(steps: int, tuning: int, seed: int) -> tuple[float, dict[str, list[float]]]:
+def measure(
+    steps: int, tuning: int, seed: int, data: Path | None
+) -> tuple[float, dict[str, list[float]]]:
     """Return the loss at the trained length, and of each rule those of the table's columns."""
-    base = small(steps, seed=seed)
+    base = small(steps, seed=seed, data=data)
     run = trained(base)
     vocabulary = run.model.config.vocab_size
     losses: dict[str, list[float]] = {rule: [] for rule in rules(1)}
@@ -75,17 +78,18 @@ def measure(steps: int, tuning: int, seed: int) -> tuple[float, dict[str, list[f
     return float(losses_by_position(run, LENGTH).mean()), losses
 
 
-def main(steps: int = 600, tuning: int = 60, seeds: int = 1) -> None:
+def main(steps: int = 600, tuning: int = 60, seeds: int = 1, data: Path | None = None) -> None:
     """Print losses before and after fine-tuning, by rule and length.
 
     Args:
       steps: Steps at the trained length.
       tuning: Steps at each longer length.
       seeds: Number of models; with several, means and standard deviations are printed.
+      data: Folder with WikiText-2 in `wikitext-2`; without it, the quickstart's text.
     """
     measured = []
     for seed in range(seeds):
-        measured.append(measure(steps, tuning, seed))
+        measured.append(measure(steps, tuning, seed, data))
         print(f"seed {seed}: {measured[-1]}", file=sys.stderr, flush=True)
     own = summary([loss for loss, _ in measured])
     heads = (f"T = {LENGTH * factor}, {when}" for factor in FACTORS for when in ("as is", "tuned"))

@@ -28,13 +28,16 @@ EVALUATED = 1 << 17
 TOKENS_AT_ONCE = 2048
 
 
-def small(steps: int, *, seed: int = 0) -> Experiment:
-    """Return the quickstart with `steps` steps, windows of 128 tokens, no document masking."""
-    base = find_experiment("quickstart")
-    data = dataclasses.replace(base.text_data, sequence_length=LENGTH, document_masking=False)
+def small(steps: int, *, seed: int = 0, data: Path | None = None) -> Experiment:
+    """Return the quickstart with `steps` steps, windows of 128 tokens, no document masking.
+
+    The text is WikiText-2, in a folder of that name in `data`; None: the quickstart's.
+    """
+    base = on_wikitext(find_experiment("quickstart"), data)
+    text = dataclasses.replace(base.text_data, sequence_length=LENGTH, document_masking=False)
     # The optimizer with which the figures in `docs/claims.md` were measured.
     optimizer = Muon(beta2=0.95, weight_decay=0.05)
-    return dataclasses.replace(base, data=data, optimizer=optimizer, steps=steps, seed=seed)
+    return dataclasses.replace(base, data=text, optimizer=optimizer, steps=steps, seed=seed)
 
 
 def on_wikitext(experiment: Experiment, data: Path | None) -> Experiment:

@@ -1,10 +1,12 @@
 """Transfer of the learning rate over width: muP against one learning rate for all weights.
 
     python -m bench.studies.mup [--widths 32 64 128 256] [--steps 300] [--minutes 10]
+        [--data DATA]
 
 `versus:gpt` of one depth, at several widths and learning rates, with the rule `mup` from the
-smallest width and with the rule `constant` with the same initial weights. If a rule
-transfers, the best learning rate is the same at every width (Yang et al. 2022, figure 1).
+smallest width and with the rule `constant` with the same initial weights. The text is
+WikiText-2 in DATA, without it the quickstart's. If a rule transfers, the best learning rate is
+the same at every width (Yang et al. 2022, figure 1).
 """
 
 import dataclasses
@@ -16,6 +18,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
+from bench.small_runs import corpus_name, on_wikitext
 from bench.studies.record import (
     RESULTS,
     markdown_table,
@@ -35,10 +38,20 @@ RULES: tuple[LearningRateRule, ...] = ("constant", "mup")
 
 
 def experiment(
-    rule: LearningRateRule, width: int, rate: float, *, base_width: int, depth: int, steps: int
+    rule: LearningRateRule,
+    width: int,
+    rate: float,
+    *,
+    base_width: int,
+    depth: int,
+    steps: int,
+    vocab_size: int = 1024,
+    data: Path | None = None,
 ) -> Experiment:
     """Return a run at a width, by a rule that starts from the base width."""
-    base = EXPERIMENTS["gpt"]
+    base = on_wikitext(EXPERIMENTS["gpt"], data)
+    tokenizer = dataclasses.replace(base.text_data.tokenizer, vocab_size=vocab_size)
+    base = dataclasses.replace(base, data=dataclasses.replace(base.text_data, tokenizer=tokenizer))
     start = dataclasses.replace(base.model.initialization, std=0.0)  # by fan-in for both rules
     model = dataclasses.replace(base.model, initialization=start)
 
@@ -85,6 +98,8 @@ def main(
     depth: int = 3,
     steps: int = 300,
     seeds: int = 1,
+    vocab_size: int = 1024,
+    data: Path | None = None,
     workdir: Path = Path("runs/mup"),
     output: Path = RESULTS,
     processes: int = 1,
@@ -98,7 +113,14 @@ def main(
                 for rate in rates:
                     settings = {"rule": rule, "width": str(width), "rate": f"{rate:g}"}
                     found = experiment(
-                        rule, width, rate, base_width=widths[0], depth=depth, steps=steps
+                        rule,
+                        width,
+                        rate,
+                        base_width=widths[0],
+                        depth=depth,
+                        steps=steps,
+                        vocab_size=vocab_size,
+                        data=data,
                     )
                     found = dataclasses.replace(found, seed=seed)
                     runs.append(single_run(run_name(settings, seed), settings, found))
@@ -122,12 +144,12 @@ def main(
     header = ["rule", "width", *(f"{rate:g}" for rate in rates), "best"]
     tokens = runs[0].experiment.batch_size * runs[0].experiment.sequence_length
     scale = (
-        f"{depth} layers, {steps} steps of {tokens:,} tokens, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}: held-out loss (nats per token) by width "
-        f"and learning rate at width {widths[0]}. The findings hold at this "
-        "scale only."
+        f"{depth} layers, a vocabulary of {vocab_size:,}, {steps} steps of {tokens:,} tokens, "
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}: held-out loss (nats per token) by width "
+        f"and learning rate at width {widths[0]}. The text is "
+        f"{corpus_name(runs[0].experiment)}. The findings hold at this scale only."
     )
-    data = {
+    record = {
         "rates": rates,
         "losses": {
             f"{name},{width}": [value if math.isfinite(value) else None for value in means]
@@ -137,7 +159,13 @@ def main(
     body = f"{scale}\n\n{markdown_table(header, rows)}"
     title = "Transfer of the learning rate over width"
     write_record(
-        "mup", title, body, data, results, trained_on=records.describe_machines(runs), folder=output
+        "mup",
+        title,
+        body,
+        record,
+        results,
+        trained_on=records.describe_machines(runs),
+        folder=output,
     )
 
 

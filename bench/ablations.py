@@ -3,7 +3,8 @@
     python -m bench.ablations heads
     python -m bench.ablations documents --steps 1000 --seeds 3 [--data DATA]
 
-Model and corpus are the quickstart's; with DATA, the text is WikiText-2. Every row is trained with the same recipe.
+Model and corpus are the quickstart's; with DATA, the text is WikiText-2. Every row is trained with
+the same recipe.
 """
 
 import dataclasses

@@ -2,9 +2,9 @@
 
     python -m bench.context_extension [--steps 600] [--tuning 60] [--seeds 3] [--data DATA]
 
-The quickstart's model, trained on its text or on WikiText-2 in DATA, in on windows of 128 tokens; then its held-out loss over windows 2, 4
-and 8 times as long, unchanged and with each extension rule, without training and after a tenth of
-the steps at the longer length.
+The quickstart's model, trained on windows of 128 tokens of its text or, with DATA, of WikiText-2;
+then its held-out loss over windows 2, 4 and 8 times as long, unchanged and with each extension
+rule, without training and after a tenth of the steps at the longer length.
 """
 
 import dataclasses

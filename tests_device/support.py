@@ -13,6 +13,7 @@ from train.engine import Engine
 from train.experiment import Experiment
 from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
+from train.runtime.backend_probes import mark_broken_kernels
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -98,9 +99,10 @@ def kernel_experiment(folder: Path, *, precision: str = "float32", **changes: An
 
 
 def engine_on(experiment: Experiment, hardware: Hardware, count: int = 1) -> Engine:
-    """Return the engine of an experiment over the first `count` devices."""
+    """Return the engine of an experiment over the first `count` devices, as a run makes it."""
+    hardware = mark_broken_kernels(experiment, dataclasses.replace(hardware, count=count))
     mesh = make_mesh(experiment.mesh if count > 1 else MeshConfig(), jax.devices()[:count])
-    return JitEngine(experiment, mesh, dataclasses.replace(hardware, count=count))
+    return JitEngine(experiment, mesh, hardware)
 
 
 def batch(cursor: int = 0) -> dict[str, np.ndarray]:

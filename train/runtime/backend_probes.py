@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from train.experiment import Experiment
+from train.runtime.xla_flags import requested_determinism
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
@@ -42,6 +43,10 @@ def _compile_splash() -> None:
 def _compile_cudnn() -> None:
     from transformer.attention.backends.cudnn import attend_cudnn
 
+    # XLA compiles this small program under the flag, and ends inside the compilation of a training
+    # step (`IndexError: raw_hash_map::at`): seen on an H200 with jax 0.11.2.
+    if flag := requested_determinism():
+        raise RuntimeError(f"XLA fails on training steps with it under {flag}")
     causal = MaskPattern(causal=True)
     # The second is given to the kernel as an array.
     for mask in (Mask(causal), Mask(causal, segments=jnp.ones((1, 128), jnp.int32))):

@@ -37,6 +37,8 @@ GPU_FLAGS: Mapping[str, str] = {
 }
 """Flags for XLA_FLAGS."""
 
+DETERMINISM_FLAGS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
 
 def set_overlap_flags(platform: str, environment: MutableMapping[str, str] | None = None) -> None:
     """Add the flags of a platform to the environment. Call it before the backend starts.
@@ -54,6 +56,16 @@ def set_overlap_flags(platform: str, environment: MutableMapping[str, str] | Non
     missing = [f"--{name}={value}" for name, value in flags.items() if name not in set_by_user]
     if missing:
         environment[variable] = " ".join([user_flags, *missing]).strip()
+
+
+def requested_determinism(environment: Mapping[str, str] | None = None) -> str:
+    """Return the flag in XLA_FLAGS that asks for operations of fixed order on a GPU, or ""."""
+    environment = os.environ if environment is None else environment
+    values = {}
+    for flag in environment.get("XLA_FLAGS", "").split():
+        name, _, value = flag.lstrip("-").partition("=")
+        values[name] = value.lower() not in ("false", "0")
+    return next((f"--{name}" for name in DETERMINISM_FLAGS if values.get(name)), "")
 
 
 def guess_platform(environment: Mapping[str, str] | None = None) -> str:

@@ -96,6 +96,29 @@ def test_broken_kernel_is_marked_with_reason(
     assert result.broken_kernels == (("splash", why),)
 
 
+def test_cudnn_is_not_used_under_deterministic_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where the model would use it: never in float32."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    gpu = Hardware("gpu", "NVIDIA H200", 1, "9.0")
+    base, block = without_dropout(tmp_path), BlockConfig(mixer=AttentionConfig(num_heads=2))
+    float32, bfloat16 = (
+        dataclasses.replace(
+            base,
+            model=dataclasses.replace(
+                base.model, layer_pattern=(block,), precision=Precision.parse(name)
+            ),
+        )
+        for name in ("float32", "bfloat16")
+    )
+    assert mark_broken_kernels(float32, gpu) == gpu
+    marked = mark_broken_kernels(bfloat16, gpu)
+    [(name, reason)] = marked.broken_kernels
+    assert (name, "--xla_gpu_deterministic_ops" in reason) == ("cudnn", True)
+    assert mark_broken_kernels(bfloat16, marked) == marked
+
+
 def test_run_uses_fallback_and_reports_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

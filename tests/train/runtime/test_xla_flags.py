@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from train.runtime.xla_flags import GPU_FLAGS, TPU_FLAGS, guess_platform, set_overlap_flags
+from train.runtime.xla_flags import (
+    GPU_FLAGS,
+    TPU_FLAGS,
+    guess_platform,
+    requested_determinism,
+    set_overlap_flags,
+)
 
 
 def test_each_platform_has_its_own_variable() -> None:
@@ -39,6 +45,24 @@ def test_user_flags_are_kept() -> None:
 )
 def test_platform_from_environment(asked: str, platform: str) -> None:
     assert guess_platform({"JAX_PLATFORMS": asked}) == platform
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("", ""),
+        ("--xla_gpu_enable_latency_hiding_scheduler=true", ""),
+        ("--xla_gpu_deterministic_ops=false", ""),
+        ("--a=1 --xla_gpu_deterministic_ops", "--xla_gpu_deterministic_ops"),
+        (
+            "--xla_gpu_deterministic_ops=false --xla_gpu_deterministic_ops=true",
+            "--xla_gpu_deterministic_ops",
+        ),
+        ("--xla_gpu_exclude_nondeterministic_ops=true", "--xla_gpu_exclude_nondeterministic_ops"),
+    ],
+)
+def test_requested_determinism(flags: str, found: str) -> None:
+    assert requested_determinism({"XLA_FLAGS": flags}) == found
 
 
 def test_xla_accepts_the_flags() -> None:

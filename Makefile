@@ -62,13 +62,13 @@ drills: .venv
 
 # A study that is not finished exits with 75: it goes on in the next call.
 MINUTES ?= 10
-# pretraining needs data that no package has: STUDY_DATA=DIR, with wikitext-2/, trec/ and sst2/.
-STUDIES ?= versus scaling lengths stability mup family long_recall \
-	$(if $(STUDY_DATA),pretraining)
+# Half of the studies need data that no package has: STUDY_DATA=DIR, with wikitext-2/, trec/, sst2/.
+DATA_STUDIES := versus scaling mup pretraining
+STUDIES ?= lengths stability family long_recall $(if $(STUDY_DATA),$(DATA_STUDIES))
 results: .venv
 	@for study in $(STUDIES); do \
 		echo "== $$study"; status=0; set --; \
-		if [ $$study = pretraining ]; then set -- --data "$(STUDY_DATA)"; fi; \
+		case " $(DATA_STUDIES) " in *" $$study "*) set -- --data "$(STUDY_DATA)";; esac; \
 		$(RUN) -m bench.studies.$$study "$$@" --minutes $(MINUTES) || status=$$?; \
 		if [ $$status -ne 0 ] && [ $$status -ne 75 ]; then exit $$status; fi; \
 	done

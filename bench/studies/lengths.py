@@ -1,6 +1,6 @@
 """Positions and length: trained at T, tested at T, 2T, 4T and 8T, and loss by position.
 
-    python -m bench.studies.lengths [--steps 600] [--seeds 3] [--minutes 10]
+    python -m bench.studies.lengths [--steps 300] [--seeds 3] [--minutes 10]
 
 Like `bench.positions`, on the resumable queue and with seeds: the quickstart's model with each kind
 of position, trained on windows of 128 tokens and evaluated, without further training, on longer
@@ -79,7 +79,7 @@ def draw(curves: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def main(
-    steps: int = 600,
+    steps: int = 300,
     seeds: int = 3,
     kinds: tuple[str, ...] = tuple(KINDS),
     workdir: Path = Path("runs/lengths"),

@@ -180,7 +180,7 @@ def main(
     pairs: int = 16,
     short_steps: int = 600,
     steps: int = 60,
-    seeds: int = 1,
+    seeds: int = 3,
     workdir: Path = Path("runs/long_recall"),
     output: Path = RESULTS,
     processes: int = 1,

@@ -1,7 +1,7 @@
 """Transfer of the learning rate over width: muP against one learning rate for all weights.
 
-    python -m bench.studies.mup [--widths 32 64 128 256] [--steps 300] [--minutes 10]
-        [--data DATA]
+    python -m bench.studies.mup [--data DATA] [--widths 32 64 128 256] [--steps 600]
+        [--minutes 10]
 
 `versus:gpt` of one depth, at several widths and learning rates, with the rule `mup` from the
 smallest width and with the rule `constant` with the same initial weights. The text is
@@ -94,10 +94,10 @@ def draw(losses: Mapping[tuple[str, int], np.ndarray], rates: Sequence[float], p
 
 def main(
     widths: tuple[int, ...] = (32, 64, 128, 256),
-    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
-    depth: int = 3,
-    steps: int = 300,
-    seeds: int = 1,
+    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2),
+    depth: int = 2,
+    steps: int = 600,
+    seeds: int = 3,
     vocab_size: int = 1024,
     data: Path | None = None,
     workdir: Path = Path("runs/mup"),

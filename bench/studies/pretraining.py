@@ -218,7 +218,7 @@ def main(
     data: Path,
     pretraining_steps: int = 4000,
     steps: int = 1000,
-    seeds: int = 3,
+    seeds: int = 5,
     minutes: float = 0,
     workdir: Path = Path("runs/pretraining"),
     output: Path = RESULTS,

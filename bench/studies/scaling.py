@@ -1,7 +1,7 @@
 """Scaling laws: one law for each of parameters, data and compute, and the joint law of two.
 
-    python -m bench.studies.scaling [--widths 64 128 192 256] [--max-flops 3e13] [--minutes 10]
-        [--data DATA]
+    python -m bench.studies.scaling [--data DATA] [--widths 64 128 192 256] [--max-flops 1e14]
+        [--minutes 10]
 
 The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/.
 
@@ -201,11 +201,11 @@ def _law_cells(law: PowerLaw | None) -> tuple[str, str]:
 
 def main(
     widths: tuple[int, ...] = (64, 128, 192, 256),
-    tokens: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5, 1.6e6, 3.2e6),
-    max_flops: float = 3e13,
+    tokens: tuple[float, ...] = (2e5, 4e5, 8e5, 1.6e6, 3.2e6, 6.4e6, 1.28e7),
+    max_flops: float = 1e14,
     budgets: tuple[float, ...] = (),
     seeds: int = 1,
-    vocab_size: int = 2048,
+    vocab_size: int = 1024,
     data: Path | None = None,
     workdir: Path = Path("runs/scaling"),
     output: Path = RESULTS,

@@ -1,6 +1,6 @@
 """Transformer against Transformer++ at equal compute, and one change at a time.
 
-    python -m bench.studies.versus [--widths 32 48 64 80] [--seeds 3] [--minutes 10] [--data DATA]
+    python -m bench.studies.versus [--data DATA] [--widths 64 112 160] [--minutes 10]
 
 The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/.
 
@@ -310,11 +310,11 @@ def describe_changes(
 
 
 def main(
-    widths: tuple[int, ...] = (32, 48, 64, 80),
-    rates: tuple[float, ...] = (4e-3, 8e-3, 1.6e-2),
+    widths: tuple[int, ...] = (64, 112, 160, 208, 352),
+    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2),
     seeds: int = 3,
-    tokens_per_parameter: float = 20,
-    change_width: int = 48,
+    tokens_per_parameter: float = 10,
+    change_width: int = 112,
     vocab_size: int = 1024,
     depth: int = 2,
     data: Path | None = None,

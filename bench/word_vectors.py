@@ -1,6 +1,7 @@
 """Effect of pretrained word vectors on a classifier with few examples.
 
     python -m bench.word_vectors [--text $TRANSFORMER_DATA/wikitext-2/train.txt --seeds 3]
+        [--save FILE]
 
 Skip-gram with negative samples (Mikolov et al. 2013) is trained on the text and on TREC's training
 questions. Its vectors initialize the embeddings of a bag and of an LSTM, which are compared with
@@ -12,7 +13,7 @@ import functools
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +119,41 @@ def read(experiment: Experiment, text: Path) -> list[np.ndarray]:  # each [n]
     return [each for each in encoded if len(each)]
 
 
+def write_word_vectors(
+    file: Path,
+    vocabulary: Mapping[str, int],  # word -> row
+    vectors: np.ndarray,  # [rows, D]
+) -> None:
+    """Write vectors as text in the format of word2vec."""
+    lines = [f"{len(vocabulary)} {vectors.shape[1]}"]
+    for word, row in vocabulary.items():
+        lines.append(" ".join([word, *(f"{each:.6g}" for each in vectors[row])]))
+    file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def main(
     text: Path = TEXT,
     steps: int = 10_000,
     seeds: int = 3,
+    save: Path | None = None,
 ) -> None:
-    """Print the accuracy on TREC's 500 test questions: mean and range over seeds."""
+    """Print the accuracy on TREC's 500 test questions: mean and range over seeds.
+
+    Args:
+      text: Text on which vectors are trained, beside the training questions.
+      steps: Steps of that training.
+      seeds: Number of classifiers of each kind. 0: only the vectors.
+      save: File to write the vectors to, in the format of word2vec, for `fit --init-from`.
+    """
     bag = TREC["bag"]
     models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
     corpus = ClassificationTask(bag).prepare_corpus()
     words = ClassificationTask(bag).resolve_experiment(corpus).model.vocab_size
     vectors = learned(read(bag, text), words, bag.model.d_model, steps=steps)
+    if save:
+        write_word_vectors(save, corpus.tokenizer.vocabulary, vectors)
+    if not seeds:
+        return
     table = Table("model", "embeddings", "accuracy", "least", "most", title=f"{seeds} seeds")
     for name, model in models.items():
         for start, initial_vectors in (("random", None), ("skip-gram", vectors)):

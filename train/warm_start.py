@@ -1,4 +1,4 @@
-"""Warm start: begin a run with weights of another run, or with weights from Python.
+"""Warm start: begin with weights of another run or from Python, or with word vectors of a file.
 
 The config decides the model. A weight of the source is taken if the model has one of the same tree
 path, and the same shape. Of a vocabulary table (embedding or output) the rows of the tokens that
@@ -25,6 +25,13 @@ from train.run_folder.folder import RunFolder
 from train.state import initial_keys
 from train.tasks.task_configs import TaskConfig
 from train.telemetry.event_log import EventLog
+from train.word_vectors import (
+    check_width,
+    is_word_vector_file,
+    read_word_vectors,
+    rescale,
+    rows_of_words,
+)
 from transformer.lora import matches_pattern
 from transformer.models.model import Model
 
@@ -65,6 +72,8 @@ class WarmStart:
     """True if the source was trained on another task, whose head does not fit this one."""
     model_type: str = ""
     """`model_type` of the source's import, which the modules of an adapter are named after."""
+    words: Mapping[str, int] | None = None
+    """Rows of `embedding` by word, if it was read from a file of word vectors."""
 
 
 class WarmStartSource(NamedTuple):
@@ -83,7 +92,7 @@ class WarmStartSource(NamedTuple):
           task: Its task; None: that of the source.
 
         Raises:
-          UserError: Two sources are given, or the folder holds no run.
+          UserError: Two sources are given, the folder holds no run, or the file no word vectors.
         """
         if self.params is None and not self.init_from:
             for name in ("init_only", "init_adapter"):
@@ -94,6 +103,10 @@ class WarmStartSource(NamedTuple):
             raise UserError(f"init_from {self.init_from}: params are given too; give one of them")
         if self.params is not None:
             return WarmStart(self.params, only=self.init_only, adapter=self.init_adapter)
+        if is_word_vector_file(self.init_from):
+            words, table = read_word_vectors(self.init_from)
+            params = {"embedding": table}
+            return WarmStart(params, self.init_from, self.init_only, words=words)
         RunFolder.open_existing(self.init_from, "init_from")
         run = load(self.init_from)
         if run.folder.path == folder.path:
@@ -150,7 +163,7 @@ class WarmStartReport(NamedTuple):
         """Return what to print: the numbers of weights, and the names of those not taken."""
         lines = [f"starts with {len(self.taken)} weights of {source}: {_shorten(self.taken)}"]
         for name, rows in self.resized.items():
-            lines.append(f"of {name} the rows of the {rows} tokens that both tokenizers have")
+            lines.append(f"of {name} the rows of the {rows} tokens that both have")
         if self.new:
             lines.append(f"initialized from the seed: {_shorten(self.new)}")
         if self.left:
@@ -267,6 +280,8 @@ def merge_params(
         value = source[name]
         if name in shared:
             axis, table = VOCABULARY_TABLES[name], np.asarray(merged[name])
+            if warm_start.words is not None:
+                value = rescale(value, shared[name], table)
             value = _copy_rows(table, np.asarray(value), shared[name], axis)
         merged[name] = copy_as(value, own[name])
     params = jax.tree.unflatten(jax.tree.structure(shapes), [merged[name] for name in own])
@@ -343,6 +358,8 @@ def _other_tokens(name: str, warm_start: WarmStart, tokenizer: Tokenizer | None)
     """Return True for a vocabulary table whose rows belong to another tokenizer's tokens."""
     if name not in VOCABULARY_TABLES:
         return False
+    if warm_start.words is not None:
+        return True
     if tokenizer is None or warm_start.tokenizer is None:
         return False
     return tokenizer.digest != warm_start.tokenizer.digest
@@ -355,6 +372,9 @@ def _shared_rows(
 
     Raises UserError unless the arrays are tables of tokens that differ in their rows alone.
     """
+    if warm_start.words is not None:
+        check_width(warm_start.source, value, leaf)
+        return rows_of_words(warm_start.words, warm_start.source, tokenizer)
     axis = VOCABULARY_TABLES.get(name)
     shapes = [list(array.shape) for array in (leaf, value)]
     if axis is not None and value.ndim == leaf.ndim:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from bench import word_vectors
-from bench.word_vectors import accuracy, learned, read
+from bench.word_vectors import accuracy, learned, read, write_word_vectors
 from configs.trec import EXPERIMENTS as TREC
 from tests.train.support import light_compiler as light_compiler
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import Experiment
+from train.word_vectors import read_word_vectors
 from transformer.baselines.baseline_configs import bag_of_embeddings_config
 
 
@@ -52,3 +53,11 @@ def test_classifier_starts_from_the_vectors(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     assert 0 <= accuracy(experiment, vectors) <= 1
     assert word_vectors.lstm(experiment.model).layer_pattern[0].mixer.kind == "lstm"
+
+
+def test_written_vectors_are_read_again(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    write_word_vectors(tmp_path / "v.txt", {"cat": 2, "<unk>": 0, "Axt": 1}, vectors)
+    rows, table = read_word_vectors(str(tmp_path / "v.txt"))
+    assert dict(rows) == {"cat": 0, "<unk>": 1, "Axt": 2}
+    np.testing.assert_allclose(table, vectors[[2, 0, 1]], rtol=1e-5)

@@ -100,7 +100,8 @@ class FitArguments:
     workdir: str = ""
     """Folder of the run, local or remote; default: runs/NAME."""
     init_from: str = ""
-    """Folder of a run whose weights and tokenizer this run starts with. Not read on resume."""
+    """Folder of a run whose weights and tokenizer this run starts with, or a text file of word
+    vectors (word2vec, GloVe, fastText) for its embeddings. Not read on resume."""
     init_only: str = ""
     """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
     init_adapter: str = ""

@@ -38,7 +38,8 @@ class SweepArguments:
     """Folder of the sweep: a run folder for each run, sweep.json, results.json and sweep.png;
     default: runs/NAME-sweep."""
     init_from: str = ""
-    """Folder of a run whose weights and tokenizer every run starts with."""
+    """Folder of a run whose weights and tokenizer every run starts with, or a file of word
+    vectors."""
     init_only: str = ""
     """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
     init_adapter: str = ""
@@ -83,11 +84,11 @@ def run_sweep(arguments: list[str]) -> int:
     from train.sweep.grid import NO_WARM_START, expand_grid, parse_grid
     from train.sweep.summary import plot_sweep, print_summary, summarize
     from train.sweep.sweep_folder import SweepFolder
+    from train.word_vectors import is_word_vector_file
 
-    if options.init_from:
-        RunFolder.open_existing(
-            options.init_from, "init_from"
-        )  # a wrong folder would fail every run
+    if options.init_from and not is_word_vector_file(options.init_from):
+        # A wrong folder would fail every run.
+        RunFolder.open_existing(options.init_from, "init_from")
     grid = parse_grid(assignments, options.experiment)
     grid_runs = expand_grid(
         grid, options.seeds, options.experiment, lambda flags: build(flags).experiment

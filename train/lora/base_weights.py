@@ -83,7 +83,7 @@ def resolve_lora(
         return experiment
     if previous is not None:
         names = previous.lora.train_fully if NEW in lora.train_fully else lora.train_fully
-    elif warm_start is None:
+    elif warm_start is None or warm_start.words is not None:
         raise UserError(
             f"lora.rank {lora.rank}: needs a trained model to adapt; give --init-from W"
         )

@@ -1,0 +1,152 @@
+"""Word vectors of a file as the first embeddings of a run."""
+
+import dataclasses
+import functools
+import gzip
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import jax
+import numpy as np
+import pytest
+
+import train
+from tests.train.support import (
+    command,
+    light_compiler,  # noqa: F401
+    lines_of,
+    shared_programs,  # noqa: F401
+)
+from tests.train.tasks.support import tiny_classifier
+from train.errors import UserError
+from train.experiment import Experiment
+from train.lora.lora_config import LoRAConfig
+from train.optim.schedules import ScheduleConfig
+from train.word_vectors import read_word_vectors, rows_of_words
+
+
+def write_vectors(file: Path, words: list[str], width: int, scale: float = 5.0) -> np.ndarray:
+    """Write vectors as GloVe does; return them."""
+    vectors = np.random.default_rng(3).normal(size=(len(words), width)) * scale
+    lines = (" ".join([w, *(f"{x:.5f}" for x in v)]) for w, v in zip(words, vectors, strict=True))
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return vectors
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Experiment:
+    """A run of one step, whose learning rate is too small to change a weight."""
+    schedule = ScheduleConfig("constant", learning_rate=1e-30, warmup_steps=0)
+    return tiny_classifier(tmp_path, steps=1, schedule=schedule)
+
+
+def fit(experiment: Experiment, workdir: Path, init_from: Path | str = "") -> train.Run:
+    return train.fit(experiment, str(workdir), init_from=str(init_from), quiet=True)
+
+
+@pytest.mark.parametrize("form", ["glove", "word2vec", "gzip"])
+def test_formats(tmp_path: Path, form: str) -> None:
+    text = "the 0.5 -1 2\n. . . 1e-3 0 4\ncafé 1 2 3\nthe 7 7 7\n"
+    if form == "word2vec":
+        text = f"4 3\n{text}".replace("\n", " \n")  # word2vec ends lines with a space
+    file = tmp_path / ("vectors.txt.gz" if form == "gzip" else "vectors.txt")
+    encoded = text.encode()
+    file.write_bytes(gzip.compress(encoded) if form == "gzip" else encoded)
+    rows, table = read_word_vectors(str(file))
+    assert dict(rows) == {"the": 0, ". . .": 1, "café": 2}
+    np.testing.assert_array_equal(
+        table, np.array([[0.5, -1, 2], [1e-3, 0, 4], [1, 2, 3]], np.float32)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "has no word vectors"),
+        ("2 3\n", "has no word vectors"),
+        ("the 1 2 3\na 1 2\n", "line 2: is not a word and 3 numbers"),
+        ("the 1 2 3\na 1 2 nan\n", "line 2: is not a word and 3 numbers"),
+        ("the\n", "line 1: is not a word and its numbers"),
+        ("a text that is no table\n", "line 1: is not a word and 5 numbers"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, text: str, complaint: str) -> None:
+    (tmp_path / "vectors.txt").write_text(text)
+    with pytest.raises(UserError, match=complaint):
+        read_word_vectors(str(tmp_path / "vectors.txt"))
+
+
+assert_equal = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-25)
+
+
+def test_embeddings_begin_with_the_vectors(tmp_path: Path, still: Experiment) -> None:
+    """The rows of known words, at the scale of the initial embeddings; the others stay."""
+    plain = fit(still, tmp_path / "plain")
+    assert plain.tokenizer is not None
+    known = ["cat", "saw", "the"]
+    ids = [plain.tokenizer.vocabulary[word] for word in known]
+    vectors = write_vectors(
+        tmp_path / "v.txt", ["elsewhere", *known], plain.params["embedding"].shape[1]
+    )[1:]
+
+    started = fit(still, tmp_path / "started", tmp_path / "v.txt")
+    before, after = (np.asarray(run.params["embedding"]) for run in (plain, started))
+    scaled = vectors * np.std(before) / np.std(vectors)
+    np.testing.assert_allclose(after[ids], scaled, rtol=1e-4, atol=1e-6)
+    others = np.setdiff1d(np.arange(len(before)), ids)
+    np.testing.assert_array_equal(after[others], before[others])
+    for name in plain.params.keys() - {"embedding"}:
+        jax.tree.map(assert_equal, plain.params[name], started.params[name])
+    [event] = [
+        each
+        for each in lines_of(tmp_path / "started/logbook.jsonl")
+        if each["event"] == "warm start"
+    ]
+    assert event["resized"] == {"embedding": 3}
+
+    (tmp_path / "v.txt").unlink()
+    resumed = fit(dataclasses.replace(still, steps=2), tmp_path / "started", tmp_path / "v.txt")
+    assert resumed.step == 2
+    jax.tree.map(assert_equal, started.params, resumed.params)
+
+
+def test_tokens_in_upper_case() -> None:
+    """A token has its own vector if there is one, else that of the word in lower case."""
+    tokenizer = SimpleNamespace(vocabulary={"Cat": 0, "cat": 1, "Dog": 2, "axe": 3})
+    words = {"cat": 10, "dog": 11, "Dog": 12}
+    assert rows_of_words(words, "v.txt", cast("Any", tokenizer)) == [(0, 10), (1, 10), (2, 12)]
+
+
+def test_refused(tmp_path: Path, still: Experiment) -> None:
+    """Vectors of another width, of other words, and a LoRA adapter on word vectors alone."""
+    file = tmp_path / "v.txt"
+    write_vectors(file, ["cat"], 3)
+    with pytest.raises(UserError, match=r"v\.txt: has 3 numbers for each word"):
+        fit(still, tmp_path / "run", file)
+    write_vectors(file, ["elsewhere"], still.model.d_model)
+    with pytest.raises(UserError, match="none of its 1 words is a token of this run"):
+        fit(still, tmp_path / "run", file)
+    write_vectors(file, ["cat"], still.model.d_model)
+    with pytest.raises(UserError, match="needs a trained model to adapt"):
+        fit(dataclasses.replace(still, lora=LoRAConfig(rank=2)), tmp_path / "run", file)
+    assert not (tmp_path / "run").exists()
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`fit` and `sweep` take a file of vectors, and say how many words it has."""
+    (tmp_path / "own.py").write_text(
+        "from pathlib import Path\n"
+        "from tests.train.tasks.support import tiny_classifier\n"
+        f"EXPERIMENTS = {{'own': tiny_classifier(Path({str(tmp_path)!r}), steps=1)}}\n"
+    )
+    config, file = str(tmp_path / "own.py:own"), str(tmp_path / "v.txt")
+    width = tiny_classifier(tmp_path).model.d_model
+    write_vectors(tmp_path / "v.txt", ["cat", "saw"], width)
+    done = command(capsys, "fit", config, "--workdir", str(tmp_path / "run"), "--init-from", file)
+    assert done.status == 0, done.error
+    assert "of embedding the rows of the 2 tokens that both have" in done.output + done.error
+    swept = ("--seeds", "2", "--workdir", str(tmp_path / "sweep"), "--init-from", file)
+    done = command(capsys, "sweep", config, *swept)
+    assert done.status == 0, done.error
+    assert f'"source": "{file}"' in (tmp_path / "sweep/seed=1/logbook.jsonl").read_text()

@@ -5,6 +5,8 @@
 
 5,452 training and 500 test questions. A small word-level encoder,
 trained from scratch; `trec:bag` is a baseline: embedding, MLP, mean, logistic regression.
+`trec:hybrid` has a bidirectional LSTM below one layer of attention, and is best started from word
+vectors (`--init-from FILE`, which `python -m bench.word_vectors --save FILE` trains).
 """
 
 import dataclasses
@@ -24,7 +26,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import bag_of_embeddings_config
+from transformer.baselines.baseline_configs import LSTMConfig, bag_of_embeddings_config
 
 WIDTH = 128
 
@@ -77,4 +79,14 @@ _BAG = dataclasses.replace(
     ),
 )
 
-EXPERIMENTS = {"trec": _TREC, "bag": _BAG}
+_LSTM = BlockConfig(
+    mixer=LSTMConfig(bidirectional=True), feed_forward=None, norm=None, residual=False
+)
+
+_HYBRID = dataclasses.replace(
+    _TREC,
+    name="trec-hybrid",
+    model=dataclasses.replace(_TREC.model, layer_pattern=(_LSTM, _BLOCK)),
+)
+
+EXPERIMENTS = {"trec": _TREC, "hybrid": _HYBRID, "bag": _BAG}

@@ -33,7 +33,7 @@ def is_word_vector_file(path: str) -> bool:
 def read_word_vectors(path: str) -> WordVectors:
     """Read word vectors, decompressed if the name ends in .gz or .zst.
 
-    Of a word that is there twice the first vector is taken.
+    Of a word on two lines, the first vector counts.
 
     Raises:
       UserError: A line is not a word and its numbers.
@@ -64,7 +64,7 @@ def read_word_vectors(path: str) -> WordVectors:
                 rows[word] = len(vectors)
                 vectors.append(vector)
     if not vectors:
-        raise UserError(f"{place}: has no word vectors; give a file with a word on each line")
+        raise UserError(f"{place}: has no word vectors; each line has to be a word and its numbers")
     return WordVectors(rows, np.stack(vectors))
 
 

@@ -62,6 +62,12 @@ class TokenFlops:
     uncounted: tuple[str, ...] = ()
     """Mixers whose scores have no formula (`Mixer.score_flops` returns None)."""
 
+    def plus(self, other: "TokenFlops") -> "TokenFlops":
+        """Return the FLOPs of both, of one model at one length."""
+        names = ("projections", "scores", "scores_causal", "feed_forward", "vocabulary")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return dataclasses.replace(self, **sums)
+
     def total(self, *, causal: bool) -> int:
         """Return the sum, with or without a causal mask."""
         scores = self.scores_causal if causal else self.scores
@@ -69,7 +75,8 @@ class TokenFlops:
 
     def feed_forward_fraction(self) -> float:
         """Return the feed-forward's fraction of the layers' FLOPs, without vocabulary and mask."""
-        return self.feed_forward / (self.projections + self.scores + self.feed_forward)
+        layers = self.projections + self.scores + self.feed_forward
+        return self.feed_forward / layers if layers else 0.0
 
 
 @check_arguments
@@ -131,7 +138,7 @@ def count_training_flops(
 def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
     """Count FLOPs of one decoding step, with `length` tokens in the cache (and in the source)."""
     leaves = (leaf for leaf in abstract_parameters(model).leaves() if _in_step(leaf, model))
-    decoder = dataclasses.replace(model.config, encoder=None)
+    decoder = dataclasses.replace(model.config, encoder=None, logit_bias=False)
     return _count_flops(model, length, model.predicted_fraction, leaves, layer_mixers(decoder))
 
 

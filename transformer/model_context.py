@@ -1,7 +1,7 @@
 """Values that all modules of one model share."""
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
@@ -45,6 +45,11 @@ class _Unconstrained:
 
 
 unconstrained = _Unconstrained()
+
+
+def replicate(constrain: ActivationConstraint, arrays: Any) -> Any:
+    """Return a tree of arrays whole on every device, so that each host can read them."""
+    return jax.tree.map(lambda x: constrain(x, (None,) * x.ndim), arrays)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -75,10 +75,10 @@ def abstract_parameters(model: Model) -> AbstractParameters:
     config = model.config
     if not config.vocab_size:
         raise ValueError("model.vocab_size 0: is set from a tokenizer; give a number")
-    # Scanned layers trace once, and default hardware needs no kernels; the weights are the same.
-    scanned = dataclasses.replace(
-        model, config=dataclasses.replace(config, layer_loop="scan"), hardware=Hardware()
-    )
+    # Scanned layers trace once, and default hardware needs no kernels, nor takes `remat` `offload`;
+    # the weights are the same.
+    traced = dataclasses.replace(config, layer_loop="scan", remat="none")
+    scanned = dataclasses.replace(model, config=traced, hardware=Hardware())
     # Linen's own method keeps the axis names, unlike `Model.init_with_output`: one trace has both.
     init = functools.partial(nn.Module.init_with_output, scanned)
     _, variables = jax.eval_shape(init, jax.random.key(0), *scanned.example_inputs())

@@ -137,6 +137,19 @@ def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> N
         assert flag in capsys.readouterr().err
 
 
+def test_output_and_shards_are_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for flags, message in (
+        (["--output", "."], "output .: is the current folder; give the name of a new one"),
+        (["--output", "a", "--max-shard-megabytes", "0"], "max_shard_megabytes 0: is no size"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["export", "x", *flags])
+        assert message in capsys.readouterr().err
+
+
 TEMPLATES = {
     "llama-grouped": "<s> $A",
     "bert-classifier": "[CLS] $A [SEP]",

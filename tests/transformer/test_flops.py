@@ -145,6 +145,15 @@ def test_decode_step_of_a_language_model_uses_all_weights() -> None:
     assert count_decode_step_flops(model, 13) == count_token_flops(model, 13)
 
 
+def test_sum_and_fraction_of_nothing() -> None:
+    one = count_token_flops(LanguageModel(TINY), 23)
+    both = one.plus(one)
+    assert (both.sequence_length, both.scores) == (23, 2 * one.scores)
+    assert both.total(causal=True) == 2 * one.total(causal=True)
+    nothing = dataclasses.replace(one, projections=0, scores=0, feed_forward=0)
+    assert nothing.feed_forward_fraction() == 0
+
+
 def test_encoder_decoder_decode_step_reads_decoder_weights() -> None:
     """A decoder is a language model with other layers, plus cross attention without keys and
     values.
@@ -156,6 +165,9 @@ def test_encoder_decoder_decode_step_reads_decoder_weights() -> None:
     cross = 7 * 15 + 15 + 33 * 7 + 7 + 2 * 7  # query and output projections, and a norm
     alone = decode_step_weight_bytes(LanguageModel(TINY))
     assert decode_step_weight_bytes(EncoderDecoder(config)) == alone + 4 * 3 * cross
+    biased = dataclasses.replace(config, logit_bias=True)  # as in Marian; no matrix product
+    step = count_decode_step_flops(EncoderDecoder(biased), 13)
+    assert step == count_decode_step_flops(EncoderDecoder(config), 13)
 
 
 def logits(model: LanguageModel, params: Any, tokens: jax.Array) -> Any:

@@ -130,3 +130,9 @@ def test_cache_bytes() -> None:
     assert cache_bytes(LanguageModel(TINY), 19) == 19 * 3 * (5 + 11) * 4
     half = dataclasses.replace(TINY, precision=Precision.parse("bfloat16"))
     assert cache_bytes(LanguageModel(half), 19) == 19 * 3 * (5 + 11) * 2
+
+
+def test_offloaded_activations_change_no_counts() -> None:
+    """A CPU refuses to train with them, and counts them all the same."""
+    offload = dataclasses.replace(TINY, remat="offload")
+    assert count_parameters(LanguageModel(offload)) == count_parameters(LanguageModel(TINY))

@@ -70,6 +70,10 @@ def run_export(arguments: list[str]) -> int:
     options = parse(ExportArguments, arguments, verb="export W")
     if not options.output:
         raise UsageError("export: --output is missing; give the folder to write")
+    if options.max_shard_megabytes < 1:
+        raise UsageError(
+            f"max_shard_megabytes {options.max_shard_megabytes}: is no size; give 1 or more"
+        )
     from train.huggingface_export import export_run
 
     model_type = export_run(

@@ -108,8 +108,8 @@ class AttentionArguments:
     """File to write: .html for the interactive page; .png, .pdf or .svg for a figure."""
     target: str | None = None
     """Translation that the decoder reads; default: the model's own translation."""
-    layer: int = 0
-    """Layer to open first."""
+    layer: int | None = None
+    """Layer to open first; default: the first with weights."""
     head: int = 0
     """Head to open first."""
     one_head: bool = False

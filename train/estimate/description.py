@@ -108,6 +108,11 @@ def describe(
     batch_size, length = max_batch_shape(experiment)
     hardware = hardware or Hardware()
     task = make_task(experiment)
+    if task.has_reference_pass:
+        notes = (
+            *notes,
+            "a training step also has a forward pass of the reference, not counted here",
+        )
     try:
         described = describe_model(
             task.make_model(hardware, unconstrained),
@@ -194,8 +199,8 @@ def describe_model(
         optimizer=optimizer.kind,
         trainable=sum(leaf.size for leaf in jax.tree.leaves(trainable_shapes(model, lora)[0])),
         memory=estimate_training_memory(model, optimizer, lora=lora, **shape),
-        memory_variants=estimate_memory_variants(model, **shape),
-        eight_bit_state=count_eight_bit_state(model),
+        memory_variants=estimate_memory_variants(model, lora=lora, **shape),
+        eight_bit_state=count_eight_bit_state(model, lora),
         decoding_costs=count_decoding_variants(model, sequence_length),
         attention_traffic=flops.attention_traffic(model, sequence_length),
         notes=notes,

@@ -80,12 +80,19 @@ class Quantities:
     @classmethod
     def from_experiment(cls, experiment: Experiment, target: Target) -> "Quantities":
         """Count an experiment whose sizes are resolved."""
+        from train.tasks.task_registry import make_task
+
         states = StateShapes.from_experiment(experiment)
         model, config = states.model, experiment.model
         rows, length = max_batch_shape(experiment)
         parameters = abstract_parameters(model)
         leaves = list(parameters.leaves())
         lora = make_lora_layout(experiment.lora, parameters.axes)
+        fraction = states.predicted_fraction
+        token_flops = count_token_flops(model, length, fraction, lora)
+        training_flops = count_training_flops(model, length, fraction, lora)
+        if make_task(experiment).has_reference_pass:
+            training_flops = training_flops.plus(token_flops)
         inside = [leaf for leaf in leaves if leaf.path_in_side[0] == "layers"]
         every = sum(leaf.size for leaf in leaves)
         layers = sum(leaf.size for leaf in inside)
@@ -98,8 +105,8 @@ class Quantities:
             layer_parameters=layers,
             other_parameters=every - layers,
             largest_layer_parameters=_largest(inside),
-            token_flops=count_token_flops(model, length, states.predicted_fraction, lora),
-            training_flops=count_training_flops(model, length, states.predicted_fraction, lora),
+            token_flops=token_flops,
+            training_flops=training_flops,
             optimizer_flops=count_optimizer_flops(experiment, leaves),
             state_shapes=states,
         )

@@ -330,8 +330,8 @@ def estimate_memory_variants(model: "Model", **shape: Any) -> tuple[MemoryVarian
     return tuple(variants)
 
 
-def count_eight_bit_state(model: "Model") -> EightBitStateBytes:
-    """Return the state of 8-bit AdamW for a model, by abstract evaluation of its initialization."""
+def count_eight_bit_state(model: "Model", lora: LoRAConfig = NO_LORA) -> EightBitStateBytes:
+    """Return the state of 8-bit AdamW for what is trained of a model, by abstract evaluation."""
     import jax
     import jax.numpy as jnp
 
@@ -339,7 +339,7 @@ def count_eight_bit_state(model: "Model") -> EightBitStateBytes:
 
     codes = scales = unquantized = 0
     for path, leaf in jax.tree_util.tree_leaves_with_path(
-        optimizer_state_shapes(model, AdamW8bit())
+        optimizer_state_shapes(model, AdamW8bit(), lora)
     ):
         size = leaf.size * leaf.dtype.itemsize
         if leaf.dtype == jnp.uint8:

@@ -3,8 +3,11 @@
 Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
 equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
 2 C - 1 - i (zigzag order; Grattafiori et al. 2024, section 3.3.2). The order of the tokens in
-memory does not affect results: a token's place is given by `positions` alone, and losses are sums.
+memory does not affect the results of causal models: a token's place is given by `positions` alone,
+and losses are sums.
 """
+
+import dataclasses
 
 import jax
 import numpy as np
@@ -14,7 +17,8 @@ from train.data.token_file import HostBatch
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
-from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
 
@@ -62,7 +66,7 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
         )
     for index, block in enumerate(model.layer_pattern):
         # Other mixers see the tokens of their own device only.
-        choice = LayerMixer(block.mixer, model.causal).backend_choice(
+        choice = LayerMixer(_without_window(block.mixer), model.causal).backend_choice(
             model,
             length,
             hardware=hardware,
@@ -75,6 +79,14 @@ def check_context_parallelism(experiment: Experiment, mesh: Mesh, hardware: Hard
                 "which cannot attend to tokens on other devices; set mesh.context to 1, or the "
                 f"mixer to {AttentionConfig.kind}"
             )
+
+
+def _without_window(mixer: MixerConfig) -> MixerConfig:
+    """Return a sliding window as full attention, which needs the same of an attention backend."""
+    if not isinstance(mixer, SlidingWindowConfig):
+        return mixer
+    names = {field.name for field in dataclasses.fields(mixer)} - {"window", "dilation"}
+    return AttentionConfig(**{name: getattr(mixer, name) for name in names})
 
 
 def zigzag_reorder(rows: HostBatch, context_shards: int) -> HostBatch:

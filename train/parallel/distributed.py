@@ -139,7 +139,8 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
     Call it before JAX looks for devices.
 
     Raises:
-      UserError: Not all processes have connected within `CONNECT_TIMEOUT_SECONDS`.
+      UserError: JAX does not find the other processes, or not all of them have connected within
+        `CONNECT_TIMEOUT_SECONDS`.
     """
     # Several runs in one process (a notebook, the tests) connect once.
     coordinator = find_coordinator(environment)
@@ -157,6 +158,16 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
         )
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
+        if isinstance(error, ValueError):
+            package = (
+                "KUBERNETES_SERVICE_HOST" in environment
+                and importlib.util.find_spec("kubernetes") is None
+            )
+            raise UserError(
+                f"hosts: JAX does not find the other ones ({reason}); set JAX_COORDINATOR_ADDRESS, "
+                "JAX_NUM_PROCESSES and JAX_PROCESS_ID on each"
+                + (", or on Kubernetes install the package kubernetes" if package else "")
+            ) from error
         raise UserError(
             f"hosts: not all of them connected within {CONNECT_TIMEOUT_SECONDS} s ({reason}); "
             "start the same command on every host, with JAX_COORDINATOR_ADDRESS, "

@@ -146,7 +146,8 @@ class Generator:
         Raises:
           RequestError: The model cannot read a prompt, or a number of tokens is above the server's.
         """
-        max_tokens = self.max_tokens if request.max_tokens is None else request.max_tokens
+        default = min(request.default_max_tokens or self.max_tokens, self.max_tokens)
+        max_tokens = default if request.max_tokens is None else request.max_tokens
         if max_tokens > self.max_tokens:
             raise RequestError(
                 f"max_tokens {max_tokens}: is more than this server allows; give at most "

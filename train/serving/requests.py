@@ -77,7 +77,7 @@ class GenerationRequest:
     messages: tuple[Message, ...]
     """Conversation to answer. Empty for prompts."""
     max_tokens: int | None
-    """None: as many as the server allows."""
+    """None: `default_max_tokens`."""
     sampling: SamplingConfig
     num_choices: int
     """Answers to each prompt (`n`)."""
@@ -87,6 +87,8 @@ class GenerationRequest:
     stream: bool
     include_usage: bool
     """End a stream with the number of tokens."""
+    default_max_tokens: int | None
+    """Used unless the server allows fewer. None: as many as it allows."""
 
 
 def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
@@ -145,7 +147,7 @@ def _parse_common(
     messages: tuple[Message, ...],
     default_max_tokens: int | None,
 ) -> GenerationRequest:
-    max_tokens = default_max_tokens
+    max_tokens = None
     for name in ("max_tokens", "max_completion_tokens"):
         max_tokens = _integer(body, name, max_tokens, 1)
     num_choices = _integer(body, "n", None, 1, MAX_ANSWERS) or 1
@@ -181,6 +183,7 @@ def _parse_common(
         tuple(stop),
         stream,
         _boolean(options, "include_usage"),
+        default_max_tokens,
     )
 
 

@@ -92,6 +92,10 @@ class PreferenceTask(Task):
     def needs_base_weights(self) -> bool:
         return not self.has_reference_in_data
 
+    @property
+    def has_reference_pass(self) -> bool:
+        return not self.has_reference_in_data
+
     def prepare_corpus(
         self, tokenizer: Tokenizer | None = None, labels: Labels | None = None
     ) -> ExampleCorpus[PreferenceSplit]:

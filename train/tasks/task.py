@@ -146,6 +146,11 @@ class Task(abc.ABC):
         return False
 
     @property
+    def has_reference_pass(self) -> bool:
+        """True if a training step also has a forward pass without gradients."""
+        return False
+
+    @property
     def untrained_parts(self) -> tuple[str, ...]:
         """Notes on parts of the model that get no gradient, with the setting that removes each."""
         # Rows that no token reads get no gradient; only weight decay changes them.

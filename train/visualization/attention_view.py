@@ -45,7 +45,7 @@ class AttentionView:
     next_tokens: list[str]
     """[T] token that each token of a causal model comes before; empty for other models."""
     layer: int = 0
-    """Layer that is open at first."""
+    """Number of the layer of the last stage that is open at first."""
     head: int = 0
     """Head that is open at first."""
 
@@ -57,6 +57,10 @@ class AttentionView:
     def maps_of(self, stage: str) -> list[AttentionMap]:
         """Return the maps of a stage, by layer."""
         return [each for each in self.maps if each.stage == stage]
+
+    def layers_of(self, stage: str) -> list[int]:
+        """Return the numbers of the layers of a stage that have weights."""
+        return [each.layer for each in self.maps_of(stage)]
 
     def labels_of(self, stage: str) -> tuple[list[str], list[str]]:
         """Return the tokens of the rows and of the columns of a stage."""
@@ -74,7 +78,7 @@ class AttentionView:
             "causal": bool(self.next_tokens),
             "next": self.next_tokens,
             "stages": stages,
-            "open": [self.layer, self.head],
+            "open": [self.layers_of(stages[-1]["name"]).index(self.layer), self.head],
             "open_stage": len(stages) - 1,  # cross-attention, where there is some
         }
         return build_page(
@@ -116,7 +120,7 @@ def bad_output(output: str) -> UsageError:
 
 @check_arguments
 def view_attention(
-    run: Run, text: str, target: str | None = None, *, layer: int = 0, head: int = 0
+    run: Run, text: str, target: str | None = None, *, layer: int | None = None, head: int = 0
 ) -> AttentionView:
     """Return the attention of a run's model over a text.
 
@@ -124,7 +128,8 @@ def view_attention(
       run: From `train.fit` or `train.load`.
       text: Text to read. For a translation model, the source.
       target: Translation that the decoder reads; None: the model's own.
-      layer: Layer to open first.
+      layer: Number of the layer to open first, of the last stage: cross-attention where there is
+        some. None: the first with weights.
       head: Head to open first.
 
     Raises:
@@ -139,7 +144,7 @@ def view_attention(
         maps = attention_maps(run.model, run.params, **inputs.arguments)
     except ValueError as error:
         raise UserError(str(error)) from error
-    _check_place(maps, layer, head)
+    layer = _find_layer(maps, layer, head)
     labels = token_labels(run.tokenizer, inputs.tokens)
     causal = run.experiment.model.causal
     excerpt = text if len(text) <= 200 else f"{text[:200]}…"
@@ -155,14 +160,21 @@ def view_attention(
     )
 
 
-def _check_place(maps: tuple[AttentionMap, ...], layer: int, head: int) -> None:
-    num_layers = max(sum(each.stage == stage for each in maps) for stage in STAGE_TITLES)
-    num_heads = max(each.weights.shape[1] for each in maps)
-    for name, value, count in (("layer", layer, num_layers), ("head", head, num_heads)):
-        if not 0 <= value < count:
-            raise UsageError(
-                f"{name} {value}: the model has {count} with weights; give 0 to {count - 1}"
-            )
+def _find_layer(maps: tuple[AttentionMap, ...], layer: int | None, head: int) -> int:
+    """Return the number of the layer to open; raise UsageError if it or its head has no weights."""
+    last = [stage for stage in get_args(Stage) if any(each.stage == stage for each in maps)][-1]
+    heads = {each.layer: each.weights.shape[1] for each in maps if each.stage == last}
+    layer = min(heads) if layer is None else layer
+    where = STAGE_TITLES[last].lower()
+    if layer not in heads:
+        known = ", ".join(map(str, heads))
+        raise UsageError(f"layer {layer}: has no weights of {where}; layers that have are {known}")
+    count = heads[layer]
+    if not 0 <= head < count:
+        raise UsageError(
+            f"head {head}: layer {layer} has {count} of {where}; give 0 to {count - 1}"
+        )
+    return layer
 
 
 def _describe_sizes(maps: tuple[AttentionMap, ...]) -> str:
@@ -333,7 +345,7 @@ def draw_head(view: "AttentionView") -> Any:
     from matplotlib.figure import Figure
 
     stage = view.stages[-1]
-    attention = view.maps_of(stage)[view.layer]
+    attention = view.maps_of(stage)[view.layers_of(stage).index(view.layer)]
     labels = view.labels_of(stage)
     height, width = (min(14.0, 1.6 + 0.24 * len(each)) for each in labels)
     figure = Figure(figsize=(width + 0.8, height), layout="constrained")

@@ -20,6 +20,7 @@ from transformer.layers.basic import apply_linear, fold_in
 from transformer.layers.cross_attention import Memory
 from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
 from transformer.layers.stack_weights import Params
+from transformer.model_context import replicate
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
 from transformer.models.input_checks import check_segments, check_tokens
@@ -256,7 +257,8 @@ def _predict_target_lengths(
     segments = _segments_of(lengths, source.shape[1])
     output = model.apply({"params": params}, source, None, source_segments=segments)
     assert output.logits is not None
-    return predict_lengths(output.logits, lengths)
+    predicted: jax.Array = replicate(model.constrain, predict_lengths(output.logits, lengths))
+    return predicted
 
 
 @functools.partial(jax.jit, static_argnames=("model", "length"))
@@ -277,7 +279,8 @@ def _predict_tokens(
         segments=_segments_of(targets, length),
     )
     assert output.logits is not None
-    return jnp.argmax(output.logits, axis=-1)
+    tokens: jax.Array = replicate(model.constrain, jnp.argmax(output.logits, axis=-1))
+    return tokens
 
 
 def _segments_of(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]

@@ -34,6 +34,7 @@ from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
+from transformer.model_context import replicate
 from transformer.models.input_checks import check_token_ids, max_cache_length
 from transformer.models.language_model import LanguageModel
 from transformer.models.parameter_checks import check_params
@@ -367,7 +368,8 @@ def _start(
     cache, logits = prefill(model, params, tokens, lengths, cache_length)
     state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, rngs)
     state, new = _sample_next(state, logits, sampling, top_k, stop)
-    return state, new[:, None]
+    remaining, new = replicate(model.constrain, (state.remaining, new))
+    return state.replace(remaining=remaining), new[:, None]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "top_k"), donate_argnames="state")
@@ -398,4 +400,5 @@ def _continue(
     # A fixed number of columns, so that one program serves any `count`.
     no_tokens = jnp.full((TOKENS_PER_CALL, len(state.tokens)), NO_TOKEN, jnp.int32)
     _, state, tokens = jax.lax.while_loop(keep_going, add_token, (jnp.int32(0), state, no_tokens))
-    return state, tokens.T
+    remaining, tokens = replicate(model.constrain, (state.remaining, tokens))
+    return state.replace(remaining=remaining), tokens.T

@@ -27,6 +27,7 @@ from transformer.generation.generate import (
 from transformer.generation.translate import check_sources
 from transformer.layers.stack_weights import Params
 from transformer.losses import token_loss
+from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
@@ -197,4 +198,5 @@ def _score(
         return -token_loss(model, params, batch["hidden"], batch)["loss"].total
 
     rows = {"hidden": hidden, "targets": targets, "weights": scored.astype(jnp.float32)}
-    return jax.lax.map(score_row, rows)
+    scores: jax.Array = replicate(model.constrain, jax.lax.map(score_row, rows))
+    return scores

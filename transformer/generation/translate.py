@@ -17,6 +17,7 @@ from transformer.generation.generate import (
     bucket_length,
 )
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
+from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.input_checks import check_token_ids
 from transformer.models.model import LOGITS
@@ -195,7 +196,7 @@ def _search(
         return output.cache, output.logits[:, 0]
 
     assert start.logits is not None
-    return beam_search(
+    found = beam_search(
         decode_step,
         start.cache,
         start.logits[:, 0],
@@ -205,3 +206,5 @@ def _search(
         config=config,
         max_new_tokens=cache_length,
     )
+    hypotheses: Hypotheses = replicate(model.constrain, found)
+    return hypotheses

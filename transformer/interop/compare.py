@@ -6,7 +6,7 @@ from typing import Any
 from transformer.attention.attention_config import MultiHeadConfig, ScaledDotScore
 from transformer.config import Initialization, TransformerConfig
 from transformer.layers.feedforward import resolve_d_ff
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig
+from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.precision import Precision
 
 NO_EFFECT = {
@@ -52,6 +52,8 @@ def _plain(value: Any, d_model: int) -> Any:
         value = dataclasses.replace(value, **resolved)
     if isinstance(value, FeedForwardConfig):
         value = dataclasses.replace(value, d_ff=resolve_d_ff(value, d_model))
+    if isinstance(value, NormConfig) and value.kind != "layer":  # it has no bias
+        value = dataclasses.replace(value, bias=True)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -103,7 +103,11 @@ def activation_name(activation: str) -> str:
 
 
 def read_rope(
-    fields: Fields, section: Mapping[str, Any] | None = None, default_theta: float = 10_000.0
+    fields: Fields,
+    section: Mapping[str, Any] | None = None,
+    default_theta: float = 10_000.0,
+    *,
+    partial: bool = False,
 ) -> RoPE:
     """Read rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`) has them.
 
@@ -111,6 +115,8 @@ def read_rope(
       fields: Fields of the config.
       section: Parameters of one kind of layers, where kinds differ.
       default_theta: Base where the config has none.
+      partial: Allow `partial_rotary_factor`. Most families ignore it in `transformers` and rotate
+        whole heads.
     """
     # Both forms are taken from the fields: a file may have both, and what nobody reads is refused.
     theta = fields.take("rope_theta", default_theta)
@@ -120,6 +126,8 @@ def read_rope(
     parameters = parameters or old
     theta = float(parameters.pop("rope_theta", theta))
     fraction = float(parameters.pop("partial_rotary_factor", fraction))
+    if fraction != 1 and not partial:
+        raise fields.unsupported("partial_rotary_factor", "1, which this architecture rotates")
     return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(parameters, fields))
 
 

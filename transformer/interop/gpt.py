@@ -104,7 +104,7 @@ GPT2 = Family(
 
 def _read_neox(fields: Fields) -> TransformerConfig:
     layer_norm = NormConfig(epsilon=fields.take("layer_norm_eps", 1e-5))
-    rope = read_rope(fields)
+    rope = read_rope(fields, partial=True)
     if "rotary_emb_base" in fields or "rotary_pct" in fields:  # transformers 4
         theta = float(fields.take("rotary_emb_base", 10_000.0))
         rope = RoPE(theta=theta, fraction=fields.take("rotary_pct", 0.25), scaling=rope.scaling)

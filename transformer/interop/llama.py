@@ -31,12 +31,12 @@ from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormCo
 
 
 def read_attention(
-    fields: Fields, default_theta: float = 10_000.0, **settings: Any
+    fields: Fields, default_theta: float = 10_000.0, *, partial: bool = False, **settings: Any
 ) -> AttentionConfig:
     """Return the attention of a config; `settings` are those that families differ in."""
     num_heads = fields.size("num_attention_heads")
     if "position" not in settings:
-        settings["position"] = read_rope(fields, default_theta=default_theta)
+        settings["position"] = read_rope(fields, default_theta=default_theta, partial=partial)
     return AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=fields.take("num_key_value_heads", num_heads),
@@ -240,7 +240,7 @@ def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
 
 def _read_phi3(fields: Fields) -> TransformerConfig:
     fields.set_missing(rms_norm_eps=1e-5)  # the default of Phi3Config
-    attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
+    attention = with_window(read_attention(fields, partial=True), fields.take("sliding_window", 0))
     check_rotary_dim(fields, attention)
     dropout = fields.take("resid_pdrop", 0.0)
     return read_decoder(fields, (attention,), read_feed_forward(fields), dropout)

@@ -73,10 +73,21 @@ def write_adapter(
     chosen, architecture, _ = express(model, family)
     tensors = model_tensors(chosen, architecture, model, model_leaves(model))
     arrays = {"/".join(path): np.asarray(x) for path, x in flatten_dict(trainable).items()}
-    updates = {
-        module_name(tensor): (tensor, _join(tensor, layout, arrays))
+    adapted = {
+        module_name(tensor): tensor
         for tensor in tensors
         if any(leaf_path(leaf) in layout.adapted for leaf in tensor.leaves)
+    }
+    suffixes = _shortest_suffixes(adapted, {module_name(each) for each in tensors})
+    # PEFT has one rank for all modules of a suffix: one layer alone may have equal factors.
+    stacked = {
+        suffixes[module]
+        for module, tensor in adapted.items()
+        if not _has_shared_rows(tensor, layout, arrays)
+    }
+    updates = {
+        module: (tensor, _join(tensor, layout, arrays, share_rows=suffixes[module] not in stacked))
+        for module, tensor in adapted.items()
     }
     whole_modules = _whole_modules(tensors, layout, arrays)
     values: dict[str, Array] = {}
@@ -85,7 +96,6 @@ def write_adapter(
         values[f"{ROOT}{module}.lora_B.weight"] = factors.b
     for module, parts in whole_modules.items():
         values |= {f"{ROOT}{module}.{name}": array for name, array in parts.items()}
-    suffixes = _shortest_suffixes(updates, {module_name(each) for each in tensors})
     alpha = layout.scale * layout.rank
     larger = {
         suffixes[module]: factors.a.shape[0]
@@ -142,24 +152,49 @@ def _shortest_suffixes(adapted: Iterable[str], modules: set[str]) -> dict[str, s
     return {module: suffix(module) for module in adapted}
 
 
-def _join(tensor: Tensor, layout: LoRALayout, arrays: Mapping[str, Array]) -> Factors:
-    """Return the update of a module from those of the matrices in it."""
+def _adapted_rows(
+    tensor: Tensor, layout: LoRALayout, arrays: Mapping[str, Array]
+) -> list[Array]:  # each [rank, inputs]
+    """Return A of each adapted matrix in a module."""
+    index, rank = tensor.indices[0], layout.rank
+    return [
+        arrays[f"{leaf.path}/{A}"][index].reshape(leaf.inputs, rank).T
+        for leaf in tensor.leaves
+        if leaf_path(leaf) in layout.adapted
+    ]
+
+
+def _has_shared_rows(tensor: Tensor, layout: LoRALayout, arrays: Mapping[str, Array]) -> bool:
+    first, *others = _adapted_rows(tensor, layout, arrays)
+    return all(np.array_equal(first, each) for each in others)
+
+
+def _join(
+    tensor: Tensor, layout: LoRALayout, arrays: Mapping[str, Array], *, share_rows: bool
+) -> Factors:
+    """Return the update of a module from those of the matrices in it.
+
+    Args:
+      tensor: The module's matrix.
+      layout: The adapter.
+      arrays: Its factors.
+      share_rows: The matrices have one A, which is written once. False: theirs are stacked.
+    """
     check_module(tensor)
     index, rank = tensor.indices[0], layout.rank
     adapted = [leaf for leaf in tensor.leaves if leaf_path(leaf) in layout.adapted]
-    rows = [arrays[f"{leaf.path}/{A}"][index].reshape(leaf.inputs, rank).T for leaf in adapted]
-    is_shared = all(np.array_equal(rows[0], each) for each in rows)
-    total = rank if is_shared else rank * len(rows)
+    rows = _adapted_rows(tensor, layout, arrays)
+    total = rank if share_rows else rank * len(rows)
     columns = []
     for leaf in tensor.leaves:
         b = np.zeros((total, *outputs_shape(leaf)), np.float32)
         if leaf in adapted:
-            start = 0 if is_shared else rank * adapted.index(leaf)
+            start = 0 if share_rows else rank * adapted.index(leaf)
             b[start : start + rank] = arrays[f"{leaf.path}/{B}"][index]
         columns.append(b)
     joined = tensor.layout.join(columns, [factor_leaf(leaf, total) for leaf in tensor.leaves])
     return Factors(
-        rows[0] if is_shared else np.concatenate(rows),
+        rows[0] if share_rows else np.concatenate(rows),
         joined.T if is_input_first(tensor) else joined,
     )
 

@@ -254,7 +254,7 @@ def test_better_learning_rate_is_chosen_by_validation() -> None:
 
 
 def test_rules_are_the_same_at_the_smallest_width() -> None:
-    at = dict(base_width=32, depth=2, steps=50)
+    at: Any = dict(base_width=32, depth=2, steps=50)
     assert mup.experiment("mup", 32, 1e-3, **at) == mup.experiment("constant", 32, 1e-3, **at)
     wide, constant = (mup.experiment(rule, 128, 1e-3, **at) for rule in ("mup", "constant"))
     changed = diff_experiments(constant, wide)

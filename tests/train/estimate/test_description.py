@@ -17,9 +17,12 @@ from tests.train.estimate.tiny_models import (
 from tests.train.support import light_compiler as light_compiler
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.errors import UserError
-from train.estimate.description import describe
+from train.estimate.description import describe, describe_model
 from train.experiment import Experiment
+from train.lora.lora_config import LoRAConfig
+from train.optim.elementwise import AdamW
 from transformer import (
+    LanguageModel,
     LearnedPositions,
 )
 
@@ -97,3 +100,24 @@ def test_import_loads_no_jax() -> None:
     modules = "train.estimate.description, train.doctor.report"
     command = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
+
+
+def test_memory_variants_of_lora_train_its_parameters_alone() -> None:
+    described = describe_tiny(TINY, lora=LoRAConfig(rank=2), optimizer=AdamW())
+    [variant] = [
+        each
+        for each in described.memory_variants
+        if (each.precision, each.optimizer) == ("float32", "adamw")
+    ]
+    assert variant.memory == described.memory
+    whole = describe_tiny(TINY).eight_bit_state
+    adapter = described.eight_bit_state
+    assert adapter.codes + adapter.unquantized < whole.codes + whole.unquantized
+
+
+def test_one_token() -> None:
+    """The cache of one token is all of the cache."""
+    [first, *_] = describe_model(
+        LanguageModel(TINY), batch_size=5, sequence_length=1
+    ).decoding_costs
+    assert first.cache_bytes_per_token == first.cache_bytes == 3 * (5 + 11) * 4

@@ -28,6 +28,7 @@ from transformer import (
     NoPosition,
     RoPE,
 )
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.layers.layer_config import MoEConfig
 
 VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
@@ -72,6 +73,10 @@ def an_experiment(
     """Return an experiment of three layers without dropout, two KV heads, and packed documents."""
     attention = {"num_heads": 4, "num_kv_heads": 2, "position": RoPE(), "bias": False, **attention}
     mixer = mixer or AttentionConfig(**attention)
+    if model == "windows":
+        shared = {field.name for field in dataclasses.fields(SlidingWindowConfig)}
+        settings = {name: getattr(mixer, name) for name in shared if hasattr(mixer, name)}
+        mixer = SlidingWindowConfig(window=3, dilation=2, **settings)
     feed_forward_config = {"experts": mixture(0), "capacity": mixture(1.5)}.get(
         model, FeedForwardConfig(24)
     )

@@ -1,5 +1,6 @@
 """Several processes on one machine stand in for several hosts."""
 
+import importlib.util
 import os
 import signal
 import socket
@@ -15,7 +16,12 @@ import pytest
 
 from tests.train.support import lines_of, write_config
 from train.errors import UserError
-from train.parallel.distributed import Coordinator, explain_lost_peers, find_coordinator
+from train.parallel.distributed import (
+    Coordinator,
+    explain_lost_peers,
+    find_coordinator,
+    initialize_distributed,
+)
 
 TWO = {"JAX_COORDINATOR_ADDRESS": "there:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}
 
@@ -53,6 +59,21 @@ def test_coordinator_address_from_the_environment(
 def test_incomplete_distributed_settings_raise(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_coordinator({**TWO, **changes})
+
+
+def test_hosts_that_jax_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Kubernetes JAX needs a package, and on no host does it say so by an error."""
+
+    def initialize(*arguments: Any, **more: Any) -> None:
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    pod = {"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}
+    with pytest.raises(UserError, match=r"does not find .* install the package kube"):
+        initialize_distributed({"JAX_PLATFORMS": "cpu", **pod})
+    with pytest.raises(UserError, match=r"JAX_PROCESS_ID on each$"):
+        initialize_distributed({"JAX_PLATFORMS": "cpu", "OMPI_COMM_WORLD_SIZE": "2"})
 
 
 def test_other_errors_are_unchanged() -> None:

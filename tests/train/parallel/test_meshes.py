@@ -30,7 +30,7 @@ from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sparse_configs import BigBirdConfig
 from transformer.layers.layer_config import MoEConfig
 
 
@@ -57,6 +57,8 @@ def alone(folder: Path) -> Callable[[str], Outcome]:
         ("experts", MeshConfig(data=2, expert=2, context=2)),
         ("experts", MeshConfig(data=1, fsdp=2, expert=2, tensor=2)),
         ("capacity", MeshConfig(data=2, fsdp=2, expert=2)),
+        ("capacity", MeshConfig(data=4, context=2)),
+        ("windows", MeshConfig(data=2, context=4)),
     ],
     ids=str,
 )
@@ -68,8 +70,10 @@ def test_mesh_equals_one_device(
     assert abs(expected.losses[-1] - expected.losses[0]) > 1e-3  # weights that are gathered
     several = {axis: size for axis, size in result.mesh.shape.items() if size > 1}
     expected_leaf = {axis: KINDS[axis] for axis in several}
-    if model == "capacity":
+    if model == "capacity" and mesh.expert > 1:
         expected_leaf["expert"] = {"all-reduce", "all-to-all"}
+    if model == "capacity" and mesh.context > 1:  # slots are given in the order of all tokens
+        expected_leaf["context"] = KINDS["context"] | {"all-gather"}
     assert kinds_by_axis(result.collectives) == expected_leaf
     for one in result.collectives:
         if one.kind == "all-gather" and "fsdp" in one.axes:
@@ -125,8 +129,8 @@ def test_weights_are_initialized_in_shards(folder: Path) -> None:
     ("changes", "message"),
     [
         (
-            {"mixer": SlidingWindowConfig(num_heads=4, window=4)},
-            r"mesh.context 2: model.layer_pattern.0.mixer is sliding_window, which cannot",
+            {"mixer": BigBirdConfig(num_heads=4)},
+            r"mesh.context 2: model.layer_pattern.0.mixer is bigbird, which cannot",
         ),
         ({"position": CONTEXT["alibi"]}, "it supports dot products only, without a bias; set mesh"),
         (

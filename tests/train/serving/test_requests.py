@@ -13,10 +13,12 @@ USER = {"role": "user", "content": "hi"}
 def test_defaults_are_those_of_the_api() -> None:
     request = parse_completion({"prompt": "a"})
     assert request.prompts == ("a",)
-    assert (request.max_tokens, request.num_choices, request.stop) == (16, 1, ())
+    assert (request.max_tokens, request.default_max_tokens) == (None, 16)
+    assert (request.num_choices, request.stop) == (1, ())
     assert request.sampling == SamplingConfig(temperature=1, top_k=0, top_p=1)
     assert (request.stream, request.include_usage) == (False, False)
-    assert parse_chat({"messages": [USER]}).max_tokens is None
+    chat = parse_chat({"messages": [USER]})
+    assert (chat.max_tokens, chat.default_max_tokens) == (None, None)
 
 
 def test_seed_is_drawn_unless_given() -> None:

@@ -34,8 +34,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @contextlib.contextmanager
-def serving(run: Run, **settings: Any) -> Iterator[Server]:
-    with Server(("127.0.0.1", 0), Generator(run, 20, 30), "tiny", **settings) as server:
+def serving(run: Run, max_tokens: int = 20, **settings: Any) -> Iterator[Server]:
+    generator = Generator(run, max_tokens, 30)
+    with Server(("127.0.0.1", 0), generator, "tiny", **settings) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -359,3 +360,10 @@ def test_failure_is_an_error_and_the_server_lives(
             assert said in caplog.text
             assert expected == 500 or said in answer["error"]["message"]
     assert ask(server, "/health")[0] == 200
+
+
+def test_default_of_max_tokens_is_within_the_limit(run: Run) -> None:
+    """A client that names no number gets an answer from a server that allows fewer than 16."""
+    with serving(run, max_tokens=3) as made:
+        status, answer = ask(made, "/v1/completions", {"prompt": "the", "temperature": 0})
+        assert (status, answer["usage"]["completion_tokens"] <= 3) == (200, True)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -20,6 +20,9 @@ from train.data.example_configs import PreferenceDataConfig
 from train.data.preferences import parse_pair
 from train.engine import make_engine
 from train.errors import UserError
+from train.estimate.batch_shapes import resolve_sizes
+from train.estimate.quantities import Quantities
+from train.estimate.target import local_target
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
@@ -267,3 +270,15 @@ def test_references_that_are_refused(folder: Path, tmp_path: Path) -> None:
     path.write_text((json.dumps({**record, "reference": value}) + "\n") * 3)
     with pytest.raises(UserError, match=r"sums over \(2, 3\) tokens, and the answers have \(2, 2"):
         make_task(experiment).prepare_corpus()
+
+
+def test_plan_counts_the_reference(folder: Path) -> None:
+    """Without the reference in the data, a step has one forward pass more."""
+    flops = {}
+    for reference in ("base", "data"):
+        task = PreferenceOptimization(BETA, reference=cast("Any", reference))
+        experiment, _ = resolve_sizes(make_experiment(folder, task=task))
+        flops[reference] = Quantities.from_experiment(experiment, local_target())
+    more = flops["base"].training_flops.total(causal=True)
+    own = flops["data"].training_flops.total(causal=True)
+    assert more == own + flops["data"].token_flops.total(causal=True)

@@ -19,7 +19,9 @@ from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.visualization.attention_view import (
     AttentionView,
+    _find_layer,
     decode_weights,
+    draw_head,
     encode_weights,
     shrink,
     token_labels,
@@ -203,6 +205,25 @@ def test_keyboard_reaches_every_part(browser: Chromium, tmp_path: Path) -> None:
     assert browser.messages == []
 
 
+def test_layers_are_named_by_their_numbers(tmp_path: Path) -> None:
+    """Layers without weights have no map: the first with some may be layer 1."""
+    maps = (
+        *(softmax_map("encoder", layer, (4, 2, 2)) for layer in range(3)),
+        *(softmax_map("decoder", layer, (2, 3, 3), causal=True) for layer in (1, 3)),
+    )
+    view = AttentionView("title", "", maps, ["a", "b", "c"], ["d", "e"], ["b", "c"], 3, 1)
+    assert check_page(view.html())["open"] == [1, 1]
+    [axes, *_] = draw_head(view).axes
+    assert axes.get_title() == "Decoder self-attention, layer 3, head 1"
+    assert _find_layer(maps, None, 0) == 1
+    for layer, head, message in (
+        (2, 0, "layer 2: has no weights of decoder self-attention; layers that have are 1, 3"),
+        (1, 2, "head 2: layer 1 has 2 of decoder self-attention; give 0 to 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            _find_layer(maps, layer, head)
+
+
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1200, True), (390, False)])
 def test_page_fits_phones_and_dark_mode(width: int, dark: bool, tmp_path: Path) -> None:
@@ -245,7 +266,8 @@ def test_unsupported_inputs_raise(run: train.Run) -> None:
     assert isinstance(run.tokenizer, Tokenizer)
     cases: list[tuple[str, Any, str]] = [
         ("the cat " * 9, {}, "the model reads 16; shorten it"),
-        ("the", {"head": 4}, "head 4: the model has 4 with weights; give 0 to 3"),
+        ("the", {"head": 4}, "head 4: layer 0 has 4 of decoder self-attention; give 0 to 3"),
+        ("the", {"layer": 2}, "layer 2: has no weights of .*; layers that have are 0, 1"),
         ("the", {"target": "die"}, "--target: the run's model reads one text"),
     ]
     for text, options, message in cases:

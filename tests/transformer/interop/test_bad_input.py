@@ -11,8 +11,15 @@ import jax
 import numpy as np
 import pytest
 
-from transformer.attention.position_config import LearnedPositions
-from transformer.config import BlockConfig, TransformerConfig
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    FeedForwardConfig,
+    LearnedPositions,
+    NormConfig,
+    RoPE,
+    TransformerConfig,
+)
 from transformer.interop.family_registry import FAMILIES, REFUSED
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import (
@@ -283,3 +290,33 @@ def test_fields_that_a_config_leaves_out_have_the_defaults_of_transformers(
     del values[name]
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert value in repr(read_config(tmp_path).config)
+
+
+def llama(**changes: Any) -> LanguageModel:
+    """Return a model of Llama's architecture, but for some of its attention or norm."""
+    norm = NormConfig("rms", epsilon=1e-6, bias=changes.pop("norm_bias", True))
+    block = BlockConfig(
+        mixer=AttentionConfig(num_heads=2, bias=False, position=RoPE(**changes)),
+        feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
+        norm=norm,
+    )
+    sizes: Any = dict(vocab_size=32, d_model=16, num_layers=2)
+    return LanguageModel(TransformerConfig(layer_pattern=(block,), final_norm=norm, **sizes))
+
+
+def test_only_some_families_rotate_a_part_of_a_head(tmp_path: Path) -> None:
+    """`transformers` reads `partial_rotary_factor` in Phi-3 and GPT-NeoX, not in Llama."""
+    assert express(llama())[0].model_type == "llama"
+    model = llama(fraction=0.5)
+    assert express(model)[0].model_type == "phi3"
+    for family in ("llama", "mistral", "qwen2"):
+        with pytest.raises(InteropError, match="partial_rotary_factor"):
+            express(model, family)
+    folder = from_fixture("llama-grouped", tmp_path, partial_rotary_factor=0.5)
+    with pytest.raises(InteropError, match=r"partial_rotary_factor 0\.5 is not supported; only 1"):
+        read_model(folder)
+
+
+def test_settings_without_effect_do_not_prevent_an_export() -> None:
+    """RMSNorm has no bias, whatever `norm.bias` says."""
+    assert express(llama(norm_bias=False))[0].model_type == "llama"

@@ -96,6 +96,24 @@ def test_fused_projections_share_one_adapter(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, again.trainable, trainable)
 
 
+def test_layers_of_a_module_have_one_rank(tmp_path: Path) -> None:
+    """Factors that are equal in one layer alone, all zero, are stacked as in the others."""
+    model, params, family = read_base("gpt2-tied")
+    layout = LoRALayout.create(model.logical_axes(), rank=2, alpha=2, targets=("query", "value"))
+    draw = np.random.RandomState(0)
+    trainable = jax.tree.map(
+        lambda x: draw.randn(*x.shape).astype(np.float32), layout.init(jax.random.key(0), params)
+    )
+    for factors in trainable["layers"]["place_0"]["mixer"].values():
+        factors["lora_a"][1] = 0
+    write_adapter(tmp_path, model, layout, trainable, family=family)
+    file = SafetensorsFile(tmp_path / ADAPTER_WEIGHTS)
+    ranks = {file.tensors[name].shape[0] for name in file.tensors if "lora_A" in name}
+    assert ranks == {4}
+    again = read_adapter(tmp_path, model, family=family)
+    jax.tree.map(np.testing.assert_array_equal, again.trainable, trainable)
+
+
 def test_trained_head_is_saved_in_modules_to_save(tmp_path: Path) -> None:
     model, params, family = read_base("bert-classifier")
     trained = ("head", "head_bias", "pooler", "pooler_bias")

@@ -1,0 +1,59 @@
+"""Two processes that generate text together, each with one device, read the same whole texts."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import dataclasses, json, sys
+from pathlib import Path
+import jax
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+jax.config.update("jax_disable_most_optimizations", True)
+from tests.train.support import tiny
+from tests.train.tasks.support import tiny_translator
+from train.parallel.distributed import barrier
+import train
+folder = Path(sys.argv[3])
+if jax.process_index() == 0:
+    tiny(folder), tiny_translator(folder)  # write the texts
+barrier("texts")
+translator = dataclasses.replace(tiny_translator(folder), steps=2)
+run = train.fit(translator, str(folder / "translator"), quiet=True)
+model = train.fit(tiny(folder, steps=2), str(folder / "model"), quiet=True)
+texts = model.generate(["the cat", "a cat"], max_new_tokens=5, temperature=0)
+scores = [float(each.total) for each in model.score(["the cat", "a cat"])]
+print(json.dumps([run.final_metrics["bleu"], texts, scores]))
+"""
+
+
+@pytest.mark.full
+def test_two_processes_generate_together(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
+        )
+        for index in range(2)
+    ]
+    ended = [process.communicate(timeout=500) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ended
+    one, other = (json.loads(output.splitlines()[-1]) for output, _ in ended)
+    assert one == other
+    assert len(one[1]) == 2
+    for run in ("translator", "model"):
+        events = (tmp_path / run / "logbook.jsonl").read_text()
+        assert "sample failed" not in events
+        assert '"finished"' in events

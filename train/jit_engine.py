@@ -83,7 +83,7 @@ class JitEngine(Engine):
         # By rank: metrics [] are replicated, rows are split over the batch axes of the mesh
         # (`examples` [B]), and the tokens of a row over its context axis ([B, T, ...]).
         self._shardings = [logical_to_sharding(mesh, ("batch", "length")[:n]) for n in range(3)]
-        self._context_shards = num_shards(mesh, "length")
+        self._zigzag_shards = num_shards(mesh, "length") if experiment.model.causal else 1
         self._abstract_state = place_state(experiment, mesh, self._init, axes)
         # The state is donated: XLA writes the new parameters and moments into the buffers of the
         # old ones, and memory never holds both. Input shardings are those of the arguments.
@@ -108,10 +108,8 @@ class JitEngine(Engine):
         return self._abstract_state
 
     def put_batch(self, rows: dict[str, np.ndarray]) -> Batch:
-        # Only a causal mask makes the work uneven. Experts with a capacity, which causal models
-        # cannot have, take tokens in the order of memory.
-        if self._context_shards > 1 and self.experiment.model.causal:
-            rows = zigzag_reorder(rows, self._context_shards)
+        if self._zigzag_shards > 1:
+            rows = zigzag_reorder(rows, self._zigzag_shards)
         return {name: self._place_rows(array) for name, array in rows.items()}
 
     def _place_rows(self, array: np.ndarray) -> jax.Array:

@@ -3,8 +3,8 @@
 Under a causal mask the first tokens of a sequence attend to few keys and the last ones to all. For
 equal work on all C context shards, a row is cut into 2 C pieces and shard i takes pieces i and
 2 C - 1 - i (zigzag order; Grattafiori et al. 2024, section 3.3.2). The order of the tokens in
-memory does not affect the results of causal models: a token's place is given by `positions` alone,
-and losses are sums.
+memory does not affect their results: a token's place is given by `positions` alone, and losses are
+sums. Other models keep the order: their work is even, and experts with a capacity depend on it.
 """
 
 import dataclasses

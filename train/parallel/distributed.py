@@ -163,10 +163,10 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
                 "KUBERNETES_SERVICE_HOST" in environment
                 and importlib.util.find_spec("kubernetes") is None
             )
+            other_way = ", or on Kubernetes install the package kubernetes" if package else ""
             raise UserError(
                 f"hosts: JAX does not find the other ones ({reason}); set JAX_COORDINATOR_ADDRESS, "
-                "JAX_NUM_PROCESSES and JAX_PROCESS_ID on each"
-                + (", or on Kubernetes install the package kubernetes" if package else "")
+                f"JAX_NUM_PROCESSES and JAX_PROCESS_ID on each{other_way}"
             ) from error
         raise UserError(
             f"hosts: not all of them connected within {CONNECT_TIMEOUT_SECONDS} s ({reason}); "

@@ -126,7 +126,7 @@ def write_word_vectors(
 ) -> None:
     """Write vectors as text in the format of word2vec."""
     lines = [f"{len(vocabulary)} {vectors.shape[1]}"]
-    for word, row in vocabulary.items():
+    for word, row in sorted(vocabulary.items(), key=lambda each: each[1]):
         lines.append(" ".join([word, *(f"{each:.6g}" for each in vectors[row])]))
     file.write_text("\n".join([*lines, ""]), encoding="utf-8")
 

@@ -59,5 +59,5 @@ def test_written_vectors_are_read_again(tmp_path: Path) -> None:
     vectors = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     write_word_vectors(tmp_path / "v.txt", {"cat": 2, "<unk>": 0, "Axt": 1}, vectors)
     rows, table = read_word_vectors(str(tmp_path / "v.txt"))
-    assert dict(rows) == {"cat": 0, "<unk>": 1, "Axt": 2}
-    np.testing.assert_allclose(table, vectors[[2, 0, 1]], rtol=1e-5)
+    assert dict(rows) == {"<unk>": 0, "Axt": 1, "cat": 2}
+    np.testing.assert_allclose(table, vectors, rtol=1e-5)

@@ -1,11 +1,11 @@
 """Effect of pretrained word vectors on a classifier with few examples.
 
     python -m bench.word_vectors [--text $TRANSFORMER_DATA/wikitext-2/train.txt --seeds 3]
-        [--save FILE]
+        [--classifier sst2] [--save FILE]
 
-Skip-gram with negative samples (Mikolov et al. 2013) is trained on the text and on TREC's training
-questions. Its vectors initialize the embeddings of a bag and of an LSTM, which are compared with
-the same models from random embeddings of the same size.
+Skip-gram with negative samples (Mikolov et al. 2013) is trained on the text and on the training
+texts of a classifier, by default TREC's questions. Its vectors initialize the embeddings of a bag
+and of an LSTM, which are compared with the same models from random embeddings of the same size.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.trec import EXPERIMENTS as TREC
+from train.config.experiment_files import find_experiment
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
@@ -135,17 +136,19 @@ def main(
     text: Path = TEXT,
     steps: int = 10_000,
     seeds: int = 3,
+    classifier: Literal["trec", "sst2"] = "trec",
     save: Path | None = None,
 ) -> None:
-    """Print the accuracy on TREC's 500 test questions: mean and range over seeds.
+    """Print the accuracy on the test texts, TREC's 500 questions: mean and range over seeds.
 
     Args:
-      text: Text on which vectors are trained, beside the training questions.
+      text: Text on which vectors are trained, beside the classifier's own training texts.
       steps: Steps of that training.
       seeds: Number of classifiers of each kind. 0: only the vectors.
+      classifier: Config whose texts and words are used.
       save: File to write the vectors to, in the format of word2vec, for `fit --init-from`.
     """
-    bag = TREC["bag"]
+    bag = dataclasses.replace(TREC["bag"], data=find_experiment(classifier).data)
     models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
     corpus = ClassificationTask(bag).prepare_corpus()
     words = ClassificationTask(bag).resolve_experiment(corpus).model.vocab_size

@@ -12,6 +12,9 @@ them.
 
     python -m train fit sst2:bag --data.path sst2/phrases.tsv \
         --data.validation-path sst2/dev.tsv --data.test-path sst2/test.tsv
+
+`sst2:hybrid` is the model of `trec:hybrid` with the recipe of `sst2:bag`, best started from word
+vectors (`python -m bench.word_vectors --classifier sst2 --seeds 0 --save FILE`).
 """
 
 import dataclasses
@@ -56,4 +59,6 @@ _BAG = dataclasses.replace(
     checkpoint=CheckpointConfig(every=1000, keep_last=1),
 )
 
-EXPERIMENTS = {"sst2": _SST2, "bag": _BAG}
+_HYBRID = dataclasses.replace(_BAG, name="sst2-hybrid", model=TREC["hybrid"].model)
+
+EXPERIMENTS = {"sst2": _SST2, "bag": _BAG, "hybrid": _HYBRID}

@@ -2,8 +2,9 @@
 
 The config decides the model. A weight of the source is taken if the model has one of the same tree
 path, and the same shape. Of a vocabulary table (embedding or output) the rows of the tokens that
-both tokenizers have are taken. All other weights keep their initial values, and the optimizer
-starts anew. The depth is part of a shape: layers are stacked along the first axis of each weight.
+both tokenizers have are taken; of word vectors, those of the words that are tokens. All other
+weights keep their initial values, and the optimizer starts anew. The depth is part of a shape:
+layers are stacked along the first axis of each weight.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from train.checkpoint.tree_paths import named_leaves
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+from train.evaluation.metrics import gather_to_host
 from train.parallel.sharding import init_on_devices
 from train.run import load
 from train.run_folder.folder import RunFolder
@@ -27,9 +29,9 @@ from train.tasks.task_configs import TaskConfig
 from train.telemetry.event_log import EventLog
 from train.word_vectors import (
     check_width,
+    copy_scaled,
     is_word_vector_file,
     read_word_vectors,
-    rescale,
     rows_of_words,
 )
 from transformer.lora import matches_pattern
@@ -58,7 +60,7 @@ class WarmStart:
     params: Any
     """Nested dicts of arrays, with any part of the model's weights."""
     source: str = PYTHON_SOURCE
-    """Folder of a run, or `params`."""
+    """Folder of a run, file of word vectors, or `params`."""
     only: str = ""
     """Pattern of the tree paths to take, with `*` and `?` as in file names: `*/mixer/*`. A plain
     name takes all below it: `layers`. Empty: all."""
@@ -104,6 +106,11 @@ class WarmStartSource(NamedTuple):
         if self.params is not None:
             return WarmStart(self.params, only=self.init_only, adapter=self.init_adapter)
         if is_word_vector_file(self.init_from):
+            if self.init_adapter:
+                raise UserError(
+                    f"init_adapter {self.init_adapter}: is for a trained model, and "
+                    f"{self.init_from} is a file of word vectors; give the folder of a run"
+                )
             words, table = read_word_vectors(self.init_from)
             params = {"embedding": table}
             return WarmStart(params, self.init_from, self.init_only, words=words)
@@ -163,7 +170,7 @@ class WarmStartReport(NamedTuple):
         """Return what to print: the numbers of weights, and the names of those not taken."""
         lines = [f"starts with {len(self.taken)} weights of {source}: {_shorten(self.taken)}"]
         for name, rows in self.resized.items():
-            lines.append(f"of {name} the rows of the {rows} tokens that both have")
+            lines.append(f"of {name} the rows of {rows} tokens, which {source} has too")
         if self.new:
             lines.append(f"initialized from the seed: {_shorten(self.new)}")
         if self.left:
@@ -279,10 +286,11 @@ def merge_params(
     for name in taken:
         value = source[name]
         if name in shared:
-            axis, table = VOCABULARY_TABLES[name], np.asarray(merged[name])
+            axis, table = VOCABULARY_TABLES[name], gather_to_host(merged[name])
             if warm_start.words is not None:
-                value = rescale(value, shared[name], table)
-            value = _copy_rows(table, np.asarray(value), shared[name], axis)
+                value = copy_scaled(table, value, shared[name], warm_start.source)
+            else:
+                value = _copy_rows(table, np.asarray(value), shared[name], axis)
         merged[name] = copy_as(value, own[name])
     params = jax.tree.unflatten(jax.tree.structure(shapes), [merged[name] for name in own])
     resized = {name: len(rows) for name, rows in shared.items()}
@@ -358,10 +366,8 @@ def _other_tokens(name: str, warm_start: WarmStart, tokenizer: Tokenizer | None)
     """Return True for a vocabulary table whose rows belong to another tokenizer's tokens."""
     if name not in VOCABULARY_TABLES:
         return False
-    if warm_start.words is not None:
-        return True
     if tokenizer is None or warm_start.tokenizer is None:
-        return False
+        return warm_start.words is not None
     return tokenizer.digest != warm_start.tokenizer.digest
 
 

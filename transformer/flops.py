@@ -63,7 +63,7 @@ class TokenFlops:
     """Mixers whose scores have no formula (`Mixer.score_flops` returns None)."""
 
     def plus(self, other: "TokenFlops") -> "TokenFlops":
-        """Return the FLOPs of both, of one model at one length."""
+        """Return the sum of two counts of the same model and length."""
         names = ("projections", "scores", "scores_causal", "feed_forward", "vocabulary")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return dataclasses.replace(self, **sums)

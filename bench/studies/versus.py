@@ -1,6 +1,6 @@
 """Transformer against Transformer++ at equal compute, and one change at a time.
 
-    python -m bench.studies.versus [--data DATA] [--widths 64 112 160] [--minutes 10]
+    python -m bench.studies.versus [--data DATA] [--widths 64 112 160 208 352] [--minutes 10]
 
 The corpus is the source of Python's standard library, or WikiText-2 in DATA/wikitext-2/.
 

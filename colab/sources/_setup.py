@@ -6,10 +6,16 @@
 # The second cell installs the project if it is missing: from `REPOSITORY`, from the checkout that contains this notebook, or from an uploaded archive of the project (`.zip`, `.tar.gz` or `.whl`). It keeps the version of every installed package, because JAX and its libraries match the GPU or TPU of this machine. In a fork, set `REPOSITORY` and the link above once.
 
 # %% look
+import os
+
+# Programs that a notebook starts share a GPU with it. A TPU has one owner: they use the CPU.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 try:
     import jax
 
     devices = jax.devices()
+    if devices[0].platform == "tpu":
+        os.environ["JAX_PLATFORMS"] = "cpu"
     print(
         f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform}), jax {jax.__version__}"
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,11 +20,13 @@ from tests.train.support import (
     shared_programs,  # noqa: F401
 )
 from tests.train.tasks.support import tiny_classifier
-from train.errors import UserError
+from train.cli.config_verbs import pop_init_model
+from train.data.data_config import TokenizerConfig
+from train.errors import UsageError, UserError
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
-from train.word_vectors import read_word_vectors, rows_of_words
+from train.word_vectors import copy_scaled, read_word_vectors, rows_of_words
 
 
 def write_vectors(file: Path, words: list[str], width: int, scale: float = 5.0) -> np.ndarray:
@@ -47,7 +50,7 @@ def fit(experiment: Experiment, workdir: Path, init_from: Path | str = "") -> tr
 
 @pytest.mark.parametrize("form", ["glove", "word2vec", "gzip"])
 def test_formats(tmp_path: Path, form: str) -> None:
-    text = "the 0.5 -1 2\n. . . 1e-3 0 4\ncafé 1 2 3\nthe 7 7 7\n"
+    text = "\ufeffthe 0.5 -1 2\n. . . 1e-3 0 4\ncafé 1 2 3\nthe 7 7 7\n"
     if form == "word2vec":
         text = f"4 3\n{text}".replace("\n", " \n")  # word2vec ends lines with a space
     file = tmp_path / ("vectors.txt.gz" if form == "gzip" else "vectors.txt")
@@ -63,8 +66,9 @@ def test_formats(tmp_path: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ("3 2\ncat 1 2\n", "has 1 words, and its first line says 3; fetch it again"),
         ("", "has no word vectors"),
-        ("2 3\n", "has no word vectors"),
+        ("2 3\n", "has 0 words, and its first line says 2"),
         ("the 1 2 3\na 1 2\n", "line 2: is not a word and 3 numbers"),
         ("the 1 2 3\na 1 2 nan\n", "line 2: is not a word and 3 numbers"),
         ("the\n", "line 1: is not a word and its numbers"),
@@ -111,11 +115,29 @@ def test_embeddings_begin_with_the_vectors(tmp_path: Path, still: Experiment) ->
     jax.tree.map(assert_equal, started.params, resumed.params)
 
 
-def test_tokens_in_upper_case() -> None:
-    """A token has its own vector if there is one, else that of the word in lower case."""
-    tokenizer = SimpleNamespace(vocabulary={"Cat": 0, "cat": 1, "Dog": 2, "axe": 3})
-    words = {"cat": 10, "dog": 11, "Dog": 12}
-    assert rows_of_words(words, "v.txt", cast("Any", tokenizer)) == [(0, 10), (1, 10), (2, 12)]
+def test_cases_of_words() -> None:
+    """A token has its own vector if there is one, else that of the word in another case."""
+    tokenizer = SimpleNamespace(
+        vocabulary={"Cat": 0, "cat": 1, "Dog": 2, "axe": 3, "paris": 4}, has_word_tokens=True
+    )
+    words = {"cat": 10, "dog": 11, "Dog": 12, "Paris": 13, "PARIS": 14}
+    found = rows_of_words(words, "v.txt", cast("Any", tokenizer))
+    assert found == [(0, 10), (1, 10), (2, 12), (4, 13)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_scale_of_the_initial_embeddings(dtype: str) -> None:
+    """Of a large table too, whose sums NumPy cannot compute in bfloat16."""
+    draw = np.random.default_rng(0)
+    table = np.asarray(jnp.asarray(draw.normal(size=(1000, 128)) * 0.02, dtype))
+    vectors = draw.normal(size=(3000, 128)).astype(np.float32) * 5
+    rows = [(token, 2 * token) for token in range(0, 1000, 2)]
+    result = copy_scaled(table, vectors, rows, "v.txt")
+    assert result.dtype == table.dtype
+    assert np.std(result[::2].astype(np.float64)) == pytest.approx(0.02, rel=0.02)
+    np.testing.assert_array_equal(result[1::2], table[1::2])
+    with pytest.raises(UserError, match=r"v\.txt: all numbers of this run's words are equal"):
+        copy_scaled(table, np.ones_like(vectors), rows, "v.txt")
 
 
 def test_refused(tmp_path: Path, still: Experiment) -> None:
@@ -125,12 +147,21 @@ def test_refused(tmp_path: Path, still: Experiment) -> None:
     with pytest.raises(UserError, match=r"v\.txt: has 3 numbers for each word"):
         fit(still, tmp_path / "run", file)
     write_vectors(file, ["elsewhere"], still.model.d_model)
-    with pytest.raises(UserError, match="none of its 1 words is a token of this run"):
+    with pytest.raises(UserError, match="none of its 1 words is among the"):
         fit(still, tmp_path / "run", file)
     write_vectors(file, ["cat"], still.model.d_model)
     with pytest.raises(UserError, match="needs a trained model to adapt"):
         fit(dataclasses.replace(still, lora=LoRAConfig(rank=2)), tmp_path / "run", file)
+    data: Any = still.data
+    data = dataclasses.replace(data, tokenizer=TokenizerConfig("byte"))
+    with pytest.raises(UserError, match="word vectors need tokens that are words"):
+        fit(dataclasses.replace(still, data=data), tmp_path / "run", file)
+    with pytest.raises(UserError, match=r"init_adapter a: is for a trained model, and .*v\.txt is"):
+        train.fit(still, str(tmp_path / "run"), init_from=str(file), init_adapter="a")
     assert not (tmp_path / "run").exists()
+    [change] = [pop_init_model(["--init-from", str(file), "--init-model"])]
+    with pytest.raises(UsageError, match="is a file of word vectors, which has no model"):
+        change(still)
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +176,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_vectors(tmp_path / "v.txt", ["cat", "saw"], width)
     done = command(capsys, "fit", config, "--workdir", str(tmp_path / "run"), "--init-from", file)
     assert done.status == 0, done.error
-    assert "of embedding the rows of the 2 tokens that both have" in done.output + done.error
+    assert "of embedding the rows of 2 tokens, which " in done.output + done.error
     swept = ("--seeds", "2", "--workdir", str(tmp_path / "sweep"), "--init-from", file)
     done = command(capsys, "sweep", config, *swept)
     assert done.status == 0, done.error

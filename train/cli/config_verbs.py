@@ -155,7 +155,13 @@ def pop_init_model(arguments: list[str]) -> Callable[[Experiment], Experiment]:
         from train.run import read_experiment
         from train.run_folder.folder import RunFolder
         from train.tasks.task_configs import Translation
+        from train.word_vectors import is_word_vector_file
 
+        if is_word_vector_file(sources[0]):
+            raise UsageError(
+                f"--init-model: {sources[0]} is a file of word vectors, which has no model; leave "
+                "it out"
+            )
         source = read_experiment(RunFolder.open_existing(sources[0], "init_from"))
         if isinstance(source.task, Translation) and isinstance(experiment.task, Translation):
             task = dataclasses.replace(experiment.task, start_token=source.task.start_token)

@@ -112,6 +112,7 @@ class Tokenizer:
       special_token_ids: Tokens that are not part of any text.
       vocab_size: One more than the largest token id.
       vocabulary: Token ids by token.
+      has_word_tokens: True if each token is a whole word.
       digest: Equal for equal tokenizers.
       chat_template: Jinja template of conversations; empty if there is none.
       special_token_names: Special tokens by their names in the template: `eos_token`.
@@ -132,6 +133,7 @@ class Tokenizer:
         backend.no_truncation()
         self._backend = backend
         self.vocabulary: dict[str, int] = backend.get_vocab()
+        self.has_word_tokens = component_spec(backend.model)["type"] == "WordLevel"
         vocabulary = self.vocabulary
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.eos_token_id = _end_of_text(vocabulary, origin)

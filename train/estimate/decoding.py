@@ -94,16 +94,17 @@ def count_decoding_cost(
 
     source = context_length if model.config.encoder is not None else 0
 
-    def size(tokens: int, source_tokens: int) -> int:
+    def size_of_cache(tokens: int, source_tokens: int) -> int:
+        # `cache_bytes` needs a token, and an empty cache has no bytes.
         return cache_bytes(model, tokens, source_tokens) if tokens else 0
 
-    cache_size = size(context_length, source)
+    cache_size = size_of_cache(context_length, source)
     return DecodingCost(
         num_kv_heads=_kv_heads(model.config),
         context_length=context_length,
         source_length=source,
-        cache_bytes_per_token=cache_size - size(context_length - 1, source),
-        cache_bytes_per_source_token=cache_size - size(context_length, max(source - 1, 0)),
+        cache_bytes_per_token=cache_size - size_of_cache(context_length - 1, source),
+        cache_bytes_per_source_token=cache_size - size_of_cache(context_length, max(source - 1, 0)),
         cache_bytes=cache_size,
         weight_bytes=decode_step_weight_bytes(model),
         flops=count_decode_step_flops(model, context_length).total(causal=False),

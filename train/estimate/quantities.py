@@ -92,7 +92,7 @@ class Quantities:
         token_flops = count_token_flops(model, length, fraction, lora)
         training_flops = count_training_flops(model, length, fraction, lora)
         if make_task(experiment).has_reference_pass:
-            training_flops = training_flops.plus(token_flops)
+            training_flops = training_flops.plus(count_token_flops(model, length, fraction))
         inside = [leaf for leaf in leaves if leaf.path_in_side[0] == "layers"]
         every = sum(leaf.size for leaf in leaves)
         layers = sum(leaf.size for leaf in inside)

@@ -159,13 +159,13 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         if isinstance(error, ValueError):
-            package = (
+            lacks_package = (
                 "KUBERNETES_SERVICE_HOST" in environment
                 and importlib.util.find_spec("kubernetes") is None
             )
-            other_way = ", or on Kubernetes install the package kubernetes" if package else ""
+            other_way = ", or on Kubernetes install the package kubernetes" if lacks_package else ""
             raise UserError(
-                f"hosts: JAX does not find the other ones ({reason}); set JAX_COORDINATOR_ADDRESS, "
+                f"hosts: JAX cannot find the other hosts ({reason}); set JAX_COORDINATOR_ADDRESS, "
                 f"JAX_NUM_PROCESSES and JAX_PROCESS_ID on each{other_way}"
             ) from error
         raise UserError(

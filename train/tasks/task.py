@@ -147,7 +147,7 @@ class Task(abc.ABC):
 
     @property
     def has_reference_pass(self) -> bool:
-        """True if a training step also has a forward pass without gradients."""
+        """True if a training step also runs the model that is compared with, without gradients."""
         return False
 
     @property

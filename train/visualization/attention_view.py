@@ -44,8 +44,8 @@ class AttentionView:
     """[S] visible tokens of the source; empty without an encoder beside a decoder."""
     next_tokens: list[str]
     """[T] token that each token of a causal model comes before; empty for other models."""
-    layer: int = 0
-    """Number of the layer of the last stage that is open at first."""
+    layer: int | None = None
+    """Number of the layer of the last stage that is open at first. None: the first with weights."""
     head: int = 0
     """Head that is open at first."""
 
@@ -61,6 +61,12 @@ class AttentionView:
     def layers_of(self, stage: str) -> list[int]:
         """Return the numbers of the layers of a stage that have weights."""
         return [each.layer for each in self.maps_of(stage)]
+
+    @property
+    def open_place(self) -> int:
+        """Place of the open layer among those of the last stage that have weights."""
+        layers = self.layers_of(self.stages[-1])
+        return 0 if self.layer is None else layers.index(self.layer)
 
     def labels_of(self, stage: str) -> tuple[list[str], list[str]]:
         """Return the tokens of the rows and of the columns of a stage."""
@@ -78,7 +84,7 @@ class AttentionView:
             "causal": bool(self.next_tokens),
             "next": self.next_tokens,
             "stages": stages,
-            "open": [self.layers_of(stages[-1]["name"]).index(self.layer), self.head],
+            "open": [self.open_place, self.head],
             "open_stage": len(stages) - 1,  # cross-attention, where there is some
         }
         return build_page(
@@ -345,7 +351,7 @@ def draw_head(view: "AttentionView") -> Any:
     from matplotlib.figure import Figure
 
     stage = view.stages[-1]
-    attention = view.maps_of(stage)[view.layers_of(stage).index(view.layer)]
+    attention = view.maps_of(stage)[view.open_place]
     labels = view.labels_of(stage)
     height, width = (min(14.0, 1.6 + 0.24 * len(each)) for each in labels)
     figure = Figure(figsize=(width + 0.8, height), layout="constrained")

@@ -62,7 +62,7 @@ def test_incomplete_distributed_settings_raise(changes: dict[str, str], message:
 
 
 def test_hosts_that_jax_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Kubernetes JAX needs a package, and on no host does it say so by an error."""
+    """JAX needs a package on Kubernetes, and its error does not name it."""
 
     def initialize(*arguments: Any, **more: Any) -> None:
         raise ValueError("coordinator_address should be defined.")
@@ -70,7 +70,7 @@ def test_hosts_that_jax_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     pod = {"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}
-    with pytest.raises(UserError, match=r"does not find .* install the package kube"):
+    with pytest.raises(UserError, match=r"cannot find .* install the package kube"):
         initialize_distributed({"JAX_PLATFORMS": "cpu", **pod})
     with pytest.raises(UserError, match=r"JAX_PROCESS_ID on each$"):
         initialize_distributed({"JAX_PLATFORMS": "cpu", "OMPI_COMM_WORLD_SIZE": "2"})

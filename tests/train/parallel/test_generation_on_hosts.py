@@ -1,4 +1,4 @@
-"""Two processes that generate text together, each with one device, read the same whole texts."""
+"""Two processes with one device each read whole what is split over both: texts and embeddings."""
 
 import json
 import os
@@ -16,16 +16,21 @@ import jax
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 jax.config.update("jax_disable_most_optimizations", True)
 from tests.train.support import tiny
-from tests.train.tasks.support import tiny_translator
+from tests.train.tasks.support import tiny_classifier, tiny_translator
 from train.parallel.distributed import barrier
+from train.parallel.mesh import MeshConfig
 import train
 folder = Path(sys.argv[3])
 if jax.process_index() == 0:
-    tiny(folder), tiny_translator(folder)  # write the texts
-barrier("texts")
+    tiny(folder), tiny_translator(folder), tiny_classifier(folder)  # write the texts
+barrier("texts written")
 translator = dataclasses.replace(tiny_translator(folder), steps=2)
 run = train.fit(translator, str(folder / "translator"), quiet=True)
 model = train.fit(tiny(folder, steps=2), str(folder / "model"), quiet=True)
+width = tiny_classifier(folder).model.d_model
+(folder / "v.txt").write_text("cat" + " 0.5 -1" * (width // 2))
+split = dataclasses.replace(tiny_classifier(folder), steps=1, mesh=MeshConfig(data=1, fsdp=2))
+train.fit(split, str(folder / "classifier"), init_from=str(folder / "v.txt"), quiet=True)
 texts = model.generate(["the cat", "a cat"], max_new_tokens=5, temperature=0)
 scores = [float(each.total) for each in model.score(["the cat", "a cat"])]
 print(json.dumps([run.final_metrics["bleu"], texts, scores]))
@@ -33,7 +38,7 @@ print(json.dumps([run.final_metrics["bleu"], texts, scores]))
 
 
 @pytest.mark.full
-def test_two_processes_generate_together(tmp_path: Path) -> None:
+def test_two_processes_generate_and_start_together(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
@@ -53,7 +58,7 @@ def test_two_processes_generate_together(tmp_path: Path) -> None:
     one, other = (json.loads(output.splitlines()[-1]) for output, _ in ended)
     assert one == other
     assert len(one[1]) == 2
-    for run in ("translator", "model"):
+    for run in ("translator", "model", "classifier"):
         events = (tmp_path / run / "logbook.jsonl").read_text()
         assert "sample failed" not in events
         assert '"finished"' in events

@@ -31,6 +31,7 @@ from train.tasks.preference import PreferenceTask, add_reference
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
 from transformer import Hardware, LearnedPositions
+from transformer.flops import count_token_flops
 
 BETA = 0.3
 
@@ -281,4 +282,9 @@ def test_plan_counts_the_reference(folder: Path) -> None:
         flops[reference] = Quantities.from_experiment(experiment, local_target())
     more = flops["base"].training_flops.total(causal=True)
     own = flops["data"].training_flops.total(causal=True)
-    assert more == own + flops["data"].token_flops.total(causal=True)
+    states = flops["data"].state_shapes
+    reference_pass = count_token_flops(
+        states.model, flops["data"].sequence_length, states.predicted_fraction
+    )
+    assert more == own + reference_pass.total(causal=True)
+    assert reference_pass.total(causal=True) < flops["data"].token_flops.total(causal=True)

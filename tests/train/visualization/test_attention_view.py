@@ -1,6 +1,7 @@
 """The attention viewer: its data, its page, its behavior in a browser, and its figures."""
 
 import base64
+import dataclasses
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,8 @@ def test_layers_are_named_by_their_numbers(tmp_path: Path) -> None:
     [axes, *_] = draw_head(view).axes
     assert axes.get_title() == "Decoder self-attention, layer 3, head 1"
     assert _find_layer(maps, None, 0) == 1
+    first = dataclasses.replace(view, layer=None)
+    assert check_page(first.html())["open"] == [0, 1]
     for layer, head, message in (
         (2, 0, "layer 2: has no weights of decoder self-attention; layers that have are 1, 3"),
         (1, 2, "head 2: layer 1 has 2 of decoder self-attention; give 0 to 1"),

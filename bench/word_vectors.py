@@ -31,7 +31,7 @@ from train.engine import make_engine
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
 from train.tasks.classification import ClassificationTask
-from transformer import BlockConfig, LSTMConfig, TransformerConfig
+from transformer import TransformerConfig
 from transformer.baselines.word_vectors import (
     SkipGram,
     noise_distribution,
@@ -46,9 +46,7 @@ WINDOW, NEGATIVES, PAIRS = 5, 5, 4096
 
 def lstm(bag: TransformerConfig) -> TransformerConfig:
     """Return the model with a bidirectional LSTM in place of the bag's MLP."""
-    block = BlockConfig(
-        mixer=LSTMConfig(bidirectional=True), feed_forward=None, norm=None, residual=False
-    )
+    block, _ = TREC["hybrid"].model.layer_pattern
     return dataclasses.replace(bag, layer_pattern=(block,), embedding_dropout=0.5)
 
 

@@ -1,14 +1,12 @@
 """Two processes write a manifest together and restore the same checkpoint."""
 
 import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from etils import epath
 
+from tests.train.processes import run_two_processes
 from train.checkpoint import manifest
 from train.checkpoint.commit import commit_checkpoint
 
@@ -39,21 +37,8 @@ with CheckpointManager(folder, keep_last=2) as checkpoints:
 
 @pytest.mark.full
 def test_two_processes_write_one_manifest_and_skip_the_same_steps(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path), "extra/metadata"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in (0, 1)
-    ]
-    outcomes = [process.communicate() for process in processes]
-    last = [output.splitlines()[-1:] for output, _ in outcomes]  # gloo also prints a line
-    assert last == [["1 [2] [1] True"]] * 2, outcomes
+    last = run_two_processes(PROGRAM, tmp_path, "extra/metadata")
+    assert last == ["1 [2] [1] True"] * 2
     folder = epath.Path(tmp_path / "1")
     assert {path.name for path in tmp_path.iterdir()} == {"1", "damaged-2"}
     assert set(manifest.parse_manifest((folder / manifest.MANIFEST_NAME).read_text())) == set(

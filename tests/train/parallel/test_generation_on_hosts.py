@@ -1,13 +1,11 @@
 """Two processes with one device each read whole what is split over both: texts and embeddings."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.train.processes import run_two_processes
 
 PROGRAM = """
 import dataclasses, json, sys
@@ -22,13 +20,13 @@ from train.parallel.mesh import MeshConfig
 import train
 folder = Path(sys.argv[3])
 if jax.process_index() == 0:
-    tiny(folder), tiny_translator(folder), tiny_classifier(folder)  # write the texts
+    tiny(folder), tiny_translator(folder)  # write the texts
+    width = tiny_classifier(folder).model.d_model
+    (folder / "v.txt").write_text("cat" + " 0.5 -1" * (width // 2))
 barrier("texts written")
 translator = dataclasses.replace(tiny_translator(folder), steps=2)
 run = train.fit(translator, str(folder / "translator"), quiet=True)
 model = train.fit(tiny(folder, steps=2), str(folder / "model"), quiet=True)
-width = tiny_classifier(folder).model.d_model
-(folder / "v.txt").write_text("cat" + " 0.5 -1" * (width // 2))
 split = dataclasses.replace(tiny_classifier(folder), steps=1, mesh=MeshConfig(data=1, fsdp=2))
 train.fit(split, str(folder / "classifier"), init_from=str(folder / "v.txt"), quiet=True)
 texts = model.generate(["the cat", "a cat"], max_new_tokens=5, temperature=0)
@@ -39,23 +37,7 @@ print(json.dumps([run.final_metrics["bleu"], texts, scores]))
 
 @pytest.mark.full
 def test_two_processes_generate_and_start_together(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
-        )
-        for index in range(2)
-    ]
-    ended = [process.communicate(timeout=500) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ended
-    one, other = (json.loads(output.splitlines()[-1]) for output, _ in ended)
+    one, other = map(json.loads, run_two_processes(PROGRAM, tmp_path))
     assert one == other
     assert len(one[1]) == 2
     for run in ("translator", "model", "classifier"):

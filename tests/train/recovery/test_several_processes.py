@@ -1,13 +1,10 @@
 """Two processes that train together make the same rollback decisions."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.train.processes import run_two_processes
 from tests.train.support import lines_of, write_text
 
 PROGRAM = """
@@ -28,23 +25,7 @@ print(run.final_metrics["loss"])
 @pytest.mark.full
 def test_two_processes_roll_back_together(tmp_path: Path) -> None:
     write_text(tmp_path / "text.txt")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, address, str(index), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[3],
-            env={**os.environ, "JAX_NUM_CPU_DEVICES": "1"},
-        )
-        for index in range(2)
-    ]
-    ended = [process.communicate(timeout=500) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ended
-    one, other = (output.splitlines()[-1] for output, _ in ended)
+    one, other = run_two_processes(PROGRAM, tmp_path)
     assert one == other
     events = lines_of(tmp_path / "run" / "logbook.jsonl")
     names = [line["event"] for line in events if line["event"] != "weights"]

@@ -1,6 +1,6 @@
 import pytest
 
-from bench.translators import BEYOND, by_length
+from bench.studies.translators import BEYOND, by_length
 
 
 def test_each_group_of_lengths_has_its_own_bleu() -> None:

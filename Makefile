@@ -62,8 +62,8 @@ drills: .venv
 
 # A study that is not finished exits with 75: it goes on in the next call.
 MINUTES ?= 10
-# Half of the studies need data that no package has: STUDY_DATA=DIR, with wikitext-2/, trec/, sst2/.
-DATA_STUDIES := versus scaling mup pretraining
+# Half of the studies need data: STUDY_DATA=DIR, with wikitext-2/, trec/, sst2/ and multi30k/.
+DATA_STUDIES := versus scaling mup pretraining translators
 STUDIES ?= lengths stability family long_recall $(if $(STUDY_DATA),$(DATA_STUDIES))
 results: .venv
 	@for study in $(STUDIES); do \

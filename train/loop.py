@@ -177,6 +177,7 @@ class _TrainingLoop:
             with reporter, StopRequest() as stop_request:
                 self.setup.log_skipped_checkpoints(reporter, start)
                 self.setup.log_start(reporter, step)
+                self.setup.release_warm_start()
                 if not finished:
                     session = _Session(checkpoints, reporter, stop_request)
                     state = self.train_with_rollbacks(state, step, session)

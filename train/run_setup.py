@@ -42,6 +42,7 @@ from train.tasks.task_registry import make_task
 from train.telemetry.reporter import Reporter
 from train.telemetry.start_messages import log_start, log_warm_start
 from train.warm_start import (
+    PYTHON_SOURCE,
     WarmStartReport,
     WarmStartSource,
     copy_files_of_source,
@@ -81,6 +82,7 @@ class RunSetup:
         if self.warm_start and not names_a_tokenizer(experiment.data.tokenizer):
             tokenizer = self.warm_start.tokenizer
         self.warm_start_report: WarmStartReport | None = None
+        self.warm_start_is_logged = previous is not None
         self.corpus = task.prepare_corpus(tokenizer, previous.labels if previous else None)
         self.experiment = resolve_lora(
             task.resolve_experiment(self.corpus),
@@ -138,19 +140,27 @@ class RunSetup:
             )
             self.warm_start_report = report or self.warm_start_report
             return state
-        if not self.is_new_run:  # rolled back to before the first checkpoint
-            self.warm_start = WarmStartSource.of_earlier_start(self.folder).read(
-                self.folder, self.experiment.task
-            )
-        if self.warm_start is None:
+        warm_start = self.warm_start
+        if warm_start is None and self.warm_start_is_logged:  # rolled back to the start
+            request = WarmStartSource.of_earlier_start(self.folder)
+            warm_start = request.read(self.folder, self.experiment.task)
+        if warm_start is None:
             return self.engine.init()
         params, self.warm_start_report = merge_params(
             self.engine.abstract_state().params,
             seeded_weights(self.engine.model, self.experiment.seed),
-            self.warm_start,
+            warm_start,
             self.corpus.tokenizer,
         )
         return self.engine.init(params)
+
+    def release_warm_start(self) -> None:
+        """Free the weights of the source: the state has them, and a rollback reads them again.
+
+        Weights from Python stay: only the caller has them.
+        """
+        if self.warm_start is not None and self.warm_start.source != PYTHON_SOURCE:
+            self.warm_start, self.warm_start_is_logged = None, True
 
     def write_run_files(self) -> None:
         """Write the files of the run's folder that describe the run."""

@@ -77,6 +77,11 @@ class WarmStart:
     words: Mapping[str, int] | None = None
     """Rows of `embedding` by word, if it was read from a file of word vectors."""
 
+    @property
+    def place(self) -> str:
+        """Source that is found from any working folder."""
+        return _absolute_source(self.source)
+
 
 class WarmStartSource(NamedTuple):
     """Request for a warm start: the arguments of `fit`."""
@@ -139,15 +144,15 @@ class WarmStartSource(NamedTuple):
         Raises:
           UserError: The weights were given from Python.
         """
-        for line in EventLog(folder.event_log).read():
-            if line.get("event") == "warm start":
-                if line["source"] == PYTHON_SOURCE:
-                    raise UserError(
-                        f"{folder.path}: began with params from Python, which a rollback to its "
-                        "start needs; train again in another folder"
-                    )
-                return cls(None, line["source"], line["only"])
-        return cls()
+        event = _last_warm_start(folder)
+        if not event:
+            return cls()
+        if event["source"] == PYTHON_SOURCE:
+            raise UserError(
+                f"{folder.path}: began with params from Python, which a rollback to its start "
+                "needs; train again in another folder"
+            )
+        return cls(None, event["source"], event["only"])
 
 
 class WarmStartReport(NamedTuple):
@@ -185,19 +190,27 @@ def explain_unread_source(folder: RunFolder, request: WarmStartSource) -> str:
     """
     if not request.init_from:
         return ""
-    events = EventLog(folder.event_log).read()
-    event = next((each for each in events if each.get("event") == "warm start"), {})
+    event = _last_warm_start(folder)
     source = str(event.get("source", ""))
     start = f"began with the weights of {source}" if source else "did not begin with another's"
-    if _place(source) == _place(request.init_from):
+    if _absolute_source(source) == _absolute_source(request.init_from):
         if (event.get("only"), event.get("adapter")) == (request.init_only, request.init_adapter):
             return ""
         start += ", but not with the same part of them"
     return f"init_from {request.init_from}: is not read; this run {start}. Give another workdir"
 
 
-def _place(path: str) -> str:
-    return path if "://" in path else str(Path(path).absolute())
+def _last_warm_start(folder: RunFolder) -> dict[str, Any]:
+    """Return the event of the run's warm start; empty without one. Earlier runs may have others."""
+    events = EventLog(folder.event_log).read()
+    return next((each for each in reversed(events) if each.get("event") == "warm start"), {})
+
+
+def _absolute_source(source: str) -> str:
+    """Return the path of a source whatever the working folder; `params` and addresses as given."""
+    if source in ("", PYTHON_SOURCE) or "://" in source:
+        return source
+    return str(Path(source).expanduser().absolute())
 
 
 def copy_files_of_source(

@@ -184,7 +184,7 @@ def main(
     for run in runs:
         found.setdefault((run.settings["system"], run.experiment.steps), []).append(run)
     header = ["system", "steps", "seeds", "BLEU", *group_names(), "validation loss"]
-    header += ["training (s)", "translating (s)"]
+    header += ["training (s)", "translating (s)", "on"]
     rows, groups = [], {}
     for key, own in found.items():
         measured = [records.measured(run) for run in own]
@@ -196,7 +196,7 @@ def main(
         seconds.append(np.mean([each["translating"] for each in measured]))
         row = [TITLES[key[0]], f"{key[1]:,}", str(len(own))]
         row += [*summaries(scores, 1), *summaries(losses, 3), *(f"{each:.0f}" for each in seconds)]
-        rows.append(row)
+        rows.append([*row, records.describe_machines(own).rpartition(" (")[0]])
     draw(groups, output / "translators.png")
     scale = (
         "Multi30k, English to German, by the recipes of `multi30k_recurrent`, `multi30k_parallel` "

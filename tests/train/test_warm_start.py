@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -188,13 +189,29 @@ def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) 
 
 
 @pytest.mark.full
-def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source: Run) -> None:
+def test_rollback_to_the_start_begins_with_the_source_again(
+    folder: Path, source: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    reads: list[str] = []
+    weights: list[Any] = []
+    read = WarmStartSource.read
+
+    def noted(self: WarmStartSource, *arguments: Any) -> WarmStart | None:
+        assert all(each() is None for each in weights)  # the host does not keep those of the start
+        found = read(self, *arguments)
+        reads.append(self.init_from)
+        weights.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(WarmStartSource, "read", noted)
     recovery = RecoveryConfig(window=16, warmup=8, patience=2, rollback_steps=4, skip_batches=3)
     experiment = make_experiment(
         folder, steps=30, recovery=recovery, checkpoint=CheckpointConfig(every=0)
     )
     with planted(Fault(first=20, count=3, words=20)):
-        train.fit(experiment, str(folder / "back"), quiet=True, init_from=str(folder / "source"))
+        train.fit(experiment, str(folder / "back"), quiet=True, init_from="source")
+    assert reads == ["source", str(folder / "source")]
     assert event(folder, "back", "rolled back")["checkpoint"] == 0
     engine = make_engine(train.load(str(folder / "back")).experiment, local_hardware())
     with CheckpointManager(folder / "back" / "checkpoints", read_only=True) as checkpoints:

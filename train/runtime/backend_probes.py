@@ -44,8 +44,8 @@ def _compile_cudnn() -> None:
     from transformer.attention.backends.cudnn import attend_cudnn
 
     # XLA compiles this small program under the flag, and ends inside the compilation of a training
-    # step (`IndexError: raw_hash_map::at`): seen on an H200 with jax 0.11.2. openxla/xla#46500 has a
-    # cause that fits; once it is released, try whether training steps compile.
+    # step (`IndexError: raw_hash_map::at`): seen on an H200 with jax 0.11.2. openxla/xla#46500 has
+    # a cause that fits; once it is released, try whether training steps compile.
     if flag := requested_determinism():
         raise RuntimeError(f"XLA fails on training steps with it under {flag}")
     causal = MaskPattern(causal=True)

@@ -103,7 +103,9 @@ def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmSta
     """Log which weights a new run took from its source."""
     source, fields = warm_start.source, report.as_dict()
     adapter = warm_start.adapter
-    reporter.log_event("warm start", source=source, only=warm_start.only, adapter=adapter, **fields)
+    reporter.log_event(
+        "warm start", source=warm_start.place, only=warm_start.only, adapter=adapter, **fields
+    )
     if adapter:
         reporter.print_message(f"starts with the adapter of {adapter}")
     for line in report.lines(source):

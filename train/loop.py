@@ -87,9 +87,8 @@ def fit(
         model or some. The others are initialized from the seed. Ignored when the run resumes.
       init_from: Folder of a run to start with the weights of, as `train.load` reads them. Its
         tokenizer is used too, unless the experiment names one (kind `file` or `byte`). Vocabulary
-        tables get the rows of the tokens that both have. Or a file of word vectors, as text (those
-        of word2vec, GloVe and fastText), with which the embeddings begin. Not read when the run
-        resumes.
+        tables get the rows of the tokens that both have. Or a file of word vectors (of word2vec,
+        GloVe or fastText), with which the embeddings begin. Not read when the run resumes.
       init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
       init_adapter: Folder of a LoRA adapter in PEFT's format to start with, for the weights of
         `init_from`. It gives `lora.rank`, `lora.alpha` and `lora.targets`.

@@ -1,12 +1,14 @@
-"""Word vectors from a text file, with which a run's embeddings begin.
+"""Word vectors from a file, with which a run's embeddings begin.
 
-The format of word2vec (Mikolov et al. 2013), GloVe (Pennington et al. 2014) and fastText
+The text format of word2vec (Mikolov et al. 2013), GloVe (Pennington et al. 2014) and fastText
 (Bojanowski et al. 2017): on each line a word and its numbers, separated by spaces. word2vec and
-fastText put a line with the numbers of words and of columns before them.
+fastText put a line with the numbers of words and of columns before them. word2vec's binary format
+(`.bin`) has that line too; then come, for each word, the word, a space, its numbers as float32 of
+little-endian byte order, and in most files a line feed.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -31,10 +33,15 @@ def is_word_vector_file(path: str) -> bool:
     return place.exists() and not place.is_dir()
 
 
+MAX_WORD_BYTES = 2000
+"""Longest word that a binary file is searched for; word2vec itself ends words at 50 to 60."""
+
+
 def read_word_vectors(path: str) -> WordVectors:
     """Read word vectors, decompressed if the name ends in .gz or .zst.
 
-    Of a word on two lines, the first vector counts.
+    A file named .bin is word2vec's binary format, any other is text. Of two equal words the vector
+    of the first counts.
 
     Raises:
       UserError: The file cannot be read, has no vectors, or fewer than its first line says; or a
@@ -43,38 +50,78 @@ def read_word_vectors(path: str) -> WordVectors:
     place = expand_path(path)
     rows: dict[str, int] = {}
     vectors: list[np.ndarray] = []
-    width, announced, read = 0, 0, 0
+    name = place.name.removesuffix(".gz").removesuffix(".zst")
+    read = _read_binary if name.endswith(".bin") else _read_text
     with open_decompressed(TextFile(place.name, place)) as stream:
-        for number, line in enumerate(stream, 1):
-            fields = line.removeprefix(b"\xef\xbb\xbf").split()  # a byte order mark
-            if not fields:
-                continue
-            if not width and len(fields) == 2 and all(each.isdigit() for each in fields):
-                announced, width = map(int, fields)
-                continue
-            width = width or len(fields) - 1
-            # A few words of GloVe have spaces: the numbers are counted from the end.
-            name, vector = b" ".join(fields[:-width]), _parse_numbers(fields[-width:])
-            if not (width and name and vector is not None):
-                raise UserError(
-                    f"{place} line {number}: is not a word and {width or 'its'} numbers; give word "
-                    "vectors as text (a .zip has to be unpacked, and a word2vec .bin written as "
-                    "text first)"
-                )
-            read += 1
-            word = name.decode("utf-8", "replace")
+        for word, vector in read(stream, str(place)):
             if word not in rows:
                 rows[word] = len(vectors)
                 vectors.append(vector)
-    if read < announced:
-        raise UserError(
-            f"{place}: has {read:,} words, and its first line says {announced:,}; fetch it again"
-        )
     if not vectors:
         raise UserError(
             f"{place}: has no word vectors; each line has to be a word, then its numbers"
         )
     return WordVectors(rows, np.stack(vectors))
+
+
+def _read_text(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the words and vectors of a text file."""
+    width, announced, read = 0, 0, 0
+    for number, line in enumerate(stream, 1):
+        fields = line.removeprefix(b"\xef\xbb\xbf").split()  # a byte order mark
+        if not fields:
+            continue
+        if not width and len(fields) == 2 and all(each.isdigit() for each in fields):
+            announced, width = map(int, fields)
+            continue
+        width = width or len(fields) - 1
+        # A few words of GloVe have spaces: the numbers are counted from the end.
+        word, vector = b" ".join(fields[:-width]), _parse_numbers(fields[-width:])
+        if not (width and word and vector is not None):
+            raise UserError(
+                f"{place} line {number}: is not a word and {width or 'its'} numbers; give word "
+                "vectors as text, or a word2vec file named .bin (a .zip has to be unpacked)"
+            )
+        read += 1
+        yield word.decode("utf-8", "replace"), vector
+    if read < announced:
+        raise _missing_words(place, read, announced)
+
+
+def _read_binary(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the words and vectors of a file in word2vec's binary format."""
+    header = stream.readline(100).split()
+    if len(header) != 2 or not all(each.isdigit() for each in header):
+        raise UserError(
+            f"{place}: does not begin with the numbers of words and of columns, so it is not "
+            "word2vec's binary format; give the vectors as text (fastText: the .vec file)"
+        )
+    announced, width = map(int, header)
+    for read in range(announced):
+        word = bytearray()
+        while (byte := stream.read(1)) not in (b" ", b""):
+            if len(word) == MAX_WORD_BYTES:
+                raise UserError(
+                    f"{place}: word {read + 1} does not end; the file is damaged, or not "
+                    "word2vec's binary format; fetch it again"
+                )
+            word += byte
+        numbers = np.frombuffer(stream.read(4 * width), "<f4")
+        if byte == b"" or len(numbers) < width:
+            raise _missing_words(place, read, announced)
+        if not np.isfinite(numbers).all():
+            raise UserError(
+                f"{place}: the numbers of word {read + 1} are not finite; the file is damaged, or "
+                "not word2vec's binary format; fetch it again"
+            )
+        # The line feed after the numbers of the word before, if there is one.
+        yield word.removeprefix(b"\n").decode("utf-8", "replace"), numbers.astype(np.float32)
+
+
+def _missing_words(place: str, read: int, announced: int) -> UserError:
+    return UserError(
+        f"{place}: has {read:,} words, and its first line says {announced:,}; fetch it again"
+    )
 
 
 def _parse_numbers(fields: Sequence[bytes]) -> np.ndarray | None:

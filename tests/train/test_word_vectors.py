@@ -63,6 +63,42 @@ def test_formats(tmp_path: Path, form: str) -> None:
     )
 
 
+@pytest.mark.parametrize("end", [b"\n", b""], ids=["lines", "no lines"])
+@pytest.mark.parametrize("suffix", [".bin", ".bin.gz"])
+def test_binary_format_of_word2vec(tmp_path: Path, end: bytes, suffix: str) -> None:
+    vectors = np.random.default_rng(0).normal(size=(4, 5)).astype("<f4")
+    vectors[1, 2] = np.frombuffer(b"\n \n\n", "<f4")[0]  # bytes that look like text
+    words = ["the", "New_York", "café", "the"]
+    content = b"4 5\n" + b"".join(
+        word.encode() + b" " + vector.tobytes() + end
+        for word, vector in zip(words, vectors, strict=True)
+    )
+    file = tmp_path / f"vectors{suffix}"
+    file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    rows, table = read_word_vectors(str(file))
+    assert dict(rows) == {"the": 0, "New_York": 1, "café": 2}
+    np.testing.assert_array_equal(table, vectors[:3])
+    assert table.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"2 2\na " + bytes(8), "has 1 words, and its first line says 2; fetch it again"),
+        (b"2 2\na " + bytes(8) + b"b " + bytes(4), "has 1 words, and its first line says 2"),
+        (b"1 1\na \x00\x00\x80\x7f", "the numbers of word 1 are not finite"),
+        (b"\xba\x16\x4f\x2f\x0c" + bytes(90), "give the vectors as text .fastText: the .vec"),
+        (b"3 2\n" + b"x" * 3000, "word 1 does not end; the file is damaged"),
+        (b"", "does not begin with the numbers of words and of columns"),
+        (b"0 5\n", "has no word vectors"),
+    ],
+)
+def test_damaged_binary_files(tmp_path: Path, content: bytes, complaint: str) -> None:
+    (tmp_path / "vectors.bin").write_bytes(content)
+    with pytest.raises(UserError, match=complaint):
+        read_word_vectors(str(tmp_path / "vectors.bin"))
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

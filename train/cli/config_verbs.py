@@ -5,7 +5,6 @@ What computes is imported inside the verbs, so that `CONFIG --help` loads no JAX
 
 import dataclasses
 import itertools
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from train.cli.parsing import (
     pop_flag,
     pop_json_flag,
     pop_positional,
+    print_json,
     select_kinds,
 )
 from train.config.experiment_files import find_experiment
@@ -135,7 +135,7 @@ def run_fit(arguments: list[str]) -> int:
             start_time=process_start_time(),
         )
     if json_wanted:
-        print(json.dumps({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics}))
+        print_json({"workdir": str(run.folder.path), "step": run.step, **run.final_metrics})
     return 0
 
 
@@ -217,7 +217,7 @@ def run_describe(arguments: list[str]) -> int:
     else:
         description = describe(experiment)
     if json_wanted:
-        print(json.dumps(description.as_dict()))
+        print_json(description.as_dict())
     else:
         description.print()
     return 0
@@ -252,7 +252,7 @@ def run_plan(arguments: list[str]) -> int:
     experiment, notes = resolve_sizes(options.experiment)
     plan = make_plan(experiment, target, options, notes)
     if json_wanted:
-        print(json.dumps(plan.as_dict()))
+        print_json(plan.as_dict())
     else:
         print_plan(plan)
     return 0

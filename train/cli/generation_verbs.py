@@ -4,13 +4,12 @@ What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 """
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional
+from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional, print_json
 from train.errors import UsageError, UserError
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def run_sample(arguments: list[str]) -> int:
                 on_text=stream,
             )
     if json_wanted:
-        print(json.dumps({"text": texts}))
+        print_json({"text": texts})
     elif stream is not None:
         stream("\n")
     else:
@@ -165,7 +164,7 @@ def run_score(arguments: list[str]) -> int:
         scores = score_texts(load(workdir, step=options.step), texts, contexts)
     totals, counts = [each.total for each in scores], [each.num_tokens for each in scores]
     if json_wanted:
-        print(json.dumps({"log_likelihood": totals, "tokens": counts}))
+        print_json({"log_likelihood": totals, "tokens": counts})
         return 0
     print("log-likelihood   tokens   perplexity   text")
     for total, count, text in zip(totals, counts, texts, strict=True):
@@ -224,7 +223,7 @@ def run_serve(arguments: list[str]) -> int:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{server.server_port}/v1"
         if json_wanted:
-            print(json.dumps({"url": url, "model": name, "step": step}), flush=True)
+            print_json({"url": url, "model": name, "step": step})
         else:
             print(f"{name} of step {step} is served at {url}; Ctrl-C stops it", flush=True)
         try:

@@ -5,10 +5,9 @@ What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
 import dataclasses
-import json
 from typing import Literal
 
-from train.cli.parsing import parse, pop_json_flag, pop_positional
+from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
 from train.errors import UsageError
 
 
@@ -42,7 +41,10 @@ def run_import(arguments: list[str]) -> int:
         precision=options.precision,
         adapter=options.adapter,
     )
-    print(json.dumps({"workdir": str(folder.path)}) if json_wanted else f"imported: {folder.path}")
+    if json_wanted:
+        print_json({"workdir": str(folder.path)})
+    else:
+        print(f"imported: {folder.path}")
     return 0
 
 
@@ -85,7 +87,10 @@ def run_export(arguments: list[str]) -> int:
         weights=options.weights,
     )
     record = {"output": options.output, "model_type": model_type}
-    print(json.dumps(record) if json_wanted else f"exported as {model_type}: {options.output}")
+    if json_wanted:
+        print_json(record)
+    else:
+        print(f"exported as {model_type}: {options.output}")
     return 0
 
 
@@ -110,7 +115,10 @@ def run_merge(arguments: list[str]) -> int:
 
     run = merge_run(source, options.workdir, step=options.step)
     base_path = str(run.folder.path)
-    print(json.dumps({"workdir": base_path}) if json_wanted else f"merged weights in {base_path}")
+    if json_wanted:
+        print_json({"workdir": base_path})
+    else:
+        print(f"merged weights in {base_path}")
     return 0
 
 
@@ -154,5 +162,8 @@ def run_reference(arguments: list[str]) -> int:
         batch_size=options.batch_size,
     )
     record = {"output": options.output, "pairs": count}
-    print(json.dumps(record) if json_wanted else f"scored {count:,} pairs: {options.output}")
+    if json_wanted:
+        print_json(record)
+    else:
+        print(f"scored {count:,} pairs: {options.output}")
     return 0

@@ -7,6 +7,7 @@ selects another class before its settings are parsed; the new class starts from 
 import contextlib
 import dataclasses
 import io
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 from train.config.io import classes_by_kind, has_kind_field
 from train.errors import UsageError
 from train.runtime.startup import program_name
+from train.telemetry.event_log import finite_or_none
 
 if TYPE_CHECKING:
     from transformer.precision import Precision
@@ -160,6 +162,11 @@ def _registry() -> ConstructorRegistry:
 def pop_json_flag(arguments: list[str]) -> bool:
     """Remove `--json` from the arguments; return True if it was given."""
     return pop_flag(arguments, "--json")
+
+
+def print_json(record: Any) -> None:
+    """Print the one line of `--json`. JSON has no NaN and no infinities: they become null."""
+    print(json.dumps(finite_or_none(record), allow_nan=False), flush=True)
 
 
 def pop_flag(arguments: list[str], flag: str) -> bool:

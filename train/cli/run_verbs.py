@@ -4,9 +4,8 @@ What computes is imported inside the verbs, so that `VERB --help` loads no JAX.
 """
 
 import dataclasses
-import json
 
-from train.cli.parsing import parse, pop_json_flag, pop_positional
+from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
 from train.errors import UsageError, UserError
 
 
@@ -35,7 +34,7 @@ def run_evaluate(arguments: list[str]) -> int:
     run = load(workdir, step=options.step, average_checkpoints=options.average_checkpoints)
     metrics, notes = evaluate_run(run, options.split), make_task(run.experiment).metric_notes
     if json_wanted:
-        print(json.dumps({"step": run.step, "split": options.split, **metrics, **notes}))
+        print_json({"step": run.step, "split": options.split, **metrics, **notes})
     else:
         for name, value in metrics.items():
             print(f"{name.replace('_', ' ')}: {value:.4f}")
@@ -72,7 +71,7 @@ def run_goodput(arguments: list[str]) -> int:
             "total": goodput.total,
             "share": goodput.productive_fraction,
         }
-        print(json.dumps(plain))
+        print_json(plain)
         return 0
     for activity, seconds in goodput.seconds.items():
         print(
@@ -92,7 +91,7 @@ def run_doctor(arguments: list[str]) -> int:
         raise UsageError(f"doctor {arguments[0]}: takes no arguments but --json; leave it out")
     report = run_checks()
     if json_wanted:
-        print(json.dumps(report.as_dict()))
+        print_json(report.as_dict())
     else:
         report.print()
     return 0 if report.ok else 1
@@ -136,7 +135,7 @@ def run_attention(arguments: list[str]) -> int:
     view.save(options.output, one_head=options.one_head)
     if json_wanted:
         heads = sum(each.weights.shape[1] for each in view.maps)
-        print(json.dumps({"output": options.output, "stages": view.stages, "heads": heads}))
+        print_json({"output": options.output, "stages": view.stages, "heads": heads})
     else:
         print(f"wrote {options.output}: {view.subtitle}")
     return 0
@@ -163,7 +162,7 @@ def run_report(arguments: list[str]) -> int:
     report.save(options.output)
     if json_wanted:
         summaries = {run["label"]: run["summary"] for run in report.runs}
-        print(json.dumps({"output": options.output, "runs": summaries}))
+        print_json({"output": options.output, "runs": summaries})
     else:
         print(f"wrote {options.output}: {report.title}")
     return 0

@@ -4,7 +4,6 @@ What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
 import dataclasses
-import json
 import textwrap
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import tyro
 
 from train.cli.config_verbs import parse_config_verb
 from train.cli.main import VERBS
-from train.cli.parsing import parse, pop_json_flag, pop_positional
+from train.cli.parsing import parse, pop_json_flag, pop_positional, print_json
 from train.config.experiment_files import describe_shipped
 from train.errors import UsageError
 from train.experiment import Experiment
@@ -26,7 +25,7 @@ def run_configs(arguments: list[str]) -> int:
         raise UsageError(f"configs {arguments[0]}: takes no arguments but --json; leave it out")
     shipped = describe_shipped()
     if json_wanted:
-        print(json.dumps([dataclasses.asdict(each) for each in shipped]))
+        print_json([dataclasses.asdict(each) for each in shipped])
         return 0
     width = max(len(each.name) for each in shipped)
     for each in shipped:
@@ -56,7 +55,7 @@ def run_init(arguments: list[str]) -> int:
     options = parse(InitArguments, arguments, verb="init FILE")
     write_config(file, options.data)
     if json_wanted:
-        print(json.dumps({"file": file}))
+        print_json({"file": file})
     else:
         print(f"wrote {file}; read it, then {program_name()} fit {file}")
     return 0
@@ -87,7 +86,7 @@ def run_data(arguments: list[str]) -> int:
 
     summary = summarize_data(options.experiment, options.examples)
     if json_wanted:
-        print(json.dumps(summary))
+        print_json(summary)
     else:
         print_summary(summary)
     return 0

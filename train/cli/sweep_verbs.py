@@ -4,7 +4,6 @@ What computes is imported inside the verbs, so that `--help` loads no JAX.
 """
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from train.cli.config_verbs import INIT_MODEL_HELP, parse_config_verb, pop_init_model
-from train.cli.parsing import as_usage_errors, parse, pop_json_flag
+from train.cli.parsing import as_usage_errors, parse, pop_json_flag, print_json
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.scaling.design import LearningRateRule, SizeRules, resolve_rule
@@ -106,7 +105,7 @@ def run_sweep(arguments: list[str]) -> int:
     )
     summary, figure = summarize(runs, results), SweepFolder(workdir).figure
     if json_wanted:
-        print(json.dumps({"workdir": workdir, **summary.as_dict()}))
+        print_json({"workdir": workdir, **summary.as_dict()})
     else:
         print_summary(summary, f"{options.experiment.name}: {len(runs)} runs")
     if plot_sweep(summary, figure) and not json_wanted:
@@ -234,7 +233,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     check_design(sized)
     if options.dry_run:
         if json_wanted:
-            print(json.dumps({"sweep": design_as_dicts(sized)}))
+            print_json({"sweep": design_as_dicts(sized)})
         else:
             print_design(sized)
         return 0
@@ -261,7 +260,7 @@ def _run_scaling_sweep(options: ScalingArguments, json_wanted: bool) -> int:
     if json_wanted:
         rule = resolve_rule(options.lr_rule, options.experiment)
         detail = {"workdir": workdir, "lr_rule": rule, "sweep": design_as_dicts(sized, results)}
-        print(json.dumps({**analysis.as_dict(), **detail}, allow_nan=False))
+        print_json({**analysis.as_dict(), **detail})
     else:
         print_analysis(analysis)
         print(f"figure: {figure}")
@@ -319,7 +318,7 @@ def _fit_csv(options: CsvArguments, json_wanted: bool) -> int:
     if options.workdir:
         write_report(analysis, options.workdir)
     if json_wanted:
-        print(json.dumps(result))
+        print_json(result)
     else:
         print_analysis(analysis)
     return 0

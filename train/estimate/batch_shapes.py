@@ -34,7 +34,8 @@ def sharded_batch_shapes(
     from train.parallel.sharding import checked_sharding
 
     def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        sharding = checked_sharding(mesh, ("batch", "length")[: leaf.ndim], leaf.shape)
+        axes = ("batch", "length", *[None] * leaf.ndim)
+        sharding = checked_sharding(mesh, axes[: leaf.ndim], leaf.shape)
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     rows, _ = max_batch_shape(experiment)
@@ -58,8 +59,9 @@ def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ..
     Data are read only for character vocabularies and for labels that the config does not count.
     """
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    if tokenizer is None:
-        return experiment, ()
+    if tokenizer is None:  # numbers instead of text: their width and the classes are in the data
+        unknown = not getattr(task, "num_features", 1) or not getattr(task, "num_labels", 1)
+        return (_resolve_from_data(experiment) if unknown else experiment), ()
     needs_labels = task.predicts_labels and not task.num_labels
     if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
         return _resolve_from_data(experiment), ()

@@ -28,6 +28,7 @@ from train.scaling.laws import (
     isoflop_minima,
     lower_envelope,
 )
+from train.telemetry.event_log import finite_or_none
 
 COLUMNS = ("parameters", "tokens", "loss")
 """Columns of a CSV of runs; others are ignored."""
@@ -232,15 +233,6 @@ def _held_out_as_dict(held_out: HeldOutPrediction) -> dict[str, Any]:
         "mean_relative_error": float(np.abs(errors).mean()),
         "max_relative_error": float(np.abs(errors).max()),
     }
-
-
-def finite_or_none(value: Any) -> Any:
-    """Return plain data with None in place of numbers that JSON lacks."""
-    if isinstance(value, dict):
-        return {name: finite_or_none(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite_or_none(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # ---- CSV ----

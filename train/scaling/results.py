@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from train.errors import UsageError, UserError
-from train.scaling.analysis import MIN_RUNS, Analysis, analyze, finite_or_none
+from train.scaling.analysis import MIN_RUNS, Analysis, analyze
 from train.scaling.design import SizedRun, format_count
 from train.scaling.laws import Runs
 from train.sweep.sweep_folder import RunResult
+from train.telemetry.event_log import finite_or_none
 
 
 def check_design(sized: Sequence[SizedRun]) -> None:

@@ -18,6 +18,7 @@ from train.data.files import AnyPath
 from train.run_folder.writing import write_atomically
 from train.sweep.grid import SweepRun, short_names
 from train.sweep.sweep_folder import RunResult
+from train.telemetry.event_log import finite_or_none
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,8 +38,18 @@ class SettingSummary:
         return [value for value in finished if math.isfinite(value)]
 
     @property
+    def num_failed(self) -> int:
+        """Number of runs that failed."""
+        return sum(result.status == "failed" for _, result in self.runs)
+
+    @property
+    def num_diverged(self) -> int:
+        """Number of runs that finished with a metric that is not finite."""
+        return len(self.runs) - len(self.values) - self.num_failed
+
+    @property
     def mean(self) -> float:
-        """Mean over seeds; NaN if no run finished."""
+        """Mean over the seeds that stayed finite; NaN without one."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
@@ -75,20 +86,16 @@ class SweepSummary:
     @property
     def num_failed(self) -> int:
         """Number of runs that failed."""
-        return sum(result.status == "failed" for each in self.settings for _, result in each.runs)
+        return sum(each.num_failed for each in self.settings)
 
     @property
     def num_diverged(self) -> int:
         """Number of runs that finished with a metric that is not finite."""
-        return sum(
-            result.status == "finished" and not math.isfinite(result.value)
-            for each in self.settings
-            for _, result in each.runs
-        )
+        return sum(each.num_diverged for each in self.settings)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data for `--json`; what is not finite is None."""
-        return {
+        plain: dict[str, Any] = {
             "metric": self.metric,
             "lower_is_better": self.lower_is_better,
             "failed": self.num_failed,
@@ -96,19 +103,25 @@ class SweepSummary:
             "settings": [
                 {
                     "settings": dict(each.settings),
-                    "mean": _finite(each.mean),
-                    "standard_deviation": _finite(each.deviation),
-                    "seconds": _finite(each.seconds),
-                    "metrics": {name: _finite(value) for name, value in each.metrics.items()},
+                    "mean": each.mean,
+                    "standard_deviation": each.deviation,
+                    "seconds": each.seconds,
+                    "metrics": each.metrics,
                     "runs": [_run_as_dict(run, result) for run, result in each.runs],
                 }
                 for each in self.settings
             ],
         }
+        finite: dict[str, Any] = finite_or_none(plain)
+        return finite
 
 
 def summarize(runs: Sequence[SweepRun], results: Mapping[str, RunResult]) -> SweepSummary:
-    """Group the runs by their settings and order the groups by the mean of the metric."""
+    """Group the runs by their settings and order the groups by the mean of the metric.
+
+    Settings with a seed that diverged come after the others: they cannot be relied on, and the mean
+    of the seeds that are left is of the lucky ones.
+    """
     groups: dict[tuple[tuple[str, str], ...], list[tuple[SweepRun, RunResult]]] = {}
     for run in runs:
         groups.setdefault(tuple(run.settings.items()), []).append((run, results[run.name]))
@@ -117,10 +130,10 @@ def summarize(runs: Sequence[SweepRun], results: Mapping[str, RunResult]) -> Swe
     settings = [SettingSummary(dict(key), tuple(group)) for key, group in groups.items()]
 
     # NaN compares False with everything: in a sort it would leave the others out of order.
-    def rank(each: SettingSummary) -> float:
+    def rank(each: SettingSummary) -> tuple[bool, float]:
         if not math.isfinite(each.mean):
-            return math.inf
-        return each.mean if lower else -each.mean
+            return True, math.inf
+        return each.num_diverged > 0, each.mean if lower else -each.mean
 
     return SweepSummary(metric, lower, tuple(sorted(settings, key=rank)))
 
@@ -135,29 +148,20 @@ def print_summary(summary: SweepSummary, title: str, console: Console | None = N
     for name in (summary.metric or "metric", "spread", "runs", "seconds"):
         table.add_column(name, justify="right")
     for each in summary.settings:
-        failed = len(each.runs) - len(each.values)
+        counts = (("failed", each.num_failed), ("diverged", each.num_diverged))
+        others = ", ".join(f"{count} {name}" for name, count in counts if count)
         table.add_row(
             *map(escape, each.settings.values()),
-            _number(each.mean),
+            f"{each.mean:.4f}" if each.values else "-",
             f"± {each.deviation:.4f}" if math.isfinite(each.deviation) else "-",
-            str(len(each.values)) + (f" ({failed} failed)" if failed else ""),
+            str(len(each.values)) + (f" ({others})" if others else ""),
             f"{each.seconds:.0f}" if math.isfinite(each.seconds) else "-",
         )
     (console or Console()).print(table)
 
 
 def _run_as_dict(run: SweepRun, result: RunResult) -> dict[str, Any]:
-    plain = dataclasses.asdict(result)
-    plain["metrics"] = {name: _finite(value) for name, value in result.metrics.items()}
-    return {"name": run.name, "seed": run.experiment.seed, **plain}
-
-
-def _number(value: float) -> str:
-    return f"{value:.4f}" if math.isfinite(value) else "failed"
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return {"name": run.name, "seed": run.experiment.seed, **dataclasses.asdict(result)}
 
 
 LOG_RATIO = 2.5

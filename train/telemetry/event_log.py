@@ -122,6 +122,15 @@ def format_line(record: Mapping[str, Any]) -> str:
     return json.dumps(_to_plain(dict(record)), allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def finite_or_none(value: Any) -> Any:
+    """Return plain data with None in place of NaN and infinities, for programs that read JSON."""
+    if isinstance(value, Mapping):
+        return {name: finite_or_none(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite_or_none(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _to_plain(each) for name, each in value.items()}

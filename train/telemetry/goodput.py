@@ -184,8 +184,8 @@ def last_recorded_step(records: Sequence[JsonRecord]) -> int:
 
 def compute_goodput(records: Sequence[JsonRecord]) -> Goodput:
     """Sum the records of a run over its starts."""
-    last_records = {record["began"]: record for record in records}  # a later line replaces one
-    processes = [last_records[start] for start in sorted(last_records)]
+    # A later line replaces one. In the order of the file, as the clock may have been set back.
+    processes = list({record["began"]: record for record in records}.values())
     seconds: dict[str, float] = dict.fromkeys(ACTIVITY_DESCRIPTIONS, 0.0)
     for process in processes:
         for activity, spent in process["seconds"].items():

@@ -110,11 +110,13 @@ def _notebook_figure(**options: Any) -> Figure:
 
 def _points(metrics: Sequence[Mapping[str, Any]], split: str, name: str) -> np.ndarray:
     """Return the finite values of a metric as [2, N]: steps and values, sorted by step."""
-    points = sorted(
+    points = [
         (line["step"], line[name])
         for line in metrics
         if line["split"] == split and name in line and math.isfinite(line[name])
-    )
+    ]
+    # Not by value: of several evaluations of one step, the last is the run's.
+    points.sort(key=lambda point: point[0])
     return np.array(points, float).reshape(-1, 2).T
 
 
@@ -213,7 +215,10 @@ def _scale_axes(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
         axes.set_xscale("symlog" if (steps <= 0).any() else "log")
     if losses.min() > 0 and losses.max() >= _LOG_LOSS_RATIO * losses.min():
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
+        # As many labels a decade as do not overlap.
+        decades = math.log10(losses.max() / losses.min())
+        subs = (1, 1.5, 2, 3, 4, 5, 7) if decades < 3 else (1, 3) if decades < 6 else (1,)
+        axes.yaxis.set_major_locator(LogLocator(subs=subs))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.set_ylabel("loss (nats)")

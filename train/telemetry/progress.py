@@ -25,8 +25,8 @@ LINE_INTERVAL_SECONDS = 30.0
 
 # A model can generate any character. Control characters, which a terminal would obey, are
 # replaced by their Unicode pictures.
-_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
+CONTROL_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class ProgressBar:
@@ -110,7 +110,7 @@ class ProgressBar:
 
     def print(self, text: str) -> None:
         """Print text as it is, above the bar."""
-        safe = text.translate(_PICTURES)
+        safe = text.translate(CONTROL_PICTURES)
         self._console.print(safe, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def __enter__(self) -> Self:

@@ -61,13 +61,14 @@ class Reporter:
         self._metrics = MetricsLog(folder)
         self._time_log = TimeLog(folder, timer, is_writer=is_main_process)
         self._event_log = EventLog(folder.event_log)
-        self._trackers = Trackers(
-            folder, experiment, self._progress.print, is_main_process=is_main_process
-        )
         self._references: dict[str, float] = {}
         self._reset_throughput(initial_step)
         if is_main_process:
             self._metrics.set_aside_after(initial_step or None)
+        # Last, since nothing closes them if another file cannot be opened.
+        self._trackers = Trackers(
+            folder, experiment, self._progress.print, is_main_process=is_main_process
+        )
 
     def __enter__(self) -> Self:
         self._progress.__enter__()

@@ -11,6 +11,7 @@ from rich.table import Table
 from train.data.tokenizer import Tokenizer
 from train.experiment import Experiment
 from train.tasks.task_registry import make_task
+from train.telemetry.progress import CONTROL_PICTURES
 
 MAX_CHARACTERS = 600
 """Longest text of an example that is printed."""
@@ -174,10 +175,9 @@ def _with_brackets(tokenizer: Tokenizer, targets: np.ndarray, weights: np.ndarra
 
 def print_summary(summary: dict[str, Any]) -> None:
     """Print a summary: a table of the splits, and the examples below it."""
-    console = Console(highlight=False, markup=False)
-    vocabulary = f", {summary['vocab_size']:,} tokens in the vocabulary" * bool(
-        summary["vocab_size"]
-    )
+    console = Console(highlight=False, markup=False, emoji=False)
+    size = summary["vocab_size"]
+    vocabulary = f", {size:,} tokens in the vocabulary" if size else ""
     console.print(f"{summary['name']}: {summary['training_data']}{vocabulary}")
     if summary["labels"]:
         console.print(f"labels: {', '.join(summary['labels'])}")
@@ -198,7 +198,7 @@ def print_summary(summary: dict[str, Any]) -> None:
         console.print(f"--- training example {number}: {counts}")
         for name in ("source", "text", "label", "arrays"):
             if name in example:
-                text = str(example[name])
+                text = str(example[name]).translate(CONTROL_PICTURES)
                 cut = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} ..."
                 title = "target" if name == "text" and "source" in example else name
                 console.print(cut if title == "text" else f"{title}: {cut}", soft_wrap=True)

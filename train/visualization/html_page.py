@@ -9,13 +9,13 @@ import base64
 import hashlib
 import html
 import json
-import math
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
 from train.data.files import expand_path
 from train.errors import as_user_error
+from train.telemetry.event_log import finite_or_none
 
 ASSETS = "assets"
 """Folder of this package with markup, styles and scripts (`*.html`, `*.css`, `*.js`)."""
@@ -55,7 +55,7 @@ def build_page(title: str, body: str, data: Any, scripts: Sequence[str]) -> str:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark">',
-            f"<title>{html.escape(title)}</title>",
+            f"<title>{html.escape(_without_surrogates(title))}</title>",
             f"<style>\n{styles}</style>",
             "</head>",
             "<body>",
@@ -84,18 +84,12 @@ def write_page(page: str, output: str) -> None:
 
 
 def _to_json(data: Any) -> str:
-    text = json.dumps(_finite(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Lone surrogates cannot be written as UTF-8; JSON has an escape for them.
+    data = finite_or_none(data)
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Lone surrogates, of file names, cannot be written as UTF-8; JSON has an escape for them.
     text = text.encode("utf-8", "backslashreplace").decode()
     return text.replace("<", "\\u003c")
 
 
-def _finite(value: Any) -> Any:
-    """Return the value with None for NaN and infinities, which JSON lacks."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

@@ -4,6 +4,7 @@ Its data are read from the files of the run folders. Nothing is loaded that comp
 written in a second, also of a run whose code or hardware is elsewhere, and of one that is training.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -92,7 +93,10 @@ def read_run(workdir: str) -> dict[str, Any]:
         "path": str(folder.path),
         "settings": dict(flatten(config.get("experiment"))),
         "chosen": dict(flatten(config.get("chosen"))),
-        "curves": curves,
+        "curves": {
+            name: {split: thin(curve) for split, curve in splits.items()}
+            for name, splits in curves.items()
+        },
         "events": [_plain_event(each) for each in events[-MAX_EVENTS:]],
         "samples": read_samples(folder),
         "seconds": goodput.seconds,
@@ -125,7 +129,7 @@ def collect_curves(records: Sequence[JsonRecord]) -> dict[str, dict[str, list[Po
                 # By step: a resumed or rolled-back run writes some steps again.
                 curve[record["step"]] = float(value)
     return {
-        name: {split: thin(sorted(curve.items())) for split, curve in splits.items()}
+        name: {split: sorted(curve.items()) for split, curve in splits.items()}
         for name, splits in curves.items()
     }
 
@@ -142,21 +146,26 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     for index in range(stretches):
         start, end = (len(points) * each // stretches for each in (index, index + 1))
         part = points[start:end]
-        extremes = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
+        # NaN compares False with everything, and would be both extremes of its stretch.
+        compared = [point for point in part if not math.isnan(point[1])] or part[:1]
+        extremes = {pick(compared, key=lambda point: point[1]) for pick in (min, max)}
         kept_points += sorted(extremes)
     return list(dict.fromkeys([*kept_points, points[-1]]))
 
 
 def read_samples(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the last samples of samples.txt with their steps."""
+    """Return the last samples of samples.txt with their steps, one of each step.
+
+    A run that was rolled back or resumed writes some steps again.
+    """
     if not folder.samples.exists():
         return []
     text = read_bytes(folder.samples, MAX_LOG_BYTES).decode(errors="replace")
     parts = _SAMPLE_START.split(text)[1:]
-    pairs = list(zip(parts[::2], parts[1::2], strict=False))[-MAX_SAMPLES:]
+    texts = {int(step): each for step, each in zip(parts[::2], parts[1::2], strict=False)}
     return [
-        {"step": int(step), "text": each.removesuffix("\n")[:MAX_SAMPLE_CHARACTERS]}
-        for step, each in pairs
+        {"step": step, "text": each.removesuffix("\n")[:MAX_SAMPLE_CHARACTERS]}
+        for step, each in sorted(texts.items())[-MAX_SAMPLES:]
     ]
 
 
@@ -187,7 +196,7 @@ def summarize(
     """Return the numbers of the report's first table by name. NaN and infinity are never best."""
     summary: dict[str, Any] = {}
     steps = [int(curve[-1][0]) for splits in curves.values() for curve in splits.values()]
-    summary["steps"] = max(steps, default=0)
+    summary["steps"] = max([*steps, *(each["step"] for each in times[-1:])], default=0)
     for split, curve in curves.get("loss", {}).items():
         finite = [value for _, value in curve if abs(value) < float("inf")]
         summary[f"{split} loss, last"] = curve[-1][1]

@@ -66,7 +66,28 @@ def test_table() -> None:
     assert [row[1] for row in rows] == ["1e-2", "1e-3", "1e-1"]
     assert "2.2500" in rows[0]
     assert "0.3536" in rows[0]
-    assert "failed" in rows[2]
+    assert "0 (2 failed)" in output.getvalue()
+
+
+def test_settings_with_a_diverged_seed_come_after_the_others() -> None:
+    losses = {"1e-3": (3.0, 3.5), "1e-2": (2.0, math.nan), "1e-1": (math.nan, math.nan)}
+    runs, results = [], {}
+    for seed in (0, 1):
+        for rate, values in losses.items():
+            experiment = dataclasses.replace(BASE, seed=seed)
+            run = SweepRun(f"{rate},{seed}", {"rate": rate}, experiment, 1.0)
+            runs.append(run)
+            metrics = {"loss": values[seed]}
+            results[run.name] = RunResult("finished", "loss", True, metrics, 5, 4.0)
+    results["1e-1,1"] = RunResult("failed", error="out of memory")
+    summary = summarize(runs, results)
+    assert [each.settings["rate"] for each in summary.settings] == ["1e-3", "1e-2", "1e-1"]
+    assert (summary.num_failed, summary.num_diverged) == (1, 2)
+    output = io.StringIO()
+    print_summary(summary, "one diverged", Console(file=output, width=100))
+    shown = output.getvalue()
+    assert "1 (1 diverged)" in shown
+    assert "0 (1 failed, 1 diverged)" in shown
 
 
 def test_figure(tmp_path: Path) -> None:

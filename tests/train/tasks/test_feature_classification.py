@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,7 +17,9 @@ from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.data.example_configs import FeatureDataConfig
 from train.data.python_data import hold_data
+from train.engine import make_engine
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.runtime.local_hardware import local_hardware
 from train.tasks.task_configs import FeatureClassification
 from train.tasks.task_registry import make_task
 
@@ -78,6 +81,31 @@ def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: 
     missing = command(capsys, "sample", workdir, "--prompt", str(tmp_path / "none.npz"))
     assert missing.status == 1
     assert "there is no such file" in missing.error
+
+
+@pytest.mark.parametrize("name", ["digits:chirps", "digits:graphs"])
+def test_verbs_describe_data_without_text(capsys: Capture, name: str) -> None:
+    """Features and classes are counted in the data, and there is no vocabulary."""
+    data = command(capsys, "data", name)
+    assert (data.status, data.error) == (0, "")
+    assert "vocabulary" not in data.output
+    described = command(capsys, "describe", name, "--json")
+    assert described.status == 0, described.error
+    sizes = json.loads(described.output)["parameters"]
+    experiment = EXPERIMENTS[name.partition(":")[2]]
+    task = make_task(experiment)
+    engine = make_engine(task.resolve_experiment(task.prepare_corpus()), local_hardware())
+    params = jax.tree.leaves(engine.abstract_state().params)
+    assert sizes["total"] + sizes["heads"] == sum(leaf.size for leaf in params)
+
+
+@pytest.mark.full
+def test_plan_of_features(capsys: Capture) -> None:
+    planned = command(
+        capsys, "plan", "digits:chirps", "--target", "h100", "--compile-best", "0", "--json"
+    )
+    assert planned.status == 0, planned.error
+    assert json.loads(planned.output)
 
 
 @pytest.mark.nightly

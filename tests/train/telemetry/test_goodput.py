@@ -106,6 +106,16 @@ def test_rollback_repeats_steps(clock: Clock, tmp_path: pathlib.Path) -> None:
     assert seconds["step"] - before == 3
 
 
+def test_clock_that_was_set_back_loses_no_time() -> None:
+    records = [
+        {"began": 200_000, "now": 203_600, "step": 10, "seconds": {"step": 3600}},
+        {"began": 110_000, "now": 113_600, "step": 20, "seconds": {"step": 3600}, "finished": True},
+    ]
+    found = compute_goodput(records)
+    assert found.seconds["lost"] == 0
+    assert found.seconds["step"] == 7200
+
+
 def test_torn_line_is_skipped(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
     full = run_once(clock, folder, 0, 4, done=True).compute_goodput()

@@ -6,9 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from train.errors import UserError
-from train.telemetry.loss_plot import _points, _smoothed, draw_losses, event_steps, plot_losses
+from train.telemetry.loss_plot import (
+    _points,
+    _scale_axes,
+    _smoothed,
+    draw_losses,
+    event_steps,
+    plot_losses,
+)
 
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
@@ -91,6 +99,20 @@ def test_losses_are_sorted_by_step_and_finite() -> None:
     ]
     np.testing.assert_array_equal(_points(metrics, "train", "loss"), [[1, 3], [5, 2]])
     assert _points(metrics, "validation", "loss").shape == (2, 0)
+    # The last evaluation of a step is the run's, whether better or worse.
+    twice = [{"step": 9, "split": "validation", "loss": loss} for loss in (6.9, 5.2, 6.0)]
+    np.testing.assert_array_equal(_points(twice, "validation", "loss")[1], [6.9, 5.2, 6.0])
+
+
+@pytest.mark.parametrize("exponent", [1, 4, 5, 12, 20])
+def test_losses_of_many_decades_have_a_few_labels(exponent: int) -> None:
+    axes = Figure(figsize=(7, 4)).subplots()
+    losses = np.array([2.0, 2 * 10.0**exponent, 30.0])
+    axes.plot([1, 2, 3], losses, label="training")
+    _scale_axes(axes, np.array([1, 2, 3]), losses)
+    low, high = axes.get_ylim()
+    ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+    assert 2 <= len(ticks) <= 20
 
 
 def test_smoothing_is_a_mean_with_a_growing_window() -> None:

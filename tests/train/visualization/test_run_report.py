@@ -105,6 +105,52 @@ def test_long_curves_keep_their_spikes() -> None:
     assert (kept[0], kept[-1]) == (points[0], points[-1])
     assert kept == sorted(kept)
     assert thin(points[:9]) == points[:9]
+    with_gaps = [(step, math.nan if step % 4 == 0 else 1.0) for step in range(4800)]
+    with_gaps[5] = (5, 1000.0)
+    assert (5, 1000.0) in thin(with_gaps)
+    assert not any(math.isnan(value) for _, value in thin(with_gaps)[1:])
+
+
+def test_median_speed_is_that_of_all_lines(tmp_path: Path) -> None:
+    """The curve that is drawn keeps the extremes of each stretch, which are no sample of it."""
+    folder = write_run(tmp_path / "long")
+    lines = [
+        {
+            "step": step,
+            "split": "train",
+            "loss": 1.0,
+            "tokens_per_second": 100.0 if step % 10 == 0 else 1000.0 + step % 3,
+        }
+        for step in range(1, 12_001)
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    report = read_run(str(folder))
+    assert report["summary"]["tokens per second, median"] == 1001.0
+    assert len(report["curves"]["tokens_per_second"]["train"]) <= MAX_POINTS + 2
+
+
+def test_steps_are_those_made(tmp_path: Path) -> None:
+    """Not every step is logged."""
+    folder = write_run(tmp_path / "run")
+    time = {"began": 30, "now": 31, "step": 47, "seconds": {"step": 1}}
+    with (folder / "time.jsonl").open("a") as file:
+        file.write(json.dumps(time) + "\n")
+    assert read_run(str(folder))["summary"]["steps"] == 47
+
+
+def test_samples_of_a_discarded_course_are_left_out(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    steps = (13, 14, 15, 14, 15, 16)
+    text = "".join(f"--- step {step}\nsample {number}\n" for number, step in enumerate(steps))
+    (folder / "samples.txt").write_text(text)
+    samples = [(each["step"], each["text"]) for each in read_run(str(folder))["samples"]]
+    assert samples == [(13, "sample 0"), (14, "sample 3"), (15, "sample 4"), (16, "sample 5")]
+
+
+def test_name_of_a_folder_need_not_be_unicode(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run").rename(tmp_path / "run\udcff")
+    RunReport([str(folder)]).save(str(tmp_path / "page.html"))
+    assert "<title>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_repeated_step_has_its_last_value() -> None:

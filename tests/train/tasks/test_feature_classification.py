@@ -102,7 +102,7 @@ def test_verbs_describe_data_without_text(capsys: Capture, name: str) -> None:
 @pytest.mark.full
 def test_plan_of_features(capsys: Capture) -> None:
     planned = command(
-        capsys, "plan", "digits:chirps", "--target", "h100", "--compile-best", "0", "--json"
+        capsys, "plan", "digits:chirps", "--target", "h100:1", "--compile-best", "0", "--json"
     )
     assert planned.status == 0, planned.error
     assert json.loads(planned.output)

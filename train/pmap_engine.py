@@ -8,8 +8,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from train.engine import Engine, make_train_step
+from train.errors import UserError
 from train.experiment import Experiment
 from train.jit_engine import JitEngine, named_train_step
+from train.parallel.sharding import replicated_sharding
 from train.state import TrainState
 from train.step import Batch, Metrics
 from train.tasks.task_registry import make_task
@@ -18,6 +20,9 @@ from transformer.model_context import unconstrained
 
 AXIS_NAME = "devices"
 """Mapped axis over which the step sums losses and gradients."""
+
+MIN_JAX_ON_SEVERAL_HOSTS = (0, 10, 0)
+"""Oldest version that was tried. 0.7's `pmap` takes the rows of the own host alone."""
 
 
 class PmapEngine(Engine):
@@ -28,6 +33,17 @@ class PmapEngine(Engine):
     """
 
     def __init__(self, experiment: Experiment, mesh: Mesh, hardware: Hardware):
+        """Build the step; nothing is compiled.
+
+        Raises:
+          UserError: There are several processes, whose global arrays `pmap` of an old JAX refuses.
+        """
+        if jax.process_count() > 1 and jax.__version_info__ < MIN_JAX_ON_SEVERAL_HOSTS:
+            needed = ".".join(map(str, MIN_JAX_ON_SEVERAL_HOSTS))
+            raise UserError(
+                f"compile pmap: on several hosts needs jax {needed} or later, and this is "
+                f"{jax.__version__}; give --compile jit"
+            )
         # Its own step is never called, and so never compiled.
         self._jit_engine = JitEngine(experiment, mesh, hardware)
         self.model, self.mesh = self._jit_engine.model, mesh
@@ -62,8 +78,19 @@ class PmapEngine(Engine):
         num_devices = self.mesh.size
         split = jax.tree.map(lambda x: x.reshape(num_devices, -1, *x.shape[1:]), batch)
         state, metrics = self._step(state, split, self.frozen)
+        if jax.process_count() > 1:
+            state, metrics = jax.tree.map(self._over_all_hosts, (state, metrics))
         self._jit_engine.dispatch_limit.add(metrics)
         return state, metrics
+
+    def _over_all_hosts(self, replicas: jax.Array) -> jax.Array:
+        """Return an array that `pmap` left on this host's devices as one over the whole mesh.
+
+        Checkpoints and evaluations take global arrays alone. Nothing is copied.
+        """
+        shards = [shard.data for shard in replicas.addressable_shards]
+        sharding = replicated_sharding(self.mesh)
+        return jax.make_array_from_single_device_arrays(replicas.shape, sharding, shards)
 
     def auto_choices(self) -> dict[str, str]:
         return self._jit_engine.auto_choices()

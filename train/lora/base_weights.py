@@ -70,19 +70,32 @@ def resolve_lora(
       init_adapter: Folder of PEFT with an adapter to start with, whose settings are taken.
 
     Raises:
-      UserError: There is nothing to adapt, or the adapter does not fit.
+      UserError: There is nothing to adapt, or the adapter or its rank does not fit.
     """
     lora = experiment.lora
     if init_adapter and previous is not None:
+        rank = previous.lora.rank
+        if not rank:
+            raise UserError(
+                f"init_adapter {init_adapter}: this run trains all of its weights, and adapts none;"
+                " give another workdir, or leave it out"
+            )
+        if lora.rank not in (0, rank):
+            raise UserError(f"lora.rank {lora.rank}: this run has rank {rank}; leave it out")
         return dataclasses.replace(experiment, lora=previous.lora)
     if init_adapter and warm_start is not None:
         model = make_task(experiment).make_model(hardware, unconstrained)
         adapter = read_run_adapter(init_adapter, model, warm_start.model_type)
         lora = adapter_settings(adapter, lora, init_adapter)
-    if not lora.rank:
-        return experiment
+    if not lora.rank:  # then the other settings mean nothing, and may differ in a resumed run
+        is_plain = previous is not None and not previous.lora.rank
+        lora = previous.lora if previous is not None and is_plain else LoRAConfig()
+        return dataclasses.replace(experiment, lora=lora)
     if previous is not None:
-        names = previous.lora.train_fully if NEW in lora.train_fully else lora.train_fully
+        names = lora.train_fully
+        if NEW in names:
+            kept = previous.lora.train_fully
+            names = (*(each for each in names if each not in (NEW, *kept)), *kept)
     elif warm_start is None or warm_start.words is not None:
         raise UserError(
             f"lora.rank {lora.rank}: needs a trained model to adapt; give --init-from W"

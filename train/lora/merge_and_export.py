@@ -12,7 +12,7 @@ from train.engine import make_engine
 from train.errors import UserError
 from train.lora.base_weights import load_base
 from train.lora.lora_config import LoRAConfig
-from train.run import Run, for_local_devices, load
+from train.run import Run, for_local_devices, load, read_experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.warm_start import copy_as, copy_pretrained_files
@@ -81,7 +81,8 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
     if not run.experiment.lora.rank:
         raise UserError(f"workdir {workdir}: was not trained with LoRA; there is nothing to merge")
     folder = RunFolder.create(target)
-    experiment = dataclasses.replace(run.experiment, lora=LoRAConfig())
+    # Not those of `run`, which have the mesh and the accumulation of this machine.
+    experiment = dataclasses.replace(read_experiment(run.folder), lora=LoRAConfig())
     engine = make_engine(for_local_devices(experiment), run.model.hardware)
     with CheckpointManager(run.folder.checkpoints, read_only=True) as checkpoints:
         corpus = checkpoints.read_metadata(run.step).get("corpus")

@@ -47,7 +47,7 @@ from train.tasks.vocabulary import Labels
 from train.telemetry.stages import track
 from transformer.hardware import Hardware
 from transformer.lora import LowRankWeight
-from transformer.losses import Loss, weighted_loss
+from transformer.losses import Loss, auxiliary_losses, requested_outputs, weighted_loss
 from transformer.model_context import ActivationConstraint
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import LOGITS
@@ -119,12 +119,14 @@ class PreferenceTask(Task):
         """
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
-            policy = pair_log_likelihoods(model, params, batch, dropout_rngs)
+            policy, aux = _score_pairs(model, params, batch, dropout_rngs)
             if self.has_reference_in_data:
                 reference = reference_of_batch(batch)
             else:
                 reference = pair_log_likelihoods(model, without_updates(params), batch)
-            return dpo_losses(policy, jax.lax.stop_gradient(reference), self.settings.beta, batch)
+            reference = jax.lax.stop_gradient(reference)
+            losses = dpo_losses(policy, reference, self.settings.beta, batch)
+            return losses | auxiliary_losses(aux, losses["loss"].weight)
 
         return loss
 
@@ -200,23 +202,30 @@ class PreferenceTask(Task):
 
 
 def pair_log_likelihoods(
-    model: LanguageModel, params: Any, batch: Batch, dropout_rngs: jax.Array | None = None
+    model: LanguageModel, params: Any, batch: Batch
 ) -> jax.Array:  # [B, 2] float32
     """Return the log-likelihoods of the chosen and the rejected answer of each row, in nats."""
+    return _score_pairs(model, params, batch, None)[0]
+
+
+def _score_pairs(
+    model: LanguageModel, params: Any, batch: Batch, dropout_rngs: jax.Array | None
+) -> tuple[jax.Array, Any]:  # [B, 2] float32
+    """Return `pair_log_likelihoods` and, in training, the model's auxiliary outputs."""
     output = model.apply(
         {"params": params},
         batch["tokens"],
         positions=batch["positions"],
         segments=batch["segments"],
         dropout_rngs=dropout_rngs,
-        outputs=LOGITS,
+        outputs=LOGITS | requested_outputs(dropout_rngs),
     )
     assert output.logits is not None
     logits = output.logits.astype(jnp.float32)  # [B, T, V]
     picked = jnp.take_along_axis(logits, batch["targets"][..., None], axis=-1)[..., 0]
     tokens = (picked - jax.nn.logsumexp(logits, axis=-1)) * batch["weights"]  # [B, T]
     parts = [jnp.sum(tokens * (batch["segments"] == each), axis=1) for each in (CHOSEN, REJECTED)]
-    return jnp.stack(parts, axis=1)
+    return jnp.stack(parts, axis=1), output.aux
 
 
 def reference_of_batch(batch: Batch) -> jax.Array:  # [B, 2]

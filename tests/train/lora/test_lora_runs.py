@@ -1,5 +1,6 @@
 """LoRA runs: what is trained and saved, exact resume, evaluation from the folder, errors."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,8 @@ from train.evaluation.evaluator import evaluate_run
 from train.experiment import EmaConfig, Experiment
 from train.lora import merge_and_export
 from train.lora.lora_config import LoRAConfig
-from train.run import Run, load
+from train.run import Run, load, read_experiment
+from train.run_folder.folder import RunFolder
 from transformer import Hardware
 
 MATRICES = ("mixer/query", "mixer/value", "feed_forward/up")
@@ -169,9 +171,23 @@ def test_merged_run_is_an_ordinary_run(
     assert "holds a run already" in again.error
     plain = command(capsys, "merge", merged, "--workdir", str(folder / "twice"))
     assert "was not trained with LoRA" in plain.error
-    # It can be trained further, with all of its weights.
-    trained = train.fit(make_experiment(folder, ema=EmaConfig(0.5), steps=2), merged, quiet=True)
-    assert trained.step == 2
+    # It can be trained further, with all of its weights; the other settings of LoRA mean nothing.
+    lora = LoRAConfig(0, targets=("all",), train_fully=("embedding",))
+    further = make_experiment(folder, ema=EmaConfig(0.5), steps=2, lora=lora)
+    assert train.fit(further, merged, quiet=True).step == 2
+    with pytest.raises(UserError, match="init_adapter x: this run trains all of its weights"):
+        train.fit(further, merged, init_from="x", init_adapter="x", quiet=True)
+
+
+@pytest.mark.full
+def test_merged_run_has_the_settings_of_its_run(folder: Path, source: Run) -> None:
+    """Not those with which this machine evaluates it: one step at a time."""
+    experiment = adapted(folder, steps=1, grad_accum_steps=2)
+    start = str(folder / "source")
+    train.fit(experiment, str(folder / "parts"), init_from=start, quiet=True)
+    merge_and_export.merge_run(str(folder / "parts"), str(folder / "parts_merged"))
+    saved = read_experiment(RunFolder.open_existing(str(folder / "parts_merged")))
+    assert (saved.grad_accum_steps, saved.lora) == (2, LoRAConfig())
 
 
 def test_exported_adapter_is_of_the_checkpoints_that_the_run_is_evaluated_with(
@@ -207,3 +223,7 @@ def test_weights_missing_in_the_source_are_trained_in_full(folder: Path, source:
     assert "embedding" in named_leaves(restored(folder, "new", 3).params)
     resumed = train.fit(adapted(folder, steps=4), str(folder / "new"), quiet=True)
     assert resumed.step == 4
+    # Weights beside those are no part of the run.
+    more = dataclasses.replace(LORA, train_fully=(*LORA.train_fully, "layers/place_0/mixer/out"))
+    with pytest.raises(UserError, match=r"lora\.train_fully"):
+        train.fit(adapted(folder, steps=5, lora=more), str(folder / "new"), quiet=True)

@@ -12,7 +12,7 @@ import pytest
 
 import train
 from tests.train.resumed_runs import preempted_after
-from tests.train.support import NO_DETECTOR, assert_same_bits, tiny
+from tests.train.support import NO_DETECTOR, assert_same_bits, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.data.data_config import TokenizerConfig
@@ -30,8 +30,9 @@ from train.lora.merge_and_export import merge_run
 from train.tasks.preference import PreferenceTask, add_reference
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
-from transformer import Hardware, LearnedPositions
+from transformer import FeedForwardConfig, Hardware, LearnedPositions
 from transformer.flops import count_token_flops
+from transformer.layers.layer_config import MoEConfig
 
 BETA = 0.3
 
@@ -248,6 +249,31 @@ def test_all_weights_learn_the_preference(folder: Path, source: train.Run, score
         lambda a, b: bool(np.any(np.asarray(a) != np.asarray(b))), full.params, source.params
     )
     assert all(jax.tree.leaves(changed["layers"]))
+
+
+@pytest.mark.full
+def test_auxiliary_losses_of_the_model_count(folder: Path, scored: Path) -> None:
+    data = dataclasses.replace(pair_data(folder), path=str(scored))
+    experiment = make_experiment(
+        folder,
+        task=PreferenceOptimization(BETA, reference="data"),
+        data=data,
+        lora=LoRAConfig(),
+        steps=1,
+    )
+    [block] = experiment.model.layer_pattern
+    gated = FeedForwardConfig(16, gated=True)
+    balances = []
+    for weight in (0.0, 0.5):
+        experts = MoEConfig(4, 2, gated, load_balance_loss_weight=weight)
+        pattern = (dataclasses.replace(block, feed_forward=experts),)
+        model = dataclasses.replace(experiment.model, layer_pattern=pattern)
+        name = f"experts-{weight}"
+        run = train.fit(dataclasses.replace(experiment, model=model), folder / name, quiet=True)
+        balances.append(lines_of(folder / name / "metrics.jsonl")[0].get("loss/load_balance"))
+        assert run.final_metrics["loss"] == pytest.approx(np.log(2), abs=0.2)
+    assert balances[0] == 0
+    assert balances[1] == pytest.approx(1.0, abs=0.5)  # 1 if all experts are chosen equally often
 
 
 def test_references_that_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -482,6 +482,7 @@ VALID = {
     ("fit", "workdir"): "text",
     ("generate", "stop_token"): "none",
     ("log_likelihoods", "context_lengths"): "none",
+    ("fit", "experiment"): "text",  # rejected as the name of a config
     ("load", "average_checkpoints"): "negative",  # rejected by the run
     ("load", "step"): "negative",
     ("token_loss", "label_smoothing"): "number",

@@ -8,6 +8,7 @@ run = train.load("runs/mine")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from train.config.experiment_files import find_experiment
     from train.data.data_config import TextDataConfig, TokenizerConfig
     from train.data.example_configs import (
         BitextDataConfig,
@@ -59,6 +60,7 @@ _MODULES = {
     "TokenizerConfig": "data.data_config",
     "Translation": "tasks.task_configs",
     "UserError": "errors",
+    "find_experiment": "config.experiment_files",
     "fit": "loop",
     "load": "run",
     "register_dataset": "tasks.task_registry",
@@ -89,6 +91,7 @@ __all__ = [
     "TokenizerConfig",
     "Translation",
     "UserError",
+    "find_experiment",
     "fit",
     "load",
     "register_dataset",

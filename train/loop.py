@@ -25,6 +25,7 @@ import numpy as np
 
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.writer import install_log_filters
+from train.config.experiment_files import find_experiment
 from train.config.resolve import resolve_precision
 from train.data.batches import prefetch
 from train.data.python_data import hold_data
@@ -59,7 +60,7 @@ from transformer.argument_checks import check_arguments
 
 @check_arguments
 def fit(
-    experiment: Experiment,
+    experiment: Experiment | str,
     workdir: str | os.PathLike[str] = "",
     *,
     data: Any = None,
@@ -74,7 +75,8 @@ def fit(
     """Train an experiment. In a folder with checkpoints, resume from the newest, bit for bit.
 
     Args:
-      experiment: What to train.
+      experiment: What to train: settings, or the name of a config, as `python -m train fit` takes
+        it.
       workdir: Folder of the run, local or remote. `runs/<name>` if empty.
       data: Training examples from Python, in place of `experiment.data.path`: strings or arrays of
         token ids for (masked) language modeling, (text, label) pairs for classification, (tokens,
@@ -105,6 +107,8 @@ def fit(
       PreemptedError: the process was told to stop, and has saved a checkpoint.
     """
     timer, hardware = ActivityTimer(start_time), local_hardware()
+    if isinstance(experiment, str):
+        experiment = find_experiment(experiment)
     held = None
     if data is not None:
         experiment, held = hold_data(experiment, data, validation_data)

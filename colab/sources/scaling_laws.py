@@ -32,13 +32,13 @@ folder = pathlib.Path(tempfile.mkdtemp())
 
 import dataclasses
 
-from train.config.experiment_files import find_experiment
+import train
 from train.data.data_config import TokenizerConfig
 from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from transformer import AttentionConfig, RoPE
 
-base = find_experiment("quickstart")
+base = train.find_experiment("quickstart")
 block = dataclasses.replace(
     base.model.layer_pattern[0],
     mixer=AttentionConfig(num_heads=2, bias=False, position=RoPE()),

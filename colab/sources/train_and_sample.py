@@ -61,10 +61,9 @@ print(workdir)
 from dataclasses import replace
 
 import train
-from train.config.experiment_files import find_experiment
 from transformer import Precision
 
-quickstart = find_experiment("quickstart")
+quickstart = train.find_experiment("quickstart")
 experiment = replace(
     quickstart,
     name=NAME,

@@ -62,8 +62,7 @@ API_PAGES = {
         (
             *("train.fit", "train.load", "train.Run", "train.Experiment", "train.UserError"),
             *("train.register_task", "train.register_dataset", "train.register_optimizer"),
-            "train.register_schedule",
-            "train.config.experiment_files.find_experiment",
+            *("train.register_schedule", "train.find_experiment"),
             "train.config.experiment_files.list_experiments",
         ),
     ),

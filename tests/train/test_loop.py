@@ -55,6 +55,20 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(experiment, workdir, run, shown.getvalue())
 
 
+def test_a_config_is_named_as_on_the_command_line(finished: Finished, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from train.run import read_experiment\n"
+        "from train.run_folder.folder import RunFolder\n"
+        f"folder = RunFolder.open_existing({str(finished.workdir)!r})\n"
+        "EXPERIMENTS = {'own': read_experiment(folder)}\n"
+    )
+    again = train.fit(f"{file}:own", finished.workdir, quiet=True)
+    assert again.final_metrics == finished.run.final_metrics
+    with pytest.raises(UserError, match=r"config quickstrat: is not known .did you mean q"):
+        train.fit("quickstrat")
+
+
 def test_run_folder_contents(finished: Finished) -> None:
     assert sorted(entry.name for entry in finished.workdir.iterdir()) == [
         "checkpoints",
@@ -277,8 +291,9 @@ def test_is_due() -> None:
 def test_public_names() -> None:
     parts = {"dataset", "optimizer", "schedule", "task"}
     registering = {f"register_{part}" for part in parts}
-    assert registering | {"Experiment", "Run", "fit", "load"} <= set(train.__all__)
-    settings = set(train.__all__) - registering - {"Experiment", "Run", "UserError", "fit", "load"}
+    verbs = {"fit", "load", "find_experiment"}
+    assert registering | verbs | {"Experiment", "Run"} <= set(train.__all__)
+    settings = set(train.__all__) - registering - verbs - {"Experiment", "Run", "UserError"}
     assert all(dataclasses.is_dataclass(getattr(train, name)) for name in settings)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = train.nothing

@@ -180,7 +180,6 @@ class _TrainingLoop:
             with reporter, StopRequest() as stop_request:
                 self.setup.log_skipped_checkpoints(reporter, start)
                 self.setup.log_start(reporter, step)
-                self.setup.release_warm_start()
                 if not finished:
                     session = _Session(checkpoints, reporter, stop_request)
                     state = self.train_with_rollbacks(state, step, session)
@@ -303,6 +302,7 @@ class _TrainingLoop:
             metadata = self.setup.checkpoint_metadata(state, self.evaluator.best)
             checkpoints.save(step, state, metadata)
         self.save_seconds = progress.elapsed
+        self.setup.release_warm_start()
 
 
 def count_tokens(rows: HostBatch) -> int:

@@ -45,6 +45,7 @@ from train.warm_start import (
     PYTHON_SOURCE,
     WarmStartReport,
     WarmStartSource,
+    check_same_weights,
     copy_files_of_source,
     explain_unread_source,
     merge_params,
@@ -144,6 +145,7 @@ class RunSetup:
         if warm_start is None and self.warm_start_is_logged:  # rolled back to the start
             request = WarmStartSource.of_earlier_start(self.folder)
             warm_start = request.read(self.folder, self.experiment.task)
+            check_same_weights(self.folder, warm_start)
         if warm_start is None:
             return self.engine.init()
         params, self.warm_start_report = merge_params(
@@ -155,9 +157,9 @@ class RunSetup:
         return self.engine.init(params)
 
     def release_warm_start(self) -> None:
-        """Free the weights of the source: the state has them, and a rollback reads them again.
+        """Free the weights of the source, once a checkpoint makes a rollback to the start unlikely.
 
-        Weights from Python stay: only the caller has them.
+        Such a rollback reads them again. Weights from Python stay: only the caller has them.
         """
         if self.warm_start is not None and self.warm_start.source != PYTHON_SOURCE:
             self.warm_start, self.warm_start_is_logged = None, True
@@ -214,6 +216,7 @@ class RunSetup:
             self.experiment,
             self.folder,
             step,
+            is_new_run=self.is_new_run,
             training_data=self.task.describe_training_data(self.corpus),
             notes=(*self.corpus.notes, *self.task.untrained_parts),
             changed=self.changed_fields,

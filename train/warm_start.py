@@ -183,6 +183,17 @@ class WarmStartReport(NamedTuple):
         return lines
 
 
+def check_same_weights(folder: RunFolder, warm_start: WarmStart | None) -> None:
+    """Raise UserError if the source of a run has trained on since the run began with it."""
+    began_with = _last_warm_start(folder).get("source_step")
+    if warm_start is not None and began_with not in (None, warm_start.step):
+        raise UserError(
+            f"init_from {warm_start.source}: has weights of step {warm_start.step} now, and this "
+            f"run began with those of step {began_with}, which a rollback to its start needs; "
+            "train again in another folder"
+        )
+
+
 def explain_unread_source(folder: RunFolder, request: WarmStartSource) -> str:
     """Return why a run that exists does not start with other weights; empty if it began with them.
 
@@ -201,9 +212,16 @@ def explain_unread_source(folder: RunFolder, request: WarmStartSource) -> str:
 
 
 def _last_warm_start(folder: RunFolder) -> dict[str, Any]:
-    """Return the event of the run's warm start; empty without one. Earlier runs may have others."""
-    events = EventLog(folder.event_log).read()
-    return next((each for each in reversed(events) if each.get("event") == "warm start"), {})
+    """Return the event of the run's warm start; empty without one.
+
+    An earlier run in this folder, whose checkpoints were deleted, may have another.
+    """
+    for event in reversed(EventLog(folder.event_log).read()):
+        if event.get("event") == "warm start":
+            return event
+        if event.get("event") == "started" and event.get("new"):
+            break
+    return {}
 
 
 def _absolute_source(source: str) -> str:

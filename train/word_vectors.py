@@ -58,9 +58,7 @@ def read_word_vectors(path: str) -> WordVectors:
                 rows[word] = len(vectors)
                 vectors.append(vector)
     if not vectors:
-        raise UserError(
-            f"{place}: has no word vectors; each line has to be a word, then its numbers"
-        )
+        raise UserError(f"{place}: has no word vectors; give a file with words and their numbers")
     return WordVectors(rows, np.stack(vectors))
 
 
@@ -116,6 +114,11 @@ def _read_binary(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarra
             )
         # The line feed after the numbers of the word before, if there is one.
         yield word.removeprefix(b"\n").decode("utf-8", "replace"), numbers.astype(np.float32)
+    if stream.read(2).removeprefix(b"\n"):  # of a text file, every byte is read as a number too
+        raise UserError(
+            f"{place}: has more than the {announced:,} words of its first line, so it is damaged "
+            "or not word2vec's binary format; if it is text, name it .txt"
+        )
 
 
 def _missing_words(place: str, read: int, announced: int) -> UserError:

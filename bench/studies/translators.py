@@ -148,7 +148,7 @@ def main(
     steps: int = 1000,
     transformer_steps: int = 400,
     seeds: int = 3,
-    whole: tuple[str, ...] = tuple(RECURRENT),
+    whole: tuple[str, ...] | None = None,
     workdir: Path = Path("runs/translators"),
     output: Path = RESULTS,
     processes: int = 1,
@@ -162,7 +162,8 @@ def main(
       steps: Steps of the recurrent systems.
       transformer_steps: Steps of the transformers.
       seeds: Number of runs of each.
-      whole: Systems to train for the steps of their recipe as well, one seed.
+      whole: Systems to train for the steps of their recipe as well, one seed. By default the
+        recurrent ones among `systems`.
       workdir: Folder of the runs.
       output: Folder of the page.
       processes: Runs at once.
@@ -172,7 +173,10 @@ def main(
     runs = []
     usual = {name: steps if name in RECURRENT else transformer_steps for name in SYSTEMS}
     plan = [(seed, system, usual[system]) for seed in range(seeds) for system in systems]
-    for seed, system, count in [*plan, *((0, system, SYSTEMS[system].steps) for system in whole)]:
+    if whole is None:
+        whole = tuple(name for name in systems if name in RECURRENT)
+    plan += [(0, system, SYSTEMS[system].steps) for system in whole]
+    for seed, system, count in dict.fromkeys(plan):
         settings = {"system": system, "steps": str(count)}
         made = make_experiment(system, folder, count, seed)
         runs.append(SweepRun(run_name(settings, seed), settings, made, float(count)))
@@ -192,11 +196,12 @@ def main(
         scores = np.column_stack([[each["bleu"] for each in measured], groups[key]])
         trained = [results[run.name] for run in own]
         losses = np.array([[each.metrics["loss"]] for each in trained])
-        seconds = [np.mean([each.seconds for each in trained])]
-        seconds.append(np.mean([each["translating"] for each in measured]))
+        seconds = [np.median([each.seconds for each in trained])]
+        seconds.append(np.median([each["translating"] for each in measured]))
         row = [TITLES[key[0]], f"{key[1]:,}", str(len(own))]
         row += [*summaries(scores, 1), *summaries(losses, 3), *(f"{each:.0f}" for each in seconds)]
-        rows.append([*row, records.describe_machines(own).rpartition(" (")[0]])
+        found_on = {finished.machine: None for run in own if (finished := records.find(run))}
+        rows.append([*row, ", ".join(found_on)])
     draw(groups, output / "translators.png")
     scale = (
         "Multi30k, English to German, by the recipes of `multi30k_recurrent`, `multi30k_parallel` "
@@ -204,9 +209,9 @@ def main(
         "without averaging of weights. sacreBLEU of test 2016, lower-cased, whole and by the words "
         "of the source; beam search except for the non-autoregressive model. Several seeds: mean "
         "and standard deviation (in the figure mean and range). Seconds are those of a run and of "
-        "translating 1,000 sentences, both with compilation and beside other runs. Translating "
-        "word by word, without any context, has a BLEU of 11.7 (`python -m bench.baselines "
-        "multi30k`)."
+        "translating 1,000 sentences, the median over seeds, beside other runs; the first of a "
+        "system also compiles. Translating word by word, without any context, has a BLEU of 11.7 "
+        "(`python -m bench.baselines multi30k`)."
     )
     body = f"{scale}\n\n{markdown_table(header, rows)}"
     by_system = {f"{system},{count}": each.tolist() for (system, count), each in groups.items()}

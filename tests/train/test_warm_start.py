@@ -1,6 +1,7 @@
 """Runs that start with weights of another run, or from Python."""
 
 import dataclasses
+import gc
 import shutil
 import weakref
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from train.experiment import CheckpointConfig, EmaConfig, Experiment
 from train.recovery.recovery_config import RecoveryConfig
 from train.run import Run
 from train.run_folder.folder import RunFolder
+from train.run_setup import RunSetup
 from train.runtime.local_hardware import local_hardware
 from train.telemetry.event_log import EventLog
 from train.warm_start import (
@@ -42,6 +44,7 @@ from train.warm_start import (
     WarmStart,
     WarmStartReport,
     WarmStartSource,
+    check_same_weights,
     copy_as,
     explain_unread_source,
     merge_params,
@@ -189,34 +192,60 @@ def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) 
 
 
 @pytest.mark.full
-def test_rollback_to_the_start_begins_with_the_source_again(
-    folder: Path, source: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    reads: list[str] = []
-    weights: list[Any] = []
-    read = WarmStartSource.read
-
-    def noted(self: WarmStartSource, *arguments: Any) -> WarmStart | None:
-        assert all(each() is None for each in weights)  # the host does not keep those of the start
-        found = read(self, *arguments)
-        reads.append(self.init_from)
-        weights.append(weakref.ref(found))
-        return found
-
-    monkeypatch.setattr(WarmStartSource, "read", noted)
+def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source: Run) -> None:
     recovery = RecoveryConfig(window=16, warmup=8, patience=2, rollback_steps=4, skip_batches=3)
     experiment = make_experiment(
         folder, steps=30, recovery=recovery, checkpoint=CheckpointConfig(every=0)
     )
     with planted(Fault(first=20, count=3, words=20)):
-        train.fit(experiment, str(folder / "back"), quiet=True, init_from="source")
-    assert reads == ["source", str(folder / "source")]
+        train.fit(experiment, str(folder / "back"), quiet=True, init_from=str(folder / "source"))
     assert event(folder, "back", "rolled back")["checkpoint"] == 0
     engine = make_engine(train.load(str(folder / "back")).experiment, local_hardware())
     with CheckpointManager(folder / "back" / "checkpoints", read_only=True) as checkpoints:
         start = checkpoints.restore(0, engine.abstract_state()).state
     assert_same_bits(start.params, source.params)
+
+
+@pytest.mark.full
+def test_freed_weights_are_read_again_for_the_start(
+    folder: Path, source: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of the source holds in any working folder, and in another process."""
+    experiment = make_experiment(folder, steps=2)
+    request = WarmStartSource(init_from="source")
+    monkeypatch.chdir(folder)
+    train.fit(experiment, str(folder / "freed"), quiet=True, init_from="source")
+    with RunFolder.created(str(tmp_path / "new")) as new:
+        setup = RunSetup(experiment, new, local_hardware(), request)
+        weights = weakref.ref(setup.warm_start)
+        assert weights() is not None
+        setup.release_warm_start()
+        gc.collect()
+        assert weights() is None
+    monkeypatch.chdir(tmp_path)
+    freed = RunFolder.open_existing(str(folder / "freed"))
+    setup = RunSetup(experiment, freed, local_hardware(), WarmStartSource())
+    assert_same_bits(setup.init_state().params, source.params)
+
+
+def test_source_of_an_earlier_start_is_that_of_this_run(tmp_path: Path) -> None:
+    folder = RunFolder.created(str(tmp_path / "run"))
+    with folder as run:
+        log = EventLog(run.event_log)
+        log.write("started", step=0, new=True)
+        log.write("warm start", source="/a", source_step=7, only="", adapter="")
+        log.write("started", step=0, new=False)
+        assert WarmStartSource.of_earlier_start(run).init_from == "/a"
+        check_same_weights(run, None)
+        check_same_weights(run, WarmStart({}, "/a", step=7))
+        with pytest.raises(UserError, match="init_from /a: has weights of step 9 now, and this"):
+            check_same_weights(run, WarmStart({}, "/a", step=9))
+        log.write("started", step=0, new=True)  # its checkpoints were deleted
+        log.write("resumed", step=3, new=False)
+        assert WarmStartSource.of_earlier_start(run) == WarmStartSource()
+        assert "did not begin with another's" in explain_unread_source(
+            run, WarmStartSource(init_from="/a")
+        )
 
 
 def merged(initial: Any, warm_start: WarmStart) -> tuple[Any, WarmStartReport]:

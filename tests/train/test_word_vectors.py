@@ -89,6 +89,7 @@ def test_binary_format_of_word2vec(tmp_path: Path, end: bytes, suffix: str) -> N
         (b"1 1\na \x00\x00\x80\x7f", "the numbers of word 1 are not finite"),
         (b"\xba\x16\x4f\x2f\x0c" + bytes(90), "give the vectors as text .fastText: the .vec"),
         (b"3 2\n" + b"x" * 3000, "word 1 does not end; the file is damaged"),
+        (b"2 9\n" + b"cat 0.25 -1.5\n" * 40, "if it is text, name it .txt"),
         (b"", "does not begin with the numbers of words and of columns"),
         (b"0 5\n", "has no word vectors"),
     ],

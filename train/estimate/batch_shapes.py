@@ -56,12 +56,19 @@ def unsharded_batch_shapes(
 def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ...]]:
     """Return the experiment with vocabulary size and number of labels, and the assumptions made.
 
-    Data are read only for character vocabularies and for labels that the config does not count.
+    Data are read only for character vocabularies, and for labels and features that the config does
+    not count.
     """
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    if tokenizer is None:  # numbers instead of text: their width and the classes are in the data
-        unknown = not getattr(task, "num_features", 1) or not getattr(task, "num_labels", 1)
-        return (_resolve_from_data(experiment) if unknown else experiment), ()
+    num_features = getattr(task, "num_features", None)
+    if num_features == 0:
+        return _resolve_from_data(experiment), ()
+    if tokenizer is None:  # numbers in place of text
+        if task.predicts_labels and not task.num_labels:
+            return _resolve_from_data(experiment), ()
+        # No token is embedded, but a resolved model has a vocabulary.
+        size = experiment.model.vocab_size
+        return experiment if num_features is None else _with_vocab_size(experiment, size or 1), ()
     needs_labels = task.predicts_labels and not task.num_labels
     if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
         return _resolve_from_data(experiment), ()
@@ -89,7 +96,9 @@ def _resolve_from_data(experiment: "Experiment") -> "Experiment":
         task = make_task(experiment)
         return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
-        labels = "--task.num-labels and " if experiment.task.predicts_labels else ""
+        flags = ["--task.num-labels"] if experiment.task.predicts_labels else []
+        has_text = experiment.data.tokenizer is not None
+        flags.append("--model.vocab-size" if has_text else "--task.num-features")
         raise UserError(
-            f"{error}; or give {labels}--model.vocab-size, and no text is needed"
+            f"{error}; or give {' and '.join(flags)}, and no data are needed"
         ) from error

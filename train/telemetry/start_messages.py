@@ -42,6 +42,7 @@ def log_start(
     folder: RunFolder,
     step: int,
     *,
+    is_new_run: bool,
     training_data: str,
     notes: Sequence[str] = (),
     changed: Changes,
@@ -56,6 +57,7 @@ def log_start(
       folder: Folder of the run.
       step: Step of the restored state; 0 at the start.
       training_data: Amount of training data, as text.
+      is_new_run: True if the folder held no run.
       notes: Further messages, on the data and the task.
       changed: Settings that differ from those of the run so far.
       pinned: Settings that keep what `auto` was when the run began.
@@ -64,6 +66,7 @@ def log_start(
     reporter.log_event(
         "resumed" if step else "started",
         step=step,
+        new=is_new_run,
         hardware=dataclasses.asdict(hardware),
         mesh=dict(engine.mesh.shape),
         versions=installed_versions(),
@@ -104,7 +107,12 @@ def log_warm_start(reporter: Reporter, warm_start: "WarmStart", report: "WarmSta
     source, fields = warm_start.source, report.as_dict()
     adapter = warm_start.adapter
     reporter.log_event(
-        "warm start", source=warm_start.place, only=warm_start.only, adapter=adapter, **fields
+        "warm start",
+        source=warm_start.place,
+        source_step=warm_start.step,
+        only=warm_start.only,
+        adapter=adapter,
+        **fields,
     )
     if adapter:
         reporter.print_message(f"starts with the adapter of {adapter}")

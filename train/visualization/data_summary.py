@@ -180,7 +180,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     vocabulary = f", {size:,} tokens in the vocabulary" if size else ""
     console.print(f"{summary['name']}: {summary['training_data']}{vocabulary}")
     if summary["labels"]:
-        console.print(f"labels: {', '.join(summary['labels'])}")
+        console.print(f"labels: {', '.join(summary['labels'])}".translate(CONTROL_PICTURES))
     for note in summary["notes"]:
         console.print(note)
     rows = [_split_cells(name, split) for name, split in summary["splits"].items()]

@@ -154,19 +154,21 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
 
 
 def read_samples(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the last samples of samples.txt with their steps, one of each step.
+    """Return the last samples of samples.txt with their steps.
 
-    A run that was rolled back or resumed writes some steps again.
+    A run that went back to an earlier step has other samples from there on: those before are left
+    out.
     """
     if not folder.samples.exists():
         return []
     text = read_bytes(folder.samples, MAX_LOG_BYTES).decode(errors="replace")
     parts = _SAMPLE_START.split(text)[1:]
-    texts = {int(step): each for step, each in zip(parts[::2], parts[1::2], strict=False)}
-    return [
-        {"step": step, "text": each.removesuffix("\n")[:MAX_SAMPLE_CHARACTERS]}
-        for step, each in sorted(texts.items())[-MAX_SAMPLES:]
-    ]
+    samples: list[dict[str, Any]] = []
+    for step, each in zip(map(int, parts[::2]), parts[1::2], strict=False):
+        while samples and samples[-1]["step"] >= step:
+            samples.pop()
+        samples.append({"step": step, "text": each.removesuffix("\n")[:MAX_SAMPLE_CHARACTERS]})
+    return samples[-MAX_SAMPLES:]
 
 
 def peak_memory(times: Sequence[JsonRecord]) -> dict[str, float]:

@@ -72,7 +72,6 @@ def test_page_has_a_row_for_each_system_and_number_of_steps(
         tmp_path,
         systems=("luong", "transformer"),
         seeds=2,
-        whole=("luong",),
         output=tmp_path / "out",
     )
     page = (tmp_path / "out" / "translators.md").read_text().splitlines()
@@ -87,3 +86,9 @@ def test_page_has_a_row_for_each_system_and_number_of_steps(
     data = json.loads((tmp_path / "out" / "translators.json").read_text())
     assert data["bleu_by_length"]["luong,1000"] == [[4, 3, 2, 1], [4, 3, 2, 2]]
     assert (tmp_path / "out" / "translators.png").exists()
+
+    # No run counts twice where the usual steps are those of the recipe.
+    translators.main(tmp_path, systems=("luong",), seeds=2, steps=3000, output=tmp_path / "once")
+    page = (tmp_path / "once" / "translators.md").read_text().splitlines()
+    [row] = [line.split(" | ") for line in page if line.startswith("| LSTMs")]
+    assert row[1:4] == ["3,000", "2", "20.5 ± 0.7"]

@@ -99,6 +99,19 @@ def test_verbs_describe_data_without_text(capsys: Capture, name: str) -> None:
     assert sizes["total"] + sizes["heads"] == sum(leaf.size for leaf in params)
 
 
+def test_sizes_that_are_given_are_not_read_from_the_data(capsys: Capture, tmp_path: Path) -> None:
+    arguments = ["describe", "digits:chirps", "--data.path", str(tmp_path / "none.npz"), "--json"]
+    missing = command(capsys, *arguments)
+    assert missing.status == 1
+    assert "or give --task.num-labels and --task.num-features" in missing.error
+    sizes = ["--task.num-labels", "3", "--task.num-features", "65"]
+    given = command(capsys, *arguments, *sizes)
+    assert given.status == 0, given.error
+    whole = command(capsys, "describe", "digits:chirps", "--json")
+    totals = [json.loads(each.output)["parameters"]["total"] for each in (given, whole)]
+    assert totals[0] == totals[1]
+
+
 @pytest.mark.full
 def test_plan_of_features(capsys: Capture) -> None:
     planned = command(

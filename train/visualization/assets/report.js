@@ -1,7 +1,7 @@
 // The report of one run or of several.
 
 const CALM_EVENTS = ["started", "resumed", "finished", "preempted", "weights", "warm start", "stopped early"];
-const MARKED_EVENTS = ["resumed", "preempted", "skipped", "rolled back", "recovered", "fell back", "checkpoint skipped", "sample failed"];
+const MARKED_EVENTS = ["resumed", "preempted", "skipped", "rolled back", "recovered", "checkpoint skipped", "sample failed"];
 const HIDDEN_CURVES = ["skipped"];
 const NOISY_CURVES = ["loss", "grad_norm", "tokens_per_second"]; // the others are smooth as they are
 const SPEED = "tokens_per_second";

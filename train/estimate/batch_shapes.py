@@ -60,17 +60,16 @@ def resolve_sizes(experiment: "Experiment") -> tuple["Experiment", tuple[str, ..
     not count.
     """
     tokenizer, task = experiment.data.tokenizer, experiment.task
-    num_features = getattr(task, "num_features", None)
+    num_features = getattr(task, "num_features", None)  # None: the task has no features
+    if (task.predicts_labels or num_features is not None) and not task.num_labels:
+        return _resolve_from_data(experiment), ()
     if num_features == 0:
         return _resolve_from_data(experiment), ()
-    if tokenizer is None:  # numbers in place of text
-        if task.predicts_labels and not task.num_labels:
-            return _resolve_from_data(experiment), ()
-        # No token is embedded, but a resolved model has a vocabulary.
-        size = experiment.model.vocab_size
-        return experiment if num_features is None else _with_vocab_size(experiment, size or 1), ()
-    needs_labels = task.predicts_labels and not task.num_labels
-    if needs_labels or (not experiment.model.vocab_size and tokenizer.kind == "character"):
+    if num_features is not None:  # no token is embedded, but a resolved model has a vocabulary
+        return _with_vocab_size(experiment, experiment.model.vocab_size or 1), ()
+    if tokenizer is None:
+        return experiment, ()
+    if not experiment.model.vocab_size and tokenizer.kind == "character":
         return _resolve_from_data(experiment), ()
     if experiment.model.vocab_size:
         return experiment, ()
@@ -96,9 +95,9 @@ def _resolve_from_data(experiment: "Experiment") -> "Experiment":
         task = make_task(experiment)
         return task.resolve_experiment(task.prepare_corpus())
     except UserError as error:
-        flags = ["--task.num-labels"] if experiment.task.predicts_labels else []
-        has_text = experiment.data.tokenizer is not None
-        flags.append("--model.vocab-size" if has_text else "--task.num-features")
-        raise UserError(
-            f"{error}; or give {' and '.join(flags)}, and no data are needed"
-        ) from error
+        has_features = hasattr(experiment.task, "num_features")
+        flags = ["--task.num-features" if has_features else "--model.vocab-size"]
+        if experiment.task.predicts_labels or has_features:
+            flags.insert(0, "--task.num-labels")
+        given = " and ".join(flags)
+        raise UserError(f"{error}; or give {given}, and no data are needed") from error

@@ -1,4 +1,4 @@
-"""`docs/architecture.md` lists the files that really run, and the paths stay short."""
+"""`docs/architecture.md` lists the files that really run."""
 
 import json
 import os
@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.docs.reading_paths import PAGE, ROOT, count_lines, documented
+from tests.docs.reading_paths import PAGE, ROOT, documented
 
-LIMITS = {
-    "forward": (14, 1800),
-    "step": (5, 1070),
-    "resume": (11, 1500),
-}
-"""Most files and lines of each path; lower them when a path gets shorter."""
+PATHS = ("forward", "step", "resume")
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +24,13 @@ def measured() -> dict[str, list[str]]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", PATHS)
 def test_reading_paths_list_the_executed_files(measured: dict[str, list[str]], name: str) -> None:
     """If this fails: python -m tests.docs.reading_paths --write."""
     assert sorted(documented(name)) == sorted(measured[name])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", LIMITS)
-def test_reading_paths_are_short(measured: dict[str, list[str]], name: str) -> None:
-    files, lines = LIMITS[name]
-    assert len(measured[name]) <= files
-    assert sum(map(count_lines, measured[name])) <= lines
-
-
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", PATHS)
 def test_listed_files_exist(name: str) -> None:
     assert documented(name)
     assert all((ROOT / each).exists() for each in documented(name))

@@ -11,7 +11,6 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = Path(__file__).parents[2] / "README.md"
-MAX_LINES = 80
 
 
 def load(name: str) -> ModuleType:
@@ -31,8 +30,7 @@ def default_rank_promotion() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_examples_are_short_and_linked(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < MAX_LINES
+def test_examples_are_linked(path: Path) -> None:
     assert f"(examples/{path.name})" in README.read_text()
 
 

@@ -39,8 +39,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 
 
 @pytest.mark.parametrize("name", ["own_mixer", "own_task"])
-def test_examples_are_short_and_linked(name: str) -> None:
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 80
+def test_examples_are_linked(name: str) -> None:
     assert f"(examples/{name}.py)" in README.read_text()
 
 

@@ -7,8 +7,7 @@ end with the end-of-text token. Several conversations share a row; none sees ano
 
 import bisect
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,7 @@ from train.data.chat_template import (
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
 from train.data.files import find_file
-from train.data.text_files import check_unicode, line_location, read_lines
+from train.data.text_files import check_unicode, read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError, as_user_error
@@ -45,24 +44,6 @@ class Conversation(NamedTuple):
             return f"{self.prompt} {self.completion}"
         assert not isinstance(self.completion, str)  # a text completes a text
         return template.render([*self.prompt, *self.completion])
-
-
-def read_json_objects(setting: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and the object of each line of a file that is not empty."""
-    file = find_file(path, setting)
-    for index, line in enumerate(read_lines(file)):
-        if not line.strip():
-            continue
-        location = line_location(file, index)
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{location}: not JSON ({error}); each line must be one JSON object"
-            ) from error
-        if not isinstance(record, dict):
-            raise UserError(f"{location}: not a JSON object; each line must be one")
-        yield location, record
 
 
 def parse_conversation(location: str, record: Any) -> Conversation:
@@ -190,11 +171,7 @@ def prepare_conversations(
       UserError: A file is missing or malformed, the template is not valid, or nothing is left to
         learn from.
     """
-
-    def read(setting: str, path: str) -> list[Conversation]:
-        return [parse_conversation(*each) for each in read_json_objects(setting, path)]
-
-    splits = read_splits(config, read, parse_conversation)
+    splits = read_splits(config, parse_conversation)
     untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
@@ -202,7 +179,7 @@ def prepare_conversations(
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    notes: list[str] = []
+    notes = splits.notes
     encoded = {
         name: _encode(name, examples, tokenizer, template, config, notes)
         for name, examples in splits.items()

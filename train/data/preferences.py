@@ -21,7 +21,6 @@ from train.data.conversations import (
     Conversation,
     encode_conversation,
     parse_conversation,
-    read_json_objects,
     read_template,
     with_template,
 )
@@ -149,11 +148,7 @@ def prepare_preferences(
     Raises:
       UserError: A file is missing or malformed, or no pair is left.
     """
-
-    def read(setting: str, path: str) -> list[Pair]:
-        return [parse_pair(*each) for each in read_json_objects(setting, path)]
-
-    splits = read_splits(config, read, parse_pair)
+    splits = read_splits(config, parse_pair)
     untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
@@ -164,7 +159,7 @@ def prepare_preferences(
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    notes: list[str] = []
+    notes = splits.notes
     encoded = {
         name: encode_split(name, pairs, tokenizer, template, config.max_length // 2, notes)
         for name, pairs in splits.items()

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from train.data.files import TextFile, expand_path
-from train.data.text_files import open_decompressed
+from train.data.rows import open_decompressed
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 

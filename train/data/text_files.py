@@ -121,7 +121,7 @@ class DocumentReader:
             has_field = False
         if not has_field:
             name = plain_name(file).rpartition(".")[2].upper()
-            note = f"is {name} without a field {self._field!r}, beside plain text: read as text too"
+            note = f"is {name} without a field {self._field!r}, beside text: read so too"
             self._notes.add(file.path, note)
         return not has_field
 

@@ -7,7 +7,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from train.data.http_files import SCHEMES, HttpPath
 from train.errors import UsageError, UserError, as_user_error
@@ -164,7 +164,7 @@ def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[Tex
                 if place.is_dir():
                     return _split_folder(f"{setting} {path}", files, notes)
                 return {"train": tuple(files)}
-    _raise_missing(setting, path)
+    raise UserError(f"{setting} {path}: {_what_is_missing(path)}; give a file, a folder or a glob")
 
 
 def is_table(name: str) -> bool:
@@ -244,7 +244,7 @@ def find_file(path: str, setting: str) -> TextFile:
     with as_user_error(f"{setting} {path}"):
         if (file := find_optional_file(path)) is not None:
             return file
-    _raise_missing(setting, path)
+    raise UserError(f"{setting} {path}: {_what_is_missing(path)}; give a file, a folder or a glob")
 
 
 def find_optional_file(path: str) -> TextFile | None:
@@ -282,26 +282,19 @@ def _candidate_paths(path: str) -> Iterator[AnyPath]:
             yield folder / location
 
 
-def _raise_missing(setting: str, path: str) -> NoReturn:
-    """Raise the UserError for a path that names no file."""
+def _what_is_missing(path: str) -> str:
+    """Return the problem of a path that names no file."""
     location = expand_path(path)
     if location.exists():
-        raise UserError(
-            f"{setting} {path}: holds no files; give a file, or a folder or glob that has some"
-        )
+        return "holds no files"
     if location.is_absolute():
-        raise UserError(f"{setting} {path}: does not exist; give a file, a folder or a glob")
+        return "does not exist"
     base = os.environ.get("TRANSFORMER_DATA")
     places = [f"in {base} ($TRANSFORMER_DATA)"] * bool(base)
     places += [f"below {KAGGLE_INPUT}"] * KAGGLE_INPUT.is_dir()
     if places:
-        raise UserError(
-            f"{setting} {path}: exists neither here nor {' nor '.join(places)}; give another path"
-        )
-    raise UserError(
-        f"{setting} {path}: does not exist; give another path, or set TRANSFORMER_DATA to the "
-        "folder it is in"
-    )
+        return f"exists neither here nor {' nor '.join(places)}"
+    return "does not exist here, and TRANSFORMER_DATA names no other folder to look in"
 
 
 def _files_at(place: AnyPath) -> Iterator[TextFile]:

@@ -6,6 +6,7 @@ settings of its task and data, a checkpoint. `train.huggingface_export` has the 
 
 import contextlib
 import dataclasses
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,8 @@ from transformer.interop.peft_reader import Adapter
 from transformer.interop.pretrained import PretrainedConfig, read_model
 from transformer.interop.weight_files import read_json
 from transformer.precision import Precision
+
+log = logging.getLogger(__name__)
 
 KEPT_FILES = (
     "config.json",
@@ -115,6 +118,8 @@ def import_model(
         raise UserError(str(error)) from error
     with as_user_errors(), stage("reading weights", total=1) as progress:
         pretrained, params = read_model(origin, precision=policy, on_progress=progress.advance)
+    for note in pretrained.notes:
+        log.warning("%s: %s", origin, note)
     tokenizer = Tokenizer.load(origin)
     if tokenizer.vocab_size > pretrained.config.vocab_size:
         raise UserError(

@@ -105,7 +105,7 @@ def read_bert(fields: Fields, offset: int, mixers: Sequence[MixerConfig] = ()) -
         positions=LearnedPositions(fields.size("max_position_embeddings") - offset, offset),
         num_token_types=fields.take("type_vocab_size"),
         dropout=fields.take("hidden_dropout_prob"),
-        tied=fields.take("tie_word_embeddings", False),
+        tied=fields.take("tie_word_embeddings"),
     )
 
 
@@ -224,7 +224,7 @@ def _read_distilbert(fields: Fields) -> TransformerConfig:
         positions=LearnedPositions(fields.size("max_position_embeddings")),
         num_token_types=0,
         dropout=fields.take("dropout"),
-        tied=fields.take("tie_word_embeddings", False),
+        tied=fields.take("tie_word_embeddings"),
     )
 
 

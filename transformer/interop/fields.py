@@ -11,9 +11,6 @@ class InteropError(ValueError):
     """Problem with a Hugging Face folder or model: the thing, the problem, the remedy, one line."""
 
 
-# Not None, which stands for null.
-REQUIRED: Any = object()
-
 WITHOUT_EFFECT = frozenset(
     [
         # Token ids: rows of embeddings that get no gradient, and where answers begin.
@@ -65,26 +62,24 @@ class Fields:
         """Return True for a field that the config has, and that is not null."""
         return self._values.get(name) is not None
 
-    def take(self, name: str, null: Any = REQUIRED) -> Any:
+    def take(self, name: str, null: Any = None) -> Any:
         """Return a field, or the default of `transformers` for the type if it is absent.
 
         Args:
           name: Name of the field.
-          null: What null stands for, in the config or as the default. It decides the type; None
-            allows any.
+          null: What null stands for, in the config or as the default, with the type of the field.
+            None: 0, false or empty, after the type of the default.
 
         Raises:
-          InteropError: It is null where that stands for nothing, or of another type.
+          InteropError: It is of another type.
         """
         self._read.add(name)
         default = self._known.defaults.get(name)
         value = self._values.get(name, default)
+        kind = type(default if null is None else null)
         if value is None:
-            if null is REQUIRED:
-                raise InteropError(f"{self._source}: has no {name}; restore the original file")
-            return null
+            return kind() if null is None else null
         # JSON has one kind of number: 512.0 is an integer too. Python's True is no number here.
-        kind = type(default if null is REQUIRED else null)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         right = {
             bool: isinstance(value, bool),

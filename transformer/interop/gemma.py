@@ -43,7 +43,7 @@ def _read_gemma(fields: Fields, version: int) -> TransformerConfig:
     rms = NormConfig(kind="rms_offset", epsilon=fields.take("rms_norm_eps"))
     settings: dict[str, Any] = {}
     if version > 1:
-        settings["score"] = ScaledDotScore(float(fields.take("query_pre_attn_scalar", None)))
+        settings["score"] = ScaledDotScore(float(fields.take("query_pre_attn_scalar", 0.0)))
         settings["soft_cap"] = fields.take("attn_logit_softcapping", 0.0)
     if version == 3:
         settings["qk_norm"] = rms

@@ -49,7 +49,7 @@ def _read_gpt2(fields: Fields) -> TransformerConfig:
         position_embedding=LearnedPositions(fields.size("n_positions")),
         embedding_dropout=fields.take("embd_pdrop"),
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -130,7 +130,7 @@ def _read_neox(fields: Fields) -> TransformerConfig:
         ),
         embedding_dropout=dropout,
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -202,7 +202,7 @@ def _read_bloom(fields: Fields) -> TransformerConfig:
         ),
         embedding_norm=layer_norm,
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -270,7 +270,7 @@ def _read_opt(fields: Fields) -> TransformerConfig:
         ),
         position_embedding=LearnedPositions(fields.size("max_position_embeddings"), offset=2),
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 

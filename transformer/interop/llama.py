@@ -98,7 +98,7 @@ def read_decoder(
             for mixer in mixers
         ),
         final_norm=rms,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 

@@ -25,7 +25,7 @@ from transformer.interop.fields import Fields
 
 def _read_longformer(fields: Fields) -> TransformerConfig:
     depth = fields.size("num_hidden_layers")
-    windows = fields.take("attention_window", None)
+    windows = fields.take("attention_window", ())
     windows = [windows] * depth if isinstance(windows, int) else windows
     is_even = isinstance(windows, Sequence) and all(
         isinstance(each, int) and each > 0 and each % 2 == 0 for each in windows

@@ -80,7 +80,7 @@ def _read_modernbert(fields: Fields) -> TransformerConfig:
             bias=fields.take("classifier_bias"),
             output_bias=fields.take("decoder_bias"),
         ),
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 

@@ -156,9 +156,9 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
 def _field_notes(unknown: list[str], model_type: str) -> tuple[str, ...]:
     if not unknown:
         return ()
-    note = f"config.json: no code of {model_type} reads {', '.join(unknown)}; left out"
+    note = f"config.json has fields that no code of {model_type} reads: {', '.join(unknown)}"
     if "auto_map" in unknown:
-        note += f". Own code (auto_map) is not run: the weights are read as plain {model_type}"
+        note += f"; own code (auto_map) is not run, and the weights are read as plain {model_type}"
     return (note,)
 
 

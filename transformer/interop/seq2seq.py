@@ -199,7 +199,7 @@ def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig
             residual_dropout=dropout,
         )
 
-    decoder, tied = block("decoder"), fields.take("tie_word_embeddings", False)
+    decoder, tied = block("decoder"), fields.take("tie_word_embeddings")
     vocab_size = fields.size("vocab_size")
     return TransformerConfig(
         vocab_size=vocab_size,
@@ -226,7 +226,7 @@ def write_bart(config: TransformerConfig) -> dict[str, Any]:
     """Return the fields of BART."""
     encoder = config.encoder or EncoderConfig()
     fields: dict[str, Any] = {}
-    for side, stack in zip(SIDES, (encoder, config), strict=True):
+    for side, stack in (("encoder", encoder), ("decoder", config)):
         block: Any = stack.layer_pattern[0]
         fields |= {
             f"{side}_layers": stack.num_layers,

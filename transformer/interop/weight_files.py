@@ -91,22 +91,22 @@ class WeightFiles:
         present = [name for name in candidates if name in files]
         if not present:
             return config  # a table is missing, which `check` names
-        # The output matrix is tied to the first table, if there is one, and else to the target's.
-        source, target = inputs[-2:] if len(inputs) > 1 else (inputs[0], inputs[0])
-        logits_table = inputs[0] if inputs[0] in files else target
         self._optional = {*inputs, *biases}
+        shared, target = inputs[0], inputs[-1]
+        # The output matrix is tied to the shared table, if there is one, and else to the target's.
+        tied = shared if shared in files else target
         for name in inputs:
             files.setdefault(name, files[present[0]])
-        if config.encoder is not None and self._are_equal(source, target):
-            files[inputs[0]] = files[target]
-            encoder = dataclasses.replace(config.encoder, vocab_size=0)
-            config = dataclasses.replace(config, encoder=encoder)
-        elif config.encoder is not None:
-            size = config.encoder.vocab_size or config.vocab_size
+        if config.tie_embeddings:
+            for name in outputs:
+                files.setdefault(name, files[tied])
+        if config.encoder is not None:
+            is_one = self._are_equal(inputs[-2], target)
+            files[shared] = files[target]
+            size = 0 if is_one else config.encoder.vocab_size or config.vocab_size
             encoder = dataclasses.replace(config.encoder, vocab_size=size)
             config = dataclasses.replace(config, encoder=encoder)
         for name in outputs if config.tie_embeddings else []:
-            files.setdefault(name, files[logits_table])
             if self._are_equal(name, target):
                 self._optional.add(name)
             else:
@@ -130,13 +130,13 @@ class WeightFiles:
             or not all(leaf.path.startswith(HEAD_PATHS) for leaf in tensor.leaves)
         ]
         body = {weight.theirs.partition(".")[0] for weight in family.weights}
-        names = {tensor.name for tensor in tensors}
-        other = [name for name in self._file_of if name.partition(".")[0] not in body]
-        left_out = sorted(
-            name for name in other if name not in names and not _is_ignored(name, family)
-        )
-        self._optional |= set(left_out)
-        return kept, left_out
+        known = self._optional | {tensor.name for tensor in tensors}
+        other = {
+            name for name in self._file_of.keys() - known if name.partition(".")[0] not in body
+        }
+        left_out = {name for name in other if not _is_ignored(name, family)}
+        self._optional |= left_out
+        return kept, sorted(left_out)
 
     def check(self, tensors: list[Tensor], family: Family) -> None:
         """Raise InteropError unless the files hold exactly these tensors."""
@@ -186,7 +186,7 @@ class WeightFiles:
     def _are_equal(self, one: str, other: str) -> bool:
         if self._file_of[one] == self._file_of[other]:
             return True
-        entries = [file.tensors[name] for file, name in map(self._file_of.get, (one, other))]
+        entries = [file.tensors[name] for file, name in (self._file_of[one], self._file_of[other])]
         known = entries[0].dtype in FLOATS and entries[0].dtype == entries[1].dtype
         return known and np.array_equal(self.read(one), self.read(other))
 

@@ -490,12 +490,6 @@ VARIANTS = (
         for case, settings in (
             ("relu", {}),
             (
-                "gated",
-                dict(
-                    feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3
-                ),
-            ),
-            (
                 "silu",
                 dict(
                     feed_forward_proj="gated-silu",
@@ -507,10 +501,10 @@ VARIANTS = (
     ),
     Variant("t5-own-head", "T5Config", "T5ForConditionalGeneration", T5, own_head=True),
     Variant(
-        "t5-again",  # the gated T5, saved once more by transformers 5
+        "t5-gated",  # v1.1, as transformers 5 saves it: tied, with an output matrix of its own
         "T5Config",
         "T5ForConditionalGeneration",
-        T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+        T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3),
         own_head=True,
     ),
     Variant(
@@ -521,10 +515,10 @@ VARIANTS = (
         ("model.shared.weight",),
     ),
     Variant(
-        "bart-untied",
+        "bart-scaled",
         "BartConfig",
         "BartForConditionalGeneration",
-        BART | dict(tie_word_embeddings=False),
+        BART | dict(tie_word_embeddings=False, scale_embedding=True, encoder_layers=3),
         ("model.shared.weight",),
     ),
     Variant("bart-own-head", "BartConfig", "BartForConditionalGeneration", BART, own_head=True),
@@ -560,7 +554,6 @@ VARIANTS = (
         Variant(f"bart-{case}", "BartConfig", "BartForConditionalGeneration", BART | settings)
         for case, settings in (
             ("plain", {}),
-            ("scaled", dict(scale_embedding=True, encoder_layers=3)),
             ("relu", dict(activation_function="relu", d_model=18, encoder_attention_heads=3)),
         )
     ),

@@ -6,6 +6,7 @@ effect, or refused.
 """
 
 import dataclasses
+import reprlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -34,30 +35,39 @@ CHAT_FIELDS = _COMMON_FIELDS | {"messages", "max_completion_tokens"}
 
 IGNORED_FIELDS = frozenset(
     {
-        *("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
-        *("service_tier", "store", "user"),
+        *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
     }
 )
 """Fields that do not concern the answer."""
 
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
+    "min_p": (0,),
     "modalities": (["text"],),
+    "prediction": (),
     "presence_penalty": (0,),
+    "reasoning_effort": ("medium",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "min_p": (0,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
 """Fields that are not supported, and the values with which they change nothing. So does null."""
+
+MAX_SHOWN = 100
+"""Most characters of an unknown name in an error."""
 
 
 class RequestError(UserError):
@@ -97,8 +107,13 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
     Raises:
       RequestError: A field is missing, wrong or not supported.
     """
-    prompt = body.get("prompt", "")
+    prompt = body.get("prompt")
+    prompt = "" if prompt is None else prompt
     several = prompt if isinstance(prompt, list) and not _is_token_list(prompt) else [prompt]
+    if len(several) > MAX_ANSWERS:
+        raise RequestError(
+            f"prompt: is a list of {len(several)}; send at most {MAX_ANSWERS} at once", "prompt"
+        )
     prompts = []
     for each in several:
         if not isinstance(each, str) and not _is_token_list(each):
@@ -130,14 +145,15 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
 def _check_fields(body: Mapping[str, Any], supported: frozenset[str]) -> None:
     """Raise RequestError for a field that is not known, or asks for what is not supported."""
     for name, value in body.items():
-        if name in supported or name in IGNORED_FIELDS:
+        if value is None or name in supported or name in IGNORED_FIELDS:
             continue
         if name not in NEUTRAL_VALUES:
+            name = name[:MAX_SHOWN]
             guess = did_you_mean(name, supported)
             raise RequestError(f"{name}: is not a field of this API{guess}; leave it out", name)
         # By type too: 0 and False are equal, but `logprobs` 0 asks for those of the chosen tokens.
         neutral = [(each, isinstance(each, bool)) for each in NEUTRAL_VALUES[name]]
-        if value is not None and (value, isinstance(value, bool)) not in neutral:
+        if (value, isinstance(value, bool)) not in neutral:
             raise RequestError(f"{name}: is not supported; leave it out", name)
 
 
@@ -232,7 +248,7 @@ def _integer(
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         most = "or more" if high is None else f"to {high}"
-        raise RequestError(f"{name} {value!r}: give an integer, {low} {most}", name)
+        raise RequestError(f"{name} {reprlib.repr(value)}: give an integer, {low} {most}", name)
     return int(value)
 
 
@@ -242,7 +258,7 @@ def _number(body: Mapping[str, Any], name: str) -> float:
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} {value!r}: give a number", name)
+        raise RequestError(f"{name} {reprlib.repr(value)}: give a number", name)
     try:
         return float(value)
     except OverflowError as error:
@@ -254,5 +270,5 @@ def _boolean(body: Mapping[str, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise RequestError(f"{name} {value!r}: give true or false", name)
+        raise RequestError(f"{name} {reprlib.repr(value)}: give true or false", name)
     return value

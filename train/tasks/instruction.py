@@ -160,13 +160,21 @@ def encode_conversation(
     """Return the tokens of a conversation, to the start of the assistant's next turn.
 
     Raises:
+      UserError: As in `render_question`.
+    """
+    # The template has written the special tokens as text; encoding adds none of its own.
+    return tokenizer.encode_with_special_tokens(render_question(template, messages))[0]
+
+
+def render_question(template: ChatTemplate, messages: Sequence[Message]) -> str:
+    """Return the text of a conversation, to the start of the assistant's next turn.
+
+    Raises:
       UserError: The template refuses the conversation, or it ends with an answer.
     """
     if not messages or messages[-1]["role"] == ASSISTANT:
         raise UserError("messages: end with an answer; end them with a question")
-    text = template.render(messages, add_generation_prompt=True)
-    # The template has written the special tokens as text; encoding adds none of its own.
-    return tokenizer.encode_with_special_tokens(text)[0]
+    return template.render(messages, add_generation_prompt=True)
 
 
 def answer_prompts(

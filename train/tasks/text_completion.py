@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -90,6 +90,7 @@ def complete_tokens(
     seed: int,
     on_text: TextCallback | None,
     stop_token: int | None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
     """Generate after tokens, to a token that ends the text or `max_new_tokens`.
 
@@ -101,6 +102,7 @@ def complete_tokens(
       seed: As in `complete_texts`.
       on_text: As in `complete_texts`; a StopCompletionError that it raises ends the text.
       stop_token: Token that ends a text. None: none does.
+      on_step: Called after every few tokens of the prompts. What it raises ends the generation.
 
     Raises:
       UserError: As in `complete_texts`.
@@ -126,6 +128,7 @@ def complete_tokens(
                 sampling=sampling,
                 seed=seed,
                 stop_token=stop_token,
+                on_step=on_step,
             )
         except StopCompletionError:
             return [group_texts[0].finish()]
@@ -192,10 +195,12 @@ def _generate_texts(
     sampling: SamplingConfig,
     seed: int,
     stop_token: int | None,
+    on_step: Callable[[], None],
 ) -> None:
     """Generate up to `num_tokens` tokens after each prompt."""
 
     def push(new: list[list[int]]) -> None:
+        on_step()
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 

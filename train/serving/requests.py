@@ -67,7 +67,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Fields that are not supported, and the values with which they change nothing. So does null."""
 
 MAX_SHOWN = 100
-"""Most characters of an unknown name in an error."""
+"""Most characters of a name or a header in an error."""
 
 
 class RequestError(UserError):

@@ -23,6 +23,7 @@ import ipaddress
 import json
 import logging
 import queue
+import re
 import reprlib
 import selectors
 import socket
@@ -34,9 +35,10 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from train.errors import UserError
+from train.errors import UsageError, UserError
 from train.serving.answers import Answer, EncodedRequest, Generator
 from train.serving.requests import (
+    MAX_SHOWN,
     GenerationRequest,
     RequestError,
     parse_chat,
@@ -51,7 +53,7 @@ MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN = 4 << 20, 16
 JSON takes up to 25 times its size, and one body is parsed at a time."""
 
 SMALL_BODY_BYTES, MAX_LARGE_BODIES = 1 << 16, 8
-"""Bodies that are larger wait while so many others are being received."""
+"""A larger body is not read while so many others are being read or wait for their answers."""
 
 MAX_DISCARDED_BYTES = 1 << 28
 """Most bytes of a refused request that are read, and thrown away."""
@@ -136,11 +138,11 @@ class Server(http.server.ThreadingHTTPServer):
         self.generator, self.model_name, self.api_key = generator, model_name, api_key
         self.created = int(time.time())
         names = {each: host_name(each) for each in allowed_hosts}
-        if wrong := [each for each, name in names.items() if not name]:
-            raise UserError(
-                f"allowed_hosts {wrong[0]}: is no name of a host; give one, such as example.org"
+        if wrong := [each for each, name in names.items() if not re.fullmatch(r"[\w.*:-]+", name)]:
+            raise UsageError(
+                f"allowed_hosts {wrong[0]}: is no name of a host; give names, such as example.org"
             )
-        self._host_patterns = (*LOOPBACK_NAMES, *filter(None, names.values()))
+        self._host_patterns = (*LOOPBACK_NAMES, *names.values())
         self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self.parsing = threading.Lock()
         self.max_body_bytes = max(
@@ -257,7 +259,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for host, name in zip(hosts, names, strict=True):
             if not self.server.has_any_name and not self.server.is_allowed(name):
                 raise RequestError(
-                    f"Host {reprlib.repr(host)}: is no name of this server; use localhost, or "
+                    f"Host {host[:MAX_SHOWN]!r}: is no name of this server; use localhost, or "
                     "start the server with --allowed-hosts NAME",
                     None,
                     403,
@@ -266,7 +268,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             name = host_name(origin)
             if name not in names and not self.server.is_allowed(name):
                 raise RequestError(
-                    f"Origin {reprlib.repr(origin)}: pages of other hosts are not answered; start "
+                    f"Origin {origin[:MAX_SHOWN]!r}: pages of other hosts are not answered; start "
                     "the server with --allowed-hosts NAME to allow a host",
                     None,
                     403,
@@ -280,12 +282,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if key and self._path() != "/health" and not (matches and scheme.lower() == "bearer"):
             raise RequestError("api key: is missing or wrong; send it as a bearer token", None, 401)
 
-    def _read_request(self, route: Route) -> EncodedRequest:
-        """Return the checked request of a body. Nothing else of the body is kept."""
+    def _check_head(self) -> int:
+        """Return the length of the body, if it can be read."""
         if self.headers.get_content_type() != "application/json":
-            given = reprlib.repr(self.headers.get("Content-Type", ""))
+            given = self.headers.get("Content-Type", "")[:MAX_SHOWN]
             raise RequestError(
-                f"Content-Type {given}: is not supported; send application/json", None, 415
+                f"Content-Type {given!r}: is not supported; send application/json", None, 415
             )
         length = self._body_length()
         if length is None:
@@ -293,13 +295,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if length > self.server.max_body_bytes:
             limit = f"{self.server.max_body_bytes / 2**20:.3g} MiB"
             raise RequestError(f"body: is larger than {limit}; send a shorter one", None, 413)
-        is_large = length > SMALL_BODY_BYTES
-        with self.server.large_bodies if is_large else contextlib.nullcontext():
-            data = b"".join(self._pieces(length))
-            self._body_is_unread = False
-            with self.server.parsing:
-                request = route.parse(self._parse_body(data))
-                return self.server.generator.encode(request)
+        return length
+
+    def _read_request(self, route: Route, length: int) -> EncodedRequest:
+        """Return the checked request of a body. Nothing else of the body is kept."""
+        data = b"".join(self._pieces(length))
+        self._body_is_unread = False
+        with self.server.parsing:
+            return self.server.generator.encode(route.parse(self._parse_body(data)))
 
     def _parse_body(self, data: bytes) -> dict[str, Any]:
         try:
@@ -368,13 +371,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._num_sent_early = 0
 
     def _generate(self, route: Route) -> None:
-        encoded = self._read_request(route)
-        answer_id = f"{route.id_prefix}-{uuid.uuid4().hex}"
-        common = {"id": answer_id, "created": int(time.time()), "model": self.server.model_name}
-        if encoded.request.stream:
-            self._stream(route, encoded, {**common, "object": route.chunk_name})
-            return
-        answer = self.server.generator.answer(encoded, check_client=self._check_client)
+        length = self._check_head()
+        is_large = length > SMALL_BODY_BYTES
+        with self.server.large_bodies if is_large else contextlib.nullcontext():
+            encoded = self._read_request(route, length)
+            common = {
+                "id": f"{route.id_prefix}-{uuid.uuid4().hex}",
+                "created": int(time.time()),
+                "model": self.server.model_name,
+            }
+            if encoded.request.stream:
+                self._stream(route, encoded, {**common, "object": route.chunk_name})
+                return
+            answer = self.server.generator.answer(encoded, check_client=self._check_client)
         choices = [
             {"index": index, **route.choice(each), "finish_reason": finish_reason(each)}
             for index, each in enumerate(answer.choices)

@@ -164,6 +164,7 @@ def encode_conversation(
     """
     if not messages or messages[-1]["role"] == ASSISTANT:
         raise UserError("messages: end with an answer; end them with a question")
+    template.check_written(messages)
     text = template.render(messages, add_generation_prompt=True)
     # The template has written the special tokens as text; encoding adds none of its own.
     return tokenizer.encode_with_special_tokens(text)[0]

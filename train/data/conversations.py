@@ -35,7 +35,7 @@ from train.data.chat_template import (
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
 from train.data.files import find_file
-from train.data.text_files import line_location, read_lines
+from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -109,24 +109,6 @@ class Conversation(NamedTuple):
             return f"{self.prompt} {self.completion}"
         with _located(self.location):
             return template.render(self.messages, variables=self.variables)
-
-
-def read_json_objects(setting: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and the object of each line of a file that is not empty."""
-    file = find_file(path, setting)
-    for index, line in enumerate(read_lines(file)):
-        if not line.strip():
-            continue
-        location = line_location(file, index)
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{location}: not JSON ({error}); each line must be one JSON object"
-            ) from error
-        if not isinstance(record, dict):
-            raise UserError(f"{location}: not a JSON object; each line must be one")
-        yield location, record
 
 
 def parse_conversation(location: str, row: Any) -> Conversation:
@@ -391,11 +373,7 @@ def prepare_conversations(
       UserError: A file is missing or malformed, the template is not valid, or nothing is left to
         learn from.
     """
-
-    def read(setting: str, path: str) -> list[Conversation]:
-        return [parse_conversation(*each) for each in read_json_objects(setting, path)]
-
-    splits = read_splits(config, read, parse_conversation)
+    splits = read_splits(config, parse_conversation)
     untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
@@ -403,7 +381,8 @@ def prepare_conversations(
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    notes = list(notes_on_fields(template, itertools.chain.from_iterable(splits.values())))
+    notes = splits.notes
+    notes += notes_on_fields(template, itertools.chain.from_iterable(splits.values()))
     encoded = {
         name: _encode(name, examples, tokenizer, template, config, notes)
         for name, examples in splits.items()

@@ -29,7 +29,6 @@ from train.data.conversations import (
     notes_on_fields,
     parse_conversation,
     parse_messages,
-    read_json_objects,
     read_template,
     with_template,
 )
@@ -184,11 +183,7 @@ def prepare_preferences(
     Raises:
       UserError: A file is missing or malformed, or no pair is left.
     """
-
-    def read(setting: str, path: str) -> list[Pair]:
-        return [parse_pair(*each) for each in read_json_objects(setting, path)]
-
-    splits = read_splits(config, read, parse_pair)
+    splits = read_splits(config, parse_pair)
     untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
@@ -199,8 +194,8 @@ def prepare_preferences(
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    pairs = itertools.chain.from_iterable(splits.values())
-    notes = list(notes_on_fields(template, (each for pair in pairs for each in pair[:2])))
+    notes, pairs = splits.notes, itertools.chain.from_iterable(splits.values())
+    notes += notes_on_fields(template, (each for pair in pairs for each in pair[:2]))
     encoded = {
         name: encode_split(name, pairs, tokenizer, template, config.max_length // 2, notes)
         for name, pairs in splits.items()

@@ -202,7 +202,7 @@ def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> Non
     ("record", "message"),
     [
         ("{", "data.jsonl:1: not JSON"),
-        ("[]", "data.jsonl:1: not a JSON object"),
+        ("[]", "data.jsonl:1: is not an object"),
         ({"prompt": "x"}, r"has no fields of a conversation \(it has prompt\)"),
         ({"prompt": "x", "completion": 3}, "completion is not a list of messages"),
         ({"prompt": "x", "completion": [{"role": "a", "content": "b"}]}, "give two of a kind"),

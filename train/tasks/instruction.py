@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from train.data.buckets import bucket_by_rows
-from train.data.chat_template import ASSISTANT, ChatTemplate, Message, stop_token
+from train.data.chat_template import (
+    ASSISTANT,
+    NO_VARIABLES,
+    ChatTemplate,
+    Message,
+    stop_token,
+)
 from train.data.conversations import ConversationSplit, prepare_conversations
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import (
@@ -166,7 +172,11 @@ def encode_conversation(
     return tokenizer.encode_with_special_tokens(render_question(template, messages))[0]
 
 
-def render_question(template: ChatTemplate, messages: Sequence[Message]) -> str:
+def render_question(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any] = NO_VARIABLES,
+) -> str:
     """Return the text of a conversation, to the start of the assistant's next turn.
 
     Raises:
@@ -174,7 +184,8 @@ def render_question(template: ChatTemplate, messages: Sequence[Message]) -> str:
     """
     if not messages or messages[-1]["role"] == ASSISTANT:
         raise UserError("messages: end with an answer; end them with a question")
-    return template.render(messages, add_generation_prompt=True)
+    template.check_written(messages, variables)
+    return template.render(messages, add_generation_prompt=True, variables=variables)
 
 
 def answer_prompts(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from train.data.chat_template import ChatTemplate, stop_token
+from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
@@ -156,7 +156,7 @@ class Generator:
             )
         field = "messages" if request.messages else "prompt"
         with _as_request_errors(field):
-            rows, end = self._encode(request)
+            rows = self._encode(request)
         longest = max(map(len, rows))
         if longest > self.max_prompt_tokens:
             raise RequestError(
@@ -167,26 +167,23 @@ class Generator:
         remedies = ["send fewer prompts or a smaller max_tokens", LARGER_DEVICES_REMEDY]
         with self._lock, explain_oom(lambda: remedies), _as_request_errors(field):
             check_client()
-            choices = self._generate(request, rows, max_tokens, end, on_text, check_client)
+            choices = self._generate(request, rows, max_tokens, on_text, check_client)
         return Answer(choices, sum(map(len, rows)))
 
-    def _encode(self, request: GenerationRequest) -> tuple[list[np.ndarray], int | None]:
-        """Return the tokens of each prompt, and the token that ends an answer."""
+    def _encode(self, request: GenerationRequest) -> list[np.ndarray]:
+        """Return the tokens of each prompt."""
         if request.messages:
-            row = encode_conversation(self._tokenizer, self._template, request.messages)
-            return [row], stop_token(self._tokenizer, self._template)
-        rows = [
+            return [encode_conversation(self._tokenizer, self._template, request.messages)]
+        return [
             encode_prompt(self._run, each) if isinstance(each, str) else np.array(each, np.int64)
             for each in request.prompts
         ]
-        return rows, self._tokenizer.stop_token_id
 
     def _generate(
         self,
         request: GenerationRequest,
         rows: list[np.ndarray],
         max_tokens: int,
-        end: int | None,
         on_text: Callable[[str], None],
         check_client: Callable[[], None],
     ) -> list[Completion]:
@@ -206,7 +203,6 @@ class Generator:
             sampling=request.sampling,
             seed=request.seed,
             on_text=push if alone else None,
-            stop_token=end,
         )
         if alone:
             scanner.flush()

@@ -45,7 +45,7 @@ MAX_TEMPLATE = 1_000_000
 """Characters of a template. Published ones have up to 20,000."""
 
 DEFAULT_TEMPLATE = """\
-{{- bos_token -}}
+{{- bos_token or eos_token -}}
 {%- for message in messages -%}
 {{- message['role'] | capitalize + ': ' + message['content'] -}}
 {%- if message['role'] == 'assistant' -%}{{ eos_token }}{%- else -%}{{ '\\n' }}{%- endif -%}
@@ -82,14 +82,13 @@ class ChatTemplate:
         """Return the template of a tokenizer, another one for it, or the default one."""
         names = {token: text for text, token in tokenizer.vocabulary.items()}
         end = names[tokenizer.eos_token_id]
-        special = tokenizer.special_token_names or {"bos_token": end}
-        special = {"eos_token": end} | special
+        special = {"eos_token": end} | tokenizer.special_token_names
         return cls(source or tokenizer.chat_template or DEFAULT_TEMPLATE, (*special.items(),))
 
     @classmethod
     def without_tokenizer(cls, source: str = "") -> ChatTemplate:
         """Return a template, by default the default one, that writes no special tokens."""
-        return cls(source or DEFAULT_TEMPLATE, (("bos_token", ""), ("eos_token", " ")))
+        return cls(source or DEFAULT_TEMPLATE, (("eos_token", " "),))
 
     def render(
         self,
@@ -366,8 +365,17 @@ def encode_chat(tokenizer: Tokenizer, chat: ChatText) -> ChatTokens:
     return ChatTokens(tokens, counted)
 
 
-def stop_token(tokenizer: Tokenizer, template: ChatTemplate) -> int | None:
-    """Return the token that ends an answer: the special token that the template writes after it."""
-    tokens, _ = tokenizer.encode_with_special_tokens(template.end_of_turn())
-    special = [int(token) for token in tokens if int(token) in tokenizer.special_token_ids]
-    return special[0] if special else tokenizer.stop_token_id
+def end_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end a text of a model, an answer or not.
+
+    They are those of the model's files and the one that its chat template writes after an answer.
+    """
+    if not tokenizer.chat_template:
+        return tokenizer.end_token_ids
+    try:
+        text = ChatTemplate.of_tokenizer(tokenizer).end_of_turn()
+    except UserError:  # the template wants other turns than a question and an answer
+        return tokenizer.end_token_ids
+    tokens = tokenizer.encode_with_special_tokens(text)[0].tolist()
+    written = [token for token in tokens if token in tokenizer.control_token_ids]
+    return tuple(dict.fromkeys([*tokenizer.end_token_ids, *written[:1]]))

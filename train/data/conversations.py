@@ -273,14 +273,13 @@ def encode_conversation(
 ) -> ChatTokens:
     """Return the tokens of a conversation, and which of them the loss counts.
 
-    A text begins with the end-of-text token, as generation from a text does.
+    A text begins as generation from a text does, and ends with the end-of-text token.
     """
     prompt, completion = conversation.prompt, conversation.completion
     if isinstance(prompt, str):
         assert isinstance(completion, str)
-        end = np.array([tokenizer.eos_token_id], np.int32)
-        before = np.append(end, tokenizer.encode(prompt))
-        after = np.append(tokenizer.encode(completion), end)
+        before = np.append(tokenizer.text_frame[0], tokenizer.encode(prompt))
+        after = np.append(tokenizer.encode(completion), tokenizer.eos_token_id)
         counted = np.arange(len(before) + len(after)) >= len(before)
         return ChatTokens(np.concatenate([before, after]).astype(np.int32), counted)
     messages, variables = conversation.messages, conversation.variables

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from train.data.chat_template import ChatTemplate, stop_token
+from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
@@ -38,7 +38,6 @@ class EncodedRequest(NamedTuple):
 
     request: GenerationRequest
     rows: list[np.ndarray]  # each [t]
-    stop_token: int | None
     max_tokens: int
 
 
@@ -172,13 +171,11 @@ class Generator:
                 self._check_size(field, len(text), "characters", self._max_characters)
                 # The template has written the special tokens as text.
                 rows = [self._tokenizer.encode_with_special_tokens(text)[0]]
-                end = stop_token(self._tokenizer, self._template)
             else:
                 rows = list(map(self._encode_prompt, request.prompts))
-                end = self._tokenizer.stop_token_id
         for row in rows:
             self._check_size(field, len(row), "tokens", self.max_prompt_tokens)
-        return EncodedRequest(request, rows, end, max_tokens)
+        return EncodedRequest(request, rows, max_tokens)
 
     def _encode_prompt(self, prompt: str | tuple[int, ...]) -> np.ndarray:
         if isinstance(prompt, str):
@@ -231,7 +228,7 @@ class Generator:
         on_text: Callable[[str], None],
         check_client: Callable[[], None],
     ) -> list[Completion]:
-        request, rows, end, max_tokens = encoded
+        request, rows, max_tokens = encoded
         scanner = StopScanner(request.stop, on_text)
         repeated = [row for row in rows for _ in range(request.num_choices)]
         # A single answer ends at its stop string; several run as one batch and are cut afterwards.
@@ -244,7 +241,6 @@ class Generator:
             seed=request.seed,
             on_text=scanner.push if alone else None,
             on_step=check_client,
-            stop_token=end,
         )
         if alone:
             scanner.flush()

@@ -11,13 +11,7 @@ import jax
 import numpy as np
 
 from train.data.buckets import bucket_by_rows
-from train.data.chat_template import (
-    ASSISTANT,
-    NO_VARIABLES,
-    ChatTemplate,
-    Message,
-    stop_token,
-)
+from train.data.chat_template import ASSISTANT, NO_VARIABLES, ChatTemplate, Message
 from train.data.conversations import ConversationSplit, prepare_conversations
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import (
@@ -155,7 +149,6 @@ def answer_conversations(
         sampling=options.sampling,
         seed=options.seed,
         on_text=on_text,
-        stop_token=stop_token(tokenizer, template),
     )
     return [each.text for each in completions]
 

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import models
 
 from train.data.buckets import bucket_by_rows
-from train.data.chat_template import ChatTemplate, encode_chat, stop_token
+from train.data.chat_template import ChatTemplate, encode_chat, end_tokens
 from train.data.conversations import pack, parse_conversation, prepare_conversations
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
@@ -52,7 +52,7 @@ def make_tokenizer(template: str = "") -> Tokenizer:
     vocabulary = {each: i for i, each in enumerate(alphabet)}
     backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
     backend.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    return Tokenizer(backend, chat_template=template)
+    return Tokenizer(backend).with_chat_template(template)
 
 
 def counted(tokenizer: Tokenizer, messages: Any, first: int = 0) -> list[str]:
@@ -102,12 +102,13 @@ def test_answers_are_found_where_a_template_rewrites_earlier_turns() -> None:
     assert counted(make_tokenizer(HISTORY), turns) == parts
 
 
-def test_answer_includes_its_end_token() -> None:
+def test_texts_end_with_the_token_that_the_template_writes_too() -> None:
     tokenizer = make_tokenizer(CHATML)
-    end = stop_token(tokenizer, ChatTemplate.of_tokenizer(tokenizer))
-    assert end == tokenizer.vocabulary["<|im_end|>"]
-    plain = make_tokenizer()
-    assert stop_token(plain, ChatTemplate.of_tokenizer(plain)) == plain.eos_token_id
+    end_of_text, end = (tokenizer.vocabulary[each] for each in ("<|endoftext|>", "<|im_end|>"))
+    assert end_tokens(tokenizer) == (end_of_text, end)
+    assert end_tokens(make_tokenizer()) == (end_of_text,)
+    refusing = "{{ raise_exception('no') }}"
+    assert end_tokens(make_tokenizer(refusing)) == (end_of_text,)
 
 
 @pytest.mark.parametrize(

@@ -196,26 +196,30 @@ class ChatTemplate:
                     f"chat template: does not read {name}; leave {name} out, or give a template "
                     "that has it with data.chat_template"
                 )
-        for index, message in enumerate(messages):
-            if message["role"] != ASSISTANT:
+        for names in WRITTEN_FIELDS:
+            given = [
+                (index, name)
+                for index, message in enumerate(messages)
+                if message["role"] == ASSISTANT
+                for name in names
+                if message.get(name)
+            ]
+            if not given:
                 continue
-            for names in WRITTEN_FIELDS:
-                given = [name for name in names if message.get(name)]
-                if not given:
-                    continue
-                others = {key: value for key, value in message.items() if key not in names}
-                text, text_without = self._render(
-                    [
-                        (messages[: index + 1], False),
-                        ([*messages[:index], {"content": ""} | others], False),
-                    ],
-                    variables,
+            index, name = given[-1]  # shows it for all: trying each takes quadratic time
+            others = {key: value for key, value in messages[index].items() if key not in names}
+            text, text_without = self._render(
+                [
+                    (messages[: index + 1], False),
+                    ([*messages[:index], {"content": ""} | others], False),
+                ],
+                variables,
+            )
+            if text == text_without:
+                raise UserError(
+                    f"chat template: writes nothing of {name} in message {index}; leave "
+                    "it out, or give a template that writes it with data.chat_template"
                 )
-                if text == text_without:
-                    raise UserError(
-                        f"chat template: writes nothing of {given[0]} in message {index}; leave "
-                        "it out, or give a template that writes it with data.chat_template"
-                    )
 
     def writes(
         self, field: str, messages: Sequence[Message], variables: Mapping[str, Any] = NO_VARIABLES

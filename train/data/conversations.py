@@ -157,7 +157,7 @@ def parse_conversation(location: str, row: Any) -> Conversation:
         read.append(system)
         if row[system]:
             prompt = (_text_message(location, row, "system", system), *prompt)
-    variables = _parse_variables(location, row)
+    variables = parse_variables(location, row)
     unread = tuple(str(name) for name in row if name not in read)
     return Conversation(prompt, completion, variables, location, unread)
 
@@ -172,7 +172,7 @@ def _text_message(location: str, row: Mapping[str, Any], role: str, *names: str)
     return {"role": role, "content": "\n".join(filter(None, texts))}
 
 
-def _parse_variables(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def parse_variables(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables of the template that a row has. Empty ones count as missing."""
     variables: dict[str, Any] = {}
     for name in VARIABLES:

@@ -1,9 +1,8 @@
 """Answers to requests: generation with stop strings, one request at a time."""
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-from train.serving.requests import GenerationRequest, RequestError
+from train.serving.requests import GenerationRequest, RequestError, as_request_errors
 from train.tasks.instruction import render_question
 from train.tasks.text_completion import (
     Completion,
@@ -103,17 +102,6 @@ class StopScanner:
             self._on_text(piece)
 
 
-@contextlib.contextmanager
-def _as_request_errors(field: str) -> Iterator[None]:
-    """Raise a RequestError of this field in place of another UserError."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except UserError as error:
-        raise RequestError(str(error), field) from error
-
-
 class Generator:
     """Answers requests with a run's model. Requests of several threads wait for each other.
 
@@ -164,10 +152,9 @@ class Generator:
                 "max_tokens",
             )
         field = "messages" if request.messages else "prompt"
-        with _as_request_errors(field):
+        with as_request_errors(field):
             if request.messages:
-                self._check_size(field, len(request.messages), "messages", self.max_prompt_tokens)
-                text = render_question(self._template, request.messages)
+                text = render_question(self._template, request.messages, request.variables)
                 self._check_size(field, len(text), "characters", self._max_characters)
                 # The template has written the special tokens as text.
                 rows = [self._tokenizer.encode_with_special_tokens(text)[0]]
@@ -215,7 +202,7 @@ class Generator:
             check_client()
         field = "messages" if encoded.request.messages else "prompt"
         try:
-            with explain_oom(lambda: remedies), _as_request_errors(field):
+            with explain_oom(lambda: remedies), as_request_errors(field):
                 check_client()
                 choices = self._generate(encoded, on_text, check_client)
         finally:

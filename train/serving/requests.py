@@ -5,14 +5,15 @@ completion"), with `top_k` added. Fields are supported, accepted only with a val
 effect, or refused.
 """
 
+import contextlib
 import dataclasses
-import reprlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from train.config.experiment_files import did_you_mean
-from train.data.chat_template import Message
+from train.data.chat_template import NO_VARIABLES, Message
+from train.data.conversations import VARIABLES, parse_message, parse_variables
 from train.errors import UserError
 from transformer.generation.sampling import SamplingConfig
 
@@ -20,6 +21,9 @@ MAX_SEED = 2**32 - 1
 
 MAX_ANSWERS = 128
 """Most answers to one request, of all its prompts together. They are computed as one batch."""
+
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation."""
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 """Most stop strings, and characters of one: every piece of text is compared with all."""
@@ -31,7 +35,7 @@ _COMMON_FIELDS = frozenset(
     }
 )
 COMPLETION_FIELDS = _COMMON_FIELDS | {"prompt"}
-CHAT_FIELDS = _COMMON_FIELDS | {"messages", "max_completion_tokens"}
+CHAT_FIELDS = _COMMON_FIELDS | {"messages", "max_completion_tokens", *VARIABLES}
 
 IGNORED_FIELDS = frozenset(
     {
@@ -66,8 +70,8 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that are not supported, and the values with which they change nothing. So does null."""
 
-MAX_SHOWN = 100
-"""Most characters of a name or a header in an error."""
+MAX_NAME_LENGTH = 100
+"""Most characters of an unknown name that is compared with known ones."""
 
 
 class RequestError(UserError):
@@ -86,6 +90,8 @@ class GenerationRequest:
     """Texts or tokens to continue. Empty in a chat."""
     messages: tuple[Message, ...]
     """Conversation to answer. Empty for prompts."""
+    variables: Mapping[str, Any]
+    """`tools` and other variables of the chat template."""
     max_tokens: int | None
     """None: `default_max_tokens`."""
     sampling: SamplingConfig
@@ -125,7 +131,7 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
     if not prompts:
         raise RequestError("prompt: is an empty list; give at least one prompt", "prompt")
     _check_fields(body, COMPLETION_FIELDS)
-    return _parse_common(body, tuple(prompts), (), default_max_tokens=16)
+    return _parse_common(body, tuple(prompts), (), NO_VARIABLES, default_max_tokens=16)
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
@@ -137,9 +143,29 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: are missing; give a list with at least one", "messages")
-    parsed = tuple(_parse_message(number, each) for number, each in enumerate(messages))
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            f"messages: are {len(messages)}; send at most {MAX_MESSAGES}", "messages"
+        )
+    with as_request_errors("messages"):
+        parsed = tuple(parse_message(f"messages[{i}]", each) for i, each in enumerate(messages))
     _check_fields(body, CHAT_FIELDS)
-    return _parse_common(body, (), parsed, default_max_tokens=None)
+    with as_request_errors("tools"):
+        variables = parse_variables("request", body)
+    if body.get("tool_choice") == "none":
+        variables.pop("tools", None)
+    return _parse_common(body, (), parsed, variables, default_max_tokens=None)
+
+
+@contextlib.contextmanager
+def as_request_errors(field: str) -> Iterator[None]:
+    """Raise a RequestError of this field in place of another UserError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except UserError as error:
+        raise RequestError(str(error), field) from error
 
 
 def _check_fields(body: Mapping[str, Any], supported: frozenset[str]) -> None:
@@ -148,7 +174,7 @@ def _check_fields(body: Mapping[str, Any], supported: frozenset[str]) -> None:
         if value is None or name in supported or name in IGNORED_FIELDS:
             continue
         if name not in NEUTRAL_VALUES:
-            name = name[:MAX_SHOWN]
+            name = name[:MAX_NAME_LENGTH]
             guess = did_you_mean(name, supported)
             raise RequestError(f"{name}: is not a field of this API{guess}; leave it out", name)
         # By type too: 0 and False are equal, but `logprobs` 0 asks for those of the chosen tokens.
@@ -161,6 +187,7 @@ def _parse_common(
     body: Mapping[str, Any],
     prompts: tuple[str | tuple[int, ...], ...],
     messages: tuple[Message, ...],
+    variables: Mapping[str, Any],
     default_max_tokens: int | None,
 ) -> GenerationRequest:
     max_tokens = None
@@ -192,6 +219,7 @@ def _parse_common(
     return GenerationRequest(
         prompts,
         messages,
+        variables,
         max_tokens,
         _sampling(body),
         num_choices,
@@ -214,23 +242,6 @@ def _sampling(body: Mapping[str, Any]) -> SamplingConfig:
         raise RequestError(message, message.split()[0]) from error
 
 
-def _parse_message(number: int, message: Any) -> Message:
-    name = f"messages[{number}]"
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestError(f"{name}: has no role; give user, assistant or system", "messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise RequestError(f"{name}: has a part that is not text; give text", "messages")
-            parts.append(part["text"])
-        content = "".join(parts)
-    if not isinstance(content, str):
-        raise RequestError(f"{name}: has no content; give a string", "messages")
-    return {"role": message["role"], "content": content}
-
-
 def _is_token_list(value: Any) -> bool:
     return (
         isinstance(value, list)
@@ -248,7 +259,7 @@ def _integer(
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or value < low or (high is not None and value > high):
         most = "or more" if high is None else f"to {high}"
-        raise RequestError(f"{name} {reprlib.repr(value)}: give an integer, {low} {most}", name)
+        raise RequestError(f"{name} {value!r}: give an integer, {low} {most}", name)
     return int(value)
 
 
@@ -258,7 +269,7 @@ def _number(body: Mapping[str, Any], name: str) -> float:
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} {reprlib.repr(value)}: give a number", name)
+        raise RequestError(f"{name} {value!r}: give a number", name)
     try:
         return float(value)
     except OverflowError as error:
@@ -270,5 +281,5 @@ def _boolean(body: Mapping[str, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise RequestError(f"{name} {reprlib.repr(value)}: give true or false", name)
+        raise RequestError(f"{name} {value!r}: give true or false", name)
     return value

@@ -24,7 +24,6 @@ import json
 import logging
 import queue
 import re
-import reprlib
 import selectors
 import socket
 import sys
@@ -38,7 +37,6 @@ from typing import Any, NamedTuple
 from train.errors import UsageError, UserError
 from train.serving.answers import Answer, EncodedRequest, Generator
 from train.serving.requests import (
-    MAX_SHOWN,
     GenerationRequest,
     RequestError,
     parse_chat,
@@ -57,6 +55,9 @@ SMALL_BODY_BYTES, MAX_LARGE_BODIES = 1 << 16, 8
 
 MAX_DISCARDED_BYTES = 1 << 28
 """Most bytes of a refused request that are read, and thrown away."""
+
+MAX_ERROR_LENGTH = 1000
+"""Most characters of an error in an answer."""
 
 IDLE_SECONDS = 120.0
 """Seconds after which a connection without a request, or without the whole body, is closed."""
@@ -259,7 +260,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for host, name in zip(hosts, names, strict=True):
             if not self.server.has_any_name and not self.server.is_allowed(name):
                 raise RequestError(
-                    f"Host {host[:MAX_SHOWN]!r}: is no name of this server; use localhost, or "
+                    f"Host {host!r}: is no name of this server; use localhost, or "
                     "start the server with --allowed-hosts NAME",
                     None,
                     403,
@@ -268,7 +269,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             name = host_name(origin)
             if name not in names and not self.server.is_allowed(name):
                 raise RequestError(
-                    f"Origin {origin[:MAX_SHOWN]!r}: pages of other hosts are not answered; start "
+                    f"Origin {origin!r}: pages of other hosts are not answered; start "
                     "the server with --allowed-hosts NAME to allow a host",
                     None,
                     403,
@@ -285,7 +286,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _check_head(self) -> int:
         """Return the length of the body, if it can be read."""
         if self.headers.get_content_type() != "application/json":
-            given = self.headers.get("Content-Type", "")[:MAX_SHOWN]
+            given = self.headers.get("Content-Type", "")
             raise RequestError(
                 f"Content-Type {given!r}: is not supported; send application/json", None, 415
             )
@@ -314,7 +315,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         model = body.get("model") or self.server.model_name
         if model != self.server.model_name:
             raise RequestError(
-                f"model {reprlib.repr(model)}: is not served; give {self.server.model_name!r}",
+                f"model {model!r}: is not served; give {self.server.model_name!r}",
                 "model",
                 404,
             )
@@ -490,6 +491,8 @@ def host_name(place: str) -> str:
 
 def error_body(status: int, message: str, field: str | None = None) -> dict[str, Any]:
     """Return an error as the API writes it."""
+    if len(message) > MAX_ERROR_LENGTH:  # it quotes the request
+        message = message[:MAX_ERROR_LENGTH] + "..."
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": field, "code": None}}
 

@@ -219,6 +219,13 @@ def test_chat(run: Run) -> None:
             400,
             "messages: end with an answer",
         ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
+            400,
+            "chat template: does not read tools; leave tools out",
+        ),
+        ("/v1/completions", {"model": "a" * 5000}, 404, "model 'aaa"),
     ],
 )
 def test_wrong_requests_have_an_error(
@@ -229,6 +236,7 @@ def test_wrong_requests_have_an_error(
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"].startswith(message)
+    assert len(answer["error"]["message"]) < 1100
 
 
 def test_connection_lives_on_after_a_wrong_request(server: Server) -> None:

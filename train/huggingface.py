@@ -6,6 +6,7 @@ settings of its task and data, a checkpoint. `train.huggingface_export` has the 
 
 import contextlib
 import dataclasses
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,8 +50,9 @@ from train.telemetry.stages import stage
 from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter
 from transformer.interop.pretrained import PretrainedConfig, read_model
-from transformer.interop.weight_files import read_json
 from transformer.precision import Precision
+
+log = logging.getLogger(__name__)
 
 KEPT_FILES = (
     "config.json",
@@ -115,17 +117,17 @@ def import_model(
         raise UserError(str(error)) from error
     with as_user_errors(), stage("reading weights", total=1) as progress:
         pretrained, params = read_model(origin, precision=policy, on_progress=progress.advance)
-    tokenizer = Tokenizer.load(origin)
-    if tokenizer.vocab_size > pretrained.config.vocab_size:
-        raise UserError(
-            f"{origin}: its tokenizer has {tokenizer.vocab_size} tokens and the model "
-            f"{pretrained.config.vocab_size}; fetch the tokenizer that belongs to the model"
+    for note in pretrained.notes:
+        log.warning("%s: %s", origin, note)
+    tokenizer = Tokenizer.load(origin).with_num_embeddings(pretrained.config.vocab_size)
+    if surplus := tokenizer.num_tokens - tokenizer.vocab_size:
+        log.warning(
+            "%s: its tokenizer has %s more than the model's table has rows; a text that needs one "
+            "is refused",
+            origin,
+            "1 token" if surplus == 1 else f"{surplus} tokens",
         )
     experiment = _make_experiment(source, pretrained, folder, data_path)
-    if isinstance(experiment.task, Translation):
-        start = _start_token(origin, tokenizer)
-        task = dataclasses.replace(experiment.task, start_token=start)
-        experiment = dataclasses.replace(experiment, task=task)
     found = None
     if adapter:
         found = read_run_adapter(adapter, pretrained.make_model(), pretrained.family.model_type)
@@ -219,16 +221,6 @@ def _make_experiment(
     return Experiment(
         name=name, task=task, model=config, data=data, batch_size=8, steps=1, grad_accum_steps=1
     )
-
-
-def _start_token(origin: Path, tokenizer: Tokenizer) -> str:
-    """Return the token that the decoder of a published model reads first, as `task.start_token`."""
-    with as_user_errors():
-        config = read_json(origin / "config.json")
-    default = config.get("pad_token_id") if config.get("model_type") in ("t5", "mt5") else None
-    number = config.get("decoder_start_token_id", default)
-    names: dict[Any, str] = {number: name for name, number in tokenizer.vocabulary.items()}
-    return "" if number in (None, tokenizer.eos_token_id) else names.get(number, "")
 
 
 def _save(

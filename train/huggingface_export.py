@@ -9,16 +9,19 @@ from typing import Any, Literal
 import jax
 
 from train.data.bitext import find_start_token
-from train.data.tokenizer_files import TEMPLATE_FILE
+from train.data.chat_template import end_tokens
+from train.data.tokenizer import Tokenizer
+from train.data.tokenizer_settings import TEMPLATE_FILE
 from train.errors import UserError
 from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
-from train.tasks.task_configs import LanguageModeling, Translation
 from train.telemetry.stages import stage
-from transformer.interop.fields import WITHOUT_EFFECT, InteropError
+from transformer.interop.fields import InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
 from transformer.interop.weight_files import read_json
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.language_model import LanguageModel
 
 Weights = Literal["merged", "adapter", "base"]
 """Weights of a run to export."""
@@ -63,7 +66,8 @@ def export_run(
             if (files_folder / "config.json").exists()
             else {}
         )
-    fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
+    source_type = run.folder.model_type
+    fields = {name: value for name, value in original.items() if is_kept(name, source_type)}
     if run.labels:  # those of the import may be others
         for name in ("id2label", "label2id", "num_labels", "problem_type"):
             fields.pop(name, None)
@@ -127,9 +131,12 @@ def _token_fields(run: Run) -> dict[str, Any]:
     """Return the fields of config.json that the tokenizer, the data and the labels decide."""
     fields: dict[str, Any] = {"max_position_embeddings": run.experiment.sequence_length}
     if run.tokenizer is not None:
-        end = run.tokenizer.eos_token_id
-        fields |= {"bos_token_id": end, "eos_token_id": end}
-        fields["pad_token_id"] = run.tokenizer.vocabulary.get("[PAD]", end)
+        names, ids = _special_tokens(run.tokenizer), run.tokenizer.vocabulary
+        # Null, where there is none: the defaults may be beyond the vocabulary, or words.
+        fields |= {
+            f"{role}_id": ids.get(names.get(role, "")) for role in ("bos_token", "pad_token")
+        }
+        fields["eos_token_id"] = next(iter(_end_tokens(run)), None)
         if run.model.config.encoder is not None:
             name = getattr(run.experiment.task, "start_token", "")
             fields["decoder_start_token_id"] = find_start_token(run.tokenizer, name)
@@ -137,6 +144,27 @@ def _token_fields(run: Run) -> dict[str, Any]:
         fields["id2label"] = {str(i): name for i, name in enumerate(run.labels)}
         fields["label2id"] = {name: i for i, name in enumerate(run.labels)}
     return fields
+
+
+def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
+    """Return special tokens by role: those of the model's files, or what they are here."""
+    names = {number: name for name, number in tokenizer.vocabulary.items()}
+    own = {
+        "eos_token": names[tokenizer.eos_token_id],
+        "unk_token": "[UNK]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    }
+    known = {role: text for role, text in own.items() if text in tokenizer.vocabulary}
+    return known | tokenizer.special_token_names
+
+
+def _end_tokens(run: Run) -> list[int]:
+    """Return the tokens that end a text and that the model can write."""
+    assert run.tokenizer is not None
+    return [each for each in end_tokens(run.tokenizer) if each < run.model.config.vocab_size]
 
 
 def _write_tokenizer(run: Run, files_folder: Path, folder: Path) -> None:
@@ -152,36 +180,35 @@ def _write_tokenizer(run: Run, files_folder: Path, folder: Path) -> None:
     if not (folder / "tokenizer.json").exists():
         (folder / "tokenizer.json").write_text(run.tokenizer.to_json(), encoding="utf-8")
     if not (folder / "tokenizer_config.json").exists():
-        names = {number: name for name, number in run.tokenizer.vocabulary.items()}
-        end = names[run.tokenizer.eos_token_id]
-        settings: dict[str, Any] = {
+        settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": end,
-            "eos_token": end,
+            **_special_tokens(run.tokenizer),
             "model_max_length": run.experiment.sequence_length,
         }
-        for field, token in (
-            ("unk_token", "[UNK]"),
-            ("pad_token", "[PAD]"),
-            ("cls_token", "[CLS]"),
-            ("sep_token", "[SEP]"),
-            ("mask_token", "[MASK]"),
-        ):
-            if token in run.tokenizer.vocabulary:
-                settings[field] = token
         text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 def _write_generation_config(run: Run, files_folder: Path, folder: Path) -> None:
-    """Copy the file of an import; else write the token ids, for models that generate."""
-    name = "generation_config.json"
+    """Write how models that generate do, as the import has it, with all tokens that end a text."""
+    if run.tokenizer is None or not isinstance(run.model, LanguageModel | EncoderDecoder):
+        return
+    name, fields = "generation_config.json", dict[str, Any]()
     if (files_folder / name).exists():
         shutil.copyfile(files_folder / name, folder / name)
-    elif isinstance(run.experiment.task, LanguageModeling | Translation):
-        fields = _token_fields(run)
-        ids = {field: fields[field] for field in sorted(fields) if field.endswith("token_id")}
-        (folder / name).write_text(json.dumps(ids, indent=2) + "\n", encoding="utf-8")
+        fields = read_json(folder / name)
+    else:  # transformers takes them from config.json where there is no such file
+        config = read_json(folder / "config.json")
+        ids = {field: config[field] for field in sorted(config) if field.endswith("token_id")}
+        fields = {field: token for field, token in ids.items() if token is not None}
+    written = fields.get("eos_token_id")
+    known = written if isinstance(written, list) else [written]
+    ends = list(dict.fromkeys([*(each for each in known if each is not None), *_end_tokens(run)]))
+    if ends and {*ends} != {*known}:
+        fields["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    elif (folder / name).exists():
+        return
+    (folder / name).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def _model_card(run: Run, model_type: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
+from train.data.chat_template import end_tokens
 from train.data.example_configs import BitextDataConfig
 from train.data.examples import (
     ExampleCorpus,
@@ -201,16 +202,16 @@ def parse_sentence_pair(location: str, row: Any, config: BitextDataConfig) -> Se
 
 
 def find_start_token(tokenizer: Tokenizer, name: str) -> int:
-    """Return the token that a decoder reads first: `name`, or by default that which ends a text.
+    """Return the token that a decoder reads first: `name`, or by default that of the model's files.
 
     Raises UserError for a name that is not a token.
     """
     if name and name not in tokenizer.vocabulary:
         raise UserError(
-            f"task.start_token {name}: is not a token of the tokenizer; leave it empty for the one "
-            "that ends a text"
+            f"task.start_token {name}: is not a token of the tokenizer; leave it empty for the "
+            "model's own, or the one that ends a text"
         )
-    return tokenizer.vocabulary[name] if name else tokenizer.eos_token_id
+    return tokenizer.vocabulary[name] if name else tokenizer.decoder_start_token_id
 
 
 def encode_sentences(
@@ -218,21 +219,27 @@ def encode_sentences(
 ) -> list[np.ndarray]:  # each [T] int32
     """Return the tokens of sentences, each followed by the end-of-text token.
 
-    What a published tokenizer puts before a text, such as BART's <s>, comes first.
+    What a published tokenizer puts around a text, such as BART's <s> and </s>, takes its place.
     """
-    (before, _), end = tokenizer.added_token_ids, [tokenizer.eos_token_id]
+    before, after = tokenizer.added_token_ids
+    after = after if len(after) else np.array([tokenizer.eos_token_id])
     return [
-        np.concatenate([before, tokens, end]).astype(np.int32)
+        np.concatenate([before, tokens, after]).astype(np.int32)
         for tokens in tokenize_examples(tokenizer, with_leading_space(texts))
     ]
+
+
+def sentence_ends(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end a sentence: also a separator that is a line end in other texts."""
+    return tuple(dict.fromkeys([*end_tokens(tokenizer), tokenizer.eos_token_id]))
 
 
 def decode_sentence(
     tokenizer: Tokenizer,
     tokens: np.ndarray,  # [T]
 ) -> str:
-    """Return the text of a decoder's output, up to the first end-of-text token."""
-    ends = np.flatnonzero(tokens == tokenizer.eos_token_id)
+    """Return the text of a decoder's output, up to the first token that ends a text."""
+    ends = np.flatnonzero(np.isin(tokens, sentence_ends(tokenizer)))
     return tokenizer.decode(tokens[: ends[0]] if len(ends) else tokens).strip()
 
 

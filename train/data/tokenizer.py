@@ -6,16 +6,24 @@ parallel and in little memory: a text of 10 MB takes over 2 GB whole.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
-import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from train.errors import UserError
+from train.data.files import expand_path
+from train.data.tokenizer_files import (
+    component_spec,
+    load_backend_tokenizer,
+    tokenizer_errors,
+    tokens_around,
+)
+from train.data.tokenizer_settings import TokenizerSettings
+from train.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
     import tokenizers
@@ -29,30 +37,145 @@ CHUNK_CHARACTERS = 1 << 16
 NEWLINE_REPLACEMENT = " <eos> "
 
 
-# A space or a newline after any other character. GPT-2's pattern, BERT's and a split on white
-# space all end a word there, whatever follows, and begin the next one without looking back.
-_BOUNDARY = re.compile(r"(?<=\S)[ \n]")
+WORD_BOUNDARY = re.compile(r"(?<=\S)[ \n]")
+"""A space or a newline after any other character. GPT-2's pattern, BERT's and a split on white
+space all end a word there, whatever follows, and begin the next one without looking back."""
 
 
-def split_into_chunks(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
+# Not all letters: what is a letter depends on the version of Unicode.
+_LETTER = "0-9A-Za-zÀ-ÖØ-öø-ÿА-я\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+
+
+PATTERN_BOUNDARY = re.compile(rf"(?<=\S) |(?<=[{_LETTER}])[\n、。，！？]")
+"""Where every pattern of `_ALTERNATIVES` ends a word: punctuation takes newlines along, so that a
+newline ends one after a letter or a digit alone. Chinese has punctuation and no spaces."""
+
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ANY_SPACE = r"\s+"
+
+
+_ALTERNATIVES = frozenset(
+    [
+        _ANY_SPACE,
+        r"\s+(?!\S)",
+        r"\s*[\r\n]+",
+        r"\s*[\r\n]",
+        _CONTRACTION,
+        r"\p{N}",
+        r"\p{N}+",
+        r"\p{N}{1,3}",
+        r" ?\p{N}+",
+        r" ?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+",
+        r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+        *(
+            rf"[^\r\n\p{{L}}\p{{N}}]?{letters}{ending}"
+            for letters in (f"{_UPPER}*{_LOWER}+", f"{_UPPER}+{_LOWER}*")
+            for ending in ("", f"{_CONTRACTION}?")
+        ),
+        r" ?[^\s\p{L}\p{N}]+",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+        r" ?[\p{P}\p{S}]+[\r\n]*",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+        "[一-龥぀-ゟ゠-ヿ]+",
+    ]
+)
+"""Alternatives of the patterns that split texts for published tokenizers (GPT-2, Llama 3, Qwen,
+DeepSeek, GPT-4o). None matches across a `PATTERN_BOUNDARY`, or looks at what is before a match."""
+
+
+def split_into_chunks(
+    text: str, boundary: re.Pattern[str] = WORD_BOUNDARY, size: int = CHUNK_CHARACTERS
+) -> Iterator[str]:
     """Yield chunks of ``size`` characters or slightly more, which join to the text."""
     start = 0
-    while boundary := _BOUNDARY.search(text, start + size):
-        yield text[start : boundary.start()]
-        start = boundary.start()
+    while match := boundary.search(text, start + size):
+        yield text[start : match.start()]
+        start = match.start()
     yield text[start:]
 
 
-def can_be_chunked(backend: tokenizers.Tokenizer) -> bool:
-    """Return True if the tokens of the chunks of any text are the tokens of the text."""
+def chunk_boundary(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
+    """Return where any text can be cut so that its tokens are those of the chunks; None: nowhere.
+
+    The boundary matches what begins a chunk.
+    """
     if not _keeps_boundaries(component_spec(backend.normalizer)):
-        return False
+        return None
     splitter = component_spec(backend.pre_tokenizer)
-    if not splitter:
-        return is_character_model(component_spec(backend.model))
-    if splitter["type"] == "ByteLevel":
-        return bool(splitter["use_regex"]) and not splitter["add_prefix_space"]
-    return splitter["type"] in ("BertPreTokenizer", "WhitespaceSplit")
+    if splitter:
+        boundary = _word_boundary(splitter)
+    else:
+        boundary = WORD_BOUNDARY if is_character_model(component_spec(backend.model)) else None
+    for token in backend.get_added_tokens_decoder().values():
+        # Found in a text before it is split; special ones are not, where texts are chunked.
+        if not token.special and boundary is not None:
+            padded = f"a{token.content}a"
+            is_cut = any(match.start() > 1 for match in boundary.finditer(padded[:-1]))
+            if token.rstrip or is_cut:
+                return None
+    return boundary
+
+
+def _word_boundary(splitter: dict[str, Any]) -> re.Pattern[str] | None:
+    """Return where a pre-tokenizer ends every word."""
+    match splitter:
+        case {"type": "BertPreTokenizer" | "WhitespaceSplit"}:
+            return WORD_BOUNDARY
+        case {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}:
+            return WORD_BOUNDARY
+        case {"type": "Sequence", "pretokenizers": steps}:
+            # Each step cuts the pieces of the one before; one must cut at every boundary.
+            cuts = [_cuts_at_boundaries(step) for step in steps]
+            return PATTERN_BOUNDARY if None not in cuts and any(cuts) else None
+        case _:
+            return PATTERN_BOUNDARY if _cuts_at_boundaries(splitter) else None
+
+
+def _cuts_at_boundaries(splitter: dict[str, Any]) -> bool | None:
+    """Return True if a pre-tokenizer cuts at every `PATTERN_BOUNDARY`; None if chunks change it."""
+    match splitter:
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}:
+            return bool(use_regex)
+        case {"type": "Digits"}:
+            return False
+        case {
+            "type": "Split",
+            "pattern": {"Regex": pattern},
+            "behavior": "Isolated",
+            "invert": False,
+        }:
+            alternatives = _alternatives(pattern)
+            return _ANY_SPACE in alternatives if alternatives <= _ALTERNATIVES else None
+        case _:
+            return None
+
+
+def _alternatives(pattern: str) -> frozenset[str]:
+    """Return the alternatives of a regular expression; `|` in groups and classes is not one."""
+    parts, depth, in_class, escaped = [""], 0, False, False
+    for character in pattern:
+        if character == "|" and not (depth or in_class or escaped):
+            parts.append("")
+            continue
+        parts[-1] += character
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        elif in_class:
+            in_class = character != "]"
+        else:
+            in_class = character == "["
+            depth += {"(": 1, ")": -1}.get(character, 0)
+    # GPT-2's pattern and GPT-4o's spell the contractions out, which changes nothing here.
+    short = {"'s", "'t", "'re", "'ve", "'m", "'ll", "'d", "'(?i:[sdmt]|ll|ve|re)"}
+    return frozenset(_CONTRACTION if part in short else part for part in parts)
 
 
 def is_character_model(model: dict[str, Any]) -> bool:
@@ -69,11 +192,6 @@ def is_character_model(model: dict[str, Any]) -> bool:
     )
 
 
-def component_spec(component: Any) -> dict[str, Any]:
-    """Return a tokenizer's component as in its tokenizer.json; empty if it has none."""
-    return json.loads(component.__getstate__()) if component is not None else {}
-
-
 def _keeps_boundaries(normalizer: dict[str, Any]) -> bool:
     match normalizer:
         case {} if not normalizer:
@@ -83,11 +201,12 @@ def _keeps_boundaries(normalizer: dict[str, Any]) -> bool:
         case {"type": "Replace", **rest}:
             return rest == {"pattern": {"String": "\n"}, "content": NEWLINE_REPLACEMENT}
         case _:
-            return normalizer["type"] in ("Lowercase", "BertNormalizer")
+            # Nothing composes with what begins a chunk.
+            return normalizer["type"] in ("Lowercase", "BertNormalizer", "NFC")
 
 
-# Name of the document separator in each family of tokenizers.
-_EOS_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
+# Name of the document separator where no file names one: in tokenizers trained here, and others.
+_SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|im_end|>")
 
 
 # Name of the mask token in each family. The first is added to a tokenizer that has none.
@@ -103,52 +222,85 @@ class Tokenizer:
     Special tokens that are spelled out in a text are tokenized as plain text, so that no text can
     forge the end of a document.
 
+    What separates documents, begins a text and ends one is decided in one place, here: by the
+    model's files (`TokenizerSettings` and the tokenizer's template), and only without them by name.
+
     Attributes:
-      eos_token_id: Separator of documents; generation starts with it.
-      stop_token_id: Token that ends generation: eos_token_id, or None if texts contain that token
-        (the word tokenizer uses it for a newline).
+      eos_token_id: Separator of documents; generation starts with it, if no other token begins a
+        text: the last token of the template, the end token that the files name, or a known name.
+      end_token_ids: Tokens that end a generated text: those that the files name, and the
+        separator, unless texts contain it (the word tokenizer uses it for a newline). The one of
+        the chat template is in `chat_template.end_tokens`.
+      added_token_ids: Tokens that a published tokenizer puts before and after every text, two
+        arrays [n] and [m] int32; often none. Llama's <s>, and BERT's [CLS] and [SEP].
+      decoder_start_token_id: First token that the decoder of a translation model reads.
       cls_token_id: First token of a text to classify: [CLS] if there is one, else eos_token_id.
       mask_token_id: Token that hides another one, or None; see `with_mask_token`.
       special_token_ids: Tokens that are not part of any text.
-      vocab_size: One more than the largest token id.
+      control_token_ids: Tokens beyond those of the model, special or not, but for white space.
+      vocab_size: One more than the largest token id, or the rows of the model's table, if those
+        are fewer. A text that needs another token is refused.
       vocabulary: Token ids by token.
       has_word_tokens: True if each token is a whole word.
       digest: Equal for equal tokenizers.
-      chat_template: Jinja template of conversations; empty if there is none.
-      special_token_names: Special tokens by their names in the template: `eos_token`.
+      settings: What is stored beside the vocabulary.
     """
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
         origin: str = "tokenizer",
-        *,
-        chat_template: str = "",
-        special_token_names: Mapping[str, str] | None = None,
+        settings: TokenizerSettings = TokenizerSettings(),  # noqa: B008
     ):
-        self.chat_template = chat_template
-        self.special_token_names = dict(special_token_names or {})
+        self.settings = settings
+        self.chat_template = settings.chat_template
+        self.special_token_names = dict(settings.special_tokens)
+        self._origin = origin
         backend.encode_special_tokens = True
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
-        self.vocabulary: dict[str, int] = backend.get_vocab()
-        self.has_word_tokens = component_spec(backend.model)["type"] == "WordLevel"
+        vocabulary = backend.get_vocab()
+        self.num_tokens = max(vocabulary.values(), default=-1) + 1
+        self.vocab_size = min(self.num_tokens, settings.num_embeddings or self.num_tokens)
+        self.vocabulary: dict[str, int] = {
+            text: token for text, token in vocabulary.items() if token < self.vocab_size
+        }
         vocabulary = self.vocabulary
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.eos_token_id = _end_of_text(vocabulary, origin)
-        newline = backend.encode("\n", add_special_tokens=False).ids
-        self.stop_token_id = None if self.eos_token_id in newline else self.eos_token_id
-        self.cls_token_id = vocabulary.get("[CLS]", self.eos_token_id)
-        self.mask_token_id = next(
-            (vocabulary[name] for name in _MASK_NAMES if name in vocabulary), None
-        )
+        self.has_word_tokens = component_spec(backend.model)["type"] == "WordLevel"
+        before, after = tokens_around(backend)
+        self.added_token_ids = np.array(before, np.int32), np.array(after, np.int32)
+        named = [vocabulary.get(settings.special_tokens.get("eos_token", ""))]
+        usual = [vocabulary.get(name) for name in _SEPARATORS]
+        candidates = [*after[-1:], *named, *settings.end_token_ids, *usual]
+        separators = [token for token in candidates if token is not None]
+        if not separators:
+            raise UserError(
+                f"{origin}: has no token that separates documents; name it as eos_token in "
+                f"tokenizer_config.json, or add one of {' '.join(_SEPARATORS)}"
+            )
+        self.eos_token_id = separators[0]
+        with tokenizer_errors(origin):
+            newline = backend.encode("\n", add_special_tokens=False).ids
+        ends = [*settings.end_token_ids, *({self.eos_token_id} - {*newline})]
+        self.end_token_ids = tuple(dict.fromkeys(ends))
+        start = settings.decoder_start_token_id
+        self.decoder_start_token_id = self.eos_token_id if start is None else start
+        cls_name = settings.special_tokens.get("cls_token", "[CLS]")
+        self.cls_token_id = vocabulary.get(cls_name, self.eos_token_id)
+        masks = [settings.special_tokens.get("mask_token", ""), *_MASK_NAMES]
+        self.mask_token_id = next((vocabulary[name] for name in masks if name in vocabulary), None)
         added = backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(
-            token_id for token_id, token in added.items() if token.special
+            token_id
+            for token_id, token in added.items()
+            if token.special and token_id < self.vocab_size
+        )
+        self.control_token_ids = frozenset(
+            token_id for token_id, token in added.items() if token.content.strip()
         )
         self._special_names = [token.content for token in added.values() if token.special]
-        self._can_be_chunked = can_be_chunked(backend)
+        self._chunk_boundary = chunk_boundary(backend)
         self._characters = _characters(backend)
         self._words = _words(backend)
 
@@ -159,32 +311,47 @@ class Tokenizer:
         Raises:
           UserError: It is missing, damaged, or has no token to separate documents.
         """
-        from train.data.tokenizer_files import load_backend_tokenizer, load_chat_files
-
-        template, names = load_chat_files(str(path))
-        backend = load_backend_tokenizer(str(path))
-        return cls(backend, str(path), chat_template=template, special_token_names=names)
+        backend, settings = load_backend_tokenizer(str(path))
+        return cls(backend, str(path), settings)
 
     def with_chat_template(self, template: str) -> Tokenizer:
         """Return this tokenizer with another chat template."""
         if template == self.chat_template:
             return self
-        import tokenizers
+        settings = dataclasses.replace(self.settings, chat_template=template)
+        return Tokenizer(self._copy_backend(), self._origin, settings)
 
-        backend = tokenizers.Tokenizer.from_str(self.to_json())
-        names = self.special_token_names
-        return Tokenizer(backend, chat_template=template, special_token_names=names)
+    def with_num_embeddings(self, num_embeddings: int) -> Tokenizer:
+        """Return this tokenizer for a model's table of `num_embeddings` rows.
+
+        Raises:
+          UserError: Tokens of ordinary text have no row: the tokenizer is that of another model.
+        """
+        if num_embeddings >= self.num_tokens:
+            return self
+        added = self._backend.get_added_tokens_decoder()
+        tokens = self._backend.get_vocab(with_added_tokens=False).values()
+        if any(token >= num_embeddings and token not in added for token in tokens):
+            raise UserError(
+                f"{self._origin}: its tokenizer has {self.num_tokens} tokens and the model "
+                f"{num_embeddings}; fetch the tokenizer that belongs to the model"
+            )
+        settings = dataclasses.replace(self.settings, num_embeddings=num_embeddings)
+        return Tokenizer(self._copy_backend(), self._origin, settings)
 
     def with_mask_token(self) -> Tokenizer:
         """Return this tokenizer, with a mask token added if it has none."""
         if self.mask_token_id is not None:
             return self
+        backend = self._copy_backend()
+        backend.add_special_tokens([_MASK_NAMES[0]])
+        settings = dataclasses.replace(self.settings, num_embeddings=None)
+        return Tokenizer(backend, self._origin, settings)
+
+    def _copy_backend(self) -> tokenizers.Tokenizer:
         import tokenizers
 
-        backend = tokenizers.Tokenizer.from_str(self.to_json())
-        backend.add_special_tokens([_MASK_NAMES[0]])
-        names = self.special_token_names
-        return Tokenizer(backend, chat_template=self.chat_template, special_token_names=names)
+        return tokenizers.Tokenizer.from_str(self.to_json())
 
     def to_json(self) -> str:
         """Return the text of the tokenizer.json that `load` reads."""
@@ -192,15 +359,24 @@ class Tokenizer:
 
     def save(self, path: str | AnyPath) -> None:
         """Write a tokenizer.json. ``path`` is the file, and may be remote."""
-        from train.data.files import expand_path
-        from train.errors import as_user_error
-
         with as_user_error(str(path)):
             expand_path(str(path)).write_text(self.to_json(), encoding="utf-8")
 
     @functools.cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    @property
+    def text_frame(self) -> tuple[np.ndarray, np.ndarray]:  # [n] and [m] int32
+        """Tokens that a model expects before and after a text that it reads alone.
+
+        Those that a published tokenizer adds, which training windows have too (`DocumentFrame`),
+        or else the token that separates documents, and none.
+        """
+        before, after = self.added_token_ids
+        if len(before) or len(after):
+            return before, after
+        return np.array([self.eos_token_id], np.int32), after
 
     def encode(self, text: str) -> np.ndarray:  # [T] int32
         """Return the tokens of a text. No special tokens are added.
@@ -222,27 +398,16 @@ class Tokenizer:
         for name in self._special_names:
             plain = plain.replace(name, "")
         self._check(plain)
-        encoding = self._parsing_backend.encode(text, add_special_tokens=False)
+        with tokenizer_errors(self._origin):
+            encoding = self._parsing_backend.encode(text, add_special_tokens=False)
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
-        return np.array(encoding.ids, np.int32), starts
+        return self._check_ids(np.array(encoding.ids, np.int32)), starts
 
     @functools.cached_property
     def _parsing_backend(self) -> tokenizers.Tokenizer:
-        import tokenizers
-
-        backend = tokenizers.Tokenizer.from_str(self.to_json())
+        backend = self._copy_backend()
         backend.encode_special_tokens = False
         return backend
-
-    @functools.cached_property
-    def added_token_ids(self) -> tuple[np.ndarray, np.ndarray]:  # [n] and [m] int32
-        """Tokens that a published tokenizer puts before and after every text; often none.
-
-        Llama's <s>, and BERT's [CLS] and [SEP].
-        """
-        added = _added_tokens(component_spec(self._backend.post_processor))
-        before, after = ([self.vocabulary[name] for name in names] for names in added)
-        return np.array(before, np.int32), np.array(after, np.int32)
 
     def encode_documents(
         self, texts: Iterable[str], on_characters: Callable[[int], None] = lambda count: None
@@ -256,23 +421,35 @@ class Tokenizer:
         parts = []
         for batch in _batches(self._chunks(texts)):
             chunks = [chunk for chunk, _ in batch]
-            encodings = self._backend.encode_batch_fast(chunks, add_special_tokens=False)
+            with tokenizer_errors(self._origin):
+                encodings = self._backend.encode_batch_fast(chunks, add_special_tokens=False)
             on_characters(sum(map(len, chunks)))
             for encoding, (_, last) in zip(encodings, batch, strict=True):
-                parts.append(np.array(encoding.ids, np.int32))
+                parts.append(self._check_ids(np.array(encoding.ids, np.int32)))
                 if last:
                     yield parts[0] if len(parts) == 1 else np.concatenate(parts)
                     parts = []
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """Return the text of tokens without special ones. Invalid UTF-8 becomes U+FFFD."""
-        return self._backend.decode([int(token) for token in tokens], skip_special_tokens=True)
+        with tokenizer_errors(self._origin):
+            return self._backend.decode([int(token) for token in tokens], skip_special_tokens=True)
+
+    def _check_ids(self, tokens: np.ndarray) -> np.ndarray:  # [T]
+        """Return the tokens. Raise UserError for one that the model's table has no row for."""
+        if len(tokens) and (largest := int(tokens.max())) >= self.vocab_size:
+            raise UserError(
+                f"the text: needs the token {self._backend.id_to_token(largest)}, and the model "
+                f"has {self.vocab_size} tokens without it; leave it out"
+            )
+        return tokens
 
     def _chunks(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         """Yield the chunks of all texts, each with True if it is the last of its text."""
         for text in texts:
             self._check(text)
-            chunks = list(split_into_chunks(text)) if self._can_be_chunked else [text]
+            boundary = self._chunk_boundary
+            chunks = [text] if boundary is None else list(split_into_chunks(text, boundary))
             for number, chunk in enumerate(chunks, start=1):
                 yield chunk, number == len(chunks)
 
@@ -304,23 +481,6 @@ def _check_unicode(text: str) -> None:
         raise UserError(
             f"the text: {error.reason} at character {error.start}; give valid Unicode"
         ) from error
-
-
-def _added_tokens(post_processor: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the tokens that a post-processor puts before and after a single text."""
-    match post_processor:
-        case {"type": "Sequence", "processors": steps}:
-            added = [_added_tokens(step) for step in steps]
-            return [t for before, _ in added for t in before], [t for _, end in added for t in end]
-        case {"type": "TemplateProcessing", "single": pieces}:
-            text = next((i for i, p in enumerate(pieces) if "Sequence" in p), len(pieces))
-            parts = pieces[:text], pieces[text + 1 :]
-            before, after = ([piece["SpecialToken"]["id"] for piece in part] for part in parts)
-            return before, after
-        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [first, _], "sep": [last, _]}:
-            return [first], [last]
-        case _:
-            return [], []
 
 
 MAX_TOKENS_BEFORE = 64
@@ -381,15 +541,6 @@ def _words(backend: tokenizers.Tokenizer) -> frozenset[str] | None:
     if model["type"] != "WordLevel" or model["unk_token"] in model["vocab"]:
         return None
     return frozenset(model["vocab"])
-
-
-def _end_of_text(vocabulary: dict[str, int], origin: str) -> int:
-    for name in _EOS_NAMES:
-        if name in vocabulary:
-            return vocabulary[name]
-    raise UserError(
-        f"{origin}: has no token that separates documents; add one of {' '.join(_EOS_NAMES)}"
-    )
 
 
 def _batches(items: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:

@@ -1,19 +1,27 @@
-"""Files beside a tokenizer, as others write them: vocabularies and chat templates.
+"""Vocabularies of others as tokenizers of the `tokenizers` library.
 
-Vocabularies: tokenizer.json, GPT-2's two files, BERT's vocab.txt and SentencePiece's models. Chat
-templates: chat_template.jinja and tokenizer_config.json.
+Read are tokenizer.json, GPT-2's two files, BERT's vocab.txt and SentencePiece's models, with the
+settings beside them (`tokenizer_settings`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from train.data.files import AnyPath, expand_path
+from train.data.tokenizer_settings import (
+    ROLES,
+    AddedToken,
+    ModelFiles,
+    TokenizerSettings,
+    Vocabulary,
+    decode_text,
+)
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, read_bytes
+from train.run_folder.regular_files import MAX_VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers
@@ -31,46 +39,61 @@ SHIFTED_MODEL = "sentencepiece.bpe.model"
 GPT2_END_OF_TEXT = "<|endoftext|>"
 
 
-def load_backend_tokenizer(path: str) -> tokenizers.Tokenizer:
-    """Load a tokenizer from a file, or from a folder that holds one.
+def load_backend_tokenizer(path: str) -> tuple[tokenizers.Tokenizer, TokenizerSettings]:
+    """Load a tokenizer from a file or a folder, with the settings beside it.
+
+    Its post-processor puts those tokens around a text that the model's files say, and the special
+    tokens that they name are special.
 
     Raises:
-      UserError: There is none, or it is damaged.
+      UserError: There is none, or a file is damaged.
     """
     location = expand_path(path)
     with as_user_error(path):
-        if location.is_dir():
-            return _from_folder(location)
         if not location.exists():
             raise UserError(
                 f"{path}: does not exist; give a tokenizer.json, a vocab.txt or a folder"
             )
-        if location.name == "vocab.txt":
-            return _bert(location)
-        if any(location.match(pattern) for pattern in SENTENCEPIECE_FILES):
-            return _sentencepiece(location)
-        return _tokenizer_json(location)
+        file = _find_vocabulary(location) if location.is_dir() else location
+        vocabulary = _kind_of_vocabulary(file)
+        files = ModelFiles.read(file.parent, vocabulary)
+        backend = _LOADERS[vocabulary](file, files)
+    with tokenizer_errors(str(file)):
+        _add_special_tokens(backend, files)
+        _add_post_processor(backend, files, file)
+    return backend, files.settings(backend.get_vocab())
 
 
-def _from_folder(folder: AnyPath) -> tokenizers.Tokenizer:
+def _find_vocabulary(folder: AnyPath) -> AnyPath:
+    """Return the file of a folder's tokenizer; of two files, the first."""
     if (folder / "tokenizer.json").exists():
-        return _tokenizer_json(folder / "tokenizer.json")
+        return folder / "tokenizer.json"
     if (folder / "merges.txt").exists():
         for name in ("encoder.json", "vocab.json"):
             if (folder / name).exists():
-                return _gpt2(folder / name, folder / "merges.txt")
+                return folder / name
     if (folder / "vocab.txt").exists():
-        return _bert(folder / "vocab.txt")
+        return folder / "vocab.txt"
     for pattern in SENTENCEPIECE_FILES:
         for file in sorted(folder.glob(pattern)):
-            return _sentencepiece(file)
+            return file
     raise UserError(
         f"{folder}: has no tokenizer; it needs tokenizer.json, vocab.txt, tokenizer.model, or "
         "encoder.json (or vocab.json) and merges.txt"
     )
 
 
-def _sentencepiece(file: AnyPath) -> tokenizers.Tokenizer:
+def _kind_of_vocabulary(file: AnyPath) -> Vocabulary:
+    if any(file.match(pattern) for pattern in SENTENCEPIECE_FILES):
+        return "sentencepiece"
+    if file.name == "vocab.txt":
+        return "vocab.txt"
+    if file.name in ("encoder.json", "vocab.json") and (file.parent / "merges.txt").exists():
+        return "vocab.json"
+    return "tokenizer.json"
+
+
+def _sentencepiece(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     """Load a SentencePiece model, with the tokens that the files beside it add."""
     from train.data.sentencepiece_model import make_backend, parse_model
 
@@ -89,221 +112,232 @@ def _sentencepiece(file: AnyPath) -> tokenizers.Tokenizer:
         model = parse_model(read_bytes(file, MAX_VOCABULARY_BYTES))
     except ValueError as error:
         raise UserError(f"{file}: {error}; fetch it again, or give a tokenizer.json") from error
-    added = load_added_tokens(file.parent, len(model.pieces))
-    with _damaged(file):
-        backend = make_backend(model.with_control({each.text for each in added if each.special}))
-    _add_tokens(backend, added, file)
+    added = files.added_tokens or files.sentinels(len(model.pieces))
+    special = {each.text for each in added if each.special} | {*files.special_tokens.values()}
+    with tokenizer_errors(str(file)):
+        backend = make_backend(model.with_control(special))
+    # The normalizer puts a space before the text of a token too, which would not be found then.
+    _add_tokens(backend, [each._replace(normalized=False) for each in added], file)
     return backend
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, added: list[AddedToken], file: AnyPath) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, added: Sequence[AddedToken], file: AnyPath) -> None:
     """Add tokens in the order of their ids.
 
     Raises:
       UserError: A token cannot have its id: the files do not belong together.
     """
-    import tokenizers
-
     # The library numbers new tokens itself, from the size of the vocabulary on: each gets its own
     # id only if they are added in the order of their ids.
-    for token_id, text, special, normalized in sorted(added):
-        known = backend.token_to_id(text)
-        if known is None and token_id == backend.get_vocab_size():
-            token = tokenizers.AddedToken(text, special=special, normalized=normalized)
-            (backend.add_special_tokens if special else backend.add_tokens)([token])
-        elif known != token_id:
+    for token in added:
+        known = backend.token_to_id(token.text)
+        if (backend.get_vocab_size() if known is None else known) != token.id:
             raise UserError(
-                f"{file.parent}: its settings give token {text} the id {token_id}, and "
+                f"{file.parent}: its settings give token {token.text} the id {token.id}, and "
                 f"{file.name} does not; fetch the files that belong together"
             )
+        _add_token(backend, token)
 
 
-def _tokenizer_json(file: AnyPath) -> tokenizers.Tokenizer:
+def _add_token(backend: tokenizers.Tokenizer, token: AddedToken) -> None:
+    import tokenizers
+
+    _, text, special, normalized, lstrip, rstrip, single_word = token
+    added = tokenizers.AddedToken(
+        text,
+        special=special,
+        normalized=normalized,
+        lstrip=lstrip,
+        rstrip=rstrip,
+        single_word=single_word,
+    )
+    (backend.add_special_tokens if special else backend.add_tokens)([added])
+
+
+def _add_special_tokens(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
+    """Make the tokens special that the files name, and those of the class that there are."""
+    special = {
+        token.content for token in backend.get_added_tokens_decoder().values() if token.special
+    }
+    for role in ROLES:
+        text = files.special_tokens.get(role, "")
+        known = backend.token_to_id(text) is not None
+        # The unknown token is what SentencePiece's decoder shows for a text.
+        if text in special or role == "unk_token" or not (known or role in files.named_tokens):
+            continue
+        if text:
+            backend.add_special_tokens([text])
+
+
+def _add_post_processor(backend: tokenizers.Tokenizer, files: ModelFiles, file: AnyPath) -> None:
+    """Let the tokenizer put tokens around a text as its class does, if its file has none."""
+    from tokenizers import processors
+
+    if any(tokens_around(backend)):
+        return
+    tokens = files.special_tokens
+    before, after = files.tokenizer_class.before, files.tokenizer_class.after
+    if not before and not after and file.name != "tokenizer.json":
+        # A tokenizer.json has been written with what the two flags ask for.
+        before = "bos_token" if files.tokenizer_config.get("add_bos_token") else ""
+        after = "eos_token" if files.tokenizer_config.get("add_eos_token") else ""
+    names = [tokens.get(role, "") for role in (before, after)]
+    ids = [(name, backend.token_to_id(name)) for name in names]
+    known = [(name, token_id) for name, token_id in ids if token_id is not None]
+    if not known:
+        return
+    pieces = [name if token_id is not None else "" for name, token_id in ids]
+    single = [each for each in (pieces[0], "$A", pieces[1]) if each]
+    template = processors.TemplateProcessing(single=single, special_tokens=known)
+    own = backend.post_processor  # ByteLevel, which moves offsets
+    backend.post_processor = template if own is None else processors.Sequence([own, template])
+
+
+def tokens_around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokenizer puts before and after a single text."""
+    return _tokens_around(component_spec(backend.post_processor))
+
+
+def _tokens_around(post_processor: dict[str, Any]) -> tuple[list[int], list[int]]:
+    match post_processor:
+        case {"type": "Sequence", "processors": steps}:
+            parts = [_tokens_around(step) for step in steps]
+            return [t for before, _ in parts for t in before], [t for _, end in parts for t in end]
+        case {"type": "TemplateProcessing", "single": pieces, "special_tokens": special}:
+            text = next((i for i, p in enumerate(pieces) if "Sequence" in p), len(pieces))
+            before, after = (
+                [t for piece in part for t in special[piece["SpecialToken"]["id"]]["ids"]]
+                for part in (pieces[:text], pieces[text + 1 :])
+            )
+            return before, after
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [_, first], "sep": [_, last]}:
+            return [first], [last]
+        case _:
+            return [], []
+
+
+def component_spec(component: Any) -> dict[str, Any]:
+    """Return a tokenizer's component as in its tokenizer.json; empty if it has none."""
+    return json.loads(component.__getstate__()) if component is not None else {}
+
+
+def _tokenizer_json(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
+    """Load a tokenizer.json, with tokens that the files beside it add after its own."""
     import tokenizers
 
     text = _text(file)
-    with _damaged(file):
-        return tokenizers.Tokenizer.from_str(text)
+    with tokenizer_errors(str(file)):
+        backend = tokenizers.Tokenizer.from_str(text)
+        for token in files.added_tokens:
+            if token.id == backend.get_vocab_size() and backend.token_to_id(token.text) is None:
+                _add_token(backend, token)
+        return backend
 
 
-def _gpt2(vocabulary_file: AnyPath, merges_file: AnyPath) -> tokenizers.Tokenizer:
+def _gpt2(vocabulary_file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
     """Load byte-level BPE (Radford et al. 2019, section 2.2) from a vocabulary and its merges."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     try:
         vocabulary = json.loads(_text(vocabulary_file))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{vocabulary_file}: not JSON ({error}); fetch it again") from error
-    lines = _text(merges_file).splitlines()
+    merges_file = vocabulary_file.parent / "merges.txt"
+    lines = _text(merges_file).split("\n")
     pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    with _damaged(merges_file):
+    with tokenizer_errors(str(merges_file)):
         merges = [(left, right) for left, right in pairs]
         backend = Tokenizer(models.BPE(vocabulary, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer_class = files.tokenizer_class
+    if tokenizer_class.normalizes:
+        backend.normalizer = normalizers.NFC()
+    add_prefix_space = bool(files.tokenizer_config.get("add_prefix_space"))
+    pattern = tokenizer_class.word_pattern
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space, use_regex=not pattern)
+    if pattern:
+        words = pre_tokenizers.Split(Regex(pattern), "isolated")
+        backend.pre_tokenizer = pre_tokenizers.Sequence([words, backend.pre_tokenizer])
     backend.decoder = decoders.ByteLevel()
-    if GPT2_END_OF_TEXT in vocabulary:
-        backend.add_special_tokens([GPT2_END_OF_TEXT])
+    _add_tokens(backend, files.added_tokens, vocabulary_file)
     return backend
 
 
-def _bert(file: AnyPath) -> tokenizers.Tokenizer:
-    """Load WordPiece (Devlin et al. 2019), cased if any word of the vocabulary is."""
+def _bert(file: AnyPath, files: ModelFiles) -> tokenizers.Tokenizer:
+    """Load WordPiece (Devlin et al. 2019); without a setting, cased if any of its words is."""
     words = _text(file).rstrip("\n").split("\n")
     # vocab.txt does not say whether the model is cased. "[CLS]" and the like are upper-case in all.
     cased = any(word != word.lower() for word in words if not word.startswith("["))
-    if "[UNK]" not in words:
+    settings = files.tokenizer_config
+    unknown = files.special_tokens.get("unk_token", "[UNK]")
+    if unknown not in words:
         raise UserError(
-            f"{file}: has no [UNK], which every vocabulary of BERT has; give a tokenizer.json "
+            f"{file}: has no {unknown}, which every vocabulary of BERT has; give a tokenizer.json "
             "instead"
         )
-    from tokenizers import processors
-
     vocabulary = {word: n for n, word in enumerate(words)}
-    with _damaged(file):
-        backend = make_wordpiece_backend(vocabulary, lowercase=not cased)
-        if {"[CLS]", "[SEP]"} <= vocabulary.keys():
-            ends = [(name, vocabulary[name]) for name in ("[SEP]", "[CLS]")]
-            backend.post_processor = processors.BertProcessing(*ends)
-        return backend
+    with tokenizer_errors(str(file)):
+        backend = make_wordpiece_backend(
+            vocabulary,
+            unknown=unknown,
+            lowercase=bool(settings.get("do_lower_case", not cased)),
+            strip_accents=settings.get("strip_accents"),
+            split_chinese=bool(settings.get("tokenize_chinese_chars", True)),
+        )
+    _add_tokens(backend, files.added_tokens, file)
+    return backend
 
 
-def make_wordpiece_backend(vocabulary: dict[str, int], *, lowercase: bool) -> tokenizers.Tokenizer:
-    """Return a WordPiece tokenizer of these words, with BERT's normalizer and decoder."""
+_LOADERS: dict[Vocabulary, Callable[[AnyPath, ModelFiles], tokenizers.Tokenizer]] = {
+    "tokenizer.json": _tokenizer_json,
+    "vocab.json": _gpt2,
+    "vocab.txt": _bert,
+    "sentencepiece": _sentencepiece,
+}
+
+
+def make_wordpiece_backend(
+    vocabulary: dict[str, int],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    split_chinese: bool = True,
+    unknown: str = "[UNK]",
+) -> tokenizers.Tokenizer:
+    """Return a WordPiece tokenizer of these words, with BERT's normalizer and decoder.
+
+    Args:
+      vocabulary: Ids by word.
+      lowercase: Words are looked up in lower case.
+      strip_accents: Without their accents; None: if in lower case.
+      split_chinese: Chinese characters are words of their own.
+      unknown: Token of unknown words.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=split_chinese, strip_accents=strip_accents, lowercase=lowercase
+    )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
-    backend.add_special_tokens([name for name in BERT_SPECIAL_TOKENS if name in vocabulary])
+    special = [*BERT_SPECIAL_TOKENS, unknown]
+    backend.add_special_tokens([name for name in special if name in vocabulary])
     return backend
 
 
 def _text(file: AnyPath) -> str:
-    try:
-        return read_bytes(file, MAX_VOCABULARY_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error
+    return decode_text(file, read_bytes(file, MAX_VOCABULARY_BYTES)).replace("\r\n", "\n")
 
 
 @contextlib.contextmanager
-def _damaged(file: AnyPath) -> Iterator[None]:
+def tokenizer_errors(name: str) -> Iterator[None]:
+    """Raise a UserError in place of what the `tokenizers` library raises, panics included."""
     try:
         yield
-    except BaseException as error:  # the tokenizers library raises no narrower class
+    except UserError:
+        raise
+    except BaseException as error:  # it raises no narrower class
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"{file}: damaged, or no tokenizer ({error}); fetch it again") from error
-
-
-TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
-TOKENS_FILE = "special_tokens_map.json"
-ADDED_FILE = "added_tokens.json"
-
-
-class ChatFiles(NamedTuple):
-    """Settings of conversations in the files beside a tokenizer."""
-
-    template: str = ""
-    """Jinja source; empty if there is none."""
-    special_tokens: dict[str, str] = {}  # noqa: RUF012
-    """Special tokens by name: `eos_token`."""
-
-
-def load_chat_files(path: str) -> ChatFiles:
-    """Read the files in a tokenizer's folder, or beside a tokenizer's file.
-
-    Raises:
-      UserError: One is damaged.
-    """
-    folder = expand_path(path)
-    with as_user_error(path):
-        if not folder.is_dir():
-            folder = folder.parent
-        config = _read_object(folder / CONFIG_FILE)
-        tokens = _read_object(folder / TOKENS_FILE) | config
-        template = config.get("chat_template", "")
-        if (folder / TEMPLATE_FILE).exists():
-            template = _read(folder / TEMPLATE_FILE)
-    if isinstance(template, list):  # several, by name
-        named = {
-            each.get("name"): each.get("template") for each in template if isinstance(each, dict)
-        }
-        template = named.get("default")
-    names = {name: _content(value) for name, value in tokens.items() if name.endswith("_token")}
-    special = {name: text for name, text in names.items() if text}
-    return ChatFiles(template if isinstance(template, str) else "", special)
-
-
-class AddedToken(NamedTuple):
-    """A token beyond those of a tokenizer's model, or one of them that is special."""
-
-    id: int
-    text: str
-    special: bool = False
-    normalized: bool = False
-    """Looked for in the normalized text."""
-
-
-def load_added_tokens(folder: AnyPath, num_pieces: int) -> list[AddedToken]:
-    """Read the tokens that the settings in a folder add to a SentencePiece model, given its size.
-
-    Raises:
-      UserError: A file is damaged.
-    """
-    config = _read_object(folder / CONFIG_FILE)
-    names = _read_object(folder / TOKENS_FILE) | config
-    special = {_content(value) for name, value in names.items() if name.endswith("_token")}
-    special |= {_content(each) for each in names.get("additional_special_tokens") or []}
-    found: dict[int, AddedToken] = {}
-    try:
-        for text, number in _read_object(folder / ADDED_FILE).items():
-            found[int(number)] = AddedToken(int(number), text, text in special)
-        for key, value in (config.get("added_tokens_decoder") or {}).items():
-            text, is_special = str(value["content"]), bool(value.get("special"))
-            found[int(key)] = AddedToken(
-                int(key), text, is_special, bool(value.get("normalized")) and not is_special
-            )
-        if not found:  # T5's sentinels are counted, and their numbers descend
-            sentinels = range(int(config.get("extra_ids", 0)) - 1, -1, -1)
-            for number, sentinel in enumerate(sentinels, start=num_pieces):
-                found[number] = AddedToken(number, f"<extra_id_{sentinel}>", special=True)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{folder}: its added tokens are malformed ({error}); fetch {CONFIG_FILE} and "
-            f"{ADDED_FILE} again"
-        ) from error
-    return list(found.values())
-
-
-def chat_files(template: str, special_tokens: dict[str, str]) -> dict[str, str]:
-    """Return the files to write beside a tokenizer, by name."""
-    files = {TEMPLATE_FILE: template} if template else {}
-    if special_tokens:
-        files[CONFIG_FILE] = json.dumps(special_tokens, indent=2, ensure_ascii=False) + "\n"
-    return files
-
-
-def _content(value: Any) -> str:
-    """Return a token of tokenizer_config.json: its text, or an object with it."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else ""
-
-
-def _read_object(file: AnyPath) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(_read(file))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not JSON ({error}); fetch it again") from error
-    return content if isinstance(content, dict) else {}
-
-
-def _read(file: AnyPath) -> str:
-    try:
-        return read_bytes(file, MAX_SETTINGS_BYTES).decode()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}: damaged, or no tokenizer ({reason}); fetch it again") from error

@@ -22,6 +22,7 @@ _RUN_FILE_STEMS = frozenset(
         "chat_template",
         "checkpoints",
         "config",
+        "generation_config",
         "huggingface",
         "labels",
         "logbook",

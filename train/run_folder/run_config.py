@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 from train.config.io import experiment_to_dict, experiment_to_text
 from train.config.plugins import imports_of
+from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
-from train.data.tokenizer_files import chat_files
+from train.data.tokenizer_settings import settings_files
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.writing import write_atomically
@@ -28,7 +29,7 @@ def write_run_files(
     auto_choices: Mapping[str, str],
     hardware: Hardware,
 ) -> None:
-    """Write `tokenizer.json`, its chat template, `labels.json`, `config.txt` and `config.json`.
+    """Write `tokenizer.json`, its settings, `labels.json`, `config.txt` and `config.json`.
 
     Args:
       folder: Run folder, prepared by `RunFolder.create`.
@@ -51,8 +52,7 @@ def write_run_files(
     auto_lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in auto_choices.items())
     if tokenizer is not None:
         write_atomically(folder.tokenizer, tokenizer.to_json())
-        extra = chat_files(tokenizer.chat_template, tokenizer.special_token_names)
-        for name, text in extra.items():
+        for name, text in settings_files(tokenizer.settings, end_tokens(tokenizer)).items():
             write_atomically(folder.path / name, text)
     if labels:
         write_atomically(folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")

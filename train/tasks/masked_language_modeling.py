@@ -26,7 +26,7 @@ from train.tasks.task import (
 )
 from train.tasks.task_configs import MaskedLanguageModeling
 from train.tasks.text_task import AnyTextCorpus, TextTask
-from train.tasks.vocabulary import Labels, tokenizer_of, tokens_around
+from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.hardware import Hardware
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.model_context import ActivationConstraint
@@ -152,13 +152,11 @@ class MaskedLanguageModelTask(TextTask):
         if MASK_PATTERN.search(text) is None:
             return super().model_inputs(run, text, target)
         check_no_target(target)
-        return token_inputs(run, encode_masked_prompt(tokenizer_of(run), text, tokens_around(run)))
+        return token_inputs(run, encode_masked_prompt(tokenizer_of(run), text))
 
-    def encode_prompt(
-        self, prompt: str, tokenizer: Tokenizer, around: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> np.ndarray:  # [T]
+    def encode_prompt(self, prompt: str, tokenizer: Tokenizer) -> np.ndarray:  # [T]
         """Return the tokens of a prompt. Raises UserError if it is too long or has no mask."""
-        tokens, longest = encode_masked_prompt(tokenizer, prompt, around), self.data.sequence_length
+        tokens, longest = encode_masked_prompt(tokenizer, prompt), self.data.sequence_length
         if len(tokens) > longest:
             raise UserError(
                 f"prompt: has {len(tokens)} tokens and the model reads {longest}; shorten it"
@@ -169,7 +167,7 @@ class MaskedLanguageModelTask(TextTask):
         """Return the prompt with its masks replaced by the most likely tokens."""
         assert isinstance(run.model, MaskedLanguageModel)
         tokenizer = tokenizer_of(run)
-        tokens = self.encode_prompt(prompt, tokenizer, tokens_around(run))
+        tokens = self.encode_prompt(prompt, tokenizer)
         row = np.zeros((1, self.data.sequence_length), np.int32)
         row[0, : len(tokens)] = tokens
         best = _predict_tokens(run.params, row, np.int32(len(tokens)), model=run.model)
@@ -192,15 +190,8 @@ def gather_targets(
     return hidden, {"targets": targets, "weights": weights}
 
 
-def encode_masked_prompt(
-    tokenizer: Tokenizer, prompt: str, around: tuple[np.ndarray, np.ndarray] | None = None
-) -> np.ndarray:  # [T]
-    """Return a prompt's tokens, mask tokens included.
-
-    Args:
-      tokenizer: Splits the text between the masks.
-      prompt: Text with masks.
-      around: Tokens before and after it; None: the one that separates documents before it.
+def encode_masked_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [T]
+    """Return a prompt's tokens, mask tokens and those around the text included.
 
     Raises:
       UserError: The prompt has no mask, or characters that the tokenizer lacks.
@@ -208,7 +199,7 @@ def encode_masked_prompt(
     texts = MASK_PATTERN.split(prompt)
     if len(texts) == 1:
         raise UserError(f"prompt {prompt!r}: has no [MASK]; write [MASK] in place of a word")
-    before, after = around or ([tokenizer.eos_token_id], [])
+    before, after = tokenizer.text_frame
     tokens: list[Any] = [before, tokenizer.encode(texts[0])]
     for text in texts[1:]:
         tokens += [[tokenizer.mask_token_id], tokenizer.encode(text)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from train.data.token_file import HostBatch
 from train.errors import UserError
-from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of, tokens_around
+from train.tasks.vocabulary import resolve_vocab_size, tokenizer_of
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Task(abc.ABC):
           UserError: The model cannot read the text.
         """
         check_no_target(target)
-        before, after = tokens_around(run)
+        before, after = tokenizer_of(run).text_frame
         return token_inputs(run, np.concatenate([before, tokenizer_of(run).encode(text), after]))
 
     def predict(self, run: Run, prompt: str) -> str:

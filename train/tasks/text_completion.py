@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from train.data.chat_template import end_tokens
 from train.data.tokenizer import StreamDecoder
 from train.errors import UserError
 from train.tasks.task import TextCallback
-from train.tasks.vocabulary import tokenizer_of, tokens_around
+from train.tasks.vocabulary import tokenizer_of
 from transformer.generation.generate import check_prompts, generate
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 from transformer.models.language_model import LanguageModel
@@ -62,7 +63,6 @@ def complete_texts(
       UserError: A prompt has characters that the tokenizer lacks, or fills the model's positions;
         or max_new_tokens is less than 1.
     """
-    tokenizer = tokenizer_of(run)
     completions = complete_tokens(
         run,
         [encode_prompt(run, each) for each in prompts],
@@ -70,15 +70,15 @@ def complete_texts(
         sampling=sampling,
         seed=seed,
         on_text=on_text,
-        stop_token=tokenizer.stop_token_id,
     )
     return [each.text for each in completions]
 
 
 def encode_prompt(run: Run, prompt: str) -> np.ndarray:  # [t] int32
     """Return the tokens of a text to continue, after those with which a text begins."""
-    before, _ = tokens_around(run)
-    return np.append(before, tokenizer_of(run).encode(prompt)).astype(np.int32)
+    tokenizer = tokenizer_of(run)
+    before, _ = tokenizer.text_frame
+    return np.append(before, tokenizer.encode(prompt)).astype(np.int32)
 
 
 def complete_tokens(
@@ -89,9 +89,9 @@ def complete_tokens(
     sampling: SamplingConfig,
     seed: int,
     on_text: TextCallback | None,
-    stop_token: int | None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
-    """Generate after tokens, to a token that ends the text or `max_new_tokens`.
+    """Generate after tokens, to a token that ends the text (`end_tokens`) or `max_new_tokens`.
 
     Args:
       run: As in `complete_texts`.
@@ -100,7 +100,7 @@ def complete_tokens(
       sampling: As in `complete_texts`.
       seed: As in `complete_texts`.
       on_text: As in `complete_texts`; a StopCompletionError that it raises ends the text.
-      stop_token: Token that ends a text. None: none does.
+      on_step: Called after every few tokens of the prompts. What it raises ends the generation.
 
     Raises:
       UserError: As in `complete_texts`.
@@ -125,7 +125,7 @@ def complete_tokens(
                 max_new_tokens,
                 sampling=sampling,
                 seed=seed,
-                stop_token=stop_token,
+                on_step=on_step,
             )
         except StopCompletionError:
             return [group_texts[0].finish()]
@@ -191,15 +191,19 @@ def _generate_texts(
     *,
     sampling: SamplingConfig,
     seed: int,
-    stop_token: int | None,
+    on_step: Callable[[], None],
 ) -> None:
     """Generate up to `num_tokens` tokens after each prompt."""
 
     def push(new: list[list[int]]) -> None:
+        on_step()
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 
     model, max_length = _language_model(run), run.model.config.max_length
+    # Not those beyond the table: the model cannot write them.
+    vocab_size = model.config.vocab_size
+    stop_tokens = [each for each in end_tokens(tokenizer_of(run)) if each < vocab_size]
     while rows and num_tokens:
         if max_length is not None and len(rows[0]) == max_length:
             rows = [row[-(max_length // 2) :] for row in rows]
@@ -213,7 +217,7 @@ def _generate_texts(
             max_new_tokens=room,
             sampling=sampling,
             seed=seed,
-            stop_token=stop_token,
+            stop_token=stop_tokens,
             on_tokens=push,
         )
         num_tokens -= room

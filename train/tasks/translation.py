@@ -13,6 +13,7 @@ from train.data.bitext import (
     encode_sentences,
     find_start_token,
     prepare_bitext,
+    sentence_ends,
 )
 from train.data.buckets import Bucket, bucket_by_rows, bucket_by_tokens
 from train.data.example_configs import BitextDataConfig
@@ -268,9 +269,9 @@ class TranslationTask(Task):
 
         0 beams: as many as the settings say. A non-autoregressive model does not search.
         """
-        config, end = self.task_config, tokenizer.eos_token_id
+        config, ends = self.task_config, sentence_ends(tokenizer)
         if isinstance(model, NonAutoregressive):
-            tokens = translate_nonautoregressive(model, params, sources, stop=end)
+            tokens = translate_nonautoregressive(model, params, sources, stop=ends)
         else:
             beam_search = BeamSearchConfig(num_beams or config.num_beams, config.length_penalty)
             tokens = translate(
@@ -278,7 +279,7 @@ class TranslationTask(Task):
                 params,
                 sources,
                 start_token=find_start_token(tokenizer, config.start_token),
-                stop_token=end,
+                stop_token=ends,
                 beam_search_config=beam_search,
                 extra_length=config.extra_length,
             ).tokens

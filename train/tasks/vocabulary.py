@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from train.errors import UserError, as_user_error
 from train.run_folder.folder import RunFolder, read_json
 from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
@@ -46,19 +44,6 @@ def tokenizer_of(run: Run) -> Tokenizer:
     """Return the tokenizer of a run whose data are text."""
     assert run.tokenizer is not None
     return run.tokenizer
-
-
-def tokens_around(run: Run) -> tuple[np.ndarray, np.ndarray]:  # [n] and [m] int32
-    """Return the tokens that the model of a run expects before and after a text.
-
-    They are those that a published tokenizer adds, which training windows have too
-    (`DocumentFrame`), or else the token that separates documents, and none.
-    """
-    tokenizer = tokenizer_of(run)
-    before, after = tokenizer.added_token_ids
-    if len(before) or len(after):
-        return before, after
-    return np.array([tokenizer.eos_token_id], np.int32), np.array([], np.int32)
 
 
 def resolve_vocab_size(experiment: Experiment, tokenizer: Tokenizer) -> Experiment:

@@ -199,10 +199,10 @@ def translate_nonautoregressive(
     params: Params,
     sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
     *,
-    stop: int,
+    stop: int | Sequence[int],
     batch_size: int = 32,
 ) -> list[list[int]]:
-    """Return the most likely token at each position of the most likely length, up to `stop`.
+    """Return the most likely token at each position of the most likely length, up to a stop token.
 
     Sources are sorted by length and processed `batch_size` at a time. Results are in input order.
 
@@ -219,7 +219,7 @@ def translate_nonautoregressive(
         group = order[first : first + batch_size]
         predicted = _batch(model, params, [rows[i] for i in group], batch_size)
         for i, tokens in zip(group, predicted, strict=True):
-            ends = np.flatnonzero(tokens == stop)
+            ends = np.flatnonzero(np.isin(tokens, stop))
             translations[i] = tokens[: ends[0] if len(ends) else None].tolist()
     return translations
 

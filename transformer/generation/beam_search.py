@@ -73,7 +73,7 @@ def beam_search(
     logits: jax.Array,  # [B, V] of the first token
     positions: jax.Array,  # [B] of the first token
     max_lengths: jax.Array,  # [B] most tokens of each example, including the stop token
-    stop_token: jax.Array | int,
+    stop_token: jax.Array | int,  # one or, as [E], several
     *,
     config: BeamSearchConfig,
     max_new_tokens: int,  # T: the largest of the limits
@@ -90,8 +90,8 @@ def beam_search(
         positions=(positions, "B", int),
         max_lengths=(max_lengths, "B", int),
     )
-    if not isinstance(stop_token, int):
-        check_shapes(stop_token=(stop_token, "", int))
+    stop_tokens = jnp.atleast_1d(stop_token)
+    check_shapes(stop_token=(stop_tokens, "E", int))
     check_at_least("max_new_tokens", max_new_tokens, 1)
     batch, beams = len(logits), config.num_beams
     for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
@@ -117,7 +117,7 @@ def beam_search(
         return (search.step < max_new_tokens) & jnp.any(_can_improve(search, max_lengths, config))
 
     def add_token(search: BeamSearchState) -> BeamSearchState:
-        search, parents = _extend(search, max_lengths, stop_token, config)
+        search, parents = _extend(search, max_lengths, stop_tokens, config)
         reordered = reorder_cache(search.cache, parents)
         places = repeat(positions) + search.step - 1
         newest = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, 2, keepdims=False)
@@ -141,20 +141,24 @@ def _can_improve(
 
 
 def _extend(
-    search: BeamSearchState, limits: jax.Array, stop: jax.Array | int, config: BeamSearchConfig
+    search: BeamSearchState,
+    limits: jax.Array,
+    stop_tokens: jax.Array,  # [E]
+    config: BeamSearchConfig,
 ) -> tuple[BeamSearchState, jax.Array]:  # state, [B, K] parent of each live hypothesis
-    """Extend each hypothesis by one token: the best stay live, those with the stop token finish."""
+    """Extend each hypothesis by one token: the best stay live, those with a stop token finish."""
     batch, beams, length = search.tokens.shape
     log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
     vocab = log_probs.shape[-1]
     candidates = (search.log_probs[:, :, None] + log_probs.reshape(batch, beams, vocab)).reshape(
         batch, -1
     )
-    # Of 2 K candidates at most K end with the stop token, so at least K can stay live.
-    totals, index = jax.lax.top_k(candidates, min(2 * beams, candidates.shape[-1]))
+    # Each of E stop tokens ends at most K candidates, so of (E + 1) K at least K can stay live.
+    num_candidates = min((len(stop_tokens) + 1) * beams, candidates.shape[-1])
+    totals, index = jax.lax.top_k(candidates, num_candidates)
     parents, newest = index // vocab, (index % vocab).astype(jnp.int32)
     tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
-    ends = newest == stop
+    ends = jnp.isin(newest, stop_tokens)
     here = jnp.arange(length)[None, None, :] == search.step
     tokens = jnp.where(here & ~ends[:, :, None], newest[:, :, None], tokens)
     over = (search.step + 1 >= limits)[:, None] | ends

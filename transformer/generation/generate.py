@@ -63,7 +63,7 @@ class GenerateOutput(NamedTuple):
     tokens: list[list[int]]
     """New tokens of each prompt, without the stop token."""
     stopped: list[bool]
-    """True for prompts whose stop token was generated."""
+    """True for prompts for which a stop token was generated."""
 
 
 class DecodingState(struct.PyTreeNode):
@@ -85,7 +85,7 @@ def generate(
     max_new_tokens: int,
     sampling: SamplingConfig = ANCESTRAL_SAMPLING,
     seed: int = 0,
-    stop_token: int | None = None,
+    stop_token: int | Sequence[int] | None = None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
 ) -> GenerateOutput:
     """Sample a continuation of each prompt.
@@ -105,7 +105,7 @@ def generate(
       max_new_tokens: Most tokens generated for each prompt.
       sampling: Temperature, top-k and top-p.
       seed: Random seed in [0, 2^32).
-      stop_token: Token that ends a continuation; None: only the length does.
+      stop_token: Token that ends a continuation, or several; None: only the length does.
       on_tokens: Called with the new tokens of every prompt, a few at a time (streaming).
 
     Raises:
@@ -115,9 +115,7 @@ def generate(
     check_integer("max_new_tokens", max_new_tokens, 0)
     max_new_tokens = int(max_new_tokens)  # NumPy's integers have no bit_length
     check_instance("sampling", sampling, SamplingConfig)
-    if stop_token is not None:
-        check_integer("stop_token", stop_token, 0)
-        check_token_ids("stop_token", [stop_token], model.config.vocab_size)
+    stop_tokens = stop_token_array(stop_token, model.config.vocab_size)
     check_params(params)
     check_sequences("prompts", prompts)
     check_prompts(model, prompts, max_new_tokens)
@@ -128,7 +126,7 @@ def generate(
         _log_full_pass_once(", ".join(uncached))
     generated: list[list[int]] = [[] for _ in rows]
     tokens_per_call = TOKENS_PER_CALL if on_tokens is None else TOKENS_PER_STREAMED_CALL
-    arguments = model, params, rows, max_new_tokens, sampling, seed, stop_token, tokens_per_call
+    arguments = model, params, rows, max_new_tokens, sampling, seed, stop_tokens, tokens_per_call
     for chunk in _generate_chunks(*arguments):
         new = [row[row != NO_TOKEN].tolist() for row in chunk]
         for tokens, more in zip(generated, new, strict=True):
@@ -136,6 +134,21 @@ def generate(
         if on_tokens is not None and any(new):
             on_tokens(new)
     return GenerateOutput(generated, [len(tokens) < max_new_tokens for tokens in generated])
+
+
+def stop_token_array(
+    stop_token: int | Sequence[int] | None, vocab_size: int
+) -> np.ndarray:  # [E] int32
+    """Return stop tokens as an array; `NO_TOKEN` if there are none.
+
+    Raises:
+      ValueError: One is not a token of the model.
+    """
+    tokens = np.atleast_1d([] if stop_token is None else stop_token)
+    if not tokens.size:
+        return np.array([NO_TOKEN], np.int32)
+    check_token_ids("stop_token", tokens, vocab_size)
+    return tokens.astype(np.int32)
 
 
 def check_prompts(
@@ -275,14 +288,13 @@ def _generate_chunks(
     max_new_tokens: int,
     sampling: SamplingConfig,
     seed: int,
-    stop_token: int | None,
+    stop_tokens: np.ndarray,  # [E]
     tokens_per_call: int,
 ) -> Iterator[np.ndarray]:  # [B, new tokens]
     """Yield new tokens, `tokens_per_call` at a time; `NO_TOKEN` for finished examples."""
     params, limit = unstack_for_decoding_without_copy(params), max_cache_length(model.config)
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)
     longest = int(lengths.max())
-    stop = np.int32(NO_TOKEN if stop_token is None else stop_token)
     top_k = sampling.static_top_k(model.config.vocab_size)
     state, new = _start(
         params,
@@ -290,7 +302,7 @@ def _generate_chunks(
         lengths,
         np.full_like(lengths, max_new_tokens),
         _example_rngs(seed, prompts),
-        stop,
+        stop_tokens,
         sampling.values(),
         model=model,
         top_k=top_k,
@@ -303,7 +315,7 @@ def _generate_chunks(
         state, new = _continue(
             params,
             state,
-            stop,
+            stop_tokens,
             count,
             sampling.values(),
             model=model,
@@ -334,14 +346,18 @@ def _example_rngs(seed: int, prompts: list[np.ndarray]) -> jax.Array:  # [B]
 
 
 def _sample_next(
-    state: DecodingState, logits: jax.Array, sampling: SamplingValues, top_k: int, stop: jax.Array
+    state: DecodingState,
+    logits: jax.Array,  # [B, V]
+    sampling: SamplingValues,
+    top_k: int,
+    stop_tokens: jax.Array,  # [E]
 ) -> tuple[DecodingState, jax.Array]:  # [B]
     """Sample the next tokens; finished examples stay unchanged."""
     # Keyed by the position, so a text does not depend on how its tokens are divided into calls.
     tokens = draw_tokens(logits, state.rngs, state.positions + 1, sampling, top_k)
     # Finished examples run on with the others, since shapes are static, and are not changed.
     active = state.remaining > 0
-    accepted = active & (tokens != stop)
+    accepted = active & ~jnp.isin(tokens, stop_tokens)
     state = state.replace(
         tokens=jnp.where(active, tokens, state.tokens),
         positions=state.positions + active,
@@ -357,7 +373,7 @@ def _start(
     lengths: jax.Array,  # [B]
     limits: jax.Array,  # [B]
     rngs: jax.Array,  # [B]
-    stop: jax.Array,
+    stop_tokens: jax.Array,  # [E]
     sampling: SamplingValues,
     *,
     model: LanguageModel,
@@ -367,7 +383,7 @@ def _start(
     """Read the prompts and sample the first token of each."""
     cache, logits = prefill(model, params, tokens, lengths, cache_length)
     state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, rngs)
-    state, new = _sample_next(state, logits, sampling, top_k, stop)
+    state, new = _sample_next(state, logits, sampling, top_k, stop_tokens)
     remaining, new = replicate(model.constrain, (state.remaining, new))
     return state.replace(remaining=remaining), new[:, None]
 
@@ -376,7 +392,7 @@ def _start(
 def _continue(
     params: Params,
     state: DecodingState,
-    stop: jax.Array,
+    stop_tokens: jax.Array,  # [E]
     count: jax.Array,
     sampling: SamplingValues,
     *,
@@ -394,7 +410,7 @@ def _continue(
         index, state, tokens = carry
         # The state is donated, so XLA can write the new keys into the memory of the old cache.
         cache, logits = decode_step(model, params, state.cache, state.tokens, state.positions)
-        state, new = _sample_next(state.replace(cache=cache), logits, sampling, top_k, stop)
+        state, new = _sample_next(state.replace(cache=cache), logits, sampling, top_k, stop_tokens)
         return index + 1, state, tokens.at[index].set(new)
 
     # A fixed number of columns, so that one program serves any `count`.

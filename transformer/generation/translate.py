@@ -15,6 +15,7 @@ from transformer.generation.generate import (
     CACHE_LENGTH_MULTIPLE,
     PROMPT_LENGTH_MULTIPLE,
     bucket_length,
+    stop_token_array,
 )
 from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
 from transformer.model_context import replicate
@@ -40,7 +41,7 @@ def translate(
     sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
     *,
     start_token: int,
-    stop_token: int,
+    stop_token: int | Sequence[int],
     beam_search_config: BeamSearchConfig = BeamSearchConfig(),  # noqa: B008
     extra_length: int = 50,
     length_factor: float = 1.0,
@@ -55,7 +56,7 @@ def translate(
       params: Its parameters.
       sources: Token sequences of any lengths.
       start_token: First input token of the decoder.
-      stop_token: Token that ends a hypothesis.
+      stop_token: Token that ends a hypothesis, or several.
       beam_search_config: Beam width and length penalty.
       extra_length: A target has at most `length_factor` * (source length) + `extra_length` tokens.
       length_factor: See `extra_length`.
@@ -67,8 +68,8 @@ def translate(
     """
     check_sequences("sources", sources)
     check_sources(model.config, sources)
-    for name, token in (("start_token", start_token), ("stop_token", stop_token)):
-        check_token_ids(name, [token], model.config.vocab_size)
+    check_token_ids("start_token", [start_token], model.config.vocab_size)
+    stop_tokens = stop_token_array(stop_token, model.config.vocab_size)
     check_integer("batch_size", batch_size, 1)
     check_integer("extra_length", extra_length, 0)
     check_at_least("length_factor", length_factor, 0)
@@ -85,7 +86,7 @@ def translate(
             prepared,
             [rows[i] for i in group],
             start_token,
-            stop_token,
+            stop_tokens,
             beam_search_config,
             extra_length,
             length_factor,
@@ -116,7 +117,7 @@ def _translate_batch(
     params: Params,
     rows: list[np.ndarray],
     start_token: int,
-    stop_token: int,
+    stop_tokens: np.ndarray,  # [E]
     config: BeamSearchConfig,
     extra_length: int,
     length_factor: float,
@@ -145,7 +146,7 @@ def _translate_batch(
             lengths,
             max_lengths,
             start_token,
-            stop_token,
+            stop_tokens,
             model=model,
             config=config,
             cache_length=cache_length,
@@ -160,7 +161,7 @@ def _search(
     lengths: jax.Array,  # [B]
     max_lengths: jax.Array,  # [B]
     start_token: jax.Array,
-    stop_token: jax.Array,
+    stop_tokens: jax.Array,  # [E]
     *,
     model: EncoderDecoder,
     config: BeamSearchConfig,
@@ -202,7 +203,7 @@ def _search(
         start.logits[:, 0],
         jnp.ones(batch, jnp.int32),
         max_lengths,
-        stop_token,
+        stop_tokens,
         config=config,
         max_new_tokens=cache_length,
     )

@@ -5,11 +5,18 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from train.data.data_config import TokenizerConfig, TokenizerKind
-from train.data.tokenizer import StreamDecoder, Tokenizer, can_be_chunked, split_into_chunks
+from train.data.tokenizer import (
+    PATTERN_BOUNDARY,
+    WORD_BOUNDARY,
+    StreamDecoder,
+    Tokenizer,
+    chunk_boundary,
+    split_into_chunks,
+)
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
@@ -194,9 +201,13 @@ CHUNKED_KINDS: tuple[TokenizerKind, ...] = ("byte", "character", "word", "bpe", 
 
 
 def test_chunks_end_before_a_space() -> None:
-    assert list(split_into_chunks("one  two\nthree four", 4)) == ["one  two", "\nthree", " four"]
-    assert list(split_into_chunks("", 4)) == [""]
-    assert list(split_into_chunks("uncuttable", 1)) == ["uncuttable"]
+    assert list(split_into_chunks("one  two\nthree four", size=4)) == [
+        "one  two",
+        "\nthree",
+        " four",
+    ]
+    assert list(split_into_chunks("", size=4)) == [""]
+    assert list(split_into_chunks("uncuttable", size=1)) == ["uncuttable"]
 
 
 @pytest.fixture(scope="module", params=CHUNKED_KINDS)
@@ -212,12 +223,103 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_tokens_of_chunks_equal_those_of_the_text(
     tokenizer: Tokenizer, text: str, size: int
 ) -> None:
-    cut = [token for piece in split_into_chunks(text, size) for token in tokenizer.encode(piece)]
+    chunks = split_into_chunks(text, size=size)
+    cut = [token for piece in chunks for token in tokenizer.encode(piece)]
     assert cut == list(tokenizer.encode(text))
 
 
 def test_chunks_are_used_where_safe(tokenizer: Tokenizer) -> None:
-    assert can_be_chunked(Backend.from_str(tokenizer.to_json()))
+    assert chunk_boundary(Backend.from_str(tokenizer.to_json())) is WORD_BOUNDARY
+
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+DEEPSEEK = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+)
+PATTERNS = {
+    "llama3": [
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{PUNCTUATION}|{SPACES}"
+    ],
+    "qwen": [rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{PUNCTUATION}|{SPACES}"],
+    "gpt4o": [
+        "|".join(
+            [
+                rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?",
+                rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?",
+                rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}",
+            ]
+        )
+    ],
+    "deepseek": [r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK],
+}
+"""Patterns that split texts for published tokenizers."""
+
+
+@pytest.fixture(scope="module", params=[*PATTERNS, "smollm"])
+def published(request: pytest.FixtureRequest) -> Tokenizer:
+    """A byte-level tokenizer whose merges go across every boundary that a pattern leaves."""
+    backend = Backend(models.BPE())
+    steps: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(each), "isolated") for each in PATTERNS.get(request.param, [])
+    ]
+    steps = steps or [pre_tokenizers.Digits(individual_digits=True)]
+    # Trained on whole lines: most merges are possible only if a word were not ended.
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([SAMPLE, CHUNKED_SAMPLE] * 3, trainer)
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=request.param == "smollm")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, last])
+    if request.param == "qwen":
+        backend.normalizer = normalizers.NFC()
+    return Tokenizer(backend)
+
+
+CHUNKED_SAMPLE = """日本、語。「あ！」
+
+はい？ がA。\r
+12、3。a\u0301 e\u0301\u3099'S 'Re it's/
+/\t ×÷ ー・ǅ한국
+"""
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.given(
+    text=st.text(
+        st.sampled_from(sorted({*SAMPLE, *CHUNKED_SAMPLE}))
+        | st.sampled_from(" \n'a1.、")
+        | st.characters(exclude_categories=["Cs"]),
+        max_size=60,
+    ),
+    size=st.integers(1, 12),
+)
+def test_tokens_of_chunks_under_published_patterns(
+    published: Tokenizer, text: str, size: int
+) -> None:
+    boundary = published._chunk_boundary
+    assert boundary is PATTERN_BOUNDARY
+    chunks = split_into_chunks(text, boundary, size)
+    cut = [token for piece in chunks for token in published.encode(piece)]
+    assert cut == list(published.encode(text))
+
+
+def test_chinese_is_cut_at_its_punctuation() -> None:
+    text = "日本語。はい？\nＡ a\n"
+    assert list(split_into_chunks(text, PATTERN_BOUNDARY, 1)) == [
+        "日本語",
+        "。はい",
+        "？\nＡ",
+        " a",
+        "\n",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -231,10 +333,24 @@ def test_chunks_are_used_where_safe(tokenizer: Tokenizer) -> None:
         (pre_tokenizers.WhitespaceSplit(), normalizers.Replace(" ", "_")),
         (
             pre_tokenizers.WhitespaceSplit(),
-            normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()]),
+            normalizers.Sequence([normalizers.Lowercase(), normalizers.NFKC()]),
         ),
+        (pre_tokenizers.Split(Regex(r"\S+ ?|\s+"), "isolated"), None),
+        (pre_tokenizers.Split(Regex(PATTERNS["qwen"][0]), "removed"), None),
+        (pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}"), "isolated"), None),
     ],
-    ids=["merges", "metaspace", "prefix", "no pattern", "prepend", "replace", "sequence"],
+    ids=[
+        "merges",
+        "metaspace",
+        "prefix",
+        "no pattern",
+        "prepend",
+        "replace",
+        "sequence",
+        "unknown pattern",
+        "removed",
+        "spaces left",
+    ],
 )
 def test_chunks_are_not_used_where_tokens_may_change(
     splitter: pre_tokenizers.PreTokenizer | None, normalizer: normalizers.Normalizer | None
@@ -244,4 +360,16 @@ def test_chunks_are_not_used_where_tokens_may_change(
         backend.pre_tokenizer = splitter
     if normalizer:
         backend.normalizer = normalizer
-    assert not can_be_chunked(backend)
+    assert chunk_boundary(backend) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "rstrip"), [("is it", False), ("<a>", True)], ids=["space inside", "space after"]
+)
+def test_chunks_do_not_cut_added_tokens(content: str, rstrip: bool) -> None:
+    backend = Backend(models.BPE({"a": 0}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_tokens(["  ", "<b>"])
+    assert chunk_boundary(backend) is WORD_BOUNDARY
+    backend.add_tokens([AddedToken(content, rstrip=rstrip)])
+    assert chunk_boundary(backend) is None

@@ -13,10 +13,10 @@ TEXT = "the cat sat on the mat\nthe Cat ran\n"
 
 def test_byte_ids_are_the_bytes() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("byte"), [])
-    assert (tokenizer.vocab_size, tokenizer.eos_token_id, tokenizer.stop_token_id) == (
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id, tokenizer.end_token_ids) == (
         257,
         256,
-        256,
+        (256,),
     )
     assert tokenizer.encode("a\n\x7fé").tolist() == [97, 10, 127, 0xC3, 0xA9]
     assert [len(tokenizer.decode([byte])) for byte in range(256)] == [1] * 256
@@ -32,7 +32,7 @@ def test_words_are_sorted_by_frequency() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("word"), [TEXT, "<unk> <eos> the the the the cat"])
     words = ["<unk>", "<eos>", "the", "cat", "Cat", "mat", "on", "ran", "sat"]
     assert tokenizer.vocab_size == len(words)
-    assert (tokenizer.eos_token_id, tokenizer.stop_token_id) == (1, None)
+    assert (tokenizer.eos_token_id, tokenizer.end_token_ids) == (1, ())
     assert tokenizer.encode(" ".join(words)).tolist() == list(range(len(words)))
     assert tokenizer.encode("the dog\n \nsat").tolist() == [2, 0, 1, 1, 8]
     assert tokenizer.decode([2, 0, 1, 1, 8]) == "the <unk> \n \n sat"

@@ -1,0 +1,404 @@
+"""What the files of a model say about its tokens: those around a text, and those that end one.
+
+The files are those of `transformers`: tokenizer_config.json, special_tokens_map.json,
+added_tokens.json, generation_config.json, config.json and chat_template.jinja. What its tokenizer
+classes do in code, and no file says, is in `TOKENIZER_CLASSES`. A run's folder has the same files,
+written by `settings_files`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from train.data.files import AnyPath
+from train.errors import UserError
+from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
+
+TEMPLATE_FILE = "chat_template.jinja"
+CONFIG_FILE = "tokenizer_config.json"
+TOKENS_FILE = "special_tokens_map.json"
+ADDED_FILE = "added_tokens.json"
+GENERATION_FILE = "generation_config.json"
+
+ROLES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+"""Roles of special tokens, in the order in which `transformers` numbers new ones."""
+
+
+Vocabulary = Literal["vocab.txt", "vocab.json", "sentencepiece", "tokenizer.json"]
+"""Kind of a tokenizer's file, or files (vocab.json and merges.txt)."""
+
+
+class TokenizerClass(NamedTuple):
+    """What a tokenizer class of `transformers` does in code."""
+
+    vocabulary: Vocabulary
+    """Kind of its files, besides tokenizer.json."""
+    special_tokens: Mapping[str, str]
+    """Special tokens by role, where no file names another."""
+    before: str = ""
+    """Role of the token before every text."""
+    after: str = ""
+    """Role of the token after every text."""
+    num_sentinels: int = 0
+    """Tokens `<extra_id_0>` and so on, after the others."""
+    normalizes: bool = False
+    """Texts are brought into NFC, for vocab.json and merges.txt."""
+    word_pattern: str = ""
+    """Regular expression that splits texts, for vocab.json and merges.txt; empty: GPT-2's."""
+
+
+QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_BERT = TokenizerClass(
+    "vocab.txt",
+    {
+        "unk_token": "[UNK]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
+    },
+    before="cls_token",
+    after="sep_token",
+)
+_SENTENCEPIECE = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+_FAIRSEQ = {
+    **_SENTENCEPIECE,
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "cls_token": "<s>",
+    "mask_token": "<mask>",
+}
+_ROBERTA = TokenizerClass("vocab.json", _FAIRSEQ, before="cls_token", after="sep_token")
+_CAMEMBERT = TokenizerClass("sentencepiece", _FAIRSEQ, before="bos_token", after="eos_token")
+_T5_TOKENS = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+_T5 = TokenizerClass("sentencepiece", _T5_TOKENS, after="eos_token", num_sentinels=100)
+_GPT2_TOKENS = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_GPT2 = TokenizerClass("vocab.json", _GPT2_TOKENS)
+_QWEN2_TOKENS = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+
+TOKENIZER_CLASSES = {
+    "BertTokenizer": _BERT,
+    "DistilBertTokenizer": _BERT,
+    "ElectraTokenizer": _BERT,
+    "MobileBertTokenizer": _BERT,
+    "BigBirdTokenizer": TokenizerClass(
+        "sentencepiece",
+        {
+            **_FAIRSEQ,
+            "sep_token": "[SEP]",
+            "cls_token": "[CLS]",
+            "mask_token": "[MASK]",
+        },
+        before="cls_token",
+        after="sep_token",
+    ),
+    "RobertaTokenizer": _ROBERTA,
+    "BartTokenizer": _ROBERTA,
+    "LongformerTokenizer": _ROBERTA,
+    "LEDTokenizer": _ROBERTA,
+    "CamembertTokenizer": _CAMEMBERT,
+    "XLMRobertaTokenizer": _CAMEMBERT,
+    "T5Tokenizer": _T5,
+    "MarianTokenizer": _T5._replace(num_sentinels=0),
+    "PegasusTokenizer": _T5._replace(num_sentinels=0),
+    "LlamaTokenizer": TokenizerClass("sentencepiece", _SENTENCEPIECE),
+    "GemmaTokenizer": TokenizerClass(
+        "sentencepiece",
+        {
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "unk_token": "<unk>",
+            "pad_token": "<pad>",
+        },
+    ),
+    "GPT2Tokenizer": _GPT2,
+    "GPTNeoXTokenizer": _GPT2._replace(normalizes=True),
+    "Qwen2Tokenizer": TokenizerClass(
+        "vocab.json", _QWEN2_TOKENS, normalizes=True, word_pattern=QWEN2_WORDS
+    ),
+}
+"""Tokenizer classes by name, without `Fast`."""
+
+_USUAL_CLASSES: dict[Vocabulary, TokenizerClass] = {
+    "vocab.txt": _BERT,
+    "vocab.json": _GPT2,
+    "sentencepiece": TOKENIZER_CLASSES["LlamaTokenizer"],
+    "tokenizer.json": TokenizerClass("tokenizer.json", {}),
+}
+"""Classes of vocabularies where the files name none that has such a vocabulary."""
+
+_CLASS_OF_MODEL = {
+    "bert": "BertTokenizer",
+    "distilbert": "BertTokenizer",
+    "electra": "BertTokenizer",
+    "mobilebert": "MobileBertTokenizer",
+    "big_bird": "BigBirdTokenizer",
+    "roberta": "RobertaTokenizer",
+    "bart": "RobertaTokenizer",
+    "longformer": "RobertaTokenizer",
+    "led": "LEDTokenizer",
+    "camembert": "CamembertTokenizer",
+    "xlm-roberta": "XLMRobertaTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
+    "marian": "MarianTokenizer",
+    "pegasus": "PegasusTokenizer",
+    "llama": "LlamaTokenizer",
+    "mistral": "LlamaTokenizer",
+    "mixtral": "LlamaTokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "gemma3": "GemmaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "opt": "GPT2Tokenizer",
+    "phi": "GPT2Tokenizer",
+    "gpt_neo": "GPT2Tokenizer",
+    "gptj": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen2_moe": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "qwen3_moe": "Qwen2Tokenizer",
+}
+"""Tokenizer class of a `model_type`, where no file names one."""
+
+
+class AddedToken(NamedTuple):
+    """A token beyond those of a tokenizer's model, or one of them that is special."""
+
+    id: int
+    text: str
+    special: bool = False
+    normalized: bool = False
+    """Looked for in the normalized text."""
+    lstrip: bool = False
+    """White space before it is part of it."""
+    rstrip: bool = False
+    """White space after it is part of it."""
+    single_word: bool = False
+    """Not found inside a word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenizerSettings:
+    """What a tokenizer has beside its vocabulary, and is stored with a run."""
+
+    chat_template: str = ""
+    """Jinja template of conversations; empty if there is none."""
+    special_tokens: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Special tokens by role (`eos_token`), as the files name them."""
+    end_token_ids: tuple[int, ...] = ()
+    """Tokens that end a generated text (`eos_token_id`), as the files name them."""
+    decoder_start_token_id: int | None = None
+    """First token that the decoder of an encoder-decoder reads."""
+    num_embeddings: int | None = None
+    """Rows of the model's table, if the tokenizer has more tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFiles:
+    """The JSON files of a model beside its tokenizer; empty where there is none."""
+
+    folder: AnyPath
+    tokenizer_config: Mapping[str, Any]
+    special_tokens_map: Mapping[str, Any]
+    added_tokens_map: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    config: Mapping[str, Any]
+    template: str | None
+    """Text of chat_template.jinja."""
+    vocabulary: Vocabulary
+
+    @classmethod
+    def read(cls, folder: AnyPath, vocabulary: Vocabulary) -> ModelFiles:
+        """Read the files of a folder that has a vocabulary of this kind.
+
+        Raises:
+          UserError: One is damaged.
+        """
+        template = folder / TEMPLATE_FILE
+        return cls(
+            folder,
+            _read_object(folder / CONFIG_FILE),
+            _read_object(folder / TOKENS_FILE),
+            _read_object(folder / ADDED_FILE),
+            _read_object(folder / GENERATION_FILE),
+            _read_object(folder / "config.json"),
+            _read(template) if template.exists() else None,
+            vocabulary,
+        )
+
+    @property
+    def tokenizer_class(self) -> TokenizerClass:
+        """The class that the files name, or the usual one of the model."""
+        name = self.tokenizer_config.get("tokenizer_class") or self.config.get("tokenizer_class")
+        name = name or _CLASS_OF_MODEL.get(str(self.config.get("model_type")))
+        found = TOKENIZER_CLASSES.get(str(name).removesuffix("Fast"))
+        if found is None or self.vocabulary not in (found.vocabulary, "tokenizer.json"):
+            return _USUAL_CLASSES[self.vocabulary]
+        return found
+
+    @property
+    def named_tokens(self) -> dict[str, str]:
+        """Special tokens by role (`eos_token`) that the files name."""
+        values = {**self.special_tokens_map, **self.tokenizer_config}
+        named = {name: _content(value) for name, value in values.items() if name.endswith("_token")}
+        return {name: text for name, text in named.items() if text}
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Special tokens by role, those that the class has by default included."""
+        return {**self.tokenizer_class.special_tokens, **self.named_tokens}
+
+    @property
+    def chat_template(self) -> str:
+        """Jinja source of the default template; empty if there is none."""
+        template = self.tokenizer_config.get("chat_template")
+        if self.template is not None:
+            template = self.template
+        if isinstance(template, list):  # several, by name
+            named = {
+                each.get("name"): each.get("template")
+                for each in template
+                if isinstance(each, dict)
+            }
+            template = named.get("default")
+        return template if isinstance(template, str) else ""
+
+    @property
+    def added_tokens(self) -> list[AddedToken]:
+        """Tokens that the files add to a vocabulary, ordered by their ids.
+
+        Raises:
+          UserError: A file is malformed.
+        """
+        special = {*self.named_tokens.values()}
+        names = {**self.special_tokens_map, **self.tokenizer_config}
+        found: dict[int, AddedToken] = {}
+        try:
+            special |= {_content(each) for each in names.get("additional_special_tokens") or []}
+            for text, number in self.added_tokens_map.items():
+                is_special = text in special
+                token = AddedToken(int(number), text, is_special, normalized=not is_special)
+                found[token.id] = token
+            for key, value in (self.tokenizer_config.get("added_tokens_decoder") or {}).items():
+                flags = {
+                    name: bool(value.get(name))
+                    for name in ("special", "normalized", "lstrip", "rstrip", "single_word")
+                }
+                found[int(key)] = AddedToken(int(key), str(value["content"]), **flags)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{self.folder}: its added tokens are malformed ({error}); fetch {CONFIG_FILE} and "
+                f"{ADDED_FILE} again"
+            ) from error
+        return sorted(found.values())
+
+    def sentinels(self, num_tokens: int) -> list[AddedToken]:
+        """Return T5's sentinels, after a vocabulary of this size: their numbers descend."""
+        count = self.tokenizer_config.get("extra_ids", self.tokenizer_class.num_sentinels)
+        if type(count) is not int:
+            raise UserError(f"{self.folder / CONFIG_FILE}: extra_ids is no number; fetch it again")
+        numbers = range(count - 1, -1, -1)
+        return [
+            AddedToken(token_id, f"<extra_id_{number}>", special=True)
+            for token_id, number in enumerate(numbers, start=num_tokens)
+        ]
+
+    def settings(self, vocabulary: Mapping[str, int]) -> TokenizerSettings:
+        """Return the settings of a tokenizer with this vocabulary."""
+        special = self.special_tokens
+        generation, config = self.generation_config, self.config
+        ids = frozenset(vocabulary.values())
+        ends = _token_ids(generation.get("eos_token_id"), ids)
+        starts = [each.get("decoder_start_token_id") for each in (generation, config)]
+        if config.get("model_type") in ("t5", "mt5"):
+            starts.append(config.get("pad_token_id", 0))
+        start = [token for each in starts for token in _token_ids(each, ids)]
+        rows = self.tokenizer_config.get("num_embeddings")
+        return TokenizerSettings(
+            self.chat_template,
+            {role: text for role, text in special.items() if text in vocabulary},
+            ends or _token_ids(config.get("eos_token_id"), ids),
+            start[0] if start else None,
+            rows if isinstance(rows, int) else None,
+        )
+
+
+def settings_files(settings: TokenizerSettings, end_token_ids: tuple[int, ...]) -> dict[str, str]:
+    """Return the files to write beside a tokenizer, by name, for `ModelFiles` to read.
+
+    Args:
+      settings: The settings.
+      end_token_ids: All tokens that end a text, that of the chat template included.
+    """
+    files: dict[str, str] = {}
+    if settings.chat_template:
+        files[TEMPLATE_FILE] = settings.chat_template
+    tokenizer: dict[str, Any] = dict(settings.special_tokens)
+    if settings.num_embeddings is not None:
+        tokenizer["num_embeddings"] = settings.num_embeddings
+    generation: dict[str, Any] = {}
+    if end_token_ids:
+        generation["eos_token_id"] = list(end_token_ids)
+    if settings.decoder_start_token_id is not None:
+        generation["decoder_start_token_id"] = settings.decoder_start_token_id
+    for name, content in ((CONFIG_FILE, tokenizer), (GENERATION_FILE, generation)):
+        if content:
+            files[name] = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return files
+
+
+def _token_ids(value: Any, known: frozenset[int]) -> tuple[int, ...]:
+    """Return the tokens of a field that is a number, a list or null; unknown ones are left out."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(each for each in values if type(each) is int and each in known)
+
+
+def _content(value: Any) -> str:
+    """Return a token of tokenizer_config.json: its text, or an object with it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _read_object(file: AnyPath) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(_read(file))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file}: not JSON ({error}); fetch it again") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _read(file: AnyPath) -> str:
+    return decode_text(file, read_bytes(file, MAX_SETTINGS_BYTES))
+
+
+def decode_text(file: AnyPath, data: bytes) -> str:
+    """Return the text of a file, without a byte order mark.
+
+    Raises:
+      UserError: It is not UTF-8.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8 at byte {error.start}; fetch it again") from error

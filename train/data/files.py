@@ -312,9 +312,10 @@ def _walk(root: AnyPath) -> Iterator[AnyPath]:
     """Yield the files below a folder, without hidden files and folders.
 
     Each folder is visited once, under its own name if it has one below the root, however many links
-    lead to it: one may lead to itself.
+    lead to it: one may lead to itself. Links to the folders above the root are not followed.
     """
-    visited: set[str] = set()
+    above = pathlib.Path(os.path.realpath(root)).parents if isinstance(root, pathlib.Path) else ()
+    visited = set(map(str, above))
     folders, links = [root], list[AnyPath]()
     while folders or links:
         folder = folders.pop() if folders else links.pop(0)

@@ -512,12 +512,13 @@ def _table_rows(stream: IO[bytes], file: TextFile, column: str, start: int) -> I
         schema, batches = _open_table(pyarrow, stream, column, start)
         names = _class_names(schema.metadata)
         for batch in batches:
+            batch.validate(full=True)  # without it, offsets of a damaged file lead out of memory
             for row in batch.to_pylist():
                 yield {name: _named(value, names.get(name)) for name, value in row.items()}
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeError, MemoryError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0] or "sizes beyond the memory"
         raise UserError(f"{file.path}: damaged table ({reason}); fetch it again") from error
 
 

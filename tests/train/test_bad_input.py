@@ -85,7 +85,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         (None, ("does not exist; give a file, a folder or a glob",)),
         (b"", ("is empty; give a path that holds text",)),
-        (b"the cat \xff sat", ("not UTF-8 at byte 8 (0xff); convert it (iconv -t utf-8)",)),
+        (b"the cat \xff sat", ("not UTF-8 at byte 8 of the file (0xff); convert it (iconv",)),
         (b"the cat sat", ("the train split: its 11 tokens", "or lower data.sequence_length to 10")),
         (b"a", ("1 characters are too few to hold out 0.1 of them; give more text",)),
     ],

@@ -3,12 +3,13 @@
 What computes is imported inside the verbs, so that `CONFIG --help` loads no JAX.
 """
 
+import argparse
 import dataclasses
 import itertools
 import re
 import sys
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -70,7 +71,7 @@ def parse_config_verb(
     with as_usage_errors():
         experiment = with_listed_sources(change(find_experiment(name)), arguments)
         experiment, left = select_kinds(experiment, arguments)
-        default = with_defaults(experiment)
+        default = with_defaults(with_own_data(experiment, left))
         more = f"{extra_help}\n\n{kinds_help(experiment)}".strip()
         return parse(type(default), left, verb=f"{verb} {name}", default=default, extra_help=more)
 
@@ -90,6 +91,31 @@ def with_listed_sources(experiment: Experiment, arguments: list[str]) -> Experim
     if not data.sources:
         data = dataclasses.replace(data, path="", validation_path="", test_path="")
     return dataclasses.replace(experiment, data=dataclasses.replace(data, sources=sources))
+
+
+def with_own_data(experiment: Experiment, arguments: list[str]) -> Experiment:
+    """Return the experiment without the held-out files of other data than `--data.path` names."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("path", "validation_path", "test_path"):
+        parser.add_argument(f"--data.{name}", f"--data.{name.replace('_', '-')}", dest=name)
+    given = parser.parse_known_args(arguments)[0]
+    if given.path in (None, experiment.data.path):
+        return experiment
+    unused: dict[str, Any] = {
+        field.name: getattr(experiment.data, field.name)
+        for field in dataclasses.fields(experiment.data)
+        if getattr(given, field.name, "not a path") is None
+    }
+    names = " and ".join(f"data.{name} {path}" for name, path in unused.items() if path)
+    if names and given.path and not {"-h", "--help"} & {*arguments}:
+        held_out = ", and validation is held out unless the path has files of that split"
+        print(
+            f"data.path {given.path}: replaces the config's data; {names} are not used"
+            f"{held_out if given.validation_path is None else ''}",
+            file=sys.stderr,
+        )
+    data = dataclasses.replace(experiment.data, **dict.fromkeys(unused, ""))
+    return dataclasses.replace(experiment, data=data)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -116,7 +116,7 @@ class Notes:
         """Return one line for each note."""
         lines = []
         for note, counts in self._counts.items():
-            more = f" and {len(counts) - 1:,} more files" if len(counts) > 1 else ""
+            more = f" (and {len(counts) - 1:,} more)" if len(counts) > 1 else ""
             total = sum(counts.values())
             lines.append(f"{next(iter(counts))}{more}: {note}{f': {total:,}' if total else ''}")
         return tuple(lines)
@@ -300,7 +300,7 @@ def _missing(path: str) -> str:
 def _files_at(place: AnyPath) -> Iterator[TextFile]:
     """Yield the files of a folder, the file itself, or the matches of a glob."""
     if place.is_dir():
-        for file in _walk(place, set()):
+        for file in _walk(place):
             yield TextFile(file.relative_to(place).as_posix(), file)
     elif place.exists():
         yield TextFile(place.name, place)
@@ -308,26 +308,29 @@ def _files_at(place: AnyPath) -> Iterator[TextFile]:
         yield from _matches(place)
 
 
-def _walk(folder: AnyPath, visited: set[str]) -> Iterator[AnyPath]:
+def _walk(root: AnyPath) -> Iterator[AnyPath]:
     """Yield the files below a folder, without hidden files and folders.
 
-    A folder is visited once, however many links lead to it: one may lead to itself.
+    Each folder is visited once, under its own name if it has one below the root, however many links
+    lead to it: one may lead to itself.
     """
-    real = os.path.realpath(folder) if isinstance(folder, pathlib.Path) else str(folder)
-    if real in visited:
-        return
-    visited.add(real)
-    for child in sorted(folder.iterdir(), key=_links_last):
-        if child.name.startswith("."):  # .git, .DS_Store, ...
+    visited: set[str] = set()
+    folders, links = [root], list[AnyPath]()
+    while folders or links:
+        folder = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(folder) if isinstance(folder, pathlib.Path) else str(folder)
+        if real in visited:
             continue
-        if child.is_dir():
-            yield from _walk(child, visited)
-        else:
-            yield child
-
-
-def _links_last(path: AnyPath) -> tuple[bool, str]:
-    return isinstance(path, pathlib.Path) and path.is_symlink(), path.name
+        visited.add(real)
+        for child in sorted(folder.iterdir(), key=str):
+            if child.name.startswith("."):  # .git, .DS_Store, ...
+                continue
+            if not child.is_dir():
+                yield child
+            elif isinstance(child, pathlib.Path) and child.is_symlink():
+                links.append(child)
+            else:
+                folders.append(child)
 
 
 def _matches(pattern: AnyPath) -> Iterator[TextFile]:

@@ -50,7 +50,7 @@ _TABLES = {
     "Parquet": ((".parquet", ".pq"), (b"PAR1",)),
     "Arrow": ((".arrow",), (b"ARROW1", b"\xff\xff\xff\xff")),
 }
-_JSON_LINES_ENDINGS = (".jsonl", ".ndjson", ".jl", ".jsonlines")
+JSON_LINES_ENDINGS = (".jsonl", ".ndjson", ".jl", ".jsonlines")
 _CSV_ENDINGS = (".csv", ".tsv", ".tab")
 _OBJECT_START = re.compile(rb'\{\s*("[^"\n]*"\s*:|\})')
 _ARRAY_START = re.compile(rb"\[\s*\{")
@@ -159,7 +159,7 @@ def file_rows(
                 has_names = bool(cells) and is_header(cells[0].cells)
                 if text != "lines" or has_names:
                     rows = _csv_rows(cells, file, has_names)
-                    yield from (row for row in rows if row.number > start.record)
+                    yield from (row for row in rows if row.end.record > start.record)
                     return
                 numbered = enumerate(split_lines(content), 1)
             elif text == "document":
@@ -291,7 +291,7 @@ def find_format(stream: IO[bytes], file: TextFile) -> Format:
             return "json"
     if _ARRAY_START.match(text) or (text.startswith(b"[") and name.endswith(".json")):
         return "json"
-    if name.endswith(_JSON_LINES_ENDINGS):
+    if name.endswith(JSON_LINES_ENDINGS):
         return "json lines"
     return "csv" if name.endswith(_CSV_ENDINGS) else "text"
 
@@ -391,8 +391,9 @@ def parse_json(text: str, location: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
+        reason = str(error).partition(";")[0]
         raise UserError(
-            f"{location}: not JSON ({error}); correct it, or fetch the file again"
+            f"{location}: not JSON ({reason}); correct it, or fetch the file again"
         ) from error
     if "\\ud" in text or "\\uD" in text:
         try:
@@ -437,10 +438,9 @@ def _json_document(text: str, file: TextFile) -> list[Any]:
 
 
 class _Cells(NamedTuple):
-    """Cells of a row of CSV, which may take several lines."""
+    """Cells of a row of CSV, which may take several lines, and the number of its first line."""
 
-    first_line: int
-    last_line: int
+    line: int
     cells: list[str]
 
 
@@ -448,13 +448,13 @@ def _csv_rows(rows: list[_Cells], file: TextFile, has_names: bool) -> Iterator[R
     """Yield the rows, by the names of the columns or by their numbers."""
     width = len(rows[0].cells) if rows else 0
     names = [name.strip() for name in rows[0].cells] if has_names else list(map(str, range(width)))
-    for first, last, cells in rows[has_names:]:
+    for number, (line, cells) in enumerate(rows[has_names:], start=1):
         if len(cells) != len(names):
             raise UserError(
-                f"{line_location(file, first - 1)}: has {len(cells)} columns, and the first row "
+                f"{line_location(file, line - 1)}: has {len(cells)} columns, and the first row "
                 f"has {len(names)}; correct it, and quote cells that have the separator in them"
             )
-        yield Row(RecordPosition(last, last), first, dict(zip(names, cells, strict=True)))
+        yield Row(RecordPosition(number, number), line, dict(zip(names, cells, strict=True)))
 
 
 def _csv_cells(text: str, file: TextFile) -> list[_Cells]:
@@ -477,7 +477,7 @@ def _csv_cells(text: str, file: TextFile) -> list[_Cells]:
         try:
             for cells in reader:
                 if any(map(str.strip, cells)):
-                    rows.append(_Cells(line + 1, reader.line_num, cells))
+                    rows.append(_Cells(line + 1, cells))
                 line = reader.line_num
         except csv.Error as error:
             problem = problem or csv.Error(f"{line_location(file, line)}: {error}")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from train.data.files import Notes, TextFile, is_table
 from train.data.rows import (
+    JSON_LINES_ENDINGS,
     START,
     RecordPosition,
     decode_text,
@@ -107,18 +108,20 @@ class DocumentReader:
             kind = find_format(stream, file)
         if kind == "text":
             return True
-        if kind == "json lines" and not is_table(file.name):
-            self._notes.add(file.path, "is read as JSON lines, as its first line is one")
-        if kind not in ("json", "csv") or not self._beside_text:
+        if kind in ("json", "json lines") and not is_table(file.name):
+            self._notes.add(file.path, f"is read as {kind.replace('json', 'JSON')}, by its content")
+        is_named = plain_name(file).endswith(JSON_LINES_ENDINGS)
+        if kind == "table" or is_named or not self._beside_text:
             return False
         try:
-            first = next(iter(file_rows(file)), None)
-            has_field = first is not None and self._field in first.value
+            first = next(file_rows(file), None)
+            fields = first.value if first is not None and isinstance(first.value, dict) else ()
+            has_field = self._field in fields
         except UserError:  # a comment in JSON, a template
             has_field = False
         if not has_field:
             name = plain_name(file).rpartition(".")[2].upper()
-            note = f"is {name} without a field {self._field!r}, beside plain text: read as text too"
+            note = f"is {name} without a field {self._field!r}, beside text: read so too"
             self._notes.add(file.path, note)
         return not has_field
 

@@ -72,7 +72,9 @@ def read_labeled_texts(
             for number, (location, row) in enumerate(rows):
                 if not number and isinstance(row, Mapping):
                     names = find_columns(tuple(row), columns)
-                    if None not in names and names != (columns.label_column, columns.text_column):
+                    usual = (LABEL_COLUMNS[0], TEXT_COLUMNS[0])
+                    given = (columns.label_column, columns.text_column)
+                    if None not in names and names not in (usual, given):
                         notes.add(file.path, "has its labels in {!r}, texts in {!r}".format(*names))
                 yield location, row
 

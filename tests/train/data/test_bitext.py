@@ -1,11 +1,18 @@
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from train.data.bitext import BitextSplit, decode_sentence, encode_sentences, prepare_bitext
+from train.data.bitext import (
+    BitextSplit,
+    decode_sentence,
+    encode_sentences,
+    prepare_bitext,
+    read_sentence_pairs,
+)
 from train.data.buckets import bucket_by_tokens
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
@@ -160,6 +167,33 @@ def test_digest_depends_on_the_pairs(files: Path) -> None:
     assert prepared(files).digest == digest
     (files / "train.de").write_text("\n".join(reversed(GERMAN)) + "\n")
     assert prepared(files).digest != digest
+
+
+PAIRS = [("a dog", "ein Hund"), ("two, men", "zwei Männer"), ('He said "go"', "Geh!")]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("p.tsv", [*map("\t".join, PAIRS)]),
+        ("p.txt", ["en\tde", *map("\t".join, PAIRS)]),
+        ("p.tsv", ["de\tid\ten", *(f"{de}\t1\t{en}" for en, de in PAIRS)]),
+        (
+            "p.csv",
+            [
+                "source,target",
+                *('"{}","{}"'.format(*(s.replace('"', '""') for s in pair)) for pair in PAIRS),
+            ],
+        ),
+        ("p.json", [json.dumps({"en": en, "de": de}) for en, de in PAIRS]),
+        ("p", [json.dumps({"translation": {"de": de, "en": en}}) for en, de in PAIRS]),
+    ],
+    ids=["two columns", "names", "names of others", "CSV", "JSON", "translation"],
+)
+def test_pairs_of_one_file(tmp_path: Path, name: str, lines: list[str]) -> None:
+    (tmp_path / name).write_text("\n".join(lines))
+    splits = read_sentence_pairs(BitextDataConfig(path=str(tmp_path / name)))
+    assert sorted([*splits["train"], *splits["validation"]]) == sorted(PAIRS)
 
 
 def test_files_of_unequal_length_are_an_error(files: Path) -> None:

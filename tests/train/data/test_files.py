@@ -5,7 +5,7 @@ import pytest
 from etils import epath
 
 from train.data import files
-from train.data.files import find_files
+from train.data.files import Notes, find_files, find_splits
 from train.errors import UsageError, UserError
 
 
@@ -102,3 +102,73 @@ def test_fingerprint_changes_with_the_file(folder: pathlib.Path) -> None:
     (folder / "b.txt").unlink()
     with pytest.raises(UserError, match=r"b\.txt: No such file"):
         file.fingerprint()
+
+
+def splits(folder: pathlib.Path, *paths: str) -> dict[str, list[str]]:
+    """Return the names of a folder's files by split."""
+    for path in paths:
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(path)
+    found = find_splits(str(folder), "data.path", Notes())
+    return {split: [file.name for file in files] for split, files in found.items()}
+
+
+def test_data_folder_has_splits(tmp_path: pathlib.Path) -> None:
+    assert splits(
+        tmp_path, "README.md", "data/train-0.parquet", "data/validation-0.parquet", "x/TEST.JSON.gz"
+    ) == {
+        "train": ["data/train-0.parquet"],
+        "validation": ["data/validation-0.parquet"],
+        "test": ["x/TEST.JSON.gz"],
+    }
+    file = find_files(str(tmp_path), "data.validation_path", "validation")
+    assert [each.name for each in file] == ["data/validation-0.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["train.txt", "valid.txt"], {"train": ["train.txt"], "validation": ["valid.txt"]}),
+        (["dev/a.csv", "train/a.csv"], {"train": ["train/a.csv"], "validation": ["dev/a.csv"]}),
+        (["LICENSE", "README.md", "reviews.csv"], {"train": ["reviews.csv"]}),
+        (["a-training.md", "test.md"], {"train": ["a-training.md", "test.md"]}),
+        (["README.md", "a.txt"], {"train": ["README.md", "a.txt"]}),
+        (
+            ["a.py", "b.py", "tests/x.json", "train.csv"],
+            {"train": ["a.py", "b.py", "tests/x.json", "train.csv"]},
+        ),
+    ],
+    ids=["texts", "folders", "one table", "no data", "texts with a README", "a program"],
+)
+def test_folders_with_and_without_splits(
+    tmp_path: pathlib.Path, paths: list[str], expected: dict[str, list[str]]
+) -> None:
+    assert splits(tmp_path, *paths) == expected
+
+
+def test_links_are_followed_once(tmp_path: pathlib.Path) -> None:
+    """Followed each time, these links would make billions of paths."""
+    folders = [tmp_path / f"folder{n}" for n in range(12)]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a.txt").write_text("a")
+        for other in folders:
+            (folder / f"to_{other.name}").symlink_to(other)
+    assert names(tmp_path) == [f"folder{n}/a.txt" for n in (0, 1, 10, 11, *range(2, 10))]
+
+
+@pytest.mark.parametrize("last", ["9999999999", "9" * 5000, "999}{0..999}{0..999"])
+def test_too_many_numbers_in_braces(last: str) -> None:
+    with pytest.raises(UsageError, match="stands for more than 1,000,000 paths; give fewer"):
+        find_files(f"a{{0..{last}}}.txt", "data.path")
+
+
+def test_data_are_found_below_the_input_folder(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(files, "KAGGLE_INPUT", tmp_path)
+    assert names("corpus/b.txt") == names("b.txt") == ["b.txt"]
+    assert names("c.txt") == ["c.txt"]
+    with pytest.raises(UserError, match=f"exists neither here nor below {tmp_path}; give another"):
+        find_files("nothing.txt", "data.path")

@@ -1,5 +1,6 @@
 """Streams: the order of documents, windows against one long token stream, and exact positions."""
 
+import csv
 import dataclasses
 import gzip
 import json
@@ -56,11 +57,22 @@ def write_parquet(path: Path, numbers: range) -> None:
     parquet.write_table(table, path, row_group_size=7)
 
 
+def write_csv(path: Path, numbers: range) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "text"), *((n, text_of(n)) for n in numbers)])
+
+
+def write_array(path: Path, numbers: range) -> None:
+    path.write_text(json.dumps([{"text": text_of(n)} for n in numbers], indent=1))
+
+
 WRITERS: dict[str, Callable[[Path, range], None]] = {
     ".jsonl": write_jsonl,
     ".jsonl.gz": write_gzip,
     ".jsonl.zst": write_zstd,
     ".parquet": write_parquet,
+    ".csv": write_csv,
+    ".json": write_array,
 }
 
 

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from train.data import rows
-from train.data.files import TextFile, find_file, find_files
+from train.data.files import Notes, TextFile, find_file, find_files
 from train.data.rows import line_location
 from train.data.text_files import (
     Document,
+    DocumentReader,
     read_documents,
     read_lines,
     truncate_documents,
@@ -48,6 +49,34 @@ def test_folder_of_mixed_files_without_empty_ones(tmp_path: pathlib.Path) -> Non
     (tmp_path / "c.ndjson").write_text('{"body": "line"}')
     (tmp_path / "a.py").write_text("")
     assert read(tmp_path, "body") == [("c.ndjson:1", "line"), ("sub/b.txt.gz", "zipped")]
+
+
+def test_tables_beside_text(tmp_path: pathlib.Path) -> None:
+    """Of source code, every file is a text; a table of texts beside it is one still."""
+    for name, content in (
+        ("a.py", "print(1)"),
+        ("b.json", '{\n "name": "b"\n}'),
+        ("c.json", '{"name": "c"}'),
+        ("d.csv", "n,m\n1,2"),
+        ("e.csv", "n,text\n1,from a table"),
+        ("f.json", '{"text": "x", "n": null}\n{"text": null}'),
+    ):
+        (tmp_path / name).write_text(content)
+    notes = Notes()
+    documents = DocumentReader(find_files(str(tmp_path), "data.path"), notes=notes).documents()
+    assert list(documents) == [
+        ("a.py", "print(1)"),
+        ("b.json", '{\n "name": "b"\n}'),
+        ("c.json", '{"name": "c"}'),
+        ("d.csv", "n,m\n1,2"),
+        ("e.csv:2", "from a table"),
+        ("f.json:1", "x"),
+    ]
+    assert notes.lines() == (
+        f"{tmp_path}/b.json (and 1 more): is JSON without a field 'text', beside text: read so too",
+        f"{tmp_path}/d.csv: is CSV without a field 'text', beside text: read so too",
+        f"{tmp_path}/f.json: rows that are left out, as their 'text' is null: 1",
+    )
 
 
 @pytest.mark.parametrize(

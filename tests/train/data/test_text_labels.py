@@ -1,5 +1,6 @@
 """ """
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,28 @@ def test_label_as_first_word(files: Path) -> None:
         prepared(files, **settings)
     with pytest.raises(UserError, match=r"train\.tsv:2: not UTF-8 .*data\.encoding"):
         prepared(files, format="label_first")
+
+
+SST2: Any = {"header": False, "text_column": "0", "label_column": "1"}
+TREC: Any = {"format": "label_first", "encoding": "latin-1", "coarse_labels": True}
+
+
+@pytest.mark.parametrize("settings", [{}, SST2, TREC], ids=["default", "sst2", "trec"])
+@pytest.mark.parametrize("names", ["id,label,text", "Sentiment,n,Review", "class,x,sentence"])
+def test_names_of_columns_are_recognized(files: Path, settings: dict[str, Any], names: str) -> None:
+    """Whatever the config says of files without names."""
+    rows = [(number, f'a "text", für\n{number}', f"label {number % 2}") for number in range(6)]
+    first, _, last = names.split(",")
+    with (files / "own.csv").open("w", newline="", encoding="utf-8") as file:
+        label_first = first != "id"
+        cells = [(label, n, text) if label_first else (n, label, text) for n, text, label in rows]
+        csv.writer(file).writerows([names.split(","), *cells])
+    corpus = prepared(files, path=f"{files}/own.csv", validation_path="", **settings)
+    assert corpus.labels == ("label 0", "label 1")
+    assert sorted(corpus.split("train").texts)[0] == 'a "text", für\n0'
+    usual = names == "id,label,text"
+    note = f"{files}/own.csv: has its labels in {first!r}, texts in {last!r}"
+    assert corpus.notes == (() if usual else (note,))
 
 
 def test_validation_is_held_out_of_training(files: Path) -> None:

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from train.data.token_labels import (
     make_token_label_split,
     prepare_token_labels,
     read_sentences,
+    read_tagged_sentences,
     split_into_rows,
 )
 from train.data.tokenizer_training import train_tokenizer
@@ -68,6 +70,21 @@ def test_columns_are_word_first_and_tag_last(tmp_path: Path) -> None:
         [("U.N.", "I-ORG"), ("official", "O")],
         [("#", "O"), ("Ekeus", "I-PER")],
     ]
+
+
+def test_comments_and_spaces_of_columns(tmp_path: Path) -> None:
+    spaces = "# id 7 domain=en\nNew\u00a0York _ _ B-LOC\n# _ _ O\n\n# id 8 a=b\nno _ _ O\n"
+    assert read(tmp_path, spaces) == [[("New\u00a0York", "B-LOC"), ("#", "O")], [("no", "O")]]
+    tabs = "10 000\t_\tO\n#\t_\tO\n"
+    assert read(tmp_path, tabs) == [[("10 000", "O"), ("#", "O")]]
+
+
+def test_rows_of_words_and_tags(tmp_path: Path) -> None:
+    rows = [{"tokens": ["a", "b"], "ner_tags": ["O", "B"]}, {"tokens": ["c"], "ner_tags": None}]
+    (tmp_path / "a.json").write_text("\n".join(map(json.dumps, [*rows, rows[0]])))
+    splits = read_tagged_sentences(TokenLabelDataConfig(path=str(tmp_path / "a.json")))
+    assert [word[:2] for word in splits["train"][0].words] == [("a", "O"), ("b", "B")]
+    assert (len(splits["train"]), len(splits["validation"]), len(splits.notes)) == (1, 1, 1)
 
 
 def test_error_locations_are_file_lines(tmp_path: Path) -> None:

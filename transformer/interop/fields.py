@@ -76,7 +76,7 @@ class Fields:
         self._read.add(name)
         default = self._known.defaults.get(name)
         value = self._values.get(name, default)
-        kind = type(default if null is None else null)
+        kind: Any = type(default if null is None else null)
         if value is None:
             return kind() if null is None else null
         # JSON has one kind of number: 512.0 is an integer too. Python's True is no number here.

@@ -306,6 +306,8 @@ def _read_marian(fields: Fields) -> TransformerConfig:
     shared = fields.take("share_encoder_decoder_embeddings")
     config = read_bart(fields, SinusoidalPositions("halves"))
     assert config.encoder is not None
+    if shared and not config.tie_embeddings:
+        fields.expect("decoder_vocab_size", vocab_size)  # of the target alone, unlike the logits
     # Source and target may have tables of their own, of one size or of two.
     size = config.encoder.vocab_size if shared else vocab_size
     encoder = dataclasses.replace(config.encoder, vocab_size=size)

@@ -142,7 +142,10 @@ class Fields:
             value, default = self._values[name], defaults[name]
             is_off = not value and not default  # such as false where null is the default
             if value not in (None, default) and not is_off:
-                raise self.unsupported(name, repr(defaults[name]))
+                raise InteropError(
+                    f"{self._source}: {name} {value!r} is not supported for this type of model; "
+                    f"only {default!r}, its default"
+                )
         return sorted(left - defaults.keys() - COMMON)
 
 

@@ -31,9 +31,6 @@ from transformer.interop.weight_map import TABLE, AsIs, Weight
 from transformer.layers.feedforward import resolve_d_ff
 from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
-SIDES = ("encoder", "decoder")
-
-
 def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
     """Return the rules of the embeddings: one table, or one of the source and one of the target."""
     return (
@@ -270,7 +267,8 @@ def bart_stack(side: str) -> tuple[Weight, ...]:
     )
 
 
-ENCODER_TABLE, DECODER_TABLE = (f"model.{side}.embed_tokens.weight" for side in SIDES)
+ENCODER_TABLE = "model.encoder.embed_tokens.weight"
+DECODER_TABLE = "model.decoder.embed_tokens.weight"
 
 BART_TABLES = (
     *tables("model.shared.weight", ENCODER_TABLE, DECODER_TABLE),

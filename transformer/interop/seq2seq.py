@@ -31,6 +31,7 @@ from transformer.interop.weight_map import TABLE, AsIs, Weight
 from transformer.layers.feedforward import resolve_d_ff
 from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
+
 def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
     """Return the rules of the embeddings: one table, or one of the source and one of the target."""
     return (

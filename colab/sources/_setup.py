@@ -3,7 +3,7 @@
 #
 # On Colab, choose a GPU or TPU first (*Runtime > Change runtime type*). On Kaggle, enable *Settings > Accelerator* and *Internet*. The first cell shows the devices.
 #
-# The second cell installs the project if it is missing: from `REPOSITORY`, from the checkout that contains this notebook, or from an uploaded archive of the project (`.zip`, `.tar.gz` or `.whl`). It keeps the version of every installed package, because JAX and its libraries match the GPU or TPU of this machine. In a fork, set `REPOSITORY` and the link above once.
+# The second cell installs the project if it is missing: from `REPOSITORY`, from the checkout that contains this notebook, or from an uploaded archive of the project (`.zip`, `.tar.gz` or `.whl`; on Kaggle a data set). It keeps the version of every installed package, because JAX and its libraries match the GPU or TPU of this machine. In a fork, set `REPOSITORY` and the link above once.
 
 # %% look
 import os
@@ -25,10 +25,12 @@ except ImportError:
 # %% install
 import importlib.util
 import pathlib
+import shutil
 import tempfile
 from importlib import metadata
 
 REPOSITORY = ""  # @param {type:"string"}
+KAGGLE_INPUT = pathlib.Path("/kaggle/input")
 
 
 def is_project(folder):
@@ -42,13 +44,19 @@ def find_project():
         return REPOSITORY
     here = pathlib.Path.cwd()
     found = [folder for folder in (here, *here.parents) if is_project(folder)]
-    for ending in (".whl", ".zip", ".tar.gz"):
-        found += sorted(here.glob(f"*linen*transformer*{ending}"))
+    # Kaggle mounts what is uploaded as data some folders below, and unpacks archives.
+    inputs = [folder for depth in range(1, 6) for folder in sorted(KAGGLE_INPUT.glob("*/" * depth))]
+    for place in (here, *inputs):
+        for ending in (".whl", ".zip", ".tar.gz"):
+            found += sorted(place.glob(f"*linen*transformer*{ending}"))
+    found += [folder for folder in inputs if is_project(folder)]
     if not found:
         raise ValueError(
             "REPOSITORY: is empty, and neither a checkout nor an archive of the project is in "
             f"{here}; set it to the project's git address (git+https://...), or upload its .zip"
         )
+    if found[0] in inputs:  # pip writes into the folder that it builds, and this one is read-only
+        return str(shutil.copytree(found[0], pathlib.Path(tempfile.mkdtemp(), "project")))
     return str(found[0])
 
 

@@ -111,6 +111,32 @@ def test_installation_without_an_address(
     assert line.format(**names).split()[-1] == str(expected)
 
 
+@pytest.mark.parametrize("what", ["an unpacked archive", "a wheel"])
+def test_installation_from_the_input_folder_of_kaggle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, what: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "input" / "datasets" / "you" / "project" / "linen-transformer-main"
+    folder.mkdir(parents=True)
+    wheel = folder / "linen_transformer-0.1.0-py3-none-any.whl"
+    if what == "a wheel":
+        wheel.touch()
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
+    shell = Shell()
+    text = source("install").replace("/kaggle/input", str(tmp_path / "input"))
+    names = execute(text, get_ipython=lambda: shell)
+    [(_, line)] = shell.magics
+    installed = pathlib.Path(line.format(**names).split()[-1])
+    if what == "a wheel":
+        assert installed == wheel
+    else:
+        assert (installed.name, (installed / "pyproject.toml").is_file()) == ("project", True)
+        assert "input" not in installed.parts
+
+
 def test_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
     execute(source("look"))
     devices = jax.devices()

@@ -119,9 +119,12 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
     """Return the pairs of every split: of two files, or of two columns of a file."""
     languages = (config.source_lang, config.target_lang)
 
+    def two_files(start: str) -> list[TextFile]:
+        files = [find_optional_file(f"{start}.{ending}") for ending in languages]
+        return [file for file in files if file is not None]
+
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
-        pair = [find_optional_file(f"{path}.{ending}") for ending in languages] if path else []
-        found = [file for file in pair if file is not None]
+        found = two_files(path)
         if len(found) == 1 or (not found and path.endswith(tuple(f".{e}" for e in languages))):
             raise UserError(
                 f"{setting} {path}: has only one of {path}.{languages[0]} and {path}.{languages[1]}"
@@ -130,6 +133,15 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
             )
         if found:
             return {"train": found}
+        names = {"train": ("train",), "validation": ("val", "valid", "dev"), "test": ("test",)}
+        in_folder = {
+            split: pair
+            for split, starts in names.items()
+            for start in starts
+            if len(pair := two_files(f"{path}/{start}")) == 2
+        }
+        if "train" in in_folder:
+            return in_folder
         try:
             return find_splits(path, setting, notes)
         except UserError as error:

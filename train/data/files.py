@@ -164,7 +164,7 @@ def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[Tex
                 if place.is_dir():
                     return _split_folder(f"{setting} {path}", files, notes)
                 return {"train": tuple(files)}
-    raise UserError(f"{setting} {path}: {_missing(path)}")
+    raise UserError(f"{setting} {path}: {_what_is_missing(path)}; give a file, a folder or a glob")
 
 
 def is_table(name: str) -> bool:
@@ -244,7 +244,7 @@ def find_file(path: str, setting: str) -> TextFile:
     with as_user_error(f"{setting} {path}"):
         if (file := find_optional_file(path)) is not None:
             return file
-    raise UserError(f"{setting} {path}: {_missing(path)}")
+    raise UserError(f"{setting} {path}: {_what_is_missing(path)}; give a file, a folder or a glob")
 
 
 def find_optional_file(path: str) -> TextFile | None:
@@ -282,19 +282,19 @@ def _candidate_paths(path: str) -> Iterator[AnyPath]:
             yield folder / location
 
 
-def _missing(path: str) -> str:
-    """Return the problem and the remedy for a path that names no file."""
+def _what_is_missing(path: str) -> str:
+    """Return the problem of a path that names no file."""
     location = expand_path(path)
     if location.exists():
-        return "holds no files; give a file, or a folder or glob that has some"
+        return "holds no files"
     if location.is_absolute():
-        return "does not exist; give a file, a folder or a glob"
+        return "does not exist"
     base = os.environ.get("TRANSFORMER_DATA")
     places = [f"in {base} ($TRANSFORMER_DATA)"] * bool(base)
     places += [f"below {KAGGLE_INPUT}"] * KAGGLE_INPUT.is_dir()
     if places:
-        return f"exists neither here nor {' nor '.join(places)}; give another path"
-    return "does not exist; give another path, or set TRANSFORMER_DATA to the folder it is in"
+        return f"exists neither here nor {' nor '.join(places)}"
+    return "does not exist here, and TRANSFORMER_DATA names no other folder to look in"
 
 
 def _files_at(place: AnyPath) -> Iterator[TextFile]:
@@ -312,9 +312,10 @@ def _walk(root: AnyPath) -> Iterator[AnyPath]:
     """Yield the files below a folder, without hidden files and folders.
 
     Each folder is visited once, under its own name if it has one below the root, however many links
-    lead to it: one may lead to itself.
+    lead to it: one may lead to itself. Links to the folders above the root are not followed.
     """
-    visited: set[str] = set()
+    above = pathlib.Path(os.path.realpath(root)).parents if isinstance(root, pathlib.Path) else ()
+    visited = set(map(str, above))
     folders, links = [root], list[AnyPath]()
     while folders or links:
         folder = folders.pop() if folders else links.pop(0)

@@ -141,7 +141,9 @@ def parse_labeled_text(
             )
         label = f"{value:g}" if isinstance(value, float) else str(value).strip()
     else:
-        raise UserError(f"{location}: is no row with a label ({FORMATS_PAGE}#labeled-texts)")
+        raise UserError(
+            f"{location}: is no row; give objects with a label ({FORMATS_PAGE}#labeled-texts)"
+        )
     if not label:
         raise UserError(f"{location}: its label is empty; correct the line, or leave it out")
     return LabeledText(label.partition(":")[0] if columns.coarse_labels else label, text, location)

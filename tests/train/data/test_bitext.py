@@ -169,6 +169,12 @@ def test_digest_depends_on_the_pairs(files: Path) -> None:
     assert prepared(files).digest != digest
 
 
+def test_folder_of_two_files_a_split(files: Path) -> None:
+    splits = read_sentence_pairs(BitextDataConfig(path=str(files)))
+    assert splits["train"] == list(zip(ENGLISH, GERMAN, strict=True))
+    assert splits["validation"] == [("a man .", "ein Mann ."), ("a", "ein Mann ein Hund")]
+
+
 PAIRS = [("a dog", "ein Hund"), ("two, men", "zwei Männer"), ('He said "go"', "Geh!")]
 
 

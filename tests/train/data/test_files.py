@@ -45,7 +45,7 @@ def test_relative_path_falls_back_to_the_data_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRANSFORMER_DATA", raising=False)
-    with pytest.raises(UserError, match="set TRANSFORMER_DATA"):
+    with pytest.raises(UserError, match="does not exist here, and TRANSFORMER_DATA names"):
         find_files("a/c.txt", "data.path")
     monkeypatch.setenv("TRANSFORMER_DATA", str(folder))
     assert names("a/c.txt") == ["c.txt"]
@@ -155,6 +155,7 @@ def test_links_are_followed_once(tmp_path: pathlib.Path) -> None:
         (folder / "a.txt").write_text("a")
         for other in folders:
             (folder / f"to_{other.name}").symlink_to(other)
+        (folder / "above").symlink_to(tmp_path.parent)
     assert names(tmp_path) == [f"folder{n}/a.txt" for n in (0, 1, 10, 11, *range(2, 10))]
 
 
@@ -170,5 +171,5 @@ def test_data_are_found_below_the_input_folder(
     monkeypatch.setattr(files, "KAGGLE_INPUT", tmp_path)
     assert names("corpus/b.txt") == names("b.txt") == ["b.txt"]
     assert names("c.txt") == ["c.txt"]
-    with pytest.raises(UserError, match=f"exists neither here nor below {tmp_path}; give another"):
+    with pytest.raises(UserError, match=f"exists neither here nor below {tmp_path}; give a file"):
         find_files("nothing.txt", "data.path")

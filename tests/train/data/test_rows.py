@@ -82,7 +82,12 @@ def test_json_by_its_content(
     assert read(tmp_path, name, mark + write(ROWS)) == ROWS
 
 
-COMPRESSIONS = {"gzip": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zstd": zstd}
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zstd": zstd,
+}
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

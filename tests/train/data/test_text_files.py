@@ -214,7 +214,7 @@ def test_file_is_found_with_gz_suffix(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSFORMER_DATA", raising=False)
-    with pytest.raises(UserError, match=r"data\.path x\.en: does not exist; give another path"):
+    with pytest.raises(UserError, match=r"data\.path x\.en: does not exist here, and"):
         find_file("x.en", "data.path")
     with pytest.raises(UserError, match=r"data\.path .*: holds no files"):
         find_file(str(tmp_path), "data.path")

@@ -262,6 +262,8 @@ class Tokenizer:
         self._backend = backend
         vocabulary = backend.get_vocab()
         self.num_tokens = max(vocabulary.values(), default=-1) + 1
+        if self.num_tokens > np.iinfo(np.int32).max:
+            raise UserError(f"{origin}: has a token id above 2^31; fetch it again")
         self.vocab_size = min(self.num_tokens, settings.num_embeddings or self.num_tokens)
         self.vocabulary: dict[str, int] = {
             text: token for text, token in vocabulary.items() if token < self.vocab_size
@@ -464,7 +466,8 @@ class Tokenizer:
         if self._characters is None:
             return
         normalizer = self._backend.normalizer
-        characters = set(normalizer.normalize_str(text) if normalizer else text)
+        with tokenizer_errors(self._origin):
+            characters = set(normalizer.normalize_str(text) if normalizer else text)
         if unknown := sorted(characters - self._characters):
             shown = " ".join(map(repr, unknown[:10])) + (" ..." if unknown[10:] else "")
             raise UserError(

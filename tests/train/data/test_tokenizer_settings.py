@@ -172,7 +172,9 @@ def test_tokens_without_a_row_are_refused_in_texts(tmp_path: Path) -> None:
     assert "<image>" not in tokenizer.vocabulary
     assert tokenizer.encode("a b").tolist() == [A, B]
     for encode in (tokenizer.encode, tokenizer.encode_with_special_tokens):
-        with pytest.raises(UserError, match=r"the text: has <image>, a token beyond the model's 10; leave"):
+        with pytest.raises(
+            UserError, match=r"the text: has <image>, a token beyond the model's 10; leave"
+        ):
             encode("a <image>")
     tokenizer.save(tmp_path / "tokenizer.json")
     write_folder(tmp_path, **settings_files(tokenizer.settings, ()))

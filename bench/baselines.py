@@ -25,10 +25,9 @@ from rich.console import Console
 from rich.table import Table
 
 from train.config.experiment_files import find_experiment
-from train.data.bitext import SentencePair, read_pairs
+from train.data.bitext import SentencePair, read_sentence_pairs
 from train.data.example_configs import BitextDataConfig, TokenLabelDataConfig
-from train.data.examples import read_splits
-from train.data.token_labels import read_sentences
+from train.data.token_labels import read_tagged_sentences
 from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu
 from train.experiment import Experiment
@@ -253,7 +252,7 @@ def tagging(experiment: Experiment) -> Scores:
     """Score the most frequent tag of each word by accuracy on the test split's words."""
     config = experiment.data
     assert isinstance(config, TokenLabelDataConfig)
-    splits = read_splits(config, lambda setting, path: read_sentences(config, setting, path))
+    splits = read_tagged_sentences(config)
     words = {
         name: [(word.text, word.tag) for sentence in sentences for word in sentence.words]
         for name, sentences in splits.items()
@@ -296,7 +295,7 @@ def translation(experiment: Experiment) -> Scores:
     """Score copies and translations word by word by sacreBLEU, in lower case, on the test split."""
     config = experiment.data
     assert isinstance(config, BitextDataConfig)
-    splits = read_splits(config, lambda setting, path: read_pairs(config, setting, path))
+    splits = read_sentence_pairs(config)
     model = WordByWord((_words(pair.source), _words(pair.target)) for pair in splits["train"])
     test: Sequence[SentencePair] = splits["test"]
     references = [pair.target for pair in test]

@@ -117,6 +117,8 @@ def import_model(
         raise UserError(str(error)) from error
     with as_user_errors(), stage("reading weights", total=1) as progress:
         pretrained, params = read_model(origin, precision=policy, on_progress=progress.advance)
+    for note in pretrained.notes:
+        log.warning("%s: %s", origin, note)
     tokenizer = Tokenizer.load(origin).with_num_embeddings(pretrained.config.vocab_size)
     if surplus := tokenizer.num_tokens - tokenizer.vocab_size:
         log.warning(

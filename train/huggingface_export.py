@@ -17,7 +17,7 @@ from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.telemetry.stages import stage
-from transformer.interop.fields import WITHOUT_EFFECT, InteropError
+from transformer.interop.fields import InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
 from transformer.interop.weight_files import read_json
 from transformer.models.encoder_decoder import EncoderDecoder
@@ -66,7 +66,8 @@ def export_run(
             if (files_folder / "config.json").exists()
             else {}
         )
-    fields = {name: original[name] for name in original.keys() & WITHOUT_EFFECT}
+    source_type = run.folder.model_type
+    fields = {name: value for name, value in original.items() if is_kept(name, source_type)}
     if run.labels:  # those of the import may be others
         for name in ("id2label", "label2id", "num_labels", "problem_type"):
             fields.pop(name, None)

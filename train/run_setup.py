@@ -20,7 +20,13 @@ from train.errors import UserError
 from train.evaluation.early_stopping import BestEvaluation
 from train.evaluation.evaluator import Evaluator
 from train.experiment import Experiment
-from train.lora.base_weights import attach_base, base_metadata, resolve_lora, start_from_base
+from train.lora.base_weights import (
+    attach_base,
+    base_metadata,
+    resolve_lora,
+    start_from_base,
+    unused_settings,
+)
 from train.parallel.context_parallel import check_batch_divides
 from train.recovery.rollback import RollbackManager, rollback_retention
 from train.resume import (
@@ -92,6 +98,7 @@ class RunSetup:
             hardware,
             init_adapter=warm_start.init_adapter,
         )
+        self.notes = tuple(unused_settings(experiment.lora, self.experiment.lora))
         hardware = mark_broken_kernels(self.experiment, hardware)
         self.task = make_task(self.experiment)
         self.changed_fields = check_resumable(folder, previous, self.experiment)
@@ -218,7 +225,7 @@ class RunSetup:
             step,
             is_new_run=self.is_new_run,
             training_data=self.task.describe_training_data(self.corpus),
-            notes=(*self.corpus.notes, *self.task.untrained_parts),
+            notes=(*self.notes, *self.corpus.notes, *self.task.untrained_parts),
             changed=self.changed_fields,
             pinned=self.pinned_fields,
         )

@@ -80,6 +80,11 @@ def _read_text(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarray]
                 f"{place} line {number}: is not a word and {width or 'its'} numbers; give word "
                 "vectors as text, or a word2vec file named .bin (a .zip has to be unpacked)"
             )
+        if not np.isfinite(vector).all():
+            raise UserError(
+                f"{place} line {number}: has a number that float32 cannot hold (NaN, or too "
+                "large); leave the line out, or train the vectors again"
+            )
         read += 1
         yield word.decode("utf-8", "replace"), vector
     if read < announced:
@@ -128,13 +133,12 @@ def _missing_words(place: str, read: int, announced: int) -> UserError:
 
 
 def _parse_numbers(fields: Sequence[bytes]) -> np.ndarray | None:
-    """Return the numbers, or None if they are not all finite numbers."""
+    """Return the numbers, infinite if float32 cannot hold them; None if some are not numbers."""
     try:
         with np.errstate(over="ignore"):
-            numbers = np.array([float(each) for each in fields], np.float32)
+            return np.array([float(each) for each in fields], np.float32)
     except ValueError:
         return None
-    return numbers if np.isfinite(numbers).all() else None
 
 
 def check_width(source: str, vectors: Any, embedding: Any) -> None:
@@ -191,15 +195,16 @@ def copy_scaled(
     initialized for that of the embeddings.
 
     Raises:
-      UserError: The vectors do not differ.
+      UserError: The vectors are nearly equal.
     """
     tokens, chosen = np.array(rows).T
-    taken = vectors[chosen]
-    spread = float(np.std(taken))
-    if not spread:
-        raise UserError(f"{source}: all numbers of this run's words are equal; give other vectors")
+    taken = vectors[chosen].astype(np.float64)
+    # The rounding of a mean is enough to make equal numbers differ a little.
+    centre = taken.mean(axis=0) if len(taken) > 1 else taken.mean()
+    if np.std(taken - centre) <= 1e-3 * np.sqrt(np.mean(taken**2)):
+        raise UserError(f"{source}: the vectors of this run's words are equal; give other vectors")
     # In float32: NumPy sums low precision in itself, and stops growing.
-    scale = float(np.std(np.asarray(table, np.float32))) / spread
+    scale = np.std(np.asarray(table, np.float32)) / np.std(taken)
     result = table.copy()
     result[tokens] = (taken * scale).astype(table.dtype)
     return result

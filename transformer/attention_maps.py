@@ -23,6 +23,9 @@ from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import Mixer, MixerInputs, MixerOutput
 from transformer.models.model import Model
 
+MAX_WEIGHTS = 2**28
+"""Most weights of all maps together, layers × heads × T × S; they take 4 bytes each."""
+
 Stage = Literal["encoder", "decoder", "cross"]
 """Self-attention of an encoder or of a decoder, or attention to the encoder's output."""
 
@@ -62,7 +65,8 @@ def attention_maps(
       One map for each layer and stage, in the order in which they run.
 
     Raises:
-      ValueError: No layer has attention weights, or the model rejects the inputs.
+      ValueError: No layer has attention weights, there are more than `MAX_WEIGHTS`, or the model
+        rejects the inputs.
     """
     for name, value in inputs.items():
         if value is not None and not (hasattr(value, "dtype") and value.dtype.kind != "U"):
@@ -80,13 +84,21 @@ def attention_maps(
             unrolled.apply({"params": params}, **inputs)
         return recorder.arrays
 
-    arrays = jax.jit(forward)(params, inputs)
-    if not arrays:
+    traced = jax.jit(forward).trace(params, inputs)
+    if not recorder.places:
         kinds = ", ".join(sorted(recorder.without_weights))
         raise ValueError(
             f"mixer {kinds}: has no attention weights to show; give a model with a mixer of "
             "softmax attention, such as full or sliding_window"
         )
+    num_weights = sum(math.prod(weights.shape) for weights, _ in traced.out_info)
+    if num_weights > MAX_WEIGHTS:
+        share = math.sqrt(MAX_WEIGHTS / num_weights)
+        raise ValueError(
+            f"the maps of {len(recorder.places)} layers: have {num_weights:,} weights, more than "
+            f"{MAX_WEIGHTS:,}; shorten the text to {math.floor(100 * share)}% of its tokens"
+        )
+    arrays = traced.lower().compile()(params, inputs)
     places = zip(recorder.places, arrays, strict=True)
     return tuple(AttentionMap(*place, *both) for place, both in places)
 

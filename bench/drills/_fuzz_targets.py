@@ -208,8 +208,8 @@ def datasets() -> list[Target]:
         Target("JSON lines, gzip", _text("a.jsonl.gz"), [json_lines], packed=True),
         Target("TSV", _labelled("tsv"), [tsv]),
         Target("labels first", _labelled("label_first"), [first]),
-        Target("CoNLL-U", _tagged("conllu"), [conllu]),
-        Target("columns", _tagged("columns"), [columns]),
+        Target("CoNLL-U", _tagged, [conllu]),
+        Target("columns", _tagged, [columns]),
         Target("translations", _parallel, [text]),
     ]
 
@@ -232,13 +232,9 @@ def _labelled(kind: Any) -> Use:
     return use
 
 
-def _tagged(kind: Any) -> Use:
-    def use(folder: pathlib.Path, data: bytes) -> None:
-        (folder / "a.conllu").write_bytes(data)
-        path = str(folder / "a.conllu")
-        prepare_token_labels(TokenLabelDataConfig(path=path, format=kind, tokenizer=BYTES))
-
-    return use
+def _tagged(folder: pathlib.Path, data: bytes) -> None:
+    (folder / "a.conllu").write_bytes(data)
+    prepare_token_labels(TokenLabelDataConfig(path=str(folder / "a.conllu"), tokenizer=BYTES))
 
 
 def _parallel(folder: pathlib.Path, data: bytes) -> None:

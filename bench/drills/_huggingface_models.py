@@ -18,6 +18,8 @@ class Variant(NamedTuple):
     settings: dict[str, Any]
     unused: tuple[str, ...] = ()
     """Tensors of the files that have no effect, and need not come back."""
+    own_head: bool = False
+    """Give the model an output matrix of its own, beside a config that ties it to the embedding."""
 
     @property
     def is_seq2seq(self) -> bool:
@@ -156,6 +158,14 @@ VARIANTS = (
             original_max_position_embeddings=16,
         ),
         yarn=_rope("yarn", factor=4.0, original_max_position_embeddings=16),
+        trained=_rope("yarn", factor=2.5, attention_factor=1.2, beta_fast=20.0, beta_slow=2.0),
+    ),
+    Variant(
+        "llama-own-head",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        LLAMA | dict(tie_word_embeddings=True),
+        own_head=True,
     ),
     *_decoders(
         "mistral",
@@ -180,6 +190,11 @@ VARIANTS = (
         biases={},
         tied=dict(tie_word_embeddings=True, num_key_value_heads=1),
         window=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1),
+        kinds=dict(
+            use_sliding_window=True,
+            sliding_window=5,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
     ),
     *_decoders(
         "qwen3",
@@ -244,6 +259,7 @@ VARIANTS = (
             layer_types=["full_attention", "sliding_attention"],
             **_rope("yarn", factor=4.0, original_max_position_embeddings=16, truncate=False),
         ),
+        full=dict(layer_types=["full_attention"] * 2),
     ),
     *_decoders(
         "gemma",
@@ -260,6 +276,7 @@ VARIANTS = (
         capped={},
         tight=dict(attn_logit_softcapping=2.0, final_logit_softcapping=1.5),
         wide=dict(head_dim=10, num_key_value_heads=1, attn_logit_softcapping=None),
+        full=dict(layer_types=["full_attention"] * 3, final_logit_softcapping=None),
     ),
     Variant(
         "gemma3-local",
@@ -272,6 +289,12 @@ VARIANTS = (
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
         GEMMA2 | dict(num_hidden_layers=7, num_key_value_heads=1),
+    ),
+    Variant(
+        "gemma3-full",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        GEMMA2 | dict(layer_types=["full_attention"] * 3, attention_bias=True),
     ),
     Variant(
         "gemma3-linear",
@@ -298,6 +321,10 @@ VARIANTS = (
             attention_bias=False,
             tie_word_embeddings=True,
             rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=1.0),
+        ),
+        linear=_rope("linear", factor=3.0, partial_rotary_factor=0.5),
+        yarn=_rope(
+            "yarn", factor=4.0, original_max_position_embeddings=16, partial_rotary_factor=0.75
         ),
     ),
     *_decoders(
@@ -349,6 +376,14 @@ VARIANTS = (
         "BertForMaskedLM",
         BERT | dict(tie_word_embeddings=False, hidden_act="relu"),
         ("cls.predictions.bias",),
+    ),
+    Variant(
+        "bert-own-head",
+        "BertConfig",
+        "BertForMaskedLM",
+        BERT,
+        ("cls.predictions.bias",),
+        own_head=True,
     ),
     Variant(
         "roberta-untied",
@@ -424,6 +459,7 @@ VARIANTS = (
                 dict(hidden_size=21, num_attention_heads=3, rescale_embeddings=True),
             ),
             ("biases", "MaskedLM", dict(use_bias=False, hidden_act="relu", num_hidden_layers=3)),
+            ("pretraining", "PreTraining", {}),
             ("tagger", "TokenClassification", dict(num_labels=5)),
         )
     ),
@@ -454,12 +490,6 @@ VARIANTS = (
         for case, settings in (
             ("relu", {}),
             (
-                "gated",
-                dict(
-                    feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3
-                ),
-            ),
-            (
                 "silu",
                 dict(
                     feed_forward_proj="gated-silu",
@@ -469,6 +499,29 @@ VARIANTS = (
             ),
         )
     ),
+    Variant("t5-own-head", "T5Config", "T5ForConditionalGeneration", T5, own_head=True),
+    Variant(
+        "t5-gated",  # v1.1, as transformers 5 saves it: tied, with an output matrix of its own
+        "T5Config",
+        "T5ForConditionalGeneration",
+        T5 | dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False, num_decoder_layers=3),
+        own_head=True,
+    ),
+    Variant(
+        "marian-untied",
+        "MarianConfig",
+        "MarianMTModel",
+        MARIAN | dict(tie_word_embeddings=False),
+        ("model.shared.weight",),
+    ),
+    Variant(
+        "bart-scaled",
+        "BartConfig",
+        "BartForConditionalGeneration",
+        BART | dict(tie_word_embeddings=False, scale_embedding=True, encoder_layers=3),
+        ("model.shared.weight",),
+    ),
+    Variant("bart-own-head", "BartConfig", "BartForConditionalGeneration", BART, own_head=True),
     *(
         Variant(f"marian-{case}", "MarianConfig", "MarianMTModel", MARIAN | settings)
         for case, settings in (
@@ -501,7 +554,6 @@ VARIANTS = (
         Variant(f"bart-{case}", "BartConfig", "BartForConditionalGeneration", BART | settings)
         for case, settings in (
             ("plain", {}),
-            ("scaled", dict(scale_embedding=True, encoder_layers=3)),
             ("relu", dict(activation_function="relu", d_model=18, encoder_attention_heads=3)),
         )
     ),

@@ -4,8 +4,10 @@
 
 Templates in the style of published models (written here, from descriptions of their formats) are
 rendered for conversations with and without a system message, with line ends, quotes and other
-scripts, here and by `apply_chat_template` of a fast tokenizer with the same special tokens. For
-templates with `{% generation %}` the mask of the assistant's tokens is compared too.
+scripts, with tools, calls of them, reasoning and variables, here and by `apply_chat_template` of a
+fast tokenizer with the same special tokens. For templates with `{% generation %}` the mask of the
+assistant's tokens is compared too; for "tools, reasoning" it is that of the same template with
+these blocks.
 
 It needs transformers (the extra `hf`) and no network.
 """
@@ -21,12 +23,35 @@ import tokenizers
 import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from train.data.chat_template import DEFAULT_TEMPLATE, ChatTemplate, encode_chat
+from train.data.chat_template import DEFAULT_TEMPLATE, NO_VARIABLES, ChatTemplate, encode_chat
 from train.data.tokenizer import Tokenizer
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "[INST]", "[/INST]")
 
+TOOLS = (
+    "{%- set last = namespace(user=0) -%}"
+    "{%- for message in messages if message.role == 'user' -%}"
+    "{%- set last.user = messages.index(message) -%}{%- endfor -%}"
+    "{%- if today -%}Today is {{ today }}. {% endif -%}"
+    "{%- if tools -%}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor -%}"
+    "<|im_end|>\n{% endif -%}"
+    "{%- for message in messages -%}"
+    "<|im_start|>{{ message.role + ((' ' + message.name) if message.name else '') }}\n"
+    "{% if message.role == 'assistant' %}{% generation %}"
+    "{%- if loop.index0 > last.user and (loop.last or message.reasoning_content) -%}"
+    "<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif -%}"
+    "{{ message.content }}"
+    "{%- for call in message.tool_calls -%}"
+    "<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>"
+    "{%- endfor -%}{{ '<|im_end|>\n' }}{% endgeneration %}"
+    "{%- else -%}{{ message.content + '<|im_end|>\n' }}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}"
+)
+"""Reasoning is written after the last question alone, and in the last turn an empty one too."""
+
 TEMPLATES = {
+    "tools, reasoning, marked": TOOLS,
+    "tools, reasoning": TOOLS.replace("{% generation %}", "").replace("{% endgeneration %}", ""),
     "default": DEFAULT_TEMPLATE,
     "chatml": (
         "{% for message in messages %}\n"
@@ -58,7 +83,7 @@ TEMPLATES = {
     ),
 }
 
-CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
+CONVERSATIONS: tuple[list[dict[str, Any]], ...] = (
     [{"role": "user", "content": "Hello"}],
     [
         {"role": "user", "content": "  Two lines\nof <b>text</b> & 'quotes' "},
@@ -74,6 +99,29 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
         {"role": "assistant", "content": "Second answer, with <|im_end|> in it."},
     ],
 )
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": "zwölf"}}}
+WITH_TOOLS: tuple[list[dict[str, Any]], ...] = (
+    [
+        {"role": "user", "content": "2 + 12?", "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "14", "tool_call_id": "1"},
+        {"role": "assistant", "content": "It is 14.", "reasoning": "The tool said so."},
+    ],
+    [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "1", "reasoning_content": "Counting."},
+        {"role": "user", "content": "And two?"},
+        {"role": "assistant", "content": "2", "thinking": "More\ncounting."},
+    ],
+)
+"""Conversations for templates that write their fields."""
+
+VARIABLES: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "add", "description": "a < b"}}],
+    "today": "1 May",
+}
 
 
 def make_tokenizer(folder: Path) -> Tokenizer:
@@ -99,26 +147,40 @@ def make_tokenizer(folder: Path) -> Tokenizer:
 def compare(name: str, source: str, ours: Tokenizer, theirs: Any) -> str:
     """Return a line of the table."""
     template = ChatTemplate.of_tokenizer(ours, source)
-    same_text = same_tokens = same_mask = count = 0
-    for messages in CONVERSATIONS:
+    chats = [(messages, NO_VARIABLES) for messages in CONVERSATIONS]
+    if "tools" in name:
+        chats += [(messages, VARIABLES) for messages in WITH_TOOLS]
+    marked_source = TOOLS if name == "tools, reasoning" else source
+    has_masks = "generation %}" in marked_source
+    same_text = same_tokens = same_mask = 0
+    for messages, variables in chats:
         for prompt in (False, True):
-            count += 1
-            options = dict(chat_template=source, add_generation_prompt=prompt)
-            expected = theirs.apply_chat_template(messages, tokenize=False, **options)
-            text = template.render(messages, add_generation_prompt=prompt)
+            expected = theirs.apply_chat_template(
+                messages,
+                chat_template=source,
+                tokenize=False,
+                add_generation_prompt=prompt,
+                **variables,
+            )
+            text = template.render(messages, add_generation_prompt=prompt, variables=variables)
             same_text += text == expected
             tokens = theirs(expected, add_special_tokens=False)["input_ids"]
             same_tokens += ours.encode_with_special_tokens(text)[0].tolist() == tokens
-        if "generation %}" not in source:
-            continue
-        marked = theirs.apply_chat_template(
-            messages, chat_template=source, return_dict=True, return_assistant_tokens_mask=True
-        )
-        is_completion = encode_chat(ours, template.render_with_spans(messages)).is_completion
-        same_mask += bool(np.array_equal(is_completion, np.array(marked["assistant_masks"], bool)))
-    masks = f"{same_mask}/{len(CONVERSATIONS)}" if "generation %}" in source else "-"
-    passed = same_text == same_tokens == count and masks in ("-", "3/3")
-    return f"{name:26} {same_text}/{count}   {same_tokens}/{count}   {masks}" + (
+        if has_masks:
+            marked = theirs.apply_chat_template(
+                messages,
+                chat_template=marked_source,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **variables,
+            )
+            chat = template.render_with_spans(messages, variables=variables)
+            is_completion = encode_chat(ours, chat).is_completion
+            same_mask += np.array_equal(is_completion, np.array(marked["assistant_masks"], bool))
+    count = len(chats)
+    masks = f"{same_mask}/{count}" if has_masks else "-"
+    passed = same_text == same_tokens == 2 * count and (same_mask == count or not has_masks)
+    return f"{name:26} {same_text}/{2 * count:<4} {same_tokens}/{2 * count:<4} {masks}" + (
         "" if passed else "  FAILED"
     )
 

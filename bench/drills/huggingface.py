@@ -95,34 +95,51 @@ def make_model(variant: Variant) -> Any:
     with torch.no_grad():
         for parameter in filter(lambda each: each.requires_grad, model.parameters()):
             parameter.add_(torch.randn_like(parameter) * 0.2)
+        if variant.own_head:
+            head = model.get_output_embeddings()
+            head.weight = torch.nn.Parameter(head.weight + torch.randn_like(head.weight) * 0.2)
         if variant.model_class == "MarianMTModel":
             model.final_logits_bias.add_(torch.randn_like(model.final_logits_bias) * 0.2)
     return model
 
 
-def compute_reference(variant: Variant, model: Any) -> Reference:
-    """Run a model of transformers."""
+class Inputs(NamedTuple):
+    """Inputs of a model."""
+
+    arrays: tuple[Array, ...]
+    """[source [B, S],] tokens [B, T]."""
+    tensors: dict[str, Any]
+    """The same for transformers."""
+
+
+def draw_inputs(variant: Variant) -> Inputs:
+    """Return random inputs."""
     draw = np.random.RandomState(0)
     source, tokens = (draw.randint(3, VOCAB, (2, length)) for length in (11, 14))
-    inputs = {"input_ids": torch.tensor(tokens)}
-    if variant.is_seq2seq:
-        inputs = {
-            "input_ids": torch.tensor(source),
-            "decoder_input_ids": torch.tensor(tokens),
-        }
+    arrays = (source, tokens) if variant.is_seq2seq else (tokens,)
+    names = ("input_ids", "decoder_input_ids")
+    tensors = {name: torch.tensor(each) for name, each in zip(names, arrays, strict=False)}
     if variant.config_class == "LongformerConfig":
         # The first token is global, as the imported configs say.
-        inputs["global_attention_mask"] = (torch.arange(tokens.shape[1]) == 0).expand(2, -1).int()
-    output = model(**inputs, output_hidden_states=True)
+        tensors["global_attention_mask"] = (torch.arange(tokens.shape[1]) == 0).expand(2, -1).int()
+    return Inputs(arrays, tensors)
+
+
+def compute_reference(variant: Variant, model: Any) -> Reference:
+    """Run a model of transformers."""
+    inputs = draw_inputs(variant)
+    source, tokens = inputs.arrays[0], inputs.arrays[-1]
+    output = model(**inputs.tensors, output_hidden_states=True)
     states = output.decoder_hidden_states if variant.is_seq2seq else output.hidden_states
+    logits = output.prediction_logits if "PreTraining" in variant.model_class else output.logits
     loss = torch.nn.functional.cross_entropy(
-        output.logits.reshape(-1, output.logits.shape[-1]),
-        torch.tensor(_targets(output.logits.shape)).reshape(-1),
+        logits.reshape(-1, logits.shape[-1]),
+        torch.tensor(_targets(logits.shape)).reshape(-1),
     )
     loss.backward()
-    embedding = model.get_input_embeddings()
-    if "share_encoder_decoder_embeddings" in variant.settings:
-        embedding = model.model.decoder.embed_tokens  # states of the target
+    # Source and target may have tables of their own: that of the target.
+    decoder = model.get_decoder() if variant.is_seq2seq else model
+    embedding = decoder.get_input_embeddings()
     gradient = embedding.weight.grad.numpy().copy()
     greedy = np.zeros((0, 0), int)
     if variant.generates:
@@ -130,7 +147,7 @@ def compute_reference(variant: Variant, model: Any) -> Reference:
     return Reference(
         source,
         tokens,
-        output.logits.detach().numpy(),
+        logits.detach().numpy(),
         np.stack([state.detach().numpy() for state in states]),
         gradient,
         greedy,
@@ -292,7 +309,9 @@ def run_variant(variant: Variant) -> Result:
         pretrained, params = read_model(first)
         model = pretrained.make_model()
         compared = compare(pretrained, params, reference, theirs)
-        write_model(second, model, params, family=pretrained.family.model_type)
+        # The length of training's examples must not replace the rows of a table of positions.
+        given = {"max_position_embeddings": 128, "eos_token_id": 2, "pad_token_id": 1}
+        write_model(second, model, params, family=pretrained.family.model_type, fields=given)
         files = [SafetensorsFile(Path(each) / "model.safetensors") for each in (first, second)]
         names = [
             {name for name in file.tensors if not _is_unused(name, variant, pretrained)}

@@ -115,7 +115,7 @@ def test_scores_of_files(tmp_path: Path) -> None:
     assert scores["naive Bayes, words"] == "test accuracy 100.0%"
     for split in ("train", "valid", "test"):
         (tmp_path / split).write_text("the DET\ncat NOUN\n\nthe NOUN\nthe DET\n")
-    tagged = TokenLabelDataConfig(**paths, format="columns")
+    tagged = TokenLabelDataConfig(**paths)
     assert list(
         baselines.tagging(dataclasses.replace(find_experiment("ud_ewt"), data=tagged)).values()
     ) == ["test accuracy 75.0%"]

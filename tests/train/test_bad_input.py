@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, ("does not exist; give a file, a folder, a glob, or python:library",)),
+        (None, ("does not exist; give a file, a folder or a glob",)),
         (b"", ("is empty; give a path that holds text",)),
         (b"the cat \xff sat", ("not UTF-8 at byte 8 (0xff); convert it (iconv -t utf-8)",)),
         (b"the cat sat", ("the train split: its 11 tokens", "or lower data.sequence_length to 10")),

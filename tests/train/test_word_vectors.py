@@ -107,7 +107,8 @@ def test_damaged_binary_files(tmp_path: Path, content: bytes, complaint: str) ->
         ("", "has no word vectors"),
         ("2 3\n", "has 0 words, and its first line says 2"),
         ("the 1 2 3\na 1 2\n", "line 2: is not a word and 3 numbers"),
-        ("the 1 2 3\na 1 2 nan\n", "line 2: is not a word and 3 numbers"),
+        ("the 1 2 3\na 1 2 nan\n", "line 2: has a number that float32 cannot hold"),
+        ("the 1 2 3\na 1 2 1e39\n", "line 2: has a number that float32 cannot hold"),
         ("the\n", "line 1: is not a word and its numbers"),
         ("a text that is no table\n", "line 1: is not a word and 5 numbers"),
     ],
@@ -173,8 +174,10 @@ def test_scale_of_the_initial_embeddings(dtype: str) -> None:
     assert result.dtype == table.dtype
     assert np.std(result[::2].astype(np.float64)) == pytest.approx(0.02, rel=0.02)
     np.testing.assert_array_equal(result[1::2], table[1::2])
-    with pytest.raises(UserError, match=r"v\.txt: all numbers of this run's words are equal"):
-        copy_scaled(table, np.ones_like(vectors), rows, "v.txt")
+    equal = np.full_like(vectors, 0.1), np.tile(vectors[:1], (3000, 1)), np.zeros_like(vectors)
+    for each in equal:
+        with pytest.raises(UserError, match=r"v\.txt: the vectors of this run's words are equal"):
+            copy_scaled(table, each, rows, "v.txt")
 
 
 def test_refused(tmp_path: Path, still: Experiment) -> None:

@@ -154,3 +154,13 @@ def test_model_without_attention_weights_raises() -> None:
     with pytest.raises(ValueError, match="mixer performer: has no attention weights") as error:
         attention_maps(model, params, tokens=tokens)
     assert "\n" not in str(error.value)
+
+
+def test_maps_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, params, tokens = language_model(FULL, layers=2)
+    weights = 2 * 2 * 3 * LENGTH**2  # examples, layers and heads
+    monkeypatch.setattr("transformer.attention_maps.MAX_WEIGHTS", weights)
+    assert len(attention_maps(model, params, tokens=tokens)) == 2
+    monkeypatch.setattr("transformer.attention_maps.MAX_WEIGHTS", weights // 4)
+    with pytest.raises(ValueError, match="1,452 weights, more than 363; shorten the text to 50%"):
+        attention_maps(model, params, tokens=tokens)

@@ -189,6 +189,9 @@ class ServeArguments:
     api_key: str | None = None
     """Key that requests must send as a bearer token; default: that of the environment variable
     SERVE_API_KEY, or none if it is not set."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names under which a proxy or a tunnel reaches the server, or patterns of them
+    (`*.example.org`). Default: on this machine alone localhost; with another --host any name."""
     step: int | None = None
     """Step of the checkpoint; default: the run's evaluation weights."""
 
@@ -219,7 +222,8 @@ def run_serve(arguments: list[str]) -> int:
         generator = Generator(run, options.max_tokens, options.max_prompt_tokens)
     name, step = options.model_name or run.experiment.name, run.step
     del run  # with the stacked weights, of which the generator may have copies
-    with Server((options.host, options.port), generator, name, key or "") as server:
+    address = options.host, options.port
+    with Server(address, generator, name, key or "", options.allowed_hosts) as server:
         host = f"[{options.host}]" if ":" in options.host else options.host
         url = f"http://{host}:{server.server_port}/v1"
         if json_wanted:

@@ -1,8 +1,8 @@
 """Bitext: sentence pairs of two languages, for encoder-decoders."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from train.data.chat_template import end_tokens
 from train.data.example_configs import BitextDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleSplits,
     check_text_pair,
     corpus_digest,
     read_splits,
@@ -19,7 +20,8 @@ from train.data.examples import (
     tokenizer_for_splits,
     with_leading_space,
 )
-from train.data.files import find_file
+from train.data.files import Notes, TextFile, find_optional_file, find_splits
+from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
@@ -92,11 +94,7 @@ def prepare_bitext(
     Raises:
       UserError: A file is missing, empty or not UTF-8, or two files differ in length.
     """
-    splits = read_splits(
-        config,
-        lambda setting, path: read_pairs(config, setting, path),
-        lambda location, pair: SentencePair(*check_text_pair(location, pair)),
-    )
+    splits = read_sentence_pairs(config)
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
         {
@@ -104,7 +102,7 @@ def prepare_bitext(
             for name, pairs in splits.items()
         },
     )
-    notes: list[str] = []
+    notes = splits.notes
     start = find_start_token(tokenizer, start_token)
     encoded = {
         name: _encode(name, pairs, tokenizer, start, config.max_length, notes)
@@ -113,19 +111,94 @@ def prepare_bitext(
     return ExampleCorpus(tokenizer, encoded, corpus_digest(tokenizer, splits), notes=tuple(notes))
 
 
-def read_pairs(config: BitextDataConfig, setting: str, path: str) -> list[SentencePair]:
-    """Return the pairs of the two files whose names begin with ``path``."""
-    files = [
-        find_file(f"{path}.{ending}", setting)
-        for ending in (config.source_lang, config.target_lang)
-    ]
-    sources, targets = (read_lines(file) for file in files)
+_SOURCES = ("source", "src", "source_text", "input")
+_TARGETS = ("target", "tgt", "target_text", "output", "translation")
+
+
+def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]:
+    """Return the pairs of every split: of two files, or of two columns of a file."""
+    languages = (config.source_lang, config.target_lang)
+
+    def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
+        pair = [find_optional_file(f"{path}.{ending}") for ending in languages] if path else []
+        found = [file for file in pair if file is not None]
+        if len(found) == 1 or (not found and path.endswith(tuple(f".{e}" for e in languages))):
+            raise UserError(
+                f"{setting} {path}: has only one of {path}.{languages[0]} and {path}.{languages[1]}"
+                f"; give the common start of both names, or a file with two columns "
+                f"({FORMATS_PAGE}#sentence-pairs)"
+            )
+        if found:
+            return {"train": found}
+        try:
+            return find_splits(path, setting, notes)
+        except UserError as error:
+            raise UserError(
+                f"{error} (of two files, {path}.{languages[0]} and {path}.{languages[1]}, the "
+                f"start of their names; {FORMATS_PAGE}#sentence-pairs)"
+            ) from error
+
+    def read(files: Sequence[TextFile], notes: Notes) -> Iterator[tuple[str, Any]]:
+        if [plain_name(file).rpartition(".")[2] for file in files] == [*languages]:
+            yield from _lines_of_two_files(files)
+            return
+        for file in files:
+            rows = located_rows(
+                file, text="cells", is_header=lambda cells: None not in find_sides(cells, config)
+            )
+            for number, (location, row) in enumerate(rows):
+                if not number and isinstance(row, Mapping) and "2" in row:
+                    notes.add(file.path, f"has {len(row)} columns; the first two are read")
+                yield location, row
+
+    return read_splits(
+        config,
+        lambda location, row: parse_sentence_pair(location, row, config),
+        lambda location, pair: SentencePair(*check_text_pair(location, pair)),
+        read=read,
+        find=find,
+    )
+
+
+def _lines_of_two_files(files: Sequence[TextFile]) -> Iterator[tuple[str, Any]]:
+    sources, targets = map(read_lines, files)
     if len(sources) != len(targets):
         raise UserError(
             f"{files[1].path}: has {len(targets)} lines, but {files[0].path} has {len(sources)}; "
             "each line must be the translation of the same line there"
         )
-    return list(map(SentencePair, sources, targets))
+    for index, pair in enumerate(zip(sources, targets, strict=True)):
+        yield line_location(files[0], index), dict(zip(("source", "target"), pair, strict=True))
+
+
+def find_sides(names: Iterable[str], config: BitextDataConfig) -> tuple[str | None, str | None]:
+    """Return the names of the columns of source and target; None for one that is not there."""
+    known = {name.strip().lower(): name for name in names}
+    sides = ((config.source_lang, *_SOURCES, "0"), (config.target_lang, *_TARGETS, "1"))
+    source, target = (next((known[name] for name in side if name in known), None) for side in sides)
+    return source, target
+
+
+def parse_sentence_pair(location: str, row: Any, config: BitextDataConfig) -> SentencePair | None:
+    """Return the pair of a row; None if a side of it is null.
+
+    Raises:
+      UserError: It has no such columns, or they hold something else.
+    """
+    if isinstance(row, Mapping) and isinstance(row.get("translation"), Mapping):
+        row = row["translation"]
+    source, target = find_sides(row, config) if isinstance(row, Mapping) else (None, None)
+    if source is None or target is None:
+        has = ", ".join(row)[:200] if isinstance(row, Mapping) else "one text"
+        raise UserError(
+            f"{location}: has no sentences in {config.source_lang!r} and {config.target_lang!r} "
+            f"(it has {has}); set data.source_lang and data.target_lang "
+            f"({FORMATS_PAGE}#sentence-pairs)"
+        )
+    pair = SentencePair(row[source], row[target])
+    if None in pair:
+        return None
+    return SentencePair(*check_text_pair(location, pair))
 
 
 def find_start_token(tokenizer: Tokenizer, name: str) -> int:

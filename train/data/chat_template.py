@@ -1,31 +1,48 @@
 """Chat templates: conversations as text, by the Jinja templates that tokenizers carry.
 
 A template is rendered as `transformers` does (`apply_chat_template`): in a sandbox that can change
-nothing, with `messages`, `add_generation_prompt`, the special tokens, `raise_exception` and
-`strftime_now`. The text of the assistant is found in one of two ways: by `{% generation %}` blocks
-of the template, or by rendering the messages before and with each answer.
+nothing, with `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens,
+`raise_exception` and `strftime_now`; and in a process whose time and memory are limited. The text
+of the assistant is found in one of two ways: by `{% generation %}` blocks of the template, or by
+rendering the messages before and with each answer.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
-import datetime
-import functools
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from train.data import template_process
+from train.data.template_process import END, MAX_SECONDS, START
 from train.errors import UserError
 
 if TYPE_CHECKING:
-    import jinja2
-
     from train.data.tokenizer import Tokenizer
 
-Message = Mapping[str, str]
-"""One turn of a conversation: its `role` (`system`, `user`, `assistant`) and its `content`."""
+Message = Mapping[str, Any]
+"""One turn of a conversation: its `role` (`system`, `user`, `assistant`, `tool`) and its `content`,
+with other fields for the template (`tool_calls`, `reasoning_content`, `name`). Values of JSON."""
+
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of a message's reasoning. A template finds it under the first two."""
+
+WRITTEN_FIELDS = (("tool_calls",), ("function_call",), REASONING)
+"""Fields of a message, each by its names, that are a part of what the assistant writes."""
+
+MAX_TEMPLATE = 1_000_000
+"""Characters of a template. Published ones have up to 20,000."""
 
 DEFAULT_TEMPLATE = """\
 {{- bos_token or eos_token -}}
@@ -39,8 +56,8 @@ DEFAULT_TEMPLATE = """\
 
 ASSISTANT = "assistant"
 
-# Noncharacters of Unicode, which no text has: edges of a `{% generation %}` block.
-_START, _END = "\ufdd0", "\ufdd1"
+# Another noncharacter of Unicode: stands for an answer.
+_PROBE = "\ufdd2"
 
 
 class ChatText(NamedTuple):
@@ -73,119 +90,260 @@ class ChatTemplate:
         """Return a template, by default the default one, that writes no special tokens."""
         return cls(source or DEFAULT_TEMPLATE, (("eos_token", " "),))
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> str:
         """Return a conversation as text, without marks of its assistant's parts.
 
         Args:
           messages: The turns.
           add_generation_prompt: End with the start of an answer.
+          variables: `tools`, `documents` and other variables of the template.
 
         Raises:
-          UserError: The template is not valid, or refuses the conversation.
+          UserError: The template is not valid, refuses the conversation, or exceeds its limits.
         """
-        marked = self._render(messages, add_generation_prompt)
-        return marked.replace(_START, "").replace(_END, "")
+        [text] = self._render([(messages, add_generation_prompt)], variables)
+        return text.replace(START, "").replace(END, "")
 
-    def render_with_spans(self, messages: Sequence[Message], first: int = 0) -> ChatText:
+    def render_with_spans(
+        self,
+        messages: Sequence[Message],
+        first: int = 0,
+        variables: Mapping[str, Any] = NO_VARIABLES,
+    ) -> ChatText:
         """Return a conversation as text, and where assistants wrote it.
 
         Args:
-          messages: The turns.
+          messages: The turns. The spans have no answer whose `weight` is 0 or whose `train` is
+            False.
           first: Answers before this turn are not part of the spans.
+          variables: As in `render`.
 
         Raises:
           UserError: As in `render`; or the parts cannot be told apart.
         """
         answers = [i for i, each in enumerate(messages) if each["role"] == ASSISTANT]
-        counted = [i for i in answers if i >= first]
-        marked = self._render(messages, False)
-        if _START in marked:
-            text, spans = _split_marked(marked)
-            return ChatText(text, tuple(spans[len(answers) - len(counted) :]))
-        spans = []
-        for index in counted:
-            before = self.render(messages[:index], add_generation_prompt=True)
-            after = self.render(messages[: index + 1])
-            if not (after.startswith(before) and marked.startswith(after)):
+        counted = [i for i in answers if i >= first and is_learned(messages[i])]
+        cuts: list[tuple[Sequence[Message], bool]] = [(messages, False)]
+        if "endgeneration" not in self.source:
+            for i in counted:
+                cuts += [(messages[:i], True), (messages[: i + 1], False)]
+        marked, *texts = self._render(cuts, variables)
+        if not texts:
+            text, marks = _split_marked(marked)
+            if len(marks) == len(answers):
+                marks = [marks[answers.index(i)] for i in counted]
+            elif counted != answers:
                 raise UserError(
-                    f"chat template: formats the turns before message {index} differently once an "
-                    "answer follows, so the answer cannot be located; put {% generation %} and {% "
-                    "endgeneration %} around it in the template"
+                    f"chat template: writes {len(marks)} generation blocks for {len(answers)} "
+                    "answers, so that those which are not learned cannot be told apart; write one "
+                    "around each"
                 )
-            spans.append((len(before), len(after)))
+            return ChatText(text, tuple(marks))
+        spans = []
+        for index, before, after in zip(counted, texts[::2], texts[1::2], strict=True):
+            if after.startswith(before) and marked.startswith(after):
+                spans.append((len(before), len(after)))
+            else:
+                spans.append(self._locate(messages, index, marked, before, variables))
         return ChatText(marked, tuple(spans))
+
+    def _locate(
+        self,
+        messages: Sequence[Message],
+        index: int,
+        text: str,
+        before: str,
+        variables: Mapping[str, Any],
+    ) -> tuple[int, int]:
+        """Return where an answer stands whose turn is written otherwise once others follow.
+
+        Qwen3 leaves out the reasoning of earlier turns, say. The text with another answer in this
+        place is the same up to the answer and after it.
+        """
+        probe = {"role": ASSISTANT, "content": _PROBE}
+        changed, last = self._render(
+            [
+                ([*messages[:index], probe, *messages[index + 1 :]], False),
+                ([*messages[:index], probe], False),
+            ],
+            variables,
+        )
+        start = _common_length(text, changed)
+        stop = len(text) - _common_length(text[::-1], changed[::-1])
+        end_of_turn = last.rpartition(_PROBE)[2]
+        if _PROBE not in changed or stop < start or not text.startswith(end_of_turn, stop):
+            raise UserError(
+                f"chat template: formats message {index} or the turns before it differently once "
+                "others follow, so the answer cannot be located; put {% generation %} and {% "
+                "endgeneration %} around it in the template"
+            )
+        start = len(before) if text.startswith(before) else start
+        return start, stop + len(end_of_turn)
+
+    def check_written(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> None:
+        """Raise UserError if the template leaves out variables, or a part of an answer."""
+        for name in variables:
+            if name not in self.source:
+                raise UserError(
+                    f"chat template: does not read {name}; leave {name} out, or give a template "
+                    "that has it with data.chat_template"
+                )
+        for names in WRITTEN_FIELDS:
+            given = [
+                (index, name)
+                for index, message in enumerate(messages)
+                if message["role"] == ASSISTANT
+                for name in names
+                if message.get(name)
+            ]
+            if not given:
+                continue
+            index, name = given[-1]  # shows it for all: trying each takes quadratic time
+            others = {key: value for key, value in messages[index].items() if key not in names}
+            text, text_without = self._render(
+                [
+                    (messages[: index + 1], False),
+                    ([*messages[:index], {"content": ""} | others], False),
+                ],
+                variables,
+            )
+            if text == text_without:
+                raise UserError(
+                    f"chat template: writes nothing of {name} in message {index}; leave "
+                    "it out, or give a template that writes it with data.chat_template"
+                )
+
+    def writes(
+        self, field: str, messages: Sequence[Message], variables: Mapping[str, Any] = NO_VARIABLES
+    ) -> bool:
+        """Return True if a field of the messages changes the text."""
+        others = [{key: value for key, value in each.items() if key != field} for each in messages]
+        text, text_without = self._render([(messages, False), (others, False)], variables)
+        return text != text_without
 
     def end_of_turn(self) -> str:
         """Return the text that ends an assistant's turn."""
-        probe = "\ufdd2"
-        turns = [{"role": "user", "content": probe}, {"role": ASSISTANT, "content": probe}]
-        return self.render(turns).rpartition(probe)[2]
+        turns = [{"role": "user", "content": _PROBE}, {"role": ASSISTANT, "content": _PROBE}]
+        return self.render(turns).rpartition(_PROBE)[2]
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        import jinja2
-
-        try:
-            template = _compile(self.source)
-            text: str = template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **dict(self.special_tokens),
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+    def _render(
+        self, conversations: Sequence[tuple[Sequence[Message], bool]], variables: Mapping[str, Any]
+    ) -> list[str]:
+        """Return the text of each pair of messages and `add_generation_prompt`."""
+        if len(self.source) > MAX_TEMPLATE:
             raise UserError(
-                f"chat template: {reason}; correct it, or name another with data.chat_template"
-            ) from error
-        return text
-
-
-@functools.lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
-    """Return the compiled template."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """The block `{% generation %}` of transformers, with marks at its edges."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            start, end = (
-                nodes.Output([nodes.TemplateData(mark)]).set_lineno(line) for mark in (_START, _END)
+                f"chat template: has {len(self.source):,} characters, more than {MAX_TEMPLATE:,}; "
+                "name another with data.chat_template"
             )
-            return [start, *body, end]
+        common = {"tools": None, "documents": None, **dict(self.special_tokens), **variables}
+        request = {
+            "source": self.source,
+            "variables": [
+                common
+                | {
+                    "messages": [_as_template_reads(each) for each in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                }
+                for messages, add_generation_prompt in conversations
+            ],
+        }
+        answer = _process.ask(request)
+        if "error" in answer:
+            raise UserError(
+                f"chat template: {answer['error']}; correct it, or name another with "
+                "data.chat_template"
+            )
+        texts: list[str] = answer["texts"]
+        return texts
 
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
 
-    def tojson(value: Any, **options: Any) -> str:
-        # Unlike Jinja's, without HTML escapes.
-        return json.dumps(value, **{"ensure_ascii": False, **options})
+def is_learned(message: Message) -> bool:
+    """Return True for an answer that counts in the loss."""
+    is_off = message.get("weight") == 0 or message.get("train") is False
+    return message["role"] == ASSISTANT and not is_off
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[Generation, "jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment.from_string(source)
+
+def _as_template_reads(message: Message) -> dict[str, Any]:
+    """Return a message without nulls, and with its reasoning under both names, as transformers."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    if reasoning := next((fields[name] for name in REASONING if name in fields), None):
+        fields = {"thinking": reasoning} | fields | {"reasoning_content": reasoning}
+    return fields
+
+
+class _TemplateProcess:
+    """The process that renders templates, shared by all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to a request (`train.data.template_process`)."""
+        try:
+            line = json.dumps(request).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"messages: are not values of JSON ({error}); correct them") from error
+        with self._lock:
+            try:
+                process = self._started()
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(line)
+                process.stdin.flush()
+                reply = process.stdout.readline()
+                answer: dict[str, Any] = json.loads(reply)
+            except (BrokenPipeError, json.JSONDecodeError):
+                self.stop()
+                return {"error": f"needs more than {MAX_SECONDS} seconds, or ends its process"}
+            except BaseException:  # an interrupt: the answer would be taken for the next one's
+                self.stop()
+                raise
+        return answer
+
+    def stop(self) -> None:
+        """End the process. The next request starts another."""
+        if self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(BrokenPipeError), self._process:
+                self._process = None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", template_process.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this process alone
+            )
+        return self._process
+
+
+_process = _TemplateProcess()
+atexit.register(_process.stop)
+
+
+def _common_length(a: str, b: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    differs = (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differs, min(len(a), len(b)))
 
 
 def _split_marked(marked: str) -> tuple[str, list[tuple[int, int]]]:
     """Return a text without marks, and the ranges between them."""
     spans: list[tuple[int, int]] = []
     text = ""
-    for index, part in enumerate(marked.split(_START)):
-        inside, _, after = part.partition(_END) if index else ("", "", part)
+    for index, part in enumerate(marked.split(START)):
+        inside, _, after = part.partition(END) if index else ("", "", part)
         if index:
             spans.append((len(text), len(text) + len(inside)))
         text += inside + after

@@ -1,14 +1,22 @@
-"""Instruction data: conversations in JSON lines, and rows of them with the loss on the answers.
+"""Instruction data: conversations, and rows of them with the loss on the answers.
 
-A line has `messages` (a list of {"role", "content"}), or `prompt` and `completion`: both texts, or
-both lists of messages. Messages are written by the chat template; texts are joined as they are, and
-end with the end-of-text token. Several conversations share a row; none sees another.
+A conversation is recognized by its fields:
+
+- `messages`, as of OpenAI's API: objects with role and content;
+- `conversations`, as of ShareGPT: objects with from and value;
+- `instruction` (`input`) and `output`, as of Alpaca, or another question and answer: two messages;
+- `prompt` and `completion`: both texts, or both lists of messages.
+
+Messages are written by the chat template; texts are joined as they are, and end with the
+end-of-text token. Several conversations share a row; none sees another.
 """
 
 import bisect
+import contextlib
 import dataclasses
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +24,9 @@ import numpy as np
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
 from train.data.chat_template import (
+    ASSISTANT,
+    NO_VARIABLES,
+    WRITTEN_FIELDS,
     ChatTemplate,
     ChatTokens,
     Message,
@@ -24,10 +35,47 @@ from train.data.chat_template import (
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleCorpus, corpus_digest, read_splits, tokenizer_for_splits
 from train.data.files import find_file
-from train.data.text_files import check_unicode, line_location, read_lines
+from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
-from train.errors import UserError, as_user_error
+from train.errors import UserError
+
+LISTS = ("messages", "conversations", "conversation")
+"""Fields with all messages of a conversation."""
+
+QUESTIONS, ANSWERS = (
+    ("instruction", "question", "query", "prompt"),
+    ("output", "response", "answer"),
+)
+"""Fields of a question and of its answer."""
+
+SYSTEM, INPUTS = ("system", "system_prompt"), ("input", "context")
+"""Fields of the system's message before a question, and of a text after it."""
+
+ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "assistant": ASSISTANT,
+    "model": ASSISTANT,
+    "system": "system",
+    "tool": "tool",
+    "observation": "tool",
+}
+"""Roles by the names that `from` has."""
+
+VARIABLES = ("tools", "documents", "chat_template_kwargs")
+"""Fields of variables of the chat template; the last holds several."""
+
+UNSUPPORTED = {"functions": "tools", "function_call": "tool_calls"}
+"""Older fields of OpenAI's API, and those that have taken their place."""
+
+
+REMEDY = (
+    "give messages, conversations, prompt and completion, or instruction and output; "
+    "docs/tasks.md#conversations shows the formats"
+)
 
 
 class Conversation(NamedTuple):
@@ -37,85 +85,187 @@ class Conversation(NamedTuple):
     """Text; or messages. Answers among the messages count in the loss unless there is a completion
     of its own."""
     completion: str | tuple[Message, ...] = ()
+    variables: Mapping[str, Any] = NO_VARIABLES
+    """`tools` and other variables of the chat template."""
     location: str = ""
+    unread: tuple[str, ...] = ()
+    """Other fields of the row."""
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """What is learned from, without the location: JSON values."""
+        return self.prompt, self.completion, dict(self.variables)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All messages; none of a text."""
+        if isinstance(self.prompt, str) or isinstance(self.completion, str):
+            return ()
+        return (*self.prompt, *self.completion)
 
     def text(self, template: ChatTemplate) -> str:
         """Return what a template writes, to train a tokenizer on."""
         if isinstance(self.prompt, str):
             return f"{self.prompt} {self.completion}"
-        assert not isinstance(self.completion, str)  # a text completes a text
-        return template.render([*self.prompt, *self.completion])
+        with _located(self.location):
+            return template.render(self.messages, variables=self.variables)
 
 
-def read_json_objects(setting: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the location and the object of each line of a file that is not empty."""
-    file = find_file(path, setting)
-    for index, line in enumerate(read_lines(file)):
-        if not line.strip():
-            continue
-        location = line_location(file, index)
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(
-                f"{location}: not JSON ({error}); each line must be one JSON object"
-            ) from error
-        if not isinstance(record, dict):
-            raise UserError(f"{location}: not a JSON object; each line must be one")
-        yield location, record
-
-
-def parse_conversation(location: str, record: Any) -> Conversation:
-    """Return the conversation of a JSON object.
+def parse_conversation(location: str, row: Any) -> Conversation:
+    """Return the conversation of a row.
 
     Raises:
-      UserError: It has neither `messages` nor `prompt` and `completion`, or they are malformed.
+      UserError: It has no fields of a conversation, or they are malformed or not supported.
     """
-    if not isinstance(record, Mapping):
-        raise UserError(f"{location}: is not an object; give messages, or prompt and completion")
-    if record.get("tools"):
-        raise UserError(f"{location}: has tools, which are not supported; leave the line out")
-    if "messages" in record:
-        return Conversation(parse_messages(location, "messages", record["messages"]), (), location)
-    for name in ("prompt", "completion"):
-        if name not in record:
-            has = ", ".join(map(str, record)) or "none"
-            raise UserError(
-                f"{location}: has no field {name!r} (it has {has}); give messages, or prompt and "
-                "completion"
-            )
-    prompt, completion = (
-        parse_part(location, name, record[name]) for name in ("prompt", "completion")
-    )
-    if isinstance(prompt, str) != isinstance(completion, str):
-        raise UserError(
-            f"{location}: one of prompt and completion is a text and the other a list of "
-            "messages; give two of a kind"
+    if not isinstance(row, Mapping):
+        raise UserError(f"{location}: is not an object; {REMEDY}")
+    row = {name: value for name, value in row.items() if value is not None}
+    for name, other in UNSUPPORTED.items():
+        if row.get(name):
+            raise UserError(f"{location}: {name} is not supported; give {other} in its place")
+
+    def first_of(names: Sequence[str]) -> str:
+        return next((name for name in names if name in row), "")
+
+    completion: str | tuple[Message, ...] = ()
+    question, answer, system = map(first_of, (QUESTIONS, ANSWERS, SYSTEM))
+    if name := first_of(LISTS):
+        read = [name, *VARIABLES]
+        prompt: str | tuple[Message, ...] = parse_messages(location, name, row[name])
+    elif "prompt" in row and "completion" in row:
+        read = ["prompt", "completion"]
+        prompt, completion = (
+            parse_part(location, name, row[name]) for name in ("prompt", "completion")
         )
-    return Conversation(prompt, completion, location)
+        if isinstance(prompt, str) != isinstance(completion, str):
+            raise UserError(
+                f"{location}: one of prompt and completion is a text and the other a list of "
+                "messages; give two of a kind"
+            )
+        read += () if isinstance(prompt, str) else VARIABLES
+    elif question and answer:
+        addition = first_of(INPUTS)
+        read = [question, addition, answer, *VARIABLES]
+        prompt = (
+            _text_message(location, row, "user", question, addition),
+            _text_message(location, row, ASSISTANT, answer),
+        )
+    else:
+        has = ", ".join(map(str, row)) or "none"
+        raise UserError(f"{location}: has no fields of a conversation (it has {has}); {REMEDY}")
+    if system and not isinstance(prompt, str) and prompt[0]["role"] != "system":
+        read.append(system)
+        if row[system]:
+            prompt = (_text_message(location, row, "system", system), *prompt)
+    variables = parse_variables(location, row)
+    unread = tuple(str(name) for name in row if name not in read)
+    return Conversation(prompt, completion, variables, location, unread)
+
+
+def _text_message(location: str, row: Mapping[str, Any], role: str, *names: str) -> Message:
+    """Return a message of the texts in some fields, a line each."""
+    texts = []
+    for name in filter(None, names):
+        if not isinstance(row[name], str):
+            raise UserError(f"{location}: {name} is not a text; give one")
+        texts.append(row[name])
+    return {"role": role, "content": "\n".join(filter(None, texts))}
+
+
+def parse_variables(location: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the template that a row has. Empty ones count as missing."""
+    variables: dict[str, Any] = {}
+    for name in VARIABLES:
+        value, kind = row.get(name), dict if name == "chat_template_kwargs" else list
+        if isinstance(value, str):  # tables of columns hold nested values as JSON
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(value or "null")
+        if not value:
+            continue
+        if not isinstance(value, kind):
+            expected = "an object" if kind is dict else "a list"
+            raise UserError(f"{location}: {name} is not {expected}; give one")
+        variables |= value if isinstance(value, dict) else {name: value}
+    for name in ("messages", "add_generation_prompt"):
+        if name in variables:
+            raise UserError(f"{location}: chat_template_kwargs has {name}; leave it out")
+    return variables
 
 
 def parse_part(location: str, name: str, value: Any) -> str | tuple[Message, ...]:
     """Return a text or messages."""
     if isinstance(value, str):
-        check_unicode(location, name, value)
         return value
     return parse_messages(location, name, value)
 
 
 def parse_messages(location: str, name: str, value: Any) -> tuple[Message, ...]:
-    """Return messages with a role and a content each."""
-    if not isinstance(value, list) or not value:
+    """Return messages with their fields: a role, a text as content, and others.
+
+    Raises:
+      UserError: It is not a list of such messages, or a field is not supported.
+    """
+    if not isinstance(value, list | tuple) or not value:
         raise UserError(
             f"{location}: {name} is not a list of messages; give objects with role and content"
         )
-    for number, each in enumerate(value):
-        fields = each if isinstance(each, dict) else {}
-        for field in ("role", "content"):
-            if not isinstance(fields.get(field), str):
-                raise UserError(f"{location}: {name}[{number}] has no text {field!r}; give one")
-            check_unicode(location, f"{name}[{number}]", fields[field])
-    return tuple({"role": each["role"], "content": each["content"]} for each in value)
+    return tuple(
+        parse_message(f"{location}: {name}[{number}]", each) for number, each in enumerate(value)
+    )
+
+
+def parse_message(location: str, value: Any) -> Message:
+    """Return a message without the fields that are null, with parts of its content joined.
+
+    An answer may have another field in place of the content, such as `tool_calls`.
+
+    Raises:
+      UserError: It has no role or no text, or a field that is not supported.
+    """
+    given = value if isinstance(value, Mapping) else {}
+    fields = {name: each for name, each in given.items() if each is not None}
+    if "from" in fields and "role" not in fields:
+        speaker = fields.pop("from")
+        if not isinstance(speaker, str) or speaker not in ROLES:
+            raise UserError(
+                f"{location} is from {speaker!r}, which is no known role; give one of "
+                f"{', '.join(ROLES)}"
+            )
+        fields = {"role": ROLES[speaker]} | fields
+    if "value" in fields and "content" not in fields:
+        fields["content"] = fields.pop("value")
+    if not isinstance(fields.get("role"), str):
+        raise UserError(f"{location} has no text 'role'; give one")
+    for name, other in UNSUPPORTED.items():
+        if fields.get(name):
+            raise UserError(f"{location} has {name}, which is not supported; give {other}")
+    is_answer = fields["role"] == ASSISTANT
+    content = fields.get("content")
+    if isinstance(content, list | tuple):
+        content = fields["content"] = "".join(_text_of(location, part) for part in content)
+    has_other = any(fields.get(name) for names in WRITTEN_FIELDS for name in names)
+    if not isinstance(content, str) and not (content is None and is_answer and has_other):
+        raise UserError(f"{location} has no text 'content'; give one")
+    for name, allowed in (("weight", (0, 1)), ("train", (False, True))):
+        if name in fields and fields[name] not in allowed:
+            raise UserError(
+                f"{location} has {name} {fields[name]!r}; give {allowed[0]} or {allowed[1]}"
+            )
+        if fields.get(name) and not is_answer:
+            raise UserError(f"{location} has {name}, and only answers are learned; leave it out")
+    return fields
+
+
+def _text_of(location: str, part: Any) -> str:
+    """Return the text of a part of a message's content."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type", "text") == "text":
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    kind = part.get("type") if isinstance(part, Mapping) else part
+    raise UserError(f"{location} has a part {kind!r} that is not text; leave it out")
 
 
 def encode_conversation(
@@ -132,10 +282,43 @@ def encode_conversation(
         after = np.append(tokenizer.encode(completion), tokenizer.eos_token_id)
         counted = np.arange(len(before) + len(after)) >= len(before)
         return ChatTokens(np.concatenate([before, after]).astype(np.int32), counted)
-    messages = (*prompt, *completion)
-    with as_user_error(conversation.location):
+    messages, variables = conversation.messages, conversation.variables
+    with _located(conversation.location):
+        template.check_written(messages, variables)
         first = len(prompt) if completion else 0
-        return encode_chat(tokenizer, template.render_with_spans(messages, first))
+        return encode_chat(tokenizer, template.render_with_spans(messages, first, variables))
+
+
+@contextlib.contextmanager
+def _located(location: str) -> Iterator[None]:
+    """Put a location before errors."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{location}: {error}") from error
+
+
+def notes_on_fields(template: ChatTemplate, conversations: Iterable[Conversation]) -> Iterator[str]:
+    """Yield notes on fields of rows that are not read, and of messages that are not written."""
+    unread: dict[str, None] = {}
+    examples: dict[str, Conversation] = {}
+    for each in conversations:
+        unread |= dict.fromkeys(each.unread)
+        for message in each.messages:
+            for name in message:
+                examples.setdefault(name, each)
+    if unread:
+        yield f"fields of rows that are not read: {', '.join(unread)}"
+    unwritten = [
+        name
+        for name, each in examples.items()
+        if name not in template.source
+        and name not in ("weight", "train")
+        and all(name not in names for names in WRITTEN_FIELDS)
+        and not template.writes(name, each.messages, each.variables)
+    ]
+    if unwritten:
+        yield f"fields of messages that the chat template does not write: {', '.join(unwritten)}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -189,11 +372,7 @@ def prepare_conversations(
       UserError: A file is missing or malformed, the template is not valid, or nothing is left to
         learn from.
     """
-
-    def read(setting: str, path: str) -> list[Conversation]:
-        return [parse_conversation(*each) for each in read_json_objects(setting, path)]
-
-    splits = read_splits(config, read, parse_conversation)
+    splits = read_splits(config, parse_conversation)
     untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
@@ -201,13 +380,14 @@ def prepare_conversations(
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    notes: list[str] = []
+    notes = splits.notes
+    notes += notes_on_fields(template, itertools.chain.from_iterable(splits.values()))
     encoded = {
         name: _encode(name, examples, tokenizer, template, config, notes)
         for name, examples in splits.items()
     }
     # Without the locations: the digest must not depend on the paths of the files.
-    content = {name: [each[:2] for each in examples] for name, examples in splits.items()}
+    content = {name: [each.content for each in examples] for name, examples in splits.items()}
     digest = corpus_digest(tokenizer, {"template": template.source, **content})
     return ExampleCorpus(tokenizer, encoded, digest, notes=tuple(notes))
 

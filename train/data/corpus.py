@@ -35,7 +35,7 @@ from train.data.tokenizer_training import token_id_tokenizer, train_tokenizer
 from train.errors import UserError
 
 # Version of the files in the cache. Increase it when their contents change.
-_FORMAT = 2
+_FORMAT = 3
 
 
 _METADATA = "corpus.json"
@@ -57,7 +57,7 @@ class TextCorpus:
       streams: Streams by split: "train", "validation" and, if it is configured, "test".
       digest: Digest of texts, splits and tokens: equal for equal data.
       labels: Empty: running text has no labels.
-      notes: Empty.
+      notes: What the user should know of how the text was read.
     """
 
     tokenizer: Tokenizer
@@ -157,7 +157,7 @@ def prepare_held_out(
 
 def _tokenize(
     folder: pathlib.Path,
-    splits: DocumentSplits,
+    splits: FingerprintedSplits,
     names: tuple[str, ...],
     sources: dict[str, object],
     tokenizer: Tokenizer,
@@ -166,9 +166,9 @@ def _tokenize(
     entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
     get_or_create(entry, lambda partial: _write(partial, splits, names, tokenizer), _is_complete)
     metadata = json.loads((entry / _METADATA).read_text())
-    streams = {name: read_stream(entry, name, metadata[name]) for name in names}
+    streams = {name: read_stream(entry, name, metadata["streams"][name]) for name in names}
     digest = cache_key(tokenizer.digest, [stream.digest for stream in streams.values()])
-    return TextCorpus(tokenizer, streams, digest, splits)
+    return TextCorpus(tokenizer, streams, digest, splits, notes=tuple(metadata["notes"]))
 
 
 def load_or_train_tokenizer(
@@ -201,25 +201,26 @@ def load_or_train_tokenizer(
 
 
 def _write(
-    folder: pathlib.Path, splits: DocumentSplits, names: tuple[str, ...], tokenizer: Tokenizer
+    folder: pathlib.Path, splits: FingerprintedSplits, names: tuple[str, ...], tokenizer: Tokenizer
 ) -> None:
-    metadata = {}
+    streams = {}
     for name in names:
         documents = splits.documents(name)
-        metadata[name] = write_stream(
+        streams[name] = write_stream(
             folder, name, documents, tokenizer, num_characters=splits.estimate_characters(name)
         )
-        if metadata[name]["documents"] == 0:
+        if streams[name]["documents"] == 0:
             raise UserError(f"the {name} split: has no words in it; give more text")
+    metadata = {"streams": streams, "notes": splits.notes.lines()}
     (folder / _METADATA).write_text(json.dumps(metadata, indent=1))
 
 
 def _is_complete(folder: pathlib.Path) -> bool:
     try:
-        metadata: dict[str, dict[str, Any]] = json.loads((folder / _METADATA).read_text())
+        streams: dict[str, Any] = json.loads((folder / _METADATA).read_text())["streams"]
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return False
-    return all(stream_is_complete(folder, name, metadata[name]) for name in metadata)
+    return all(stream_is_complete(folder, name, streams[name]) for name in streams)
 
 
 class _Compressor(Protocol):

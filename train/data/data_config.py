@@ -272,8 +272,8 @@ class StreamingConfig:
 
     enabled: bool = False
     """Read the training text document by document, tokenize it on the way, and keep none of it on
-    disk. For data larger than the disk or the memory. The paths hold JSON lines (.jsonl, .ndjson;
-    also .gz, .zst) or Parquet, local or remote (also https://)."""
+    disk. For data larger than the disk or the memory. The paths hold JSON lines (also compressed)
+    or Parquet, local or remote (also https://)."""
 
     shuffle_window: int = 4096
     """Documents that are read ahead and shuffled. 1: the order of the files."""
@@ -304,21 +304,26 @@ class TextDataConfig(DataConfig):
     such as ``books/**/*.txt``, numbered files (``part-{00..63}.jsonl``), or ``python:library`` (the
     help topics and library source that ship with Python). It may be remote (https://...,
     gs://...); ``~`` and ``$NAME`` are expanded; one that does not exist as given is looked for
-    under ``$TRANSFORMER_DATA``. Files are UTF-8 text, one document each, or JSON lines (.jsonl,
-    .ndjson) or Parquet (.parquet), one document a line or row; text may be compressed (.gz, .zst).
+    under ``$TRANSFORMER_DATA``, and on Kaggle below ``/kaggle/input``. Of a data folder as on the
+    Hugging Face hub (``train-*.parquet``, ``validation-*``, ``test-*``) each split is read.
+
+    Files are UTF-8 text, one document each, or rows with one document each: JSON lines, a JSON
+    array, Parquet, Arrow, CSV or TSV. Their content decides, not their names; text may be
+    compressed (gzip, zstd, bzip2, xz).
     """
 
     length_field = "sequence_length"
     is_text = True
 
     path: str = ""
-    """Training text. Held-out text is taken from it unless validation_path is set."""
+    """Training text. Held-out text is taken from it unless there are validation files."""
 
     validation_path: str = ""
-    """Validation text. Empty: held out of path."""
+    """Validation text. Empty: that of a folder that has files of this split, or held out of
+    path."""
 
     test_path: str = ""
-    """Test text. Empty: no test split."""
+    """Test text. Empty: that of a folder that has files of this split, or none."""
 
     sources: tuple[SourceConfig, ...] = ()
     """Several sources, mixed by weight, in place of path, validation_path and test_path."""
@@ -327,7 +332,7 @@ class TextDataConfig(DataConfig):
     """Reading of data that are larger than the disk or the memory."""
 
     text_field: str = "text"
-    """JSON lines: name of the field that holds a document's text."""
+    """Name of the field of a row that holds a document's text."""
 
     split_method: SplitMethod = "documents"
     """Rule that holds validation text out of path. documents: whole documents, selected by a hash

@@ -17,7 +17,6 @@ from train.data.data_config import (
 )
 
 ClassificationFormat = Literal["tsv", "label_first"]
-TokenLabelFormat = Literal["conllu", "columns"]
 TagColumn = Literal["upos", "xpos"]
 
 
@@ -25,18 +24,19 @@ TagColumn = Literal["upos", "xpos"]
 class ExampleDataConfig(DataConfig):
     """Fields that all data with separate examples have: paths, splits, lengths, tokenizer.
 
-    A path may be remote (gs://...); ``~`` and ``$NAME`` are expanded; one that does not exist as
-    given is looked for under ``$TRANSFORMER_DATA``. Files are UTF-8 text, gzip if they end in .gz.
+    A path is a file, a folder or a glob, as of `train.data.data_config.TextDataConfig`. The formats
+    are in docs/tasks.md.
     """
 
     path: str = ""
-    """Training examples. Held-out examples are taken from it unless validation_path is set."""
+    """Training examples. Held-out examples are taken from it unless there are validation files."""
 
     validation_path: str = ""
-    """Validation examples. Empty: held out of path."""
+    """Validation examples. Empty: those of a folder that has files of this split, or held out of
+    path."""
 
     test_path: str = ""
-    """Test examples. Empty: no test split."""
+    """Test examples. Empty: those of a folder that has files of this split, or none."""
 
     validation_fraction: float = 0.1
     """Fraction of the examples of path to hold out if validation_path is empty."""
@@ -80,26 +80,30 @@ class ExampleDataConfig(DataConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ClassificationDataConfig(ExampleDataConfig):
-    """Labeled texts, one example a line."""
+    """Labeled texts: rows of CSV, TSV, JSON or Parquet, or a label and a text a line.
+
+    Columns with usual names (text, sentence, review; label, class, sentiment) are found.
+    """
 
     format: ClassificationFormat = "tsv"
-    """tsv: tab-separated columns without quotes. label_first: the first word is the label and the
-    rest is the text, as in TREC's question files."""
+    """Format of plain text. tsv: separated columns. label_first: the first word is the label and
+    the rest is the text, as in TREC's question files."""
 
     label_column: str = "label"
-    """tsv: column of the label, by its name in the header or by its number from 0."""
+    """Column of the label, by its name or by its number from 0."""
 
     text_column: str = "text"
-    """tsv: column of the text, by its name in the header or by its number from 0."""
+    """Column of the text, by its name or by its number from 0."""
 
     header: bool = True
-    """tsv: the first line names the columns. False: columns are given by number."""
+    """The first line of CSV names the columns. False: the numbers of columns are those of a file
+    without names. A first line with usual names is recognized either way."""
 
     coarse_labels: bool = False
     """Keep only the part of a label before its first colon: DESC of DESC:manner."""
 
     encoding: str = "utf-8"
-    """Encoding of the files: utf-8, latin-1, ..."""
+    """Encoding of files that are not UTF-8: latin-1, ..."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,18 +130,21 @@ class ClassificationDataConfig(ExampleDataConfig):
 
 @dataclasses.dataclass(frozen=True)
 class BitextDataConfig(ExampleDataConfig):
-    """Sentences and their translations: two files with equal numbers of lines, in the same order.
+    """Sentences and their translations: two files with equal numbers of lines, or rows of both.
 
-    A path is the common prefix of both file names: ``multi30k/raw/train`` with source_lang "en" and
+    A path is the common prefix of two file names: ``multi30k/raw/train`` with source_lang "en" and
     target_lang "de" reads ``multi30k/raw/train.en`` and ``multi30k/raw/train.de``, or those files
-    with .gz after their names. Both languages share one tokenizer, trained on both.
+    with .gz after their names. Or it is a file or folder of rows: two columns of TSV or CSV, or
+    JSON or Parquet with the fields "en" and "de". Both languages share one tokenizer, trained on
+    both.
     """
 
     source_lang: str = "en"
-    """Ending of the file in the source language."""
+    """Ending of the file, or name of the column, in the source language."""
 
     target_lang: str = "de"
-    """Ending of the file in the target language. BLEU takes it as the language's code."""
+    """Ending of the file, or name of the column, in the target language. BLEU takes it as the
+    language's code."""
 
     max_length: int = 128
     """Maximum number of tokens of a sentence, its end token included. Longer pairs are removed
@@ -183,14 +190,14 @@ class BitextDataConfig(ExampleDataConfig):
 
 @dataclasses.dataclass(frozen=True)
 class TokenLabelDataConfig(ExampleDataConfig):
-    """Sentences of tagged words: one word a line, and an empty line after each sentence."""
+    """Sentences of tagged words: one word a line, and an empty line after each sentence.
 
-    format: TokenLabelFormat = "conllu"
-    """conllu: ten tab-separated columns (Universal Dependencies). columns: the word first and the
-    tag last, separated by white space (CoNLL 2000, 2002, 2003)."""
+    A file is CoNLL-U (Universal Dependencies), or has the word in the first column and its tag in
+    the last (CoNLL 2000, 2002, 2003), or rows of JSON or Parquet with lists `tokens` and `tags`.
+    """
 
     tag_column: TagColumn = "upos"
-    """conllu: the universal tags, or those of the language."""
+    """CoNLL-U: the universal tags, or those of the language."""
 
     max_length: int = 128
     """Maximum number of tokens of a row. A longer sentence is cut between words into several rows,
@@ -198,7 +205,6 @@ class TokenLabelDataConfig(ExampleDataConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of("data.format", self.format, TokenLabelFormat)
         require_one_of("data.tag_column", self.tag_column, TagColumn)
 
 
@@ -213,9 +219,9 @@ def _require_ends_of_turns(tokenizer: TokenizerConfig) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class ConversationDataConfig(ExampleDataConfig):
-    """Conversations in JSON lines, for instruction tuning.
+    """Conversations in rows, for instruction tuning.
 
-    A line has `messages`, a list of {"role", "content"}; or `prompt` and `completion`, both texts
+    A row has `messages`, a list of {"role", "content"}; or `prompt` and `completion`, both texts
     or both lists of messages.
     """
 

@@ -14,6 +14,8 @@ from train.data.buckets import Bucket
 from train.data.data_config import TokenizerConfig
 from train.data.disk_cache import cache_key
 from train.data.example_configs import ExampleDataConfig
+from train.data.files import SPLITS, Notes, TextFile, find_splits
+from train.data.rows import located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
@@ -23,8 +25,14 @@ from train.telemetry.stages import stage
 Example = TypeVar("Example")
 Split = TypeVar("Split")
 
-ReadExamples = Callable[[str, str], Sequence[Example]]
-"""Function that reads the examples of a path, given the name of its setting and the path."""
+ReadFiles = Callable[[Sequence[TextFile], Notes], Iterator[tuple[str, Any]]]
+"""Function that yields the rows of files, each with its location for error messages."""
+
+ParseRow = Callable[[str, Any], Example | None]
+"""Function that makes an example of a location and a row; None: the row is left out."""
+
+FindFiles = Callable[[str, str, Notes], Mapping[str, Sequence[TextFile]]]
+"""Function that finds the files of a path by split, as `find_splits` does."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,6 +69,9 @@ class ExampleSplits(dict[str, Sequence[Example]]):
     has_own_validation = False
     """True if the data have a validation split; False if it was held out of the training data."""
 
+    notes: list[str]
+    """What the user should know of how the examples were read, a line each."""
+
     def before_holdout(self) -> list[Example]:
         """Return the training examples, with those that were held out of them."""
         held_out = () if self.has_own_validation else self["validation"]
@@ -69,69 +80,99 @@ class ExampleSplits(dict[str, Sequence[Example]]):
 
 def read_splits(
     config: ExampleDataConfig,
-    read: ReadExamples[Example],
-    convert: Callable[[str, Any], Example] | None = None,
+    parse: ParseRow[Example],
+    convert: ParseRow[Example] | None = None,
+    *,
+    read: ReadFiles = lambda files, notes: located_rows(*files),
+    find: FindFiles = find_splits,
 ) -> "ExampleSplits[Example]":
     """Return the examples of every split. Validation may be held out of the training examples.
 
     Args:
       config: Paths and splits.
-      read: Reads the examples of a path.
-      convert: Makes an example of its location, for error messages, and of what a dataset of the
-        user yields (`DataConfig.read_split`).
-    """
-    paths = {
-        "train": ("data.path", config.path),
-        "validation": ("data.validation_path", config.validation_path),
-        "test": ("data.test_path", config.test_path),
-    }
+      parse: Makes an example of a row.
+      convert: Makes an example of what a dataset of the user yields (`DataConfig.read_split`);
+        None: as `parse`.
+      read: Reads the rows of the files of a split.
+      find: Finds the files of a path.
 
-    def examples_of(split: str) -> Sequence[Example] | None:
-        """Return the examples of a split; None if there is none."""
-        setting, path = paths[split]
-        if config.has_own_examples and convert is not None:
-            source, remedy = f"dataset {type(config).__name__}, split {split}", "yield some"
-            if (in_split := config.read_split(split)) is None:
-                return None
-            examples: Sequence[Example] = [
-                convert(f"{source}, example {index}", each) for index, each in enumerate(in_split)
-            ]
-        elif path or split == "train":
-            source, remedy = f"{setting} {path}", "give a file that has some"
-            examples = read(setting, path)
-        else:
-            return None
-        if not examples:
-            raise UserError(f"{source}: has no examples; {remedy}")
+    Raises:
+      UserError: A split has no examples, or too few to hold some out.
+    """
+    notes = Notes()
+
+    def examples_of(
+        rows: Iterable[tuple[str, Any]], source: str, parse: ParseRow[Example]
+    ) -> list[Example]:
+        parsed = [parse(location, row) for location, row in rows]
+        examples = [example for example in parsed if example is not None]
+        if left_out := len(parsed) - len(examples):
+            notes.add(source, "rows that are left out, as a field is null", left_out)
         return examples
 
-    examples, validation, test = map(examples_of, paths)
-    if examples is None:
-        raise UserError(
-            f"dataset {type(config).__name__}: has no split train; return its examples from "
-            "read_split"
-        )
-    given = validation is not None
-    if validation is None:
-        if len(examples) < 2:
+    splits: dict[str, Sequence[Example]] = {}
+    if config.has_own_examples:
+        for split in SPLITS:
+            if (in_split := config.read_split(split)) is not None:
+                source = f"dataset {type(config).__name__}, split {split}"
+                rows = ((f"{source}, example {n}", each) for n, each in enumerate(in_split))
+                splits[split] = examples_of(rows, source, convert or parse)
+                if not splits[split]:
+                    raise UserError(f"{source}: has no examples; yield some")
+        if "train" not in splits:
             raise UserError(
-                f"data.path {config.path}: a single example leaves none to hold out for "
-                "validation; give more, or set data.validation_path"
+                f"dataset {type(config).__name__}: has no split train; return its examples from "
+                "read_split"
             )
-        held_out = choose_held_out_examples(
-            len(examples), config.validation_fraction, config.split_seed
+    else:
+        for split, setting, path, files in _files_of_splits(config, find, notes):
+            if examples := examples_of(read(files, notes), f"{setting} {path}", parse):
+                splits[split] = examples
+            elif split == "train" or setting != "data.path":
+                raise UserError(f"{setting} {path}: has no examples; give a file that has some")
+    has_own_validation = "validation" in splits
+    if not has_own_validation:
+        splits |= _hold_out(config, splits["train"])
+    ordered = ExampleSplits({split: splits[split] for split in SPLITS if split in splits})
+    ordered.has_own_validation = has_own_validation
+    ordered.notes = list(notes.lines())
+    return ordered
+
+
+def _files_of_splits(
+    config: ExampleDataConfig, find: FindFiles, notes: Notes
+) -> Iterator[tuple[str, str, str, Sequence[TextFile]]]:
+    """Yield each split with its setting, its path and its files."""
+    own = find(config.path, "data.path", notes)
+    yield "train", "data.path", config.path, own["train"]
+    for split, name in (("validation", "validation_path"), ("test", "test_path")):
+        if path := getattr(config, name):
+            found = find(path, f"data.{name}", notes)
+            yield split, f"data.{name}", path, found.get(split, found["train"])
+        elif split in own:
+            yield split, "data.path", f"{config.path}, {split}", own[split]
+
+
+def _hold_out(
+    config: ExampleDataConfig, examples: Sequence[Example]
+) -> dict[str, Sequence[Example]]:
+    """Return the examples to train on, and those to validate on."""
+    if len(examples) < 2:
+        raise UserError(
+            f"data.path {config.path}: a single example leaves none to hold out for "
+            "validation; give more, or set data.validation_path"
         )
-        validation = [example for n, example in enumerate(examples) if n in held_out]
-        examples = [example for n, example in enumerate(examples) if n not in held_out]
-    splits = ExampleSplits({"train": examples, "validation": validation})
-    splits.has_own_validation = given
-    if test is not None:
-        splits["test"] = test
-    return splits
+    held_out = choose_held_out_examples(
+        len(examples), config.validation_fraction, config.split_seed
+    )
+    return {
+        "train": [example for n, example in enumerate(examples) if n not in held_out],
+        "validation": [example for n, example in enumerate(examples) if n in held_out],
+    }
 
 
 def check_text_pair(location: str, pair: Any) -> tuple[str, str]:
-    """Return a pair of texts that a dataset of the user yields. Raises UserError for others."""
+    """Return a pair of texts. Raises UserError for anything else."""
     if isinstance(pair, tuple | list) and [type(each) for each in pair] == [str, str]:
         return pair[0], pair[1]
     raise UserError(f"{location}: is not a pair of texts; yield tuples of two strings")

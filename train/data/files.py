@@ -1,10 +1,12 @@
 """File paths: expansion of `~`, variables, globs and folders, for local and remote paths."""
 
 import dataclasses
+import itertools
+import math
 import os
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from train.data.http_files import SCHEMES, HttpPath
@@ -16,8 +18,31 @@ if TYPE_CHECKING:
 AnyPath: TypeAlias = "pathlib.Path | epath.Path"
 
 
+SPLITS = ("train", "validation", "test")
+
+KAGGLE_INPUT = pathlib.Path("/kaggle/input")
+"""Folder below which Kaggle mounts the data that a notebook adds."""
+
+MAX_NUMBERED_PATHS = 10**6
+"""Paths that one path with `{000..063}` may stand for."""
+
 _MAGIC = re.compile(r"[*?[]")
 _NUMBERS = re.compile(r"\{(\d+)\.\.(\d+)\}")
+
+_COMPRESSED = r"(\.(gz|zst|bz2|xz))?$"
+_TABLE = re.compile(
+    r"\.(jsonl?|ndjson|jl|jsonlines|csv|tsv|tab|parquet|pq|arrow)" + _COMPRESSED, re.I
+)
+_PACKED = re.compile(r"\.(parquet|pq|arrow|gz|zst|bz2|xz)$", re.I)
+_TEXT_OF_A_SPLIT = re.compile(r"\.(txt|conllu?)" + _COMPRESSED, re.I)
+_ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog|notice|dataset_infos?|state)\b", re.I)
+
+# The names that the Hugging Face hub gives a split, as a whole word of a path.
+_SPLIT_WORD = re.compile(
+    r"(?:^|[/._ -])(?:(?P<train>train|training)|(?P<validation>validation|valid|val|dev)"
+    r"|(?P<test>test|testing|eval|evaluation))(?=[/._ 0-9-])",
+    re.I,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,33 +96,141 @@ def expand_user(path: pathlib.Path) -> pathlib.Path:
         ) from error
 
 
-def find_files(path: str, setting: str) -> tuple[TextFile, ...]:
-    """Return the files that ``path`` (a file, folder or glob) names, sorted by name.
+class Notes:
+    """What the user should know of how the data were read: one line for each kind of thing."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def add(self, place: object, note: str, count: int = 0) -> None:
+        """Note something of a file. Reading the file again changes nothing.
+
+        Args:
+          place: The file or setting.
+          note: What it is.
+          count: Number of rows of it, whose sum over all files follows the note.
+        """
+        self._counts.setdefault(note, {})[str(place)] = count
+
+    def lines(self) -> tuple[str, ...]:
+        """Return one line for each note."""
+        lines = []
+        for note, counts in self._counts.items():
+            more = f" and {len(counts) - 1:,} more files" if len(counts) > 1 else ""
+            total = sum(counts.values())
+            lines.append(f"{next(iter(counts))}{more}: {note}{f': {total:,}' if total else ''}")
+        return tuple(lines)
+
+
+def find_files(path: str, setting: str, split: str = "train") -> tuple[TextFile, ...]:
+    """Return the files of a split that ``path`` (a file, folder or glob) names, sorted by name.
 
     Args:
       path: As described in `train.data.data_config.TextDataConfig`. `{000..063}` stands for each of
         these numbers.
       setting: Name of the setting that it came from, for error messages.
+      split: Split to choose from a data folder. A path without splits is one split as a whole.
 
     Raises:
       UserError: Nothing was found, or the path cannot be listed.
     """
+    splits = find_splits(path, setting, Notes())
+    return splits.get(split, splits["train"])
+
+
+def find_splits(path: str, setting: str, notes: Notes) -> Mapping[str, tuple[TextFile, ...]]:
+    """Return the files that ``path`` names by split: all as "train", unless it is a data folder.
+
+    Args:
+      path: As in `find_files`.
+      setting: As in `find_files`.
+      notes: Receives what was taken for data and what was not.
+
+    Raises:
+      UserError: As `find_files` does.
+    """
     if not path:
-        raise UsageError(f"{setting}: is empty; give a file, a folder, a glob, or python:library")
-    if match := _NUMBERS.search(path):
-        first, last = match.groups()
-        numbers = [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)]
-        each = [path[: match.start()] + number + path[match.end() :] for number in numbers]
-        if not each:
-            raise UsageError(f"{setting} {path}: counts from {first} down to {last}; swap them")
-        return tuple(file for one in each for file in find_files(one, setting))
+        raise UsageError(
+            f"{setting}: is empty; give a file, a folder or a glob (docs/tasks.md has the formats)"
+        )
+    if _NUMBERS.search(path):
+        paths = _numbered_paths(path, setting)
+        return {"train": tuple(file for each in paths for file in find_files(each, setting))}
     if path.startswith(SCHEMES):
-        return (_http_file(path, setting),)
+        return {"train": (_http_file(path, setting),)}
     with as_user_error(f"{setting} {path}"):
         for place in _candidate_paths(path):
             if files := sorted(_files_at(place), key=lambda file: file.name):
-                return tuple(files)
+                if place.is_dir():
+                    return _split_folder(f"{setting} {path}", files, notes)
+                return {"train": tuple(files)}
     raise UserError(f"{setting} {path}: {_missing(path)}")
+
+
+def is_table(name: str) -> bool:
+    """Return True if a file of this name holds rows, and not text as it is."""
+    return bool(_TABLE.search(name))
+
+
+def is_compressed(name: str) -> bool:
+    """Return True if the text of a file of this name is longer than its bytes."""
+    return bool(_PACKED.search(name))
+
+
+def _split_folder(
+    place: str, files: Sequence[TextFile], notes: Notes
+) -> Mapping[str, tuple[TextFile, ...]]:
+    """Return the files of a folder by split, if their names say so, as on the Hugging Face hub.
+
+    What describes the data (README.md) is not part of them. A folder of texts or of source code is
+    one split, with every file in it.
+    """
+    described = [file for file in files if not _ABOUT.match(pathlib.PurePath(file.name).name)]
+    tables = [file for file in described if is_table(file.name)]
+    splits: dict[str, list[TextFile]] = {}
+    for file in described:
+        word = _SPLIT_WORD.search(file.name)
+        if word and word.lastgroup and (is_table(file.name) or _TEXT_OF_A_SPLIT.search(file.name)):
+            splits.setdefault(word.lastgroup, []).append(file)
+    num_in_splits = sum(map(len, splits.values()))
+    # A program may have a folder `tests` and a file train.txt: most files must be data.
+    if "train" not in splits or 2 * num_in_splits <= len(described):
+        splits = {"train": tables if len(tables) == len(described) else list(files)}
+        num_in_splits = len(splits["train"])
+    if num_in_splits == len(files) and len(splits) == 1:
+        return {"train": tuple(files)}
+    counts = ", ".join(f"{split} {len(splits[split])}" for split in SPLITS if split in splits)
+    chosen = {file.name for each in splits.values() for file in each}
+    left_out = [file.name for file in files if file.name not in chosen]
+    more = f" ({', '.join(left_out[:3])}{', ...' if len(left_out) > 3 else ''} left out)"
+    notes.add(place, f"is a data folder with files of {counts}{more if left_out else ''}")
+    return {split: tuple(each) for split, each in splits.items()}
+
+
+def _numbered_paths(path: str, setting: str) -> Iterator[str]:
+    """Yield the paths that one with `{000..063}` stands for."""
+    texts = _NUMBERS.split(path)
+    bounds = [(texts[n], texts[n + 1]) for n in range(1, len(texts), 3)]
+    sizes = []
+    for first, last in bounds:
+        # Python reads at most 4,300 digits as a number.
+        is_short = max(len(first), len(last)) <= 20
+        size = int(last) - int(first) + 1 if is_short else math.inf
+        if size < 1:
+            raise UsageError(f"{setting} {path}: counts from {first} down to {last}; swap them")
+        sizes.append(size)
+    if math.prod(sizes) > MAX_NUMBERED_PATHS:
+        raise UsageError(
+            f"{setting} {path[:80]}: stands for more than {MAX_NUMBERED_PATHS:,} paths; give fewer "
+            "numbers"
+        )
+    numbers = [
+        [f"{n:0{len(first)}}" for n in range(int(first), int(last) + 1)] for first, last in bounds
+    ]
+    for chosen in itertools.product(*numbers):
+        yield texts[0] + "".join(
+            number + text for number, text in zip(chosen, texts[3::3], strict=True)
+        )
 
 
 def find_file(path: str, setting: str) -> TextFile:
@@ -109,15 +242,19 @@ def find_file(path: str, setting: str) -> TextFile:
     if not path:
         raise UsageError(f"{setting}: is empty; give the path of a file")
     with as_user_error(f"{setting} {path}"):
-        for place in _candidate_paths(path):
-            for name in (place.name, f"{place.name}.gz"):
-                file = place.with_name(name)
-                if file.exists() and not file.is_dir():
-                    return TextFile(name, file)
-    raise UserError(
-        f"{setting} {path}: there is no such file, also not under $TRANSFORMER_DATA "
-        f"({os.environ.get('TRANSFORMER_DATA') or 'which is not set'}); give the path of one"
-    )
+        if (file := find_optional_file(path)) is not None:
+            return file
+    raise UserError(f"{setting} {path}: {_missing(path)}")
+
+
+def find_optional_file(path: str) -> TextFile | None:
+    """Return what `find_file` does, and None if there is no such file."""
+    for place in _candidate_paths(path):
+        for name in (place.name, f"{place.name}.gz"):
+            file = place.with_name(name)
+            if file.exists() and not file.is_dir():
+                return TextFile(name, file)
+    return None
 
 
 def _http_file(url: str, setting: str) -> TextFile:
@@ -132,12 +269,17 @@ def _http_file(url: str, setting: str) -> TextFile:
 
 
 def _candidate_paths(path: str) -> Iterator[AnyPath]:
-    """Yield the locations to search: the path as it is, then under $TRANSFORMER_DATA."""
+    """Yield the locations to search: the path as it is, then under the folders of data."""
     location = expand_path(path)
     yield location
-    base = os.environ.get("TRANSFORMER_DATA")
-    if base and not location.is_absolute() and "://" not in path:
+    if location.is_absolute() or "://" in path:
+        return
+    if base := os.environ.get("TRANSFORMER_DATA"):
         yield expand_path(base) / location
+    # Data sets lie one folder down, or three: /kaggle/input/datasets/OWNER/NAME.
+    for depth in range(4):
+        for folder in sorted(KAGGLE_INPUT.glob("*/" * depth) if depth else [KAGGLE_INPUT]):
+            yield folder / location
 
 
 def _missing(path: str) -> str:
@@ -146,16 +288,19 @@ def _missing(path: str) -> str:
     if location.exists():
         return "holds no files; give a file, or a folder or glob that has some"
     if location.is_absolute():
-        return "does not exist; give a file, a folder, a glob, or python:library"
-    if base := os.environ.get("TRANSFORMER_DATA"):
-        return f"exists neither here nor in {base} ($TRANSFORMER_DATA); give another path"
+        return "does not exist; give a file, a folder or a glob"
+    base = os.environ.get("TRANSFORMER_DATA")
+    places = [f"in {base} ($TRANSFORMER_DATA)"] * bool(base)
+    places += [f"below {KAGGLE_INPUT}"] * KAGGLE_INPUT.is_dir()
+    if places:
+        return f"exists neither here nor {' nor '.join(places)}; give another path"
     return "does not exist; give another path, or set TRANSFORMER_DATA to the folder it is in"
 
 
 def _files_at(place: AnyPath) -> Iterator[TextFile]:
     """Yield the files of a folder, the file itself, or the matches of a glob."""
     if place.is_dir():
-        for file in _walk(place):
+        for file in _walk(place, set()):
             yield TextFile(file.relative_to(place).as_posix(), file)
     elif place.exists():
         yield TextFile(place.name, place)
@@ -163,15 +308,26 @@ def _files_at(place: AnyPath) -> Iterator[TextFile]:
         yield from _matches(place)
 
 
-def _walk(folder: AnyPath) -> Iterator[AnyPath]:
-    """Yield the files below a folder, without hidden files and folders."""
-    for child in folder.iterdir():
+def _walk(folder: AnyPath, visited: set[str]) -> Iterator[AnyPath]:
+    """Yield the files below a folder, without hidden files and folders.
+
+    A folder is visited once, however many links lead to it: one may lead to itself.
+    """
+    real = os.path.realpath(folder) if isinstance(folder, pathlib.Path) else str(folder)
+    if real in visited:
+        return
+    visited.add(real)
+    for child in sorted(folder.iterdir(), key=_links_last):
         if child.name.startswith("."):  # .git, .DS_Store, ...
             continue
         if child.is_dir():
-            yield from _walk(child)
+            yield from _walk(child, visited)
         else:
             yield child
+
+
+def _links_last(path: AnyPath) -> tuple[bool, str]:
+    return isinstance(path, pathlib.Path) and path.is_symlink(), path.name
 
 
 def _matches(pattern: AnyPath) -> Iterator[TextFile]:

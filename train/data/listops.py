@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from train.data.example_configs import ClassificationDataConfig, ListOpsDataConfig
-from train.data.examples import ExampleCorpus, read_splits
+from train.data.examples import ExampleCorpus
 from train.data.text_labels import (
     ClassificationSplit,
     LabeledText,
@@ -113,14 +113,16 @@ def prepare_listops(
     Raises:
       UserError: A file cannot be used, or there are too few expressions of such a length.
     """
-
-    def read(setting: str, path: str) -> list[LabeledText]:
-        columns = ClassificationDataConfig(label_column="Target", text_column="Source")
-        examples = read_labeled_texts(columns, setting, path)
-        return [each._replace(text=remove_parentheses(each.text)) for each in examples]
-
-    splits = read_splits(config, read) if config.path else _drawn(config)
-    return make_classification_corpus(config, splits, labels or DIGITS, tokenizer)
+    names = labels or DIGITS
+    if not config.path:
+        return make_classification_corpus(config, _drawn(config), names, tokenizer)
+    columns = ClassificationDataConfig(label_column="Target", text_column="Source")
+    read = read_labeled_texts(config, columns)
+    splits = {
+        split: [each._replace(text=remove_parentheses(each.text)) for each in examples]
+        for split, examples in read.items()
+    }
+    return make_classification_corpus(config, splits, names, tokenizer, read.notes)
 
 
 def remove_parentheses(text: str) -> str:

@@ -18,11 +18,12 @@ from train.data.corpus import (
 )
 from train.data.data_config import SourceConfig, TextDataConfig
 from train.data.disk_cache import cache_folder, cache_key
+from train.data.files import SPLITS, Notes
 from train.data.source_mixing import MixedBatches, MixedTrainingBatches, MixtureSchedule
 from train.data.stream_batches import StreamedTrainingBatches
 from train.data.streaming import StreamedText, StreamReader
 from train.data.text_files import Document
-from train.data.text_splits import SPLITS, TextSource, TextSplits
+from train.data.text_splits import TextSplits, find_sources
 from train.data.token_file import TokenStream
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
@@ -56,7 +57,7 @@ class MixedCorpus:
       sources: The sources, in the order of the settings.
       digest: Digest of texts, splits and tokens: equal for equal data.
       labels: Empty: running text has no labels.
-      notes: Empty.
+      notes: What the user should know of how the data were read.
     """
 
     tokenizer: Tokenizer
@@ -182,7 +183,8 @@ def prepare_any_text(
             text, corpus = None, prepare_text(own, tokenizer=tokenizer, section=section)
         sources.append(MixedSource(name, source, corpus, text))
     digest = cache_key(tokenizer.digest, [each.corpus.digest for each in sources])
-    return MixedCorpus(tokenizer, tuple(sources), digest)
+    notes = tuple(note for each in sources for note in each.corpus.notes)
+    return MixedCorpus(tokenizer, tuple(sources), digest, notes=notes)
 
 
 def prepare_any_tokenizer(config: TextDataConfig) -> Tokenizer:
@@ -272,17 +274,15 @@ class StreamedSplits:
     """Documents of the splits of a streamed source.
 
     Attributes:
-      names: The splits: "train", "validation" and, if it is configured, "test".
+      names: The splits: "train", "validation" and, if there is one, "test".
+      notes: What the user should know of how the data are read.
     """
 
     def __init__(self, text: StreamedText, config: TextDataConfig, section: str):
         self._text = text
-        paths = (("validation", config.validation_path), ("test", config.test_path))
-        self._sources = {
-            split: TextSource.find(f"{section}.{split}_path", path, text_field=config.text_field)
-            for split, path in paths
-            if path
-        }
+        self.notes = Notes()
+        self._sources = find_sources(config, section, self.notes)
+        del self._sources["train"]
         self.names = tuple(dict.fromkeys(["train", "validation", *self._sources]))
 
     def documents(self, split: str) -> Iterator[Document]:

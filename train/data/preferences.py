@@ -1,13 +1,16 @@
-"""Preference data: pairs of answers to one prompt, the better and the worse, in JSON lines.
+"""Preference data: pairs of answers to one prompt, the better and the worse.
 
-A line has `prompt`, `chosen` and `rejected`: three texts, or three lists of messages. A row holds
-one pair: prompt and chosen answer as segment 1, prompt and rejected answer as segment 2.
+A pair has `prompt`, `chosen` and `rejected`: three texts, or three lists of messages. Its prompt
+may have another form that a conversation has (`train.data.conversations`), and lists of messages
+in `chosen` and `rejected` may begin with it. A row of tokens holds one pair: prompt and chosen
+answer as segment 1, prompt and rejected answer as segment 2.
 
-A line may also have `reference`, the log-likelihoods of both answers under another model with the
+A pair may also have `reference`, the log-likelihoods of both answers under another model with the
 number of tokens that they sum over: {"chosen": -21.5, "rejected": -30.2, "tokens": [9, 12]}.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,12 +19,16 @@ import numpy as np
 
 from train.data.batches import example_ids
 from train.data.buckets import RaggedArray
-from train.data.chat_template import ChatTemplate, ChatTokens
+from train.data.chat_template import ASSISTANT, ChatTemplate, ChatTokens
 from train.data.conversations import (
+    ANSWERS,
+    LISTS,
+    QUESTIONS,
     Conversation,
     encode_conversation,
+    notes_on_fields,
     parse_conversation,
-    read_json_objects,
+    parse_messages,
     read_template,
     with_template,
 )
@@ -30,6 +37,10 @@ from train.data.examples import ExampleCorpus, corpus_digest, read_splits, token
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
+
+PARTS = ("chosen", "rejected")
+
+REMEDY = "give prompt, chosen and rejected; docs/tasks.md#preferences shows the formats"
 
 
 class Reference(NamedTuple):
@@ -49,24 +60,47 @@ class Pair(NamedTuple):
     reference: Reference | None = None
 
 
-def parse_pair(location: str, record: Any) -> Pair:
-    """Return the pair of a JSON object.
+def parse_pair(location: str, row: Any) -> Pair:
+    """Return the pair of a row.
 
     Raises:
       UserError: A part is missing or malformed.
     """
-    if not isinstance(record, Mapping):
-        raise UserError(f"{location}: is not an object; give prompt, chosen and rejected")
-    for name in ("prompt", "chosen", "rejected"):
-        if name not in record:
-            has = ", ".join(map(str, record)) or "none"
-            raise UserError(f"{location}: has no field {name!r} (it has {has}); give one")
-    prompt = record["prompt"]
-    chosen, rejected = (
-        parse_conversation(location, {"prompt": prompt, "completion": record[name]})
-        for name in ("chosen", "rejected")
-    )
-    return Pair(chosen, rejected, _parse_reference(location, record.get("reference")))
+    if not isinstance(row, Mapping):
+        raise UserError(f"{location}: is not an object; {REMEDY}")
+    row = {name: value for name, value in row.items() if value is not None}
+    for name in PARTS:
+        if name not in row:
+            has = ", ".join(map(str, row)) or "none"
+            raise UserError(f"{location}: has no field {name!r} (it has {has}); {REMEDY}")
+    chosen, rejected = (_parse_answer(location, row, name) for name in PARTS)
+    return Pair(chosen, rejected, _parse_reference(location, row.get("reference")))
+
+
+def _parse_answer(location: str, row: Mapping[str, Any], name: str) -> Conversation:
+    """Return the conversation of the prompt and one of both answers."""
+    others = {key: value for key, value in row.items() if key not in (*PARTS, "reference")}
+    field = next((key for key in (*LISTS, *QUESTIONS) if key in row), "")
+    question, answer = others.get(field), row[name]
+    if isinstance(answer, Mapping):
+        answer = [answer]
+    if isinstance(question, list | tuple):
+        del others[field]
+        if isinstance(answer, str):
+            answer = [{"role": ASSISTANT, "content": answer}]
+    elif isinstance(answer, str):
+        answer_field = "completion" if field == "prompt" else ANSWERS[0]
+        return parse_conversation(location, others | {answer_field: answer})
+    else:  # both have the question, and a text beside them repeats it
+        both = [parse_messages(location, each, row[each]) for each in PARTS]
+        differs = (i for i, (x, y) in enumerate(zip(*both, strict=False)) if x != y)
+        question, answer = answer[: (shared := next(differs, 0))], answer[shared:]
+        repeated = others.pop(field, None)
+        if not question or repeated not in (None, *(each.get("content") for each in both[0])):
+            raise UserError(
+                f"{location}: chosen and rejected do not begin with the same prompt; {REMEDY}"
+            )
+    return parse_conversation(location, others | {"prompt": question, "completion": answer})
 
 
 def _parse_reference(location: str, value: Any) -> Reference | None:
@@ -149,11 +183,7 @@ def prepare_preferences(
     Raises:
       UserError: A file is missing or malformed, or no pair is left.
     """
-
-    def read(setting: str, path: str) -> list[Pair]:
-        return [parse_pair(*each) for each in read_json_objects(setting, path)]
-
-    splits = read_splits(config, read, parse_pair)
+    splits = read_splits(config, parse_pair)
     untrained = ChatTemplate.without_tokenizer(read_template(config.chat_template))
     tokenizer = tokenizer or tokenizer_for_splits(
         config.tokenizer,
@@ -164,14 +194,17 @@ def prepare_preferences(
     )
     tokenizer = with_template(tokenizer, config.chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)
-    notes: list[str] = []
+    notes, pairs = splits.notes, itertools.chain.from_iterable(splits.values())
+    notes += notes_on_fields(template, (each for pair in pairs for each in pair[:2]))
     encoded = {
         name: encode_split(name, pairs, tokenizer, template, config.max_length // 2, notes)
         for name, pairs in splits.items()
     }
     # Without the locations: the digest must not depend on the paths of the files.
     content = {
-        name: [[pair.chosen[:2], pair.rejected[:2], *(pair.reference or ())] for pair in pairs]
+        name: [
+            [pair.chosen.content, pair.rejected.content, *(pair.reference or ())] for pair in pairs
+        ]
         for name, pairs in splits.items()
     }
     digest = corpus_digest(tokenizer, {"template": template.source, **content})

@@ -16,8 +16,9 @@ import numpy as np
 
 from train.data.data_config import PYTHON_DATA_PREFIX, SourceConfig, StreamingConfig
 from train.data.examples import seeded_permutation
-from train.data.files import TextFile, find_files
-from train.data.text_files import LIBRARY_PATH, Document, RecordPosition, read_records
+from train.data.files import Notes, TextFile, find_splits
+from train.data.rows import START, RecordPosition
+from train.data.text_files import LIBRARY_PATH, Document, DocumentReader
 from train.data.token_file import DocumentFrame, HostBatch, TokenStream, Windows
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
@@ -54,19 +55,21 @@ class StreamedText:
                 f"{section}.max_bytes {source.max_bytes}: is not supported, as a stream is read "
                 "to its end; leave it out"
             )
-        files = find_files(source.path, setting)
+        splits = find_splits(source.path, setting, Notes())
+        files = splits["train"]
         if len(files) < streaming.readers:
             raise UsageError(
                 f"data.streaming.readers {streaming.readers}: {setting} {source.path} has only "
                 f"{len(files)} files to divide among them; give at most {len(files)}"
             )
-        held_out = 0 if source.validation_path else streaming.validation_documents
+        has_validation = source.validation_path or "validation" in splits
+        held_out = 0 if has_validation else streaming.validation_documents
         return cls(section, name, files, source.text_field, held_out)
 
     def documents(self, *, held_out: bool = False) -> Iterator[Document]:
         """Yield the documents in the order of the files, those to train on or those held out."""
         for index in range(1 if held_out else len(self.files)):
-            for position, document in self.records(index, RecordPosition()):
+            for position, document in self.records(index, START):
                 if held_out and position.record > self.held_out:
                     return
                 if held_out == self.is_held_out(index, position):
@@ -76,10 +79,8 @@ class StreamedText:
         self, index: int, start: RecordPosition
     ) -> Iterator[tuple[RecordPosition, Document]]:
         """Yield the documents of a file that have text, each with the position after it."""
-        setting = f"{self.section}.text_field"
-        all_records = read_records(
-            self.files[index], text_field=self.text_field, setting=setting, start=start
-        )
+        reader = DocumentReader(self.files, self.text_field, f"{self.section}.text_field")
+        all_records = reader.records(self.files[index], start)
         return ((position, document) for position, document in all_records if document.text)
 
     def is_held_out(self, index: int, position: RecordPosition) -> bool:

@@ -1,47 +1,31 @@
-"""Reading of files: documents of plain text, JSON lines and Parquet, and lines.
+"""Documents of files: plain text, or a text in each row of a table.
 
 `python:library` names a corpus that every Python contains: its help topics and the source of its
 standard library. It is real text and real code, and needs no network.
 """
 
-import contextlib
-import gzip
 import importlib
-import io
-import json
 import pathlib
 import sys
 import sysconfig
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO, Any, NamedTuple, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from train.data.files import TextFile
-from train.data.parquet_files import import_pyarrow, iter_parquet_texts
+from train.data.files import Notes, TextFile, is_table
+from train.data.rows import (
+    START,
+    RecordPosition,
+    decode_text,
+    field_of_row,
+    file_rows,
+    find_format,
+    line_location,
+    open_decompressed,
+    plain_name,
+    read_text,
+    split_lines,
+)
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
-from train.runtime.local_hardware import host_memory_bytes
-
-_JSON_LINES = (".jsonl", ".ndjson")
-_PARQUET = (".parquet", ".pq")
-_COMPRESSED = (".gz", ".zst")
-
-COMPRESSED_ENDINGS = (*_PARQUET, *_COMPRESSED)
-"""Endings of files whose text is longer than their bytes."""
-
-
-# Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
-# packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
-_MAX_GZIP_RATIO, _MIN_GZIP_LIMIT = 200, 2**26
-
-
-_BUFFER_BYTES = 2**17
-
-
-_MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
-
-
-_MAX_DOCUMENT_BYTES = 2**28  # limit of one line of a dataset in JSON lines, which is a document
 
 
 class Document(NamedTuple):
@@ -51,35 +35,99 @@ class Document(NamedTuple):
     text: str
 
 
+class DocumentReader:
+    """Documents of the files of one source.
+
+    Plain text is one document. Of a table each row is one, the text of its field. Beside plain
+    text, as in a folder of source code, JSON and CSV without that field are text like the rest.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[TextFile],
+        text_field: str = "text",
+        setting: str = "data.text_field",
+        notes: Notes | None = None,
+    ):
+        """Set up a reader.
+
+        Args:
+          files: All files of the source.
+          text_field: Field of a row that holds the text.
+          setting: Name of the setting of text_field, for error messages.
+          notes: Receives what files were taken for, and the number of rows without a text.
+        """
+        self.files = files
+        self._field, self._setting = text_field, setting
+        self._notes = Notes() if notes is None else notes
+        self._beside_text = not all(is_table(file.name) for file in files)
+
+    def documents(self) -> Iterator[Document]:
+        """Yield the documents in order, except those without text.
+
+        Raises:
+          UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
+        """
+        for file in self.files:
+            for _, document in self.records(file):
+                if document.text:
+                    yield document
+
+    def records(
+        self, file: TextFile, start: RecordPosition = START
+    ) -> Iterator[tuple[RecordPosition, Document]]:
+        """Yield the documents of one file, each with the position after it.
+
+        Args:
+          file: One of the files.
+          start: Position to read from, as it was yielded before.
+
+        Raises:
+          UserError: As `documents` does.
+        """
+        if self._is_text(file):
+            if start == START:
+                with open_decompressed(file) as stream:
+                    text = decode_text(read_text(stream, file), file)
+                yield RecordPosition(1, 1), Document(file.name, text)
+            return
+        num_nulls = 0
+        for row in file_rows(file, start=start, column=self._field, text="document"):
+            location = line_location(file, row.number - 1)
+            text_of_row = field_of_row(row.value, self._field, location, self._setting)
+            num_nulls += text_of_row is None
+            yield row.end, Document(f"{file.name}:{row.number}", text_of_row or "")
+        if num_nulls:
+            note = f"rows that are left out, as their {self._field!r} is null"
+            self._notes.add(file.path, note, num_nulls)
+
+    def _is_text(self, file: TextFile) -> bool:
+        """Return True if a file is one document as it is; note what could be taken otherwise."""
+        with open_decompressed(file) as stream:
+            kind = find_format(stream, file)
+        if kind == "text":
+            return True
+        if kind == "json lines" and not is_table(file.name):
+            self._notes.add(file.path, "is read as JSON lines, as its first line is one")
+        if kind not in ("json", "csv") or not self._beside_text:
+            return False
+        try:
+            first = next(iter(file_rows(file)), None)
+            has_field = first is not None and self._field in first.value
+        except UserError:  # a comment in JSON, a template
+            has_field = False
+        if not has_field:
+            name = plain_name(file).rpartition(".")[2].upper()
+            note = f"is {name} without a field {self._field!r}, beside plain text: read as text too"
+            self._notes.add(file.path, note)
+        return not has_field
+
+
 def read_documents(
     files: Iterable[TextFile], *, text_field: str = "text", setting: str = "data.text_field"
 ) -> Iterator[Document]:
-    """Yield the documents of the files, in order, except those without text.
-
-    Args:
-      files: Plain text (one document each) or JSON lines (one document a line).
-      text_field: Field of a JSON line that holds the text.
-      setting: Name of the setting of text_field, for error messages.
-
-    Raises:
-      UserError: A file is missing, unreadable, not UTF-8, damaged, or not what its name says.
-    """
-    for file in files:
-        for _, document in read_records(file, text_field=text_field, setting=setting):
-            if document.text:
-                yield document
-
-
-class RecordPosition(NamedTuple):
-    """Place between two documents of a file."""
-
-    offset: int = 0
-    """Bytes before it, decompressed. Parquet: rows."""
-    record: int = 0
-    """Lines or rows before it."""
-
-
-START = RecordPosition()
+    """Yield the documents of files: see `DocumentReader`."""
+    return DocumentReader(tuple(files), text_field, setting).documents()
 
 
 def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterator[Document]:
@@ -99,181 +147,6 @@ def truncate_documents(documents: Iterable[Document], max_bytes: int) -> Iterato
         return
 
 
-def read_records(
-    file: TextFile, *, text_field: str, setting: str, start: RecordPosition = START
-) -> Iterator[tuple[RecordPosition, Document]]:
-    """Yield the documents of one file, each with the position after it.
-
-    Args:
-      file: Plain text (one document), JSON lines or Parquet.
-      text_field: Field or column that holds the text.
-      setting: Name of the setting of text_field, for error messages.
-      start: Position to read from, as it was yielded before.
-
-    Raises:
-      UserError: As `read_documents` does.
-    """
-    plain_name = file.name
-    for ending in _COMPRESSED:
-        plain_name = plain_name.removesuffix(ending)
-    with open_decompressed(file) as stream:
-        if plain_name.endswith(_JSON_LINES):
-            yield from _json_lines(stream, file, text_field, setting, start)
-        elif plain_name.endswith(_PARQUET):
-            texts = iter_parquet_texts(stream, file.path, text_field, setting, start.record)
-            for number, text in enumerate(texts, start=start.record + 1):
-                yield RecordPosition(number, number), Document(f"{file.name}:{number}", text)
-        elif start == START:
-            encoded = read_text(stream, file)
-            yield RecordPosition(1, 1), Document(file.name, _decode(encoded, str(file.path)))
-
-
-@contextlib.contextmanager
-def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
-    """Open the bytes of a file, decompressed if its name ends in .gz or .zst."""
-    with as_user_error(str(file.path)), open_regular(file.path) as stream:
-        if file.name.endswith(".zst"):
-            pyarrow = import_pyarrow(file.path)
-            try:
-                with pyarrow.CompressedInputStream(stream, "zstd") as unzipped:
-                    bounded = _BoundedBytes(unzipped, file, stream)
-                    yield cast("IO[bytes]", io.BufferedReader(bounded, _BUFFER_BYTES))
-            except (pyarrow.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and "compressed" not in str(error):
-                    raise  # of the file itself
-                raise UserError(f"{file.path}: damaged zstd ({error}); fetch it again") from error
-            return
-        if not file.name.endswith(".gz"):
-            yield stream
-            return
-        try:
-            with gzip.open(stream) as unzipped:
-                bounded = _BoundedBytes(unzipped, file, stream)
-                yield cast("IO[bytes]", io.BufferedReader(bounded, _BUFFER_BYTES))
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise UserError(f"{file.path}: damaged gzip ({error}); fetch it again") from error
-
-
-def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
-    """Return all bytes of an opened file.
-
-    Args:
-      stream: As `open_decompressed` gives it.
-      file: The file, for error messages.
-      allow_zero_bytes: Accept zero bytes, which UTF-16 has and UTF-8 text does not.
-
-    Raises:
-      UserError: The memory has no room for it, or it is plainly no text.
-    """
-    # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
-    limit = (host_memory_bytes() or 2**36) // 4
-    size = 0 if file.name.endswith(_COMPRESSED) else file.fingerprint()[1]
-    if size > limit:
-        raise too_large_error(file.path, size, limit)
-    start = stream.read(_BUFFER_BYTES)
-    zeros = start.count(0)
-    if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
-        raise UserError(
-            f"{file.path}: is not text ({zeros} of its first {len(start)} bytes are 0); leave "
-            "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
-        )
-    return start + read_all(stream, file.path, limit)
-
-
-class _BoundedBytes(io.RawIOBase):
-    """Decompressed bytes of a file, up to the size that text can have.
-
-    Without a bound, a decompression bomb would fill the memory.
-    """
-
-    def __init__(self, unzipped: Any, file: TextFile, compressed: IO[bytes]):
-        self._unzipped, self._file, self._compressed = unzipped, file, compressed
-        self._size = file.fingerprint()[1]  # 0: an HTTP server did not say
-        self._bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._unzipped.readinto(buffer)
-        self._bytes += count
-        size = self._size or self._compressed.tell()
-        if self._bytes > max(_MIN_GZIP_LIMIT, _MAX_GZIP_RATIO * size):
-            raise UserError(
-                f"{self._file.path}: unpacks to more than {_MAX_GZIP_RATIO} times its size, which "
-                "no text does; leave it out, or unpack it yourself"
-            )
-        return count
-
-
-def _decode(encoded: bytes, location: str, offset: int = 0) -> str:
-    try:
-        return encoded.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{location}: not UTF-8 at byte {offset + error.start} (0x{encoded[error.start]:02x}); "
-            "convert it (iconv -t utf-8), or leave the file out with a glob"
-        ) from error
-
-
-def _json_lines(
-    stream: IO[bytes], file: TextFile, field: str, setting: str, start: RecordPosition
-) -> Iterator[tuple[RecordPosition, Document]]:
-    offset = start.offset
-    _skip_bytes(stream, offset)
-    lines = iter_lines(stream, file.path, _MAX_DOCUMENT_BYTES)
-    for number, line in enumerate(lines, start=start.record + 1):
-        location = f"{file.path}:{number}"
-        text = _decode(line, location, offset)
-        offset += len(line)
-        if text.strip():
-            document = Document(
-                f"{file.name}:{number}", field_of_line(text, field, location, setting)
-            )
-            yield RecordPosition(offset, number), document
-
-
-def _skip_bytes(stream: IO[bytes], count: int) -> None:
-    """Move forward in a stream, which may be compressed: then what is before is read again."""
-    if count and stream.seekable():
-        stream.seek(count)
-        return
-    while count and (skipped := stream.read(min(count, _BUFFER_BYTES))):
-        count -= len(skipped)
-
-
-def field_of_line(line: str, field: str, location: str, setting: str) -> str:
-    """Return the text of one line of JSON.
-
-    Args:
-      line: The line.
-      field: Name of the field that holds the text.
-      location: Place of the line, for error messages.
-      setting: Name of the setting of field, for error messages.
-
-    Raises:
-      UserError: The line is not JSON, or has no text of this name.
-    """
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{location}: not JSON ({error}); each line must be one JSON object"
-        ) from error
-    if not isinstance(record, dict):
-        raise UserError(
-            f"{location}: not a JSON object; each line must be one, with the text in it"
-        )
-    if field not in record:
-        has = ", ".join(record) or "none"
-        raise UserError(f"{location}: has no field {field!r} (it has {has}); set {setting}")
-    text = record[field]
-    if not isinstance(text, str):
-        raise UserError(f"{location}: field {field!r} is not a text; set {setting} to another")
-    check_unicode(location, repr(field), text)
-    return text
-
-
 def check_unicode(location: str, name: str, text: str) -> None:
     """Raise UserError for half a surrogate pair, which no tokenizer reads."""
     try:
@@ -285,36 +158,17 @@ def check_unicode(location: str, name: str, text: str) -> None:
 
 
 def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
-    """Return the lines of a file without their ends. Line n of the file is element n - 1.
+    """Return the lines of a file of text without their ends. Line n is element n - 1.
 
     Raises:
       UserError: The file is unreadable, damaged, has another encoding, or only white space.
     """
     with open_decompressed(file) as stream:
         encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
-    text = _decode_line(encoded, encoding, file).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
-    # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    lines = split_lines(decode_text(encoded, file, encoding))
     if not any(map(str.strip, lines)):
         raise UserError(f"{file.path}: is empty; give a file that has something in it")
-    return lines if lines[-1] else lines[:-1]
-
-
-def line_location(file: TextFile, index: int) -> str:
-    """Return the location of a line for error messages: "path:number"."""
-    return f"{file.path}:{index + 1}"
-
-
-def _decode_line(encoded: bytes, encoding: str, file: TextFile) -> str:
-    try:
-        return encoded.decode(encoding)
-    except UnicodeDecodeError as error:
-        line = encoded.count(b"\n", 0, error.start)
-        raise UserError(
-            f"{line_location(file, line)}: not {encoding} at byte {error.start} of the file "
-            f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), or set "
-            "data.encoding where there is one"
-        ) from error
+    return lines
 
 
 LIBRARY_PATH = "python:library"

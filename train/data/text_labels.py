@@ -1,8 +1,9 @@
 """Labeled texts: files, encoding, and batches for classification of whole texts."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from train.data.buckets import RaggedArray
 from train.data.example_configs import ClassificationDataConfig, ExampleDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleSplits,
     check_text_pair,
     corpus_digest,
     label_indices,
@@ -20,8 +22,8 @@ from train.data.examples import (
     tokenizer_for_splits,
     with_leading_space,
 )
-from train.data.files import find_file
-from train.data.text_files import line_location, read_lines
+from train.data.files import Notes, TextFile
+from train.data.rows import FORMATS_PAGE, TextForm, located_rows
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -35,68 +37,112 @@ class LabeledText(NamedTuple):
     location: str
 
 
+TEXT_COLUMNS = (
+    *("text", "sentence", "review", "content", "comment", "tweet", "message", "question"),
+    *("document", "utterance", "query", "body", "headline", "description", "title"),
+)
+"""Usual names of the column of the text, the first that is there."""
+
+LABEL_COLUMNS = (
+    *("label", "labels", "class", "category", "sentiment", "target", "intent", "emotion", "topic"),
+    *("polarity", "rating", "stars", "score", "coarse_label", "fine_label", "label_text"),
+)
+"""Usual names of the column of the label, the first that is there."""
+
+
 def read_labeled_texts(
-    config: ClassificationDataConfig, setting: str, path: str
-) -> Iterator[LabeledText]:
-    """Yield the texts of a file, one for each line that is not empty."""
-    file = find_file(path, setting)
-    lines = read_lines(file, config.encoding)
-    columns = _columns(config, lines[0], line_location(file, 0)) if config.format == "tsv" else None
-    skip = 1 if config.format == "tsv" and config.header else 0
-    for index, line in enumerate(lines[skip:], start=skip):
-        if line.strip():
-            location = line_location(file, index)
-            if columns:
-                label, text = _by_columns(line, columns, location)
-            else:
-                label, text = _first_word(line, location)
-            if not label:
-                raise UserError(
-                    f"{location}: its label is empty; correct the line, or leave it out"
-                )
-            yield LabeledText(
-                label.partition(":")[0] if config.coarse_labels else label, text, location
-            )
+    config: ExampleDataConfig, columns: ClassificationDataConfig
+) -> ExampleSplits[LabeledText]:
+    """Return the labeled texts of every split.
+
+    Args:
+      config: Paths and splits.
+      columns: Where label and text are.
+    """
+
+    def is_header(cells: Sequence[str]) -> bool:
+        if columns.format == "tsv" and columns.header:
+            return True
+        return None not in find_columns(tuple(name.strip() for name in cells), columns)
+
+    def read(files: Sequence[TextFile], notes: Notes) -> Iterator[tuple[str, Any]]:
+        form: TextForm = "cells" if columns.format == "tsv" else "lines"
+        for file in files:
+            rows = located_rows(file, text=form, encoding=columns.encoding, is_header=is_header)
+            for number, (location, row) in enumerate(rows):
+                if not number and isinstance(row, Mapping):
+                    names = find_columns(tuple(row), columns)
+                    if None not in names and names != (columns.label_column, columns.text_column):
+                        notes.add(file.path, "has its labels in {!r}, texts in {!r}".format(*names))
+                yield location, row
+
+    return read_splits(
+        config,
+        lambda location, row: parse_labeled_text(location, row, columns),
+        lambda location, pair: LabeledText(*check_text_pair(location, pair)[::-1], location),
+        read=read,
+    )
 
 
-def _columns(config: ClassificationDataConfig, first: str, location: str) -> tuple[int, int]:
-    """Return the indices of the columns of label and text."""
-    if not config.header:
-        return int(config.label_column), int(config.text_column)
-    names = first.split("\t")
-    indices = []
-    for setting, column in (
-        ("label_column", config.label_column),
-        ("text_column", config.text_column),
-    ):
-        if column in names:
-            indices.append(names.index(column))
-        elif column.isdecimal():
-            indices.append(int(column))
-        else:
+@functools.lru_cache
+def find_columns(
+    names: tuple[str, ...], columns: ClassificationDataConfig
+) -> tuple[str | None, str | None]:
+    """Return the names of the columns of label and text: as configured, else the usual ones."""
+
+    def find(wanted: str, usual: Sequence[str]) -> str | None:
+        if wanted in names:
+            return wanted
+        # Numbers count the columns of a file without names; those of others with header only.
+        if wanted.isdecimal() and columns.header:
+            return next((name for n, name in enumerate(names) if str(n) == wanted), None)
+        if wanted != usual[0] and not wanted.isdecimal():
+            return None
+        known = {name.lower(): name for name in reversed(names)}
+        return next((known[name] for name in usual if name in known), None)
+
+    return find(columns.label_column, LABEL_COLUMNS), find(columns.text_column, TEXT_COLUMNS)
+
+
+def parse_labeled_text(
+    location: str, row: Any, columns: ClassificationDataConfig
+) -> LabeledText | None:
+    """Return the labeled text of a row; None if one of both is null.
+
+    Raises:
+      UserError: It has no such columns, or they hold something else.
+    """
+    if isinstance(row, str):
+        label, _, text = row.strip().partition(" ")
+        if not text:
             raise UserError(
-                f"{location}: the header has no column {column!r} (it has {preview_names(names)}); "
-                f"set data.{setting}, or data.header to False if this line is an example"
+                f"{location}: has one word only; write a label, a space and a text "
+                f"({FORMATS_PAGE}#labeled-texts)"
             )
-    return indices[0], indices[1]
-
-
-def _by_columns(line: str, columns: tuple[int, int], location: str) -> tuple[str, str]:
-    cells = line.split("\t")
-    if max(columns) >= len(cells):
-        raise UserError(
-            f"{location}: has {len(cells)} columns, but data.label_column and "
-            f"data.text_column ask for column {max(columns)}, counted from 0; correct the "
-            "line or these settings (columns are separated by tabs)"
-        )
-    return cells[columns[0]].strip(), cells[columns[1]]
-
-
-def _first_word(line: str, location: str) -> tuple[str, str]:
-    label, _, text = line.strip().partition(" ")
-    if not text:
-        raise UserError(f"{location}: has one word only; write a label, a space and a text")
-    return label, text
+    elif isinstance(row, Mapping):
+        label_name, text_name = find_columns(tuple(row), columns)
+        for setting, name in (("label_column", label_name), ("text_column", text_name)):
+            if name is None:
+                raise UserError(
+                    f"{location}: has no column {getattr(columns, setting)!r} (it has "
+                    f"{preview_names([each[:40] for each in row])}); set data.{setting}, or "
+                    f"data.header to False if the first line is an example "
+                    f"({FORMATS_PAGE}#labeled-texts)"
+                )
+        value, text = row[label_name], row[text_name]
+        if value is None or text is None:
+            return None
+        if not isinstance(text, str) or not isinstance(value, str | int | float):
+            raise UserError(
+                f"{location}: {text_name!r} is not a text or {label_name!r} not a label; set "
+                f"data.text_column and data.label_column ({FORMATS_PAGE}#labeled-texts)"
+            )
+        label = f"{value:g}" if isinstance(value, float) else str(value).strip()
+    else:
+        raise UserError(f"{location}: is no row with a label ({FORMATS_PAGE}#labeled-texts)")
+    if not label:
+        raise UserError(f"{location}: its label is empty; correct the line, or leave it out")
+    return LabeledText(label.partition(":")[0] if columns.coarse_labels else label, text, location)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,13 +199,9 @@ def prepare_classification(
       UserError: A file is missing, empty or not encoded as configured, a line is malformed, or a
         label is not among ``labels``.
     """
-    splits = read_splits(
-        config,
-        lambda setting, path: list(read_labeled_texts(config, setting, path)),
-        lambda location, pair: LabeledText(*check_text_pair(location, pair)[::-1], location),
-    )
+    splits = read_labeled_texts(config, config)
     names = labels or sorted({example.label for example in splits.before_holdout()})
-    return make_classification_corpus(config, splits, names, tokenizer)
+    return make_classification_corpus(config, splits, names, tokenizer, splits.notes)
 
 
 def make_classification_corpus(
@@ -167,6 +209,7 @@ def make_classification_corpus(
     splits: Mapping[str, Sequence[LabeledText]],
     label_names: Sequence[str],
     tokenizer: Tokenizer | None = None,
+    reading_notes: Sequence[str] = (),
 ) -> ExampleCorpus[ClassificationSplit]:
     """Tokenize texts that have been read. ``label_names`` are the labels by index."""
     tokenizer = tokenizer or tokenizer_for_splits(
@@ -176,7 +219,7 @@ def make_classification_corpus(
             for split, examples in splits.items()
         },
     )
-    notes: list[str] = []
+    notes = [*reading_notes]
     encoded = {
         split: _encode(split, examples, tokenizer, label_names, config.max_length, notes)
         for split, examples in splits.items()

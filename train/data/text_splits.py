@@ -4,25 +4,22 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from train.data.data_config import TextDataConfig
-from train.data.files import TextFile, find_files
+from train.data.files import SPLITS, Notes, TextFile, find_splits, is_compressed
 from train.data.text_files import (
-    COMPRESSED_ENDINGS,
     LIBRARY_PATH,
     Document,
+    DocumentReader,
     check_unicode,
     library_documents,
     library_files,
-    read_documents,
     truncate_documents,
 )
 from train.errors import UserError
 from train.telemetry.stages import stage
-
-SPLITS = ("train", "validation", "test")
 
 
 class DocumentSplits(Protocol):
@@ -45,6 +42,9 @@ class DocumentSplits(Protocol):
 class FingerprintedSplits(DocumentSplits, Protocol):
     """Splits whose texts can be told from others."""
 
+    notes: Notes
+    """What the user should know of how the texts were read."""
+
     def fingerprint(self) -> dict[str, object]:
         """Return JSON values that change if a split may have changed."""
         ...
@@ -59,14 +59,7 @@ class TextSource:
     files: tuple[TextFile, ...]
     text_field: str
     max_bytes: int
-
-    @classmethod
-    def find(
-        cls, setting: str, path: str, *, text_field: str = "text", max_bytes: int = 0
-    ) -> "TextSource":
-        """Return the source of ``path``, the value of ``setting``. UserError: it has no files."""
-        files = library_files() if path == LIBRARY_PATH else find_files(path, setting)
-        return cls(setting, path, files, text_field, max_bytes)
+    notes: Notes
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents that are not empty. Raises UserError if there is no text at all."""
@@ -74,7 +67,8 @@ class TextSource:
             documents = library_documents(self.files)
         else:
             setting = f"{self.setting.rpartition('.')[0]}.text_field"
-            documents = read_documents(self.files, text_field=self.text_field, setting=setting)
+            reader = DocumentReader(self.files, self.text_field, setting, self.notes)
+            documents = reader.documents()
         is_empty = True
         for document in truncate_documents(documents, self.max_bytes):
             is_empty = False
@@ -84,7 +78,7 @@ class TextSource:
 
     def estimate_characters(self) -> float:
         """Return the bytes of the files, close to their characters; 0 if they are compressed."""
-        if any(file.name.endswith(COMPRESSED_ENDINGS) for file in self.files):
+        if any(is_compressed(file.name) for file in self.files):
             return 0.0
         total = float(sum(file.fingerprint()[1] for file in self.files))
         return min(total, self.max_bytes) if self.max_bytes else total
@@ -144,6 +138,38 @@ class OwnTextSource:
         return [digest.hexdigest()]
 
 
+def find_sources(config: TextDataConfig, section: str, notes: Notes) -> dict[str, TextSource]:
+    """Return the source of each split that has files: of its own path, or of those of `path`.
+
+    Args:
+      config: The paths.
+      section: Name of the settings that hold them, for error messages.
+      notes: Receives what the files were taken for.
+
+    Raises:
+      UserError: A path has no files.
+    """
+    sources: dict[str, TextSource] = {}
+    own_splits: Mapping[str, tuple[TextFile, ...]] = {}
+    for split, name in zip(SPLITS, ("path", "validation_path", "test_path"), strict=True):
+        setting, path = f"{section}.{name}", getattr(config, name)
+        if path == LIBRARY_PATH:
+            files = library_files()
+        elif path or split == "train":
+            found = find_splits(path, setting, notes)
+            files = found.get(split, found["train"])
+            if split == "train":
+                own_splits = found
+        elif split in own_splits:
+            setting, path, files = f"{section}.path", config.path, own_splits[split]
+        else:
+            continue
+        sources[split] = TextSource(
+            setting, path, files, config.text_field, config.max_bytes, notes
+        )
+    return sources
+
+
 class Holdout(Protocol):
     """Rule that divides documents into a training part and a held-out part."""
 
@@ -185,7 +211,8 @@ class TextSplits:
     """Documents of every split of a `TextDataConfig`.
 
     Attributes:
-      names: The splits: "train", "validation" and, if it is configured, "test".
+      names: The splits: "train", "validation" and, if there is one, "test".
+      notes: What the user should know of how the data were read.
     """
 
     def __init__(self, config: TextDataConfig, section: str = "data"):
@@ -196,6 +223,7 @@ class TextSplits:
           section: Name of the settings that hold the paths, for error messages.
         """
         self._config = config
+        self.notes = Notes()
         if config.has_own_examples:
             own = [each for each in SPLITS if config.read_split(each) is not None]
             self._sources: dict[str, TextSource | OwnTextSource] = {
@@ -203,21 +231,8 @@ class TextSplits:
             }
             self.names = tuple(dict.fromkeys(["train", "validation", *own]))
             return
-        self._sources = {
-            split: TextSource.find(
-                f"{section}.{setting}",
-                path,
-                text_field=config.text_field,
-                max_bytes=config.max_bytes,
-            )
-            for split, setting, path in (
-                ("train", "path", config.path),
-                ("validation", "validation_path", config.validation_path),
-                ("test", "test_path", config.test_path),
-            )
-            if path or split == "train"
-        }
-        self.names = ("train", "validation", *(["test"] if config.test_path else []))
+        self._sources = dict(find_sources(config, section, self.notes))
+        self.names = tuple(dict.fromkeys(["train", "validation", *self._sources]))
 
     def documents(self, split: str) -> Iterator[Document]:
         """Yield the documents of a split. The files are read again each time."""

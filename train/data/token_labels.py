@@ -14,6 +14,7 @@ from train.data.buckets import RaggedArray
 from train.data.example_configs import TokenLabelDataConfig
 from train.data.examples import (
     ExampleCorpus,
+    ExampleSplits,
     check_text_pair,
     corpus_digest,
     label_indices,
@@ -22,8 +23,16 @@ from train.data.examples import (
     tokenizer_for_splits,
     with_leading_space,
 )
-from train.data.files import TextFile, find_file
-from train.data.text_files import line_location, read_lines
+from train.data.files import Notes, TextFile
+from train.data.rows import (
+    FORMATS_PAGE,
+    Row,
+    file_rows,
+    find_format,
+    line_location,
+    open_decompressed,
+)
+from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -65,32 +74,109 @@ def _make_sentence(location: str, words: Iterable[Any]) -> TaggedSentence:
     return TaggedSentence(tagged, TextFile(location, pathlib.Path(location)))
 
 
-def read_sentences(config: TokenLabelDataConfig, setting: str, path: str) -> list[TaggedSentence]:
-    """Return the sentences of a file. Raises UserError if it is missing or malformed."""
-    file = find_file(path, setting)
-    read = _columns_word if config.format == "columns" else _conllu_word(config)
-    sentences: list[list[TaggedWord]] = [[]]
-    for index, line in enumerate(read_lines(file)):
-        if not line.strip():
-            sentences.append([])
-        elif word := read(line, line_location(file, index)):
-            sentences[-1].append(TaggedWord(*word, index))
-    return [TaggedSentence(words, file) for words in sentences if words]
+_WORD_FIELDS = ("tokens", "words")
+_TAG_FIELDS = ("tags", "ner_tags", "pos_tags", "upos", "labels", "ner", "pos")
 
 
-def _columns_word(line: str, location: str) -> tuple[str, str] | None:
-    """Return the first column and the last, or None at the start of a document."""
-    cells = line.split()
-    if cells[0] == _DOCUMENT_START:
+def read_tagged_sentences(config: TokenLabelDataConfig) -> ExampleSplits[TaggedSentence]:
+    """Return the sentences of every split."""
+
+    def read(files: Sequence[TextFile], notes: Notes) -> Iterator[tuple[str, Any]]:
+        for file in files:
+            with open_decompressed(file) as stream:
+                kind = find_format(stream, file)
+            sentences: Iterable[TaggedSentence | None]
+            if kind in ("text", "csv"):
+                sentences = read_sentences(config, file, notes)
+            else:
+                sentences = (_sentence_of_row(file, row, config) for row in file_rows(file))
+            yield from ((str(file.path), sentence) for sentence in sentences)
+
+    return read_splits(config, lambda location, sentence: sentence, _make_sentence, read=read)
+
+
+def _sentence_of_row(
+    file: TextFile, row: Row, config: TokenLabelDataConfig
+) -> TaggedSentence | None:
+    """Return the sentence of {"tokens": [...], "tags": [...]}; None if one of both is null."""
+    location, value = line_location(file, row.number - 1), row.value
+    names = [*value] if isinstance(value, Mapping) else []
+    words, tags = (
+        next((value[name] for name in fields if name in names), ())
+        for fields in (_WORD_FIELDS, (config.tag_column, *_TAG_FIELDS))
+    )
+    if words is None or tags is None:
         return None
-    if len(cells) < 2:
+    if not isinstance(words, list) or not isinstance(tags, list) or len(words) != len(tags):
         raise UserError(
-            f"{location}: has one column only; a word must be the first and its tag the last"
+            f"{location}: has no lists {_WORD_FIELDS[0]!r} and {_TAG_FIELDS[0]!r} of one length "
+            f"(it has {', '.join(names)[:200] or 'none'}); give them ({FORMATS_PAGE}#tagged-words)"
         )
-    return cells[0], cells[-1]
+    pairs = zip(words, map(str, tags), strict=True)
+    tagged = [TaggedWord(*check_text_pair(location, each), row.number - 1) for each in pairs]
+    return TaggedSentence(tagged, file) if tagged else None
 
 
-def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str, str] | None]:
+def read_sentences(
+    config: TokenLabelDataConfig, file: TextFile, notes: Notes
+) -> Iterator[TaggedSentence]:
+    """Yield the sentences of a file of columns. Raises UserError if it is malformed."""
+    lines = read_lines(file)
+    cells = [line.split("\t") for line in lines]
+    is_conllu = any(len(each) == CONLLU_COLUMNS and each[0].isdecimal() for each in cells)
+    read = _conllu_word(config) if is_conllu else _columns_word(lines)
+    words: list[TaggedWord] = []
+    num_comments = 0
+    for index, line in enumerate(lines):
+        if not line.strip():
+            if words:
+                yield TaggedSentence(words, file)
+            words = []
+        elif (word := read(line, line_location(file, index), not words)) is not None:
+            words.append(TaggedWord(*word, index))
+        else:
+            num_comments += line.startswith("# ") and not is_conllu
+    if words:
+        yield TaggedSentence(words, file)
+    if num_comments:
+        notes.add(file.path, "lines with '# ' before a sentence, read as comments", num_comments)
+
+
+ReadWord = Callable[[str, str, bool], tuple[str, str] | None]
+"""Function of a line, its location, and whether no word of its sentence precedes it. It returns
+the word and its tag, or None if it is none."""
+
+
+def _columns_word(lines: Sequence[str]) -> ReadWord:
+    """Return a function that reads the first column and the last."""
+    marked = [line.startswith(("# ", _DOCUMENT_START)) for line in lines]
+    plain = [
+        line for line, is_mark in zip(lines, marked, strict=True) if line.strip() and not is_mark
+    ]
+    # Words may contain spaces where tabs separate the columns, and no-break spaces everywhere.
+    separator = re.compile(r"\t" if plain and all("\t" in line for line in plain) else r"[ \t]+")
+    shapes = {
+        (len(cells), cells[-1]) for line in plain if (cells := separator.split(line.strip(" \t")))
+    }
+
+    def word(line: str, location: str, is_first: bool) -> tuple[str, str] | None:
+        cells = separator.split(line.strip(" \t"))
+        if cells[0] == _DOCUMENT_START:
+            return None
+        # A comment, unless it has the columns and a tag of the other lines: `#` may be a word.
+        if line.startswith("# ") and is_first and (len(cells), cells[-1]) not in shapes:
+            return None
+        if len(cells) < 2 or not cells[-1]:
+            raise UserError(
+                f"{location}: has one column only; a word must be the first and its tag the last "
+                f"({FORMATS_PAGE}#tagged-words)"
+            )
+        return cells[0], cells[-1]
+
+    return word
+
+
+def _conllu_word(config: TokenLabelDataConfig) -> ReadWord:
     """Return a function that reads a line of CoNLL-U (universaldependencies.org/format.html).
 
     It returns None for comments, for surface forms of several words (3-4), whose words follow on
@@ -98,14 +184,14 @@ def _conllu_word(config: TokenLabelDataConfig) -> Callable[[str, str], tuple[str
     """
     column = _UPOS_COLUMN + (config.tag_column == "xpos")
 
-    def word(line: str, location: str) -> tuple[str, str] | None:
+    def word(line: str, location: str, is_first: bool) -> tuple[str, str] | None:
         if line.startswith("#"):
             return None
         cells = line.split("\t")
         if len(cells) != CONLLU_COLUMNS:
             raise UserError(
                 f"{location}: has {len(cells)} columns, not the {CONLLU_COLUMNS} of CoNLL-U; "
-                "correct it, or set data.format to columns"
+                f"correct it ({FORMATS_PAGE}#tagged-words)"
             )
         if _NOT_A_WORD_ID.fullmatch(cells[0]):
             return None
@@ -198,9 +284,7 @@ def prepare_token_labels(
       UserError: A file is missing, empty or not UTF-8, a line is malformed, or a tag is not among
         ``labels``.
     """
-    splits = read_splits(
-        config, lambda setting, path: read_sentences(config, setting, path), _make_sentence
-    )
+    splits = read_tagged_sentences(config)
     sentences = splits.before_holdout()
     names = tuple(labels or sorted({word.tag for each in sentences for word in each.words}))
     tokenizer = tokenizer or tokenizer_for_splits(
@@ -210,7 +294,7 @@ def prepare_token_labels(
             for split, sentences in splits.items()
         },
     )
-    notes: list[str] = []
+    notes = splits.notes
     encoded = {
         split: _encode(split, sentences, tokenizer, names, config.max_length, notes)
         for split, sentences in splits.items()

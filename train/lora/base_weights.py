@@ -7,7 +7,7 @@ the digest of the base that it was trained on. A run can start with an adapter i
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,22 @@ def adapter_settings(adapter: Adapter, requested: LoRAConfig, source: str) -> Lo
         raise UserError(f"lora.rank {requested.rank}: {source} has rank {rank}; leave it out")
     names = (*adapter.trained, *(x for x in requested.train_fully if x not in adapter.trained))
     return LoRAConfig(rank, adapter.alpha, adapter.targets, names)
+
+
+def unused_settings(requested: LoRAConfig, used: LoRAConfig) -> Iterator[str]:
+    """Yield a note on each setting that was requested and is not used.
+
+    Args:
+      requested: The settings as requested.
+      used: Those of the run: of its adapter, or without a rank.
+    """
+    for name in ("alpha", "targets"):
+        value, own = getattr(requested, name), getattr(used, name)
+        if value in (own, getattr(LoRAConfig(), name)):
+            continue
+        shown, own = (",".join(x) if name == "targets" else f"{x:g}" for x in (value, own))
+        has = f"the adapter has {own}" if used.rank else "without lora.rank all weights are trained"
+        yield f"lora.{name} {shown}: not used; {has}"
 
 
 def replace_factors(trainable: Any, adapter: Adapter) -> Any:

@@ -1,9 +1,8 @@
 """Answers to requests: generation with stop strings, one request at a time."""
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +11,8 @@ from train.data.chat_template import ChatTemplate
 from train.errors import UserError
 from train.run import Run
 from train.runtime.oom import LARGER_DEVICES_REMEDY, explain_oom
-from train.serving.requests import GenerationRequest, RequestError
-from train.tasks.instruction import encode_conversation
+from train.serving.requests import GenerationRequest, RequestError, as_request_errors
+from train.tasks.instruction import render_question
 from train.tasks.text_completion import (
     Completion,
     StopCompletionError,
@@ -23,6 +22,22 @@ from train.tasks.text_completion import (
 from train.tasks.vocabulary import tokenizer_of
 from transformer.layers.stack_weights import unstack_for_decoding
 from transformer.models.language_model import LanguageModel
+
+MIN_CHARACTERS_PER_TOKEN = 64
+"""Most characters of a prompt for each token that the server reads; or as many as the longest token
+of the vocabulary has. A prompt with more is refused before it is tokenized, which takes time and
+100 times its memory. It cannot fit, unless the tokenizer drops most of it, such as white space."""
+
+SECONDS_BETWEEN_CHECKS = 1.0
+"""Seconds between two checks that the client of a request that waits is there."""
+
+
+class EncodedRequest(NamedTuple):
+    """A request and the tokens of its prompts."""
+
+    request: GenerationRequest
+    rows: list[np.ndarray]  # each [t]
+    max_tokens: int
 
 
 class Answer(NamedTuple):
@@ -87,17 +102,6 @@ class StopScanner:
             self._on_text(piece)
 
 
-@contextlib.contextmanager
-def _as_request_errors(field: str) -> Iterator[None]:
-    """Raise a RequestError of this field in place of another UserError."""
-    try:
-        yield
-    except RequestError:
-        raise
-    except UserError as error:
-        raise RequestError(str(error), field) from error
-
-
 class Generator:
     """Answers requests with a run's model. Requests of several threads wait for each other.
 
@@ -118,9 +122,14 @@ class Generator:
             )
         if run.model.hardware.platform != "cpu":  # where stacked weights are copied at every token
             run = dataclasses.replace(run, params=unstack_for_decoding(run.params))
+        positions = run.model.config.max_length
+        if positions is not None:  # one is left for an answer
+            max_prompt_tokens = min(max_prompt_tokens, positions - 1)
         self._run, self.max_tokens, self.max_prompt_tokens = run, max_tokens, max_prompt_tokens
         self._tokenizer = tokenizer_of(run)
         self._template = ChatTemplate.of_tokenizer(self._tokenizer)
+        longest_token = max(map(len, self._tokenizer.vocabulary))
+        self._max_characters = max_prompt_tokens * max(MIN_CHARACTERS_PER_TOKEN, longest_token)
         # One program at a time: two would share the device's memory, and neither would be faster.
         self._lock = threading.Lock()
 
@@ -128,23 +137,11 @@ class Generator:
         """Let no generation begin any more; return False if one is going on."""
         return self._lock.acquire(blocking=False)
 
-    def answer(
-        self,
-        request: GenerationRequest,
-        on_text: Callable[[str], None] = lambda piece: None,
-        check_client: Callable[[], None] = lambda: None,
-    ) -> Answer:
-        """Return the answers to a request.
-
-        Args:
-          request: The request.
-          on_text: Receives the only answer in pieces, as it is generated. It must not wait: other
-            requests wait for it.
-          check_client: Called before the generation and, with a single answer, during it. What it
-            raises ends the generation: nobody waits for the answer any more.
+    def encode(self, request: GenerationRequest) -> EncodedRequest:
+        """Return the tokens of a request.
 
         Raises:
-          RequestError: The model cannot read a prompt, or a number of tokens is above the server's.
+          RequestError: A prompt cannot be tokenized, or a number of tokens is above the server's.
         """
         default = min(request.default_max_tokens or self.max_tokens, self.max_tokens)
         max_tokens = default if request.max_tokens is None else request.max_tokens
@@ -155,44 +152,71 @@ class Generator:
                 "max_tokens",
             )
         field = "messages" if request.messages else "prompt"
-        with _as_request_errors(field):
-            rows = self._encode(request)
-        longest = max(map(len, rows))
-        if longest > self.max_prompt_tokens:
+        with as_request_errors(field):
+            if request.messages:
+                text = render_question(self._template, request.messages, request.variables)
+                self._check_size(field, len(text), "characters", self._max_characters)
+                # The template has written the special tokens as text.
+                rows = [self._tokenizer.encode_with_special_tokens(text)[0]]
+            else:
+                rows = list(map(self._encode_prompt, request.prompts))
+        for row in rows:
+            self._check_size(field, len(row), "tokens", self.max_prompt_tokens)
+        return EncodedRequest(request, rows, max_tokens)
+
+    def _encode_prompt(self, prompt: str | tuple[int, ...]) -> np.ndarray:
+        if isinstance(prompt, str):
+            self._check_size("prompt", len(prompt), "characters", self._max_characters)
+            return encode_prompt(self._run, prompt)
+        self._check_size("prompt", len(prompt), "tokens", self.max_prompt_tokens)
+        return np.array(prompt, np.int64)
+
+    def _check_size(self, field: str, size: int, unit: str, limit: int) -> None:
+        if size > limit:
             raise RequestError(
-                f"{field}: has {longest} tokens, and this server reads at most "
-                f"{self.max_prompt_tokens}; shorten it",
+                f"{field}: has {size} {unit}, and this server reads at most "
+                f"{self.max_prompt_tokens} tokens; shorten it",
                 field,
             )
-        remedies = ["send fewer prompts or a smaller max_tokens", LARGER_DEVICES_REMEDY]
-        with self._lock, explain_oom(lambda: remedies), _as_request_errors(field):
-            check_client()
-            choices = self._generate(request, rows, max_tokens, on_text, check_client)
-        return Answer(choices, sum(map(len, rows)))
 
-    def _encode(self, request: GenerationRequest) -> list[np.ndarray]:
-        """Return the tokens of each prompt."""
-        if request.messages:
-            return [encode_conversation(self._tokenizer, self._template, request.messages)]
-        return [
-            encode_prompt(self._run, each) if isinstance(each, str) else np.array(each, np.int64)
-            for each in request.prompts
-        ]
+    def answer(
+        self,
+        encoded: EncodedRequest,
+        on_text: Callable[[str], None] = lambda piece: None,
+        check_client: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """Return the answers to a request.
+
+        Args:
+          encoded: The request and its tokens.
+          on_text: Receives the only answer in pieces, as it is generated. It must not wait: other
+            requests wait for it.
+          check_client: Called while the request waits, and after every few tokens. What it raises
+            ends the generation: nobody waits for the answer any more.
+
+        Raises:
+          RequestError: The model cannot read a prompt.
+        """
+        remedies = ["send fewer prompts or a smaller max_tokens", LARGER_DEVICES_REMEDY]
+        while not self._lock.acquire(timeout=SECONDS_BETWEEN_CHECKS):
+            check_client()
+        field = "messages" if encoded.request.messages else "prompt"
+        try:
+            with explain_oom(lambda: remedies), as_request_errors(field):
+                check_client()
+                choices = self._generate(encoded, on_text, check_client)
+        finally:
+            self._lock.release()
+        return Answer(choices, sum(map(len, encoded.rows)))
 
     def _generate(
         self,
-        request: GenerationRequest,
-        rows: list[np.ndarray],
-        max_tokens: int,
+        encoded: EncodedRequest,
         on_text: Callable[[str], None],
         check_client: Callable[[], None],
     ) -> list[Completion]:
+        request, rows, max_tokens = encoded
         scanner = StopScanner(request.stop, on_text)
-
-        def push(piece: str) -> None:
-            check_client()
-            scanner.push(piece)
-
         repeated = [row for row in rows for _ in range(request.num_choices)]
         # A single answer ends at its stop string; several run as one batch and are cut afterwards.
         alone = len(repeated) == 1
@@ -202,7 +226,8 @@ class Generator:
             max_new_tokens=max_tokens,
             sampling=request.sampling,
             seed=request.seed,
-            on_text=push if alone else None,
+            on_text=scanner.push if alone else None,
+            on_step=check_client,
         )
         if alone:
             scanner.flush()

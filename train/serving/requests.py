@@ -5,13 +5,15 @@ completion"), with `top_k` added. Fields are supported, accepted only with a val
 effect, or refused.
 """
 
+import contextlib
 import dataclasses
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from train.config.experiment_files import did_you_mean
-from train.data.chat_template import Message
+from train.data.chat_template import NO_VARIABLES, Message
+from train.data.conversations import VARIABLES, parse_message, parse_variables
 from train.errors import UserError
 from transformer.generation.sampling import SamplingConfig
 
@@ -19,6 +21,9 @@ MAX_SEED = 2**32 - 1
 
 MAX_ANSWERS = 128
 """Most answers to one request, of all its prompts together. They are computed as one batch."""
+
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation."""
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 """Most stop strings, and characters of one: every piece of text is compared with all."""
@@ -30,34 +35,43 @@ _COMMON_FIELDS = frozenset(
     }
 )
 COMPLETION_FIELDS = _COMMON_FIELDS | {"prompt"}
-CHAT_FIELDS = _COMMON_FIELDS | {"messages", "max_completion_tokens"}
+CHAT_FIELDS = _COMMON_FIELDS | {"messages", "max_completion_tokens", *VARIABLES}
 
 IGNORED_FIELDS = frozenset(
     {
-        *("metadata", "parallel_tool_calls", "prompt_cache_key", "safety_identifier"),
-        *("service_tier", "store", "user"),
+        *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options"),
+        *("prompt_cache_retention", "safety_identifier", "service_tier", "store", "user"),
     }
 )
 """Fields that do not concern the answer."""
 
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
     "best_of": (1,),
     "echo": (False,),
     "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
+    "min_p": (0,),
     "modalities": (["text"],),
+    "prediction": (),
     "presence_penalty": (0,),
+    "reasoning_effort": ("medium",),
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "min_p": (0,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
 }
 """Fields that are not supported, and the values with which they change nothing. So does null."""
+
+MAX_NAME_LENGTH = 100
+"""Most characters of an unknown name that is compared with known ones."""
 
 
 class RequestError(UserError):
@@ -76,6 +90,8 @@ class GenerationRequest:
     """Texts or tokens to continue. Empty in a chat."""
     messages: tuple[Message, ...]
     """Conversation to answer. Empty for prompts."""
+    variables: Mapping[str, Any]
+    """`tools` and other variables of the chat template."""
     max_tokens: int | None
     """None: `default_max_tokens`."""
     sampling: SamplingConfig
@@ -97,8 +113,13 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
     Raises:
       RequestError: A field is missing, wrong or not supported.
     """
-    prompt = body.get("prompt", "")
+    prompt = body.get("prompt")
+    prompt = "" if prompt is None else prompt
     several = prompt if isinstance(prompt, list) and not _is_token_list(prompt) else [prompt]
+    if len(several) > MAX_ANSWERS:
+        raise RequestError(
+            f"prompt: is a list of {len(several)}; send at most {MAX_ANSWERS} at once", "prompt"
+        )
     prompts = []
     for each in several:
         if not isinstance(each, str) and not _is_token_list(each):
@@ -110,7 +131,7 @@ def parse_completion(body: Mapping[str, Any]) -> GenerationRequest:
     if not prompts:
         raise RequestError("prompt: is an empty list; give at least one prompt", "prompt")
     _check_fields(body, COMPLETION_FIELDS)
-    return _parse_common(body, tuple(prompts), (), default_max_tokens=16)
+    return _parse_common(body, tuple(prompts), (), NO_VARIABLES, default_max_tokens=16)
 
 
 def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
@@ -122,22 +143,43 @@ def parse_chat(body: Mapping[str, Any]) -> GenerationRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages: are missing; give a list with at least one", "messages")
-    parsed = tuple(_parse_message(number, each) for number, each in enumerate(messages))
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(
+            f"messages: are {len(messages)}; send at most {MAX_MESSAGES}", "messages"
+        )
+    with as_request_errors("messages"):
+        parsed = tuple(parse_message(f"messages[{i}]", each) for i, each in enumerate(messages))
     _check_fields(body, CHAT_FIELDS)
-    return _parse_common(body, (), parsed, default_max_tokens=None)
+    with as_request_errors("tools"):
+        variables = parse_variables("request", body)
+    if body.get("tool_choice") == "none":
+        variables.pop("tools", None)
+    return _parse_common(body, (), parsed, variables, default_max_tokens=None)
+
+
+@contextlib.contextmanager
+def as_request_errors(field: str) -> Iterator[None]:
+    """Raise a RequestError of this field in place of another UserError."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except UserError as error:
+        raise RequestError(str(error), field) from error
 
 
 def _check_fields(body: Mapping[str, Any], supported: frozenset[str]) -> None:
     """Raise RequestError for a field that is not known, or asks for what is not supported."""
     for name, value in body.items():
-        if name in supported or name in IGNORED_FIELDS:
+        if value is None or name in supported or name in IGNORED_FIELDS:
             continue
         if name not in NEUTRAL_VALUES:
+            name = name[:MAX_NAME_LENGTH]
             guess = did_you_mean(name, supported)
             raise RequestError(f"{name}: is not a field of this API{guess}; leave it out", name)
         # By type too: 0 and False are equal, but `logprobs` 0 asks for those of the chosen tokens.
         neutral = [(each, isinstance(each, bool)) for each in NEUTRAL_VALUES[name]]
-        if value is not None and (value, isinstance(value, bool)) not in neutral:
+        if (value, isinstance(value, bool)) not in neutral:
             raise RequestError(f"{name}: is not supported; leave it out", name)
 
 
@@ -145,6 +187,7 @@ def _parse_common(
     body: Mapping[str, Any],
     prompts: tuple[str | tuple[int, ...], ...],
     messages: tuple[Message, ...],
+    variables: Mapping[str, Any],
     default_max_tokens: int | None,
 ) -> GenerationRequest:
     max_tokens = None
@@ -176,6 +219,7 @@ def _parse_common(
     return GenerationRequest(
         prompts,
         messages,
+        variables,
         max_tokens,
         _sampling(body),
         num_choices,
@@ -196,23 +240,6 @@ def _sampling(body: Mapping[str, Any]) -> SamplingConfig:
     except ValueError as error:
         message = str(error).removeprefix("sampling.")
         raise RequestError(message, message.split()[0]) from error
-
-
-def _parse_message(number: int, message: Any) -> Message:
-    name = f"messages[{number}]"
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestError(f"{name}: has no role; give user, assistant or system", "messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = []
-        for part in content:
-            if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-                raise RequestError(f"{name}: has a part that is not text; give text", "messages")
-            parts.append(part["text"])
-        content = "".join(parts)
-    if not isinstance(content, str):
-        raise RequestError(f"{name}: has no content; give a string", "messages")
-    return {"role": message["role"], "content": content}
 
 
 def _is_token_list(value: Any) -> bool:

@@ -7,14 +7,23 @@
 
 Each connection has a thread; generation is one request at a time. With `stream` an answer is sent
 as server-sent events while it is generated, by a thread of its own: a client that reads slowly
-must not keep the others waiting. A generation ends when its client has closed the connection.
+must not keep the others waiting. A generation ends when its client has left.
+
+A web page in the user's browser can send requests to this machine, but cannot make the server
+compute. What it sends has a foreign `Origin`, another host's name (DNS rebinding), or a content
+type other than JSON; before a browser sends JSON it asks (`OPTIONS`), and nothing is allowed.
 """
 
+import contextlib
+import fnmatch
 import hmac
 import http.server
+import io
+import ipaddress
 import json
 import logging
 import queue
+import re
 import selectors
 import socket
 import sys
@@ -22,21 +31,41 @@ import threading
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from train.errors import UserError
-from train.serving.answers import Answer, Generator
-from train.serving.requests import GenerationRequest, RequestError, parse_chat, parse_completion
+from train.errors import UsageError, UserError
+from train.serving.answers import Answer, EncodedRequest, Generator
+from train.serving.requests import (
+    GenerationRequest,
+    RequestError,
+    parse_chat,
+    parse_completion,
+)
 from train.tasks.text_completion import Completion
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 16 << 20
-"""Largest request that is read."""
+MIN_BODY_LIMIT, BODY_BYTES_PER_TOKEN = 4 << 20, 16
+"""Bytes of the largest request: so many for each token of the longest prompt, but not less. Parsed
+JSON takes up to 25 times its size, and one body is parsed at a time."""
+
+SMALL_BODY_BYTES, MAX_LARGE_BODIES = 1 << 16, 8
+"""A larger body is not read while so many others are being read or wait for their answers."""
+
+MAX_DISCARDED_BYTES = 1 << 28
+"""Most bytes of a refused request that are read, and thrown away."""
+
+MAX_ERROR_LENGTH = 1000
+"""Most characters of an error in an answer."""
 
 IDLE_SECONDS = 120.0
-"""Seconds after which a connection without a request is closed."""
+"""Seconds after which a connection without a request, or without the whole body, is closed."""
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+STATUS_LINE_START = b"HTTP/1.1 "
+"""With which every answer begins."""
 
 
 class Route(NamedTuple):
@@ -89,19 +118,37 @@ class Server(http.server.ThreadingHTTPServer):
       generator: Answers the requests.
       model_name: Name of the model in requests and answers.
       api_key: If not empty, requests need `Authorization: Bearer <api_key>`.
+      allowed_hosts: Names under which the server is reached beside `LOOPBACK_NAMES`, or patterns of
+        them (`*.example.org`). If empty, a server that listens on a network answers to any name.
 
     Raises:
-      UserError: The address cannot be used.
+      UserError: The address cannot be used, or a name of a host is not one.
     """
 
     daemon_threads = True  # a client that keeps its connection must not keep the process
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], generator: Generator, model_name: str, api_key: str = ""
+        self,
+        address: tuple[str, int],
+        generator: Generator,
+        model_name: str,
+        api_key: str = "",
+        allowed_hosts: Sequence[str] = (),
     ):
         self.generator, self.model_name, self.api_key = generator, model_name, api_key
         self.created = int(time.time())
+        names = {each: host_name(each) for each in allowed_hosts}
+        if wrong := [each for each, name in names.items() if not re.fullmatch(r"[\w.*:-]+", name)]:
+            raise UsageError(
+                f"allowed_hosts {wrong[0]}: is no name of a host; give names, such as example.org"
+            )
+        self._host_patterns = (*LOOPBACK_NAMES, *names.values())
+        self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
+        self.parsing = threading.Lock()
+        self.max_body_bytes = max(
+            MIN_BODY_LIMIT, generator.max_prompt_tokens * BODY_BYTES_PER_TOKEN
+        )
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         try:
@@ -112,6 +159,12 @@ class Server(http.server.ThreadingHTTPServer):
             raise UserError(f"serve {host}:{port}: {reason}; give another --host or --port") from (
                 error
             )
+        is_local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
+        self.has_any_name = not is_local and not allowed_hosts
+
+    def is_allowed(self, host: str) -> bool:
+        """Return True for a name of this machine, and for one that was allowed."""
+        return any(fnmatch.fnmatchcase(host, each) for each in self._host_patterns)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print the error of a connection, unless the client has ended it."""
@@ -133,6 +186,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # else the body of an answer waits for the next packet
     server: Server
 
+    def setup(self) -> None:
+        """Begin a connection."""
+        super().setup()
+        self._num_sent_early = 0
+        self._body_is_unread = False
+
     def do_GET(self) -> None:
         """Answer for the server's state and its model."""
         model = self.server.model()
@@ -142,22 +201,32 @@ class Handler(http.server.BaseHTTPRequestHandler):
             f"/v1/models/{self.server.model_name}": model,
         }
         path = self._path()
-        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # else a body would be read as the next request
+        self._close_after_body()
         self._answer(lambda: self._send_json(200, pages[path]), path in pages, path in ROUTES)
+
+    def do_OPTIONS(self) -> None:
+        """Answer the question of a browser if a page may send a request: nothing is allowed."""
+        self._close_after_body()
+        self._answer(self._send_methods, True, False)
 
     def do_POST(self) -> None:
         """Answer a request to generate."""
         path = self._path()
+        self._body_is_unread = True
         self._answer(lambda: self._generate(ROUTES[path]), path in ROUTES, path == "/v1/models")
 
     def _path(self) -> str:
         return urllib.parse.unquote(self.path.partition("?")[0]).rstrip("/")
 
+    def _close_after_body(self) -> None:
+        """End the connection if a request has a body that is not read, but would be as the next."""
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self.close_connection = True
+
     def _answer(self, answer: Callable[[], None], known: bool, other_method: bool) -> None:
         """Answer a request, or send what is wrong with it."""
-        body_unread = self.command == "POST"
         try:
+            self._check_hosts()
             self._check_key()
             if not known:
                 path = self._path()
@@ -166,14 +235,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     raise RequestError(f"{path}: takes no {self.command}; use {right}", None, 405)
                 paths = ", ".join(("/v1/models", *ROUTES))
                 raise RequestError(f"{path}: is not served; use one of {paths}", None, 404)
-            body_unread = False
             answer()
         except RequestError as error:
-            # What is left of a body would be read as the next request.
-            if body_unread:
+            if self._body_is_unread:
                 self.close_connection = True
-                self._discard()
             self._send_error(error.status, str(error), error.field)
+            if self._body_is_unread:
+                self._discard()
         except (ConnectionError, TimeoutError):
             self.close_connection = True
         except UserError as error:  # out of memory: other requests may need less
@@ -185,6 +253,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
             self._send_error(500, "the server failed; its log says why", None)
 
+    def _check_hosts(self) -> None:
+        """Raise RequestError for a request that a page of another host may have sent."""
+        hosts = self.headers.get_all("Host", [])  # none: not a browser
+        names = [host_name(each) for each in hosts]
+        for host, name in zip(hosts, names, strict=True):
+            if not self.server.has_any_name and not self.server.is_allowed(name):
+                raise RequestError(
+                    f"Host {host!r}: is no name of this server; use localhost, or "
+                    "start the server with --allowed-hosts NAME",
+                    None,
+                    403,
+                )
+        for origin in self.headers.get_all("Origin", []):
+            name = host_name(origin)
+            if name not in names and not self.server.is_allowed(name):
+                raise RequestError(
+                    f"Origin {origin!r}: pages of other hosts are not answered; start "
+                    "the server with --allowed-hosts NAME to allow a host",
+                    None,
+                    403,
+                )
+
     def _check_key(self) -> None:
         key = self.server.api_key
         scheme, _, given = self.headers.get("Authorization", "").partition(" ")
@@ -193,22 +283,42 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if key and self._path() != "/health" and not (matches and scheme.lower() == "bearer"):
             raise RequestError("api key: is missing or wrong; send it as a bearer token", None, 401)
 
-    def _read_body(self) -> dict[str, Any]:
+    def _check_head(self) -> int:
+        """Return the length of the body, if it can be read."""
+        if self.headers.get_content_type() != "application/json":
+            given = self.headers.get("Content-Type", "")
+            raise RequestError(
+                f"Content-Type {given!r}: is not supported; send application/json", None, 415
+            )
         length = self._body_length()
         if length is None:
-            self.close_connection = True
             raise RequestError("body: its length is missing; send Content-Length", None, 411)
-        if length > MAX_BODY_BYTES:
-            self.close_connection = True
-            self._discard()
-            limit = f"{MAX_BODY_BYTES >> 20} MiB"
+        if length > self.server.max_body_bytes:
+            limit = f"{self.server.max_body_bytes / 2**20:.3g} MiB"
             raise RequestError(f"body: is larger than {limit}; send a shorter one", None, 413)
+        return length
+
+    def _read_request(self, route: Route, length: int) -> EncodedRequest:
+        """Return the checked request of a body. Nothing else of the body is kept."""
+        data = b"".join(self._pieces(length))
+        self._body_is_unread = False
+        with self.server.parsing:
+            return self.server.generator.encode(route.parse(self._parse_body(data)))
+
+    def _parse_body(self, data: bytes) -> dict[str, Any]:
         try:
-            body = json.loads(self.rfile.read(length))
+            body = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise RequestError(f"body: is not JSON ({error}); send an object") from error
         if not isinstance(body, dict):
             raise RequestError("body: is no JSON object; send one")
+        model = body.get("model") or self.server.model_name
+        if model != self.server.model_name:
+            raise RequestError(
+                f"model {model!r}: is not served; give {self.server.model_name!r}",
+                "model",
+                404,
+            )
         return body
 
     def _body_length(self) -> int | None:
@@ -217,34 +327,64 @@ class Handler(http.server.BaseHTTPRequestHandler):
         given = lengths[0] if len(lengths) == 1 and "Transfer-Encoding" not in self.headers else ""
         return int(given) if given.isdecimal() and len(given) < 19 else None
 
-    def _discard(self) -> None:
-        """Read some of the body: a client that is still sending would not see the answer."""
-        left = min(self._body_length() or 0, 4 * MAX_BODY_BYTES)
-        while left and (data := self.rfile.read(min(left, 1 << 16))):
-            left -= len(data)
+    def _pieces(self, length: int) -> Iterator[bytes]:
+        """Yield what the client sends, up to a length."""
+        end = time.monotonic() + IDLE_SECONDS
+        while length and (piece := self.rfile.read(min(length, 1 << 16))):
+            length -= len(piece)
+            yield piece
+            if time.monotonic() > end:
+                raise TimeoutError("the body takes too long")
 
-    def _check_client(self) -> None:
-        """Raise ConnectionError if the client has closed the connection."""
+    def _discard(self) -> None:
+        """Read what a refused client still sends: it would lose the answer in a reset."""
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            for _ in self._pieces(MAX_DISCARDED_BYTES):
+                pass
+
+    def _check_client(self, answer_has_begun: bool = False) -> None:
+        """Raise ConnectionError if the client has left.
+
+        A client that has left looks like one that has closed its sending side and waits for the
+        answer, until something is sent to it: only the one that has left replies with a reset. So
+        the answer's first characters are sent early, one at each call.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self.connection, selectors.EVENT_READ)
             readable = selector.select(timeout=0)
-        if readable and not self.connection.recv(1, socket.MSG_PEEK):
+        if not readable or self.connection.recv(1, socket.MSG_PEEK):
+            return
+        early = STATUS_LINE_START[self._num_sent_early :][:1]
+        if early and not answer_has_begun:
+            self.connection.sendall(early)
+            self._num_sent_early += 1
+        if self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise ConnectionError("the client has left")
 
+    def flush_headers(self) -> None:
+        """Send the head of an answer, without what `_check_client` has sent of it."""
+        head, connection = io.BytesIO(), self.wfile
+        self.wfile = head
+        super().flush_headers()
+        self.wfile = connection
+        self.wfile.write(head.getvalue()[self._num_sent_early :])
+        self._num_sent_early = 0
+
     def _generate(self, route: Route) -> None:
-        body = self._read_body()
-        model = body.get("model") or self.server.model_name
-        if model != self.server.model_name:
-            raise RequestError(
-                f"model {model!r}: is not served; give {self.server.model_name!r}", "model", 404
-            )
-        request = route.parse(body)
-        answer_id = f"{route.id_prefix}-{uuid.uuid4().hex}"
-        common = {"id": answer_id, "created": int(time.time()), "model": self.server.model_name}
-        if request.stream:
-            self._stream(route, request, {**common, "object": route.chunk_name})
-            return
-        answer = self.server.generator.answer(request, check_client=self._check_client)
+        length = self._check_head()
+        is_large = length > SMALL_BODY_BYTES
+        with self.server.large_bodies if is_large else contextlib.nullcontext():
+            encoded = self._read_request(route, length)
+            common = {
+                "id": f"{route.id_prefix}-{uuid.uuid4().hex}",
+                "created": int(time.time()),
+                "model": self.server.model_name,
+            }
+            if encoded.request.stream:
+                self._stream(route, encoded, {**common, "object": route.chunk_name})
+                return
+            answer = self.server.generator.answer(encoded, check_client=self._check_client)
         choices = [
             {"index": index, **route.choice(each), "finish_reason": finish_reason(each)}
             for index, each in enumerate(answer.choices)
@@ -252,7 +392,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         made = {**common, "object": route.object_name, "choices": choices, "usage": usage(answer)}
         self._send_json(200, made)
 
-    def _stream(self, route: Route, request: GenerationRequest, common: dict[str, Any]) -> None:
+    def _stream(self, route: Route, encoded: EncodedRequest, common: dict[str, Any]) -> None:
         """Send an answer in pieces, as it is generated."""
         events: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         sender: threading.Thread | None = None
@@ -274,16 +414,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             put(route.piece(text))
 
         def check_client() -> None:
-            self._check_client()
+            self._check_client(answer_has_begun=sender is not None)
             if sender is not None and not sender.is_alive():
                 raise ConnectionError("the client cannot be sent to")
 
         try:
-            answer = self.server.generator.answer(request, on_text, check_client)
+            answer = self.server.generator.answer(encoded, on_text, check_client)
             if sender is None:
                 start()
             put(route.last, finish_reason(answer.choices[0]))
-            if request.include_usage:
+            if encoded.request.include_usage:
                 events.put(json.dumps({**common, "choices": [], "usage": usage(answer)}))
             events.put("[DONE]")
         except Exception as error:
@@ -319,6 +459,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
+    def _send_methods(self) -> None:
+        self.send_response(204)
+        self.send_header("Allow", "GET, POST")
+        self.end_headers()
+
     def _send_json(self, status: int, value: dict[str, Any]) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
@@ -336,8 +481,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+def host_name(place: str) -> str:
+    """Return the host of a `Host`, an `Origin` or a URL, without its port; empty if it has none."""
+    try:
+        return urllib.parse.urlsplit(place if "//" in place else f"//{place}").hostname or ""
+    except ValueError:
+        return ""
+
+
 def error_body(status: int, message: str, field: str | None = None) -> dict[str, Any]:
     """Return an error as the API writes it."""
+    if len(message) > MAX_ERROR_LENGTH:  # it quotes the request
+        message = message[:MAX_ERROR_LENGTH] + "..."
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": field, "code": None}}
 

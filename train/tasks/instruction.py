@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from train.data.buckets import bucket_by_rows
-from train.data.chat_template import ASSISTANT, ChatTemplate, Message
+from train.data.chat_template import ASSISTANT, NO_VARIABLES, ChatTemplate, Message
 from train.data.conversations import ConversationSplit, prepare_conversations
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import (
@@ -159,13 +159,26 @@ def encode_conversation(
     """Return the tokens of a conversation, to the start of the assistant's next turn.
 
     Raises:
+      UserError: As in `render_question`.
+    """
+    # The template has written the special tokens as text; encoding adds none of its own.
+    return tokenizer.encode_with_special_tokens(render_question(template, messages))[0]
+
+
+def render_question(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any] = NO_VARIABLES,
+) -> str:
+    """Return the text of a conversation, to the start of the assistant's next turn.
+
+    Raises:
       UserError: The template refuses the conversation, or it ends with an answer.
     """
     if not messages or messages[-1]["role"] == ASSISTANT:
         raise UserError("messages: end with an answer; end them with a question")
-    text = template.render(messages, add_generation_prompt=True)
-    # The template has written the special tokens as text; encoding adds none of its own.
-    return tokenizer.encode_with_special_tokens(text)[0]
+    template.check_written(messages, variables)
+    return template.render(messages, add_generation_prompt=True, variables=variables)
 
 
 def answer_prompts(

@@ -26,7 +26,7 @@ import numpy as np
 
 from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ChatTemplate
-from train.data.conversations import read_json_objects, with_template
+from train.data.conversations import with_template
 from train.data.example_configs import PreferenceDataConfig
 from train.data.examples import (
     ExampleCorpus,
@@ -34,6 +34,7 @@ from train.data.examples import (
     ExampleTrainingBatches,
 )
 from train.data.preferences import PreferenceSplit, encode_split, parse_pair, prepare_preferences
+from train.data.rows import read_rows
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.evaluation.metrics import max_eval_batches, round_up_batch_size
@@ -313,7 +314,7 @@ def add_reference(
             f"max_length {max_length}: half of it is more than the model's {longest} positions; "
             f"give {2 * longest} or less"
         )
-    records = list(read_json_objects("pairs", pairs_path))
+    records = list(read_rows("pairs", pairs_path))
     pairs = [parse_pair(*each)._replace(reference=None) for each in records]
     tokenizer = with_template(run.tokenizer, chat_template)
     template = ChatTemplate.of_tokenizer(tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -89,6 +89,7 @@ def complete_tokens(
     sampling: SamplingConfig,
     seed: int,
     on_text: TextCallback | None,
+    on_step: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
     """Generate after tokens, to a token that ends the text (`end_tokens`) or `max_new_tokens`.
 
@@ -99,6 +100,7 @@ def complete_tokens(
       sampling: As in `complete_texts`.
       seed: As in `complete_texts`.
       on_text: As in `complete_texts`; a StopCompletionError that it raises ends the text.
+      on_step: Called after every few tokens of the prompts. What it raises ends the generation.
 
     Raises:
       UserError: As in `complete_texts`.
@@ -123,6 +125,7 @@ def complete_tokens(
                 max_new_tokens,
                 sampling=sampling,
                 seed=seed,
+                on_step=on_step,
             )
         except StopCompletionError:
             return [group_texts[0].finish()]
@@ -188,10 +191,12 @@ def _generate_texts(
     *,
     sampling: SamplingConfig,
     seed: int,
+    on_step: Callable[[], None],
 ) -> None:
     """Generate up to `num_tokens` tokens after each prompt."""
 
     def push(new: list[list[int]]) -> None:
+        on_step()
         for text, tokens in zip(texts, new, strict=True):
             text.push(tokens)
 

@@ -75,14 +75,12 @@ def read_attention(fields: Fields, **settings: Any) -> AttentionConfig:
     """Return the attention of BERT and its relatives."""
     return AttentionConfig(
         num_heads=fields.size("num_attention_heads"),
-        dropout=fields.take("attention_probs_dropout_prob", 0.1),
+        dropout=fields.take("attention_probs_dropout_prob"),
         **settings,
     )
 
 
-def read_bert(
-    fields: Fields, offset: int, mixers: Sequence[MixerConfig] = (), activation: str = "gelu"
-) -> TransformerConfig:
+def read_bert(fields: Fields, offset: int, mixers: Sequence[MixerConfig] = ()) -> TransformerConfig:
     """Return the config of BERT or a relative with its fields.
 
     Args:
@@ -90,19 +88,11 @@ def read_bert(
       offset: Rows before that of position 0. Without one the masked-token head has the activation
         of the layers, with one it is RoBERTa's, which has GELU.
       mixers: Mixers of the layer pattern; default: full attention.
-      activation: Default of `hidden_act`.
     """
-    fields.expect("position_embedding_type", "absolute")
-    fields.expect("is_decoder", False)
-    fields.expect("add_cross_attention", False)
+    fields.expect("position_embedding_type", "absolute")  # of transformers 4
     if offset:
         fields.expect("pad_token_id", offset - 1)
-    for name in ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"):
-        fields.take(name, 0)  # of the first files of BERT; without effect
-    fields.take("pooler_size_per_head", 0)
-    fields.take("pooler_type", "")
-    fields.take("directionality", "")
-    name = fields.choose("hidden_act", HEAD_ACTIVATIONS, activation)
+    name = fields.choose("hidden_act", HEAD_ACTIVATIONS)
     return _encoder(
         vocab_size=fields.size("vocab_size"),
         d_model=fields.size("hidden_size"),
@@ -111,11 +101,11 @@ def read_bert(
         d_ff=fields.size("intermediate_size"),
         activation=name,
         head_activation="gelu" if offset else name,
-        norm_config=NormConfig(epsilon=fields.take("layer_norm_eps", 1e-12)),
+        norm_config=NormConfig(epsilon=fields.take("layer_norm_eps")),
         positions=LearnedPositions(fields.size("max_position_embeddings") - offset, offset),
-        num_token_types=fields.take("type_vocab_size", 2),
-        dropout=fields.take("hidden_dropout_prob", 0.1),
-        tied=fields.take("tie_word_embeddings", True),
+        num_token_types=fields.take("type_vocab_size"),
+        dropout=fields.take("hidden_dropout_prob"),
+        tied=fields.take("tie_word_embeddings"),
     )
 
 
@@ -164,8 +154,7 @@ def masked_head(dense: str, norm_name: str, root: str) -> tuple[Weight, ...]:
     return (
         *linear(dense, "head"),
         *norm(norm_name, "head_norm"),
-        # An untied output matrix has a bias of its own, after which the other one has no effect:
-        # the later rule is read, and both are written.
+        # Two names of one bias: files with an untied output matrix have both.
         Weight(f"{root}.bias", "head_output_bias"),
         Weight(f"{root}.decoder.bias", "head_output_bias", beside="output"),
         Weight(f"{root}.decoder.weight", "output"),
@@ -193,13 +182,8 @@ BERT = Family(
     lambda config: write_bert(config, 0),
     bert_body("bert"),
     prefix="bert.",
-    # Copies of tied weights, buffers, and the heads of pretraining that these classes leave out.
-    ignored=(
-        "*.position_ids",
-        "cls.predictions.decoder.*",
-        "cls.seq_relationship.*",
-        "bert.pooler.*",
-    ),
+    # Buffers, and the heads of pretraining that these classes leave out.
+    ignored=("*.position_ids", "cls.seq_relationship.*", "bert.pooler.*"),
 )
 
 ROBERTA = Family(
@@ -218,20 +202,19 @@ ROBERTA = Family(
     lambda config: write_bert(config, 2),
     bert_body("roberta"),
     prefix="roberta.",
-    ignored=("*.position_ids", "lm_head.decoder.*", "roberta.pooler.*"),
+    ignored=("*.position_ids", "roberta.pooler.*"),
 )
 
 
 def _read_distilbert(fields: Fields) -> TransformerConfig:
-    fields.expect("sinusoidal_pos_embds", False)
-    activation = fields.choose("activation", HEAD_ACTIVATIONS, "gelu")
+    activation = fields.choose("activation", HEAD_ACTIVATIONS)
     return _encoder(
         vocab_size=fields.size("vocab_size"),
         d_model=fields.size("dim"),
         num_layers=fields.size("n_layers"),
         mixers=(
             AttentionConfig(
-                num_heads=fields.size("n_heads"), dropout=fields.take("attention_dropout", 0.1)
+                num_heads=fields.size("n_heads"), dropout=fields.take("attention_dropout")
             ),
         ),
         d_ff=fields.size("hidden_dim"),
@@ -240,8 +223,8 @@ def _read_distilbert(fields: Fields) -> TransformerConfig:
         norm_config=NormConfig(epsilon=1e-12),
         positions=LearnedPositions(fields.size("max_position_embeddings")),
         num_token_types=0,
-        dropout=fields.take("dropout", 0.1),
-        tied=fields.take("tie_word_embeddings", True),
+        dropout=fields.take("dropout"),
+        tied=fields.take("tie_word_embeddings"),
     )
 
 
@@ -293,5 +276,5 @@ DISTILBERT = Family(
         *norm(f"{DISTIL}.output_layer_norm", "layers/feed_forward_norm"),
     ),
     prefix="distilbert.",
-    ignored=("vocab_projector.weight", "*.position_ids"),
+    ignored=("*.position_ids",),
 )

@@ -48,8 +48,7 @@ class Family:
     prefix: str = ""
     """Prefix of the body's tensors, which files of the bare body lack."""
     ignored: tuple[str, ...] = ()
-    """Patterns of tensors without effect in these architectures: buffers, copies of tied weights,
-    heads of pretraining."""
+    """Patterns of tensors without effect in these architectures: buffers, heads of pretraining."""
     zeros: tuple[str, ...] = ()
     """Tensors [1, V] that must be zero (BART's `final_logits_bias`); written as such."""
 
@@ -83,6 +82,9 @@ def self_attention(
     )
 
 
+FRACTION = "partial_rotary_factor"
+TRAINED_LENGTH = "original_max_position_embeddings"
+
 ACTIVATION_NAMES: dict[str, Any] = {
     "silu": "silu",
     "swish": "silu",
@@ -104,8 +106,8 @@ def activation_name(activation: str) -> str:
 
 def read_rope(
     fields: Fields,
+    defaults: Mapping[str, Any] | None = None,
     section: Mapping[str, Any] | None = None,
-    default_theta: float = 10_000.0,
     *,
     partial: bool = False,
 ) -> RoPE:
@@ -113,68 +115,99 @@ def read_rope(
 
     Args:
       fields: Fields of the config.
+      defaults: Parameters that the config's own replace; default: the fields of transformers 4.
       section: Parameters of one kind of layers, where kinds differ.
-      default_theta: Base where the config has none.
       partial: Allow `partial_rotary_factor`. Most families ignore it in `transformers` and rotate
         whole heads.
     """
-    # Both forms are taken from the fields: a file may have both, and what nobody reads is refused.
-    theta = fields.take("rope_theta", default_theta)
-    fraction = fields.take("partial_rotary_factor", 1.0)
-    old = dict(fields.take("rope_scaling", {}))
-    parameters = dict(fields.take("rope_parameters", {})) if section is None else dict(section)
-    parameters = parameters or old
-    theta = float(parameters.pop("rope_theta", theta))
-    fraction = float(parameters.pop("partial_rotary_factor", fraction))
+    if defaults is None:
+        fraction = fields.take(FRACTION, 1.0)
+        defaults = {"rope_theta": fields.take("rope_theta"), FRACTION: fraction}
+    if section is None:
+        # Both are taken: a file may have both, and a field that nobody reads is refused.
+        old, new = (fields.take(name, {}) for name in ("rope_scaling", "rope_parameters"))
+        section = old or new
+    parameters = {FRACTION: 1.0, **defaults, **section}
+    theta, fraction = (float(parameters.pop(name)) for name in ("rope_theta", FRACTION))
     if fraction != 1 and not partial:
-        raise fields.unsupported("partial_rotary_factor", "1, which this architecture rotates")
+        raise fields.unsupported(FRACTION, "1, which this architecture rotates")
     return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(parameters, fields))
+
+
+def read_ropes(
+    fields: Fields, theta_names: Mapping[str, str], scaling: Mapping[str, Any]
+) -> dict[str, RoPE]:
+    """Read the rotary positions of each kind of layers.
+
+    Args:
+      fields: Fields of the config.
+      theta_names: For each kind, the field of its base in transformers 4.
+      scaling: For each kind that has it, `rope_scaling` of transformers 4.
+    """
+    parameters = fields.take("rope_parameters", {})
+    if parameters.keys() - theta_names.keys():
+        raise fields.unsupported("rope_parameters", f"parameters of {' and '.join(theta_names)}")
+    return {
+        kind: read_rope(
+            fields,
+            {"rope_theta": fields.take(name)},
+            {**(parameters.get(kind) or {}), **scaling.get(kind, {})},
+        )
+        for kind, name in theta_names.items()
+    }
+
+
+def write_ropes(ropes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the field of the rotary positions of each kind of layers."""
+    parameters = {
+        kind: {"rope_theta": rope.theta, "rope_type": "default"}
+        | (write_scaling(rope.scaling) or {})
+        for kind, rope in ropes.items()
+        if isinstance(rope, RoPE)
+    }
+    return {"rope_parameters": parameters}
 
 
 def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
     older = parameters.pop("type", None)  # the name of the field before transformers 4.43
     kind = parameters.pop("rope_type", None) or older or "default"
-    trained_length = fields.take("original_max_position_embeddings", 0)  # Phi-3
+    # Phi-3 has its own field, with a default. It wins wherever it is.
+    trained_length = parameters.pop(TRAINED_LENGTH, None)
+    trained_length = fields.take(TRAINED_LENGTH, 0) or trained_length
+    trained_length = int(trained_length or fields.take("max_position_embeddings", 0))
     where = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
     scaling: RopeScaling
     match kind:
         case "default":
             scaling = NoScaling()
             parameters.pop("factor", None)
-            parameters.pop("original_max_position_embeddings", None)
         case "linear":
             scaling = LinearScaling(float(parameters.pop("factor")))
-            parameters.pop("original_max_position_embeddings", None)
         case "llama3":
             scaling = Llama3Scaling(
                 factor=float(parameters.pop("factor")),
                 low_freq_factor=float(parameters.pop("low_freq_factor")),
                 high_freq_factor=float(parameters.pop("high_freq_factor")),
-                original_max_length=int(parameters.pop("original_max_position_embeddings")),
+                original_max_length=trained_length,
             )
         case "yarn":
-            longest = fields.take("max_position_embeddings", 4096)
-            length = parameters.pop("original_max_position_embeddings", None) or longest
             scaling = YaRNScaling(
                 factor=float(parameters.pop("factor")),
-                original_max_length=int(length),
+                original_max_length=trained_length,
                 beta_fast=float(parameters.pop("beta_fast", None) or 32),
                 beta_slow=float(parameters.pop("beta_slow", None) or 1),
                 attention_factor=float(parameters.pop("attention_factor", None) or 0),
                 round_bounds=bool(parameters.pop("truncate", True)),
             )
         case "longrope" | "su":
-            length = parameters.pop("original_max_position_embeddings", None) or trained_length
-            if not length:
-                raise fields.unsupported(where, "longrope with original_max_position_embeddings")
-            ratio = fields.take("max_position_embeddings", length) / length
+            ratio = fields.take("max_position_embeddings") / trained_length
             factor = parameters.pop("factor", None) or ratio
             # The factor that transformers computes where the config names none.
-            own = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+            own = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
             scaling = LongRoPEScaling(
                 short_factors=tuple(map(float, parameters.pop("short_factor"))),
                 long_factors=tuple(map(float, parameters.pop("long_factor"))),
-                original_max_length=int(length),
+                original_max_length=trained_length,
                 amplitude=float(parameters.pop("attention_factor", None) or own),
             )
         case _:
@@ -191,7 +224,7 @@ def write_rope(rope: Any) -> dict[str, Any]:
         return {}
     fields: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope.scaling)}
     if rope.fraction != 1:
-        fields["partial_rotary_factor"] = rope.fraction
+        fields[FRACTION] = rope.fraction
     return fields
 
 
@@ -208,13 +241,13 @@ def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:
                 "factor": scaling.factor,
                 "low_freq_factor": scaling.low_freq_factor,
                 "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_length,
+                TRAINED_LENGTH: scaling.original_max_length,
             }
         case YaRNScaling():
             fields = {
                 "rope_type": "yarn",
                 "factor": scaling.factor,
-                "original_max_position_embeddings": scaling.original_max_length,
+                TRAINED_LENGTH: scaling.original_max_length,
                 "beta_fast": scaling.beta_fast,
                 "beta_slow": scaling.beta_slow,
             }
@@ -228,7 +261,7 @@ def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:
                 "rope_type": "longrope",
                 "short_factor": list(scaling.short_factors),
                 "long_factor": list(scaling.long_factors),
-                "original_max_position_embeddings": scaling.original_max_length,
+                TRAINED_LENGTH: scaling.original_max_length,
                 "attention_factor": scaling.amplitude,
             }
     return {"rope_type": f"unsupported {type(scaling).__name__}"}

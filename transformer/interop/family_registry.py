@@ -1,6 +1,7 @@
 """All families, by `model_type`, and the architectures that are refused by name."""
 
 from transformer.interop.bert import BERT, DISTILBERT, ROBERTA
+from transformer.interop.config_fields import CONFIG_FIELDS
 from transformer.interop.family import Architecture, Family
 from transformer.interop.fields import InteropError
 from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
@@ -61,8 +62,11 @@ REFUSED = {
 
 def find_architecture(
     model_type: object, names: object, source: str
-) -> tuple[Family, Architecture]:
-    """Return the family and the architecture of a config.json.
+) -> tuple[Family, Architecture, str]:
+    """Return the family and the architecture of a config.json, and the class if it is another.
+
+    Of a class with another head, such as `BertModel`, the body is known: it is read as the first
+    architecture of the family.
 
     Raises:
       InteropError: They are unknown; the message lists those that are known.
@@ -79,7 +83,10 @@ def find_architecture(
     asked = names if isinstance(names, list) and names else [family.architectures[0].name]
     for architecture in family.architectures:
         if architecture.name in asked:
-            return family, architecture
+            return family, architecture, ""
+    for name in asked:
+        if name in CONFIG_FIELDS[model_type].classes:
+            return family, family.architectures[0], name
     known = ", ".join(each.name for each in family.architectures)
     raise InteropError(
         f"{source}: architectures {asked} are not supported; known for {model_type} are {known}"

@@ -1,111 +1,85 @@
-"""Fields of a `config.json`: typed reading, and a refusal of every field that nobody read."""
+"""Fields of a `config.json`: typed reading, and a verdict on the fields that nobody read."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
+
+from transformer.interop.config_fields import COMMON, CONFIG_FIELDS
 
 
 class InteropError(ValueError):
     """Problem with a Hugging Face folder or model: the thing, the problem, the remedy, one line."""
 
 
-# Not None, which is a default like any other.
-REQUIRED: Any = object()
-
 WITHOUT_EFFECT = frozenset(
     [
-        "architectures",
-        "model_type",
-        "transformers_version",
-        "torch_dtype",
-        "dtype",
-        "_name_or_path",
-        "use_cache",
-        "bos_token_id",
-        "eos_token_id",
+        # Token ids: rows of embeddings that get no gradient, and where answers begin.
         "pad_token_id",
-        "sep_token_id",
-        "cls_token_id",
-        "unk_token_id",
-        "mask_token_id",
         "decoder_start_token_id",
-        "forced_eos_token_id",
-        "forced_bos_token_id",
-        "initializer_range",
-        "initializer_factor",
-        "init_std",
+        # Heads, their losses and their dropout.
         "id2label",
-        "label2id",
         "num_labels",
         "problem_type",
-        "task_specific_params",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "gradient_checkpointing",
-        "pretraining_tp",
-        "max_length",
-        "min_length",
-        "num_beams",
-        "do_sample",
-        "early_stopping",
-        "length_penalty",
-        "no_repeat_ngram_size",
-        "bad_words_ids",
-        "output_past",
-        "keys_to_ignore_at_inference",
-        "_attn_implementation",
-        "attn_implementation",
-        "cache_implementation",
-        "language",
-        "max_position_embeddings",
-        "n_ctx",
-        "n_positions",
         "classifier_dropout",
-        "classif_dropout",
-        "seq_classif_dropout",
-        "qa_dropout",
-        "summary_type",
-        "summary_use_proj",
-        "summary_activation",
-        "summary_proj_to_labels",
-        "summary_first_dropout",
-        "use_safetensors",
-        "prefix",
-        "tokenizer_class",
-        "architecture",
+        # Training alone.
+        "layerdrop",
+        "encoder_layerdrop",
+        "decoder_layerdrop",
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
+        # How the same numbers are computed and returned.
+        "chunk_size_feed_forward",
+        "deterministic_flash_attn",
+        "onnx_export",
+        "output_hidden_states",
+        "output_router_logits",
+        "reorder_and_upcast_attn",
+        "return_dict",
+        "slow_but_exact",
+        "use_cache",
+        # Lengths: of a table of positions, and of scaled RoPE, they are read.
+        "max_position_embeddings",
+        # Sparse attention, which is not read.
+        "block_size",
+        "num_random_blocks",
     ]
 )
-"""Fields that do not change what the model computes: names, token ids, generation, training."""
+"""Fields that the code of `transformers` reads, and that do not change what a model computes."""
 
 
 class Fields:
     """Fields of a config, with a record of those that were read."""
 
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self._values, self._source, self._read = dict(values), source, set[str]()
+    def __init__(self, values: Mapping[str, Any], source: str, model_type: str) -> None:
+        self._source, self._known = source, CONFIG_FIELDS[model_type]
+        self._values = dict(values)
+        for alias, name in self._known.aliases.items():
+            if alias in self._values:
+                self._values[name] = self._values.pop(alias)
+        self._read = set[str]()
 
     def __contains__(self, name: str) -> bool:
+        """Return True for a field that the config has, and that is not null."""
         return self._values.get(name) is not None
 
-    def set_missing(self, **defaults: Any) -> None:
-        """Set fields that the config leaves out. Those that are null there stay null."""
-        self._values = defaults | self._values
+    def take(self, name: str, null: Any = None) -> Any:
+        """Return a field, or the default of `transformers` for the type if it is absent.
 
-    def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """Return a field, or the default if it is missing or null.
+        Args:
+          name: Name of the field.
+          null: What null stands for, in the config or as the default, with the type of the field.
+            None: 0, false or empty, after the type of the default.
 
         Raises:
-          InteropError: It is missing without a default, or of another type than the default.
+          InteropError: It is of another type.
         """
         self._read.add(name)
-        value = self._values.get(name)
+        default = self._known.defaults.get(name)
+        value = self._values.get(name, default)
+        kind = type(default if null is None else null)
         if value is None:
-            if default is REQUIRED:
-                raise InteropError(f"{self._source}: has no {name}; restore the original file")
-            return default
+            return kind() if null is None else null
         # JSON has one kind of number: 512.0 is an integer too. Python's True is no number here.
-        kind = type(default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         right = {
             bool: isinstance(value, bool),
@@ -123,7 +97,7 @@ class Fields:
         return int(value) if kind is int else value
 
     def size(self, name: str) -> int:
-        """Return a required field that is a positive integer."""
+        """Return a field that is a positive integer."""
         value = self.take(name)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InteropError(
@@ -132,9 +106,9 @@ class Fields:
             )
         return value
 
-    def choose(self, name: str, choices: Mapping[str, Any], default: str = "") -> Any:
+    def choose(self, name: str, choices: Mapping[str, Any]) -> Any:
         """Return the value that a field's name stands for."""
-        value = self.take(name, default) if default else self.take(name)
+        value = self.take(name)
         if value not in choices:
             raise self.unsupported(name, f"one of {', '.join(choices)}")
         return choices[value]
@@ -152,15 +126,28 @@ class Fields:
 
     def unsupported(self, name: str, supported: str) -> InteropError:
         """Return the error about a field's value."""
-        value = self._values.get(name)
+        value = self._values.get(name, self._known.defaults.get(name))
         return InteropError(f"{self._source}: {name} {value!r} is not supported; only {supported}")
 
-    def finish(self) -> None:
-        """Check that every field was read, or is known to have no effect, or is off."""
-        for name, value in self._values.items():
-            known = name in self._read or name in WITHOUT_EFFECT
-            if not known and value not in (None, False, [], {}, ""):
-                raise InteropError(
-                    f"{self._source}: {name} {value!r} is not known for this architecture, and may "
-                    "change what the model computes; remove it if it does not"
-                )
+    def unknown(self) -> list[str]:
+        """Return the fields that no code of the type reads.
+
+        Raises:
+          InteropError: Code of the type reads a field that is not read here, and its value is not
+            the default.
+        """
+        defaults, unread = self._known.defaults, self._known.unread
+        left = self._values.keys() - self._read - WITHOUT_EFFECT
+        for name in sorted(left & defaults.keys() - unread):
+            value, default = self._values[name], defaults[name]
+            is_off = not value and not default  # such as false where null is the default
+            if value not in (None, default) and not is_off:
+                raise self.unsupported(name, repr(defaults[name]))
+        return sorted(left - defaults.keys() - COMMON)
+
+
+def is_kept(name: str, model_type: str) -> bool:
+    """Return True for a field of an import that is written again with other weights of the type."""
+    known = CONFIG_FIELDS[model_type]
+    name = known.aliases.get(name, name)
+    return name in WITHOUT_EFFECT or name in known.unread or name in COMMON - known.defaults.keys()

@@ -16,10 +16,8 @@ from transformer.interop.family import (
     Architecture,
     Family,
     norm,
-    read_rope,
-    shortest_period,
-    write_rope,
-    write_scaling,
+    read_ropes,
+    write_ropes,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import (
@@ -32,7 +30,7 @@ from transformer.interop.llama import (
     ROTARY_BUFFERS,
     read_attention,
     read_decoder,
-    with_window,
+    read_windows,
     write_decoder,
     write_windows,
 )
@@ -42,26 +40,22 @@ from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
 def _read_gemma(fields: Fields, version: int) -> TransformerConfig:
     fields.expect("use_bidirectional_attention", False)
-    rms = NormConfig(kind="rms_offset", epsilon=fields.take("rms_norm_eps", 1e-6))
-    bias = fields.take("attention_bias", False)
+    rms = NormConfig(kind="rms_offset", epsilon=fields.take("rms_norm_eps"))
     settings: dict[str, Any] = {}
     if version > 1:
-        divisor = fields.take("query_pre_attn_scalar", 256)
-        settings["score"] = ScaledDotScore(float(divisor))
+        settings["score"] = ScaledDotScore(float(fields.take("query_pre_attn_scalar", 0.0)))
         settings["soft_cap"] = fields.take("attn_logit_softcapping", 0.0)
     if version == 3:
         settings["qk_norm"] = rms
         settings["position"] = RoPE()  # replaced below: each kind of layers has its own
-    attention = read_attention(fields, bias=bias, **settings)
-    attention = dataclasses.replace(attention, head_dim=fields.take("head_dim", 256))
+    attention = read_attention(fields, bias=fields.take("attention_bias"), **settings)
     mixers: Any = (attention,)
     if version > 1:
         mixers = _read_layers(fields, attention, version)
-    # Gemma 1 in its first files has `hidden_act` gelu and means its approximation.
-    name = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
-    activation = fields.choose(name, ACTIVATION_NAMES, "gelu_pytorch_tanh")
-    fields.take("hidden_act", "")
-    fields.take("hidden_activation", "")
+    names = ACTIVATION_NAMES
+    if version == 1:
+        names = names | {"gelu": "gelu_tanh"}  # what its first files mean
+    activation = fields.choose("hidden_act" if version == 1 else "hidden_activation", names)
     feed_forward = FeedForwardConfig(
         d_ff=fields.size("intermediate_size"), activation=activation, gated=True, bias=False
     )
@@ -75,41 +69,27 @@ def _read_gemma(fields: Fields, version: int) -> TransformerConfig:
         ),
         final_norm=rms,
         scale_embeddings=True,
-        tie_embeddings=fields.take("tie_word_embeddings", True),
         logit_soft_cap=fields.take("final_logit_softcapping", 0.0) if version > 1 else 0.0,
     )
 
 
 def _read_layers(fields: Fields, attention: AttentionConfig, version: int) -> Any:
     """Return the mixers of all layers: local ones with a window, global ones without."""
-    depth, period = fields.size("num_hidden_layers"), 2
-    if version == 3:
-        period = fields.take("sliding_window_pattern", fields.take("_sliding_window_pattern", 6))
-        fields.take("_sliding_window_pattern", 6)
+    depth = fields.size("num_hidden_layers")
+    period = fields.take("sliding_window_pattern") if version == 3 else 2
     default = [
         "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
         for layer in range(depth)
     ]
-    kinds = fields.take("layer_types", default)
-    window = fields.take("sliding_window", 4096)
     everywhere = local = attention
     if version == 3:
-        local_theta = fields.take("rope_local_base_freq", 10_000.0)
-        parameters = fields.take("rope_parameters", {})
-        if "full_attention" in parameters:
-            global_rope = read_rope(fields, parameters["full_attention"])
-            local_rope = read_rope(fields, parameters["sliding_attention"])
-        else:
-            global_rope, local_rope = read_rope(fields), RoPE(theta=local_theta)
-            if "rope_theta" not in fields and not parameters:
-                global_rope = dataclasses.replace(global_rope, theta=1_000_000.0)
-        everywhere = dataclasses.replace(attention, position=global_rope)
-        local = dataclasses.replace(attention, position=local_rope)
-    known = {"full_attention": everywhere, "sliding_attention": with_window(local, window)}
-    for kind in kinds:
-        if kind not in known:
-            raise fields.unsupported("layer_types", "full_attention and sliding_attention")
-    return shortest_period([known[kind] for kind in kinds])
+        scaling = fields.take("rope_scaling", {})
+        names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+        ropes = read_ropes(fields, names, {"full_attention": scaling})
+        everywhere = dataclasses.replace(attention, position=ropes["full_attention"])
+        local = dataclasses.replace(attention, position=ropes["sliding_attention"])
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, everywhere, window, default, local)
 
 
 def _write_gemma(config: TransformerConfig, version: int) -> dict[str, Any]:
@@ -119,7 +99,7 @@ def _write_gemma(config: TransformerConfig, version: int) -> dict[str, Any]:
     if act.startswith("gelu_new"):
         act = "gelu_pytorch_tanh"
     if version == 1:
-        return fields | {"hidden_act": act, "hidden_activation": act}
+        return fields | {"hidden_act": act}
     score = mixers[0].score
     divisor = getattr(score, "divisor", 0) or fields["head_dim"]
     divisor = int(divisor) if divisor == int(divisor) else divisor  # an integer in Gemma2Config
@@ -132,15 +112,7 @@ def _write_gemma(config: TransformerConfig, version: int) -> dict[str, Any]:
     if version == 3:
         ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
         local, everywhere = ropes.get(True, RoPE()), ropes.get(False, RoPE(theta=1_000_000.0))
-        fields |= write_rope(everywhere)
-        fields["rope_local_base_freq"] = getattr(local, "theta", 0.0)
-        # Both forms: transformers 5 reads the parameters of each kind of layers.
-        fields["rope_parameters"] = {
-            name: {"rope_theta": rope.theta, "rope_type": "default"}
-            | (write_scaling(rope.scaling) or {})
-            for name, rope in (("full_attention", everywhere), ("sliding_attention", local))
-            if isinstance(rope, RoPE)
-        }
+        fields |= write_ropes({"full_attention": everywhere, "sliding_attention": local})
         del fields["rope_theta"], fields["rope_scaling"]
     return fields
 

@@ -3,10 +3,11 @@
 from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import ALiBi, LearnedPositions, RoPE
+from transformer.attention.position_config import ALiBi, LearnedPositions
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
     ACTIVATION_NAMES,
+    FRACTION,
     Architecture,
     Family,
     activation_name,
@@ -14,6 +15,7 @@ from transformer.interop.family import (
     norm,
     read_rope,
     self_attention,
+    write_rope,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import check_rotary_dim
@@ -25,11 +27,7 @@ QKV_BIASES = tuple(f"{path}_bias" for path in QKV)
 
 
 def _read_gpt2(fields: Fields) -> TransformerConfig:
-    fields.expect("scale_attn_weights", True)
-    fields.expect("scale_attn_by_inverse_layer_idx", False)
-    fields.expect("add_cross_attention", False)
-    fields.take("reorder_and_upcast_attn", False)  # the same numbers in float32
-    layer_norm = NormConfig(epsilon=fields.take("layer_norm_epsilon", 1e-5))
+    layer_norm = NormConfig(epsilon=fields.take("layer_norm_epsilon"))
     d_model = fields.size("n_embd")
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
@@ -38,34 +36,32 @@ def _read_gpt2(fields: Fields) -> TransformerConfig:
         layer_pattern=(
             BlockConfig(
                 mixer=AttentionConfig(
-                    num_heads=fields.size("n_head"), dropout=fields.take("attn_pdrop", 0.1)
+                    num_heads=fields.size("n_head"), dropout=fields.take("attn_pdrop")
                 ),
                 feed_forward=FeedForwardConfig(
                     d_ff=fields.take("n_inner", 4 * d_model),
-                    activation=fields.choose("activation_function", ACTIVATION_NAMES, "gelu_new"),
+                    activation=fields.choose("activation_function", ACTIVATION_NAMES),
                 ),
                 norm=layer_norm,
-                residual_dropout=fields.take("resid_pdrop", 0.1),
+                residual_dropout=fields.take("resid_pdrop"),
             ),
         ),
-        position_embedding=LearnedPositions(fields.take("n_positions", 1024)),
-        embedding_dropout=fields.take("embd_pdrop", 0.1),
+        position_embedding=LearnedPositions(fields.size("n_positions")),
+        embedding_dropout=fields.take("embd_pdrop"),
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", True),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
 def _write_gpt2(config: TransformerConfig) -> dict[str, Any]:
     block: Any = config.layer_pattern[0]
-    positions = config.max_length or 0
     return {
         "vocab_size": config.vocab_size,
         "n_embd": config.d_model,
         "n_layer": config.num_layers,
         "n_head": block.mixer.num_heads,
         "n_inner": block.feed_forward.d_ff or 4 * config.d_model,
-        "n_positions": positions,
-        "n_ctx": positions,
+        "n_positions": config.max_length or 0,
         "activation_function": activation_name(block.feed_forward.activation),
         "layer_norm_epsilon": (config.final_norm or NormConfig()).epsilon,
         "attn_pdrop": block.mixer.dropout,
@@ -103,40 +99,38 @@ GPT2 = Family(
 
 
 def _read_neox(fields: Fields) -> TransformerConfig:
-    layer_norm = NormConfig(epsilon=fields.take("layer_norm_eps", 1e-5))
-    rope = read_rope(fields, partial=True)
-    if "rotary_emb_base" in fields or "rotary_pct" in fields:  # transformers 4
-        theta = float(fields.take("rotary_emb_base", 10_000.0))
-        rope = RoPE(theta=theta, fraction=fields.take("rotary_pct", 0.25), scaling=rope.scaling)
-    dropout = fields.take("hidden_dropout", 0.0)
+    layer_norm = NormConfig(epsilon=fields.take("layer_norm_eps"))
+    theta, fraction = fields.take("rotary_emb_base"), fields.take("rotary_pct")  # transformers 4
+    rope = read_rope(fields, {"rope_theta": theta, FRACTION: fraction}, partial=True)
+    dropout = fields.take("hidden_dropout")
+    d_model, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    fields.expect("head_dim", d_model // num_heads)
     attention = AttentionConfig(
-        num_heads=fields.size("num_attention_heads"),
-        bias=fields.take("attention_bias", True),
+        num_heads=num_heads,
+        bias=fields.take("attention_bias"),
         position=rope,
-        dropout=fields.take("attention_dropout", 0.0),
+        dropout=fields.take("attention_dropout"),
     )
     check_rotary_dim(fields, attention)
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("hidden_size"),
+        d_model=d_model,
         num_layers=fields.size("num_hidden_layers"),
         layer_pattern=(
             BlockConfig(
                 mixer=attention,
                 feed_forward=FeedForwardConfig(
                     d_ff=fields.size("intermediate_size"),
-                    activation=fields.choose("hidden_act", ACTIVATION_NAMES, "gelu"),
+                    activation=fields.choose("hidden_act", ACTIVATION_NAMES),
                 ),
                 norm=layer_norm,
-                norm_placement=(
-                    "parallel" if fields.take("use_parallel_residual", True) else "pre"
-                ),
+                norm_placement="parallel" if fields.take("use_parallel_residual") else "pre",
                 residual_dropout=dropout,
             ),
         ),
         embedding_dropout=dropout,
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -157,6 +151,7 @@ def _write_neox(config: TransformerConfig) -> dict[str, Any]:
         "use_parallel_residual": block.norm_placement == "parallel",
         "rotary_emb_base": getattr(rope, "theta", 0.0),
         "rotary_pct": getattr(rope, "fraction", 0.0),
+        "rope_scaling": write_rope(rope).get("rope_scaling"),
         "tie_word_embeddings": config.tie_embeddings,
     }
 
@@ -187,35 +182,27 @@ GPT_NEOX = Family(
 
 
 def _read_bloom(fields: Fields) -> TransformerConfig:
-    fields.expect("apply_residual_connection_post_layernorm", False)
-    fields.take("slow_but_exact", False)
-    fields.take("masked_softmax_fusion", True)
-    fields.take("attention_softmax_in_fp32", True)
-    fields.take("bias_dropout_fusion", True)
-    fields.take("seq_length", 0)
-    fields.take("offset_alibi", 0)
-    fields.take("unk_token_id", 0)
-    layer_norm = NormConfig(epsilon=fields.take("layer_norm_epsilon", 1e-5))
+    layer_norm = NormConfig(epsilon=fields.take("layer_norm_epsilon"))
     d_model = fields.take("n_embed", 0) or fields.size("hidden_size")
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
         d_model=d_model,
-        num_layers=fields.take("num_hidden_layers", 0) or fields.size("n_layer"),
+        num_layers=fields.size("n_layer"),
         layer_pattern=(
             BlockConfig(
                 mixer=AttentionConfig(
-                    num_heads=fields.take("num_attention_heads", 0) or fields.size("n_head"),
+                    num_heads=fields.size("n_head"),
                     position=ALiBi(),
-                    dropout=fields.take("attention_dropout", 0.0),
+                    dropout=fields.take("attention_dropout"),
                 ),
                 feed_forward=FeedForwardConfig(d_ff=4 * d_model, activation="gelu_tanh"),
                 norm=layer_norm,
-                residual_dropout=fields.take("hidden_dropout", 0.0),
+                residual_dropout=fields.take("hidden_dropout"),
             ),
         ),
         embedding_norm=layer_norm,
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", True),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -258,14 +245,9 @@ BLOOM = Family(
 def _read_opt(fields: Fields) -> TransformerConfig:
     d_model = fields.size("hidden_size")
     fields.expect("word_embed_proj_dim", d_model)
-    fields.expect("do_layer_norm_before", True)
-    fields.expect("_remove_final_layer_norm", False)
-    fields.expect("layer_norm_elementwise_affine", True)
-    fields.expect("layerdrop", 0)
-    bias = fields.take("enable_bias", True)
+    bias = fields.take("enable_bias")
     layer_norm = NormConfig()
-    dropout = fields.take("dropout", 0.1)
-    fields.take("activation_dropout", 0.0)
+    dropout = fields.take("dropout")
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
         d_model=d_model,
@@ -275,11 +257,11 @@ def _read_opt(fields: Fields) -> TransformerConfig:
                 mixer=AttentionConfig(
                     num_heads=fields.size("num_attention_heads"),
                     bias=bias,
-                    dropout=fields.take("attention_dropout", 0.0),
+                    dropout=fields.take("attention_dropout"),
                 ),
                 feed_forward=FeedForwardConfig(
                     d_ff=fields.size("ffn_dim"),
-                    activation=fields.choose("activation_function", ACTIVATION_NAMES, "relu"),
+                    activation=fields.choose("activation_function", ACTIVATION_NAMES),
                     bias=bias,
                 ),
                 norm=layer_norm,
@@ -288,7 +270,7 @@ def _read_opt(fields: Fields) -> TransformerConfig:
         ),
         position_embedding=LearnedPositions(fields.size("max_position_embeddings"), offset=2),
         final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings", True),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 

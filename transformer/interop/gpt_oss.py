@@ -4,12 +4,11 @@ Every second layer has a window. The experts have biases and a clamped gate, the
 the files hold all experts of a layer in one tensor, gates and ups alternating.
 """
 
-import dataclasses
 from typing import Any
 
 from transformer.attention.position_config import RoPE
 from transformer.config import TransformerConfig
-from transformer.interop.family import Architecture, Family, linear
+from transformer.interop.family import Architecture, Family, linear, read_rope
 from transformer.interop.fields import Fields
 from transformer.interop.llama import (
     ATTENTION,
@@ -26,40 +25,40 @@ from transformer.interop.llama import (
 from transformer.interop.weight_map import AllExperts, Weight
 from transformer.layers.layer_config import FeedForwardConfig, MoEConfig
 
+DEFAULT_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Parameters of GptOssConfig where a config has none."""
+
 
 def _read_gpt_oss(fields: Fields) -> TransformerConfig:
-    quantization = fields.take("quantization_config", {})
-    if quantization:
-        raise fields.error(
-            f"quantization_config {quantization.get('quant_method', '')}: packed weights are not "
-            "supported; where transformers is installed, load the model with "
-            "quantization_config=Mxfp4Config(dequantize=True), and save_pretrained it in bfloat16"
-        )
     depth = fields.size("num_hidden_layers")
     default = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(depth)]
-    if "rope_parameters" not in fields and "rope_scaling" not in fields:
-        raise fields.error("has no rope_parameters; restore the original file")
+    scaling = fields.take("rope_scaling", {}) or fields.take("rope_parameters", DEFAULT_ROPE)
     attention = read_attention(
-        fields, bias=fields.take("attention_bias", True), sinks=True, default_theta=150_000.0
+        fields,
+        bias=fields.take("attention_bias"),
+        sinks=True,
+        position=read_rope(fields, section=scaling),
     )
-    attention = dataclasses.replace(attention, head_dim=fields.take("head_dim", 64))
-    mixers = read_windows(fields, attention, fields.take("sliding_window", 128), default)
-    fields.expect("hidden_act", "silu")
-    fields.expect("output_router_logits", False, True)
-    for name in ("initial_context_length", "experts_per_token"):  # of the first files
-        fields.take(name, 0)
+    mixers = read_windows(fields, attention, fields.take("sliding_window", 0), default)
     experts = MoEConfig(
         num_experts=fields.size("num_local_experts"),
-        num_experts_per_token=fields.take("num_experts_per_tok", 4),
+        num_experts_per_token=fields.size("num_experts_per_tok"),
         router_bias=True,
         expert=FeedForwardConfig(
             d_ff=fields.size("intermediate_size"),
             activation="swish",
-            swish_beta=fields.take("swiglu_alpha", 1.702),
+            swish_beta=float(fields.take("swiglu_alpha")),
             gated=True,
-            gate_clamp=fields.take("swiglu_limit", 7.0),
+            gate_clamp=float(fields.take("swiglu_limit")),
         ),
-        load_balance_loss_weight=fields.take("router_aux_loss_coef", 0.001),
+        load_balance_loss_weight=fields.take("router_aux_loss_coef"),
         router_z_loss_weight=0.0,
     )
     return read_decoder(fields, mixers, experts)

@@ -30,18 +30,16 @@ from transformer.layers.feedforward import resolve_d_ff
 from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 
 
-def read_attention(
-    fields: Fields, default_theta: float = 10_000.0, *, partial: bool = False, **settings: Any
-) -> AttentionConfig:
+def read_attention(fields: Fields, *, partial: bool = False, **settings: Any) -> AttentionConfig:
     """Return the attention of a config; `settings` are those that families differ in."""
     num_heads = fields.size("num_attention_heads")
     if "position" not in settings:
-        settings["position"] = read_rope(fields, default_theta=default_theta, partial=partial)
+        settings["position"] = read_rope(fields, partial=partial)
     return AttentionConfig(
         num_heads=num_heads,
         num_kv_heads=fields.take("num_key_value_heads", num_heads),
         head_dim=fields.take("head_dim", 0),
-        dropout=fields.take("attention_dropout", 0.0),
+        dropout=fields.take("attention_dropout"),
         **{"bias": False} | settings,
     )
 
@@ -72,7 +70,7 @@ def read_feed_forward(fields: Fields, bias: bool = False) -> FeedForwardConfig:
     """Return the gated feed-forward of a config."""
     return FeedForwardConfig(
         d_ff=fields.size("intermediate_size"),
-        activation=fields.choose("hidden_act", ACTIVATION_NAMES, "silu"),
+        activation=fields.choose("hidden_act", ACTIVATION_NAMES),
         gated=True,
         bias=bias,
     )
@@ -85,7 +83,7 @@ def read_decoder(
     residual_dropout: float = 0.0,
 ) -> TransformerConfig:
     """Return the config of a decoder whose layers differ in their mixers alone."""
-    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps", 1e-6))
+    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps"))
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
         d_model=fields.size("hidden_size"),
@@ -100,8 +98,7 @@ def read_decoder(
             for mixer in mixers
         ),
         final_norm=rms,
-        tie_embeddings=fields.take("tie_word_embeddings", False),
-        embedding_dropout=fields.take("embd_pdrop", 0.0),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -129,12 +126,29 @@ def write_decoder(config: TransformerConfig) -> dict[str, Any]:
 
 
 def read_windows(
-    fields: Fields, attention: AttentionConfig, window: int, default: Sequence[str] = ()
+    fields: Fields,
+    attention: AttentionConfig,
+    window: int,
+    default: Sequence[str],
+    local: AttentionConfig | None = None,
 ) -> tuple[MixerConfig, ...]:
-    """Return the mixers of all layers from `layer_types`, by default full attention."""
+    """Return the mixers of all layers from `layer_types`, or the default kinds.
+
+    Args:
+      fields: Fields of the config.
+      attention: Mixer of layers without a window.
+      window: Window of the others.
+      default: Kinds of the layers where the config has none.
+      local: Mixer of layers with a window, without it; default: `attention`.
+    """
     depth = fields.size("num_hidden_layers")
-    kinds = fields.take("layer_types", list(default) or ["full_attention"] * depth)
-    known = {"full_attention": attention, "sliding_attention": with_window(attention, window)}
+    kinds = fields.take("layer_types", list(default))
+    if len(kinds) != depth:
+        raise fields.unsupported("layer_types", f"{depth} kinds, one for each layer")
+    known = {
+        "full_attention": attention,
+        "sliding_attention": with_window(local or attention, window),
+    }
     for kind in kinds:
         if kind not in known:
             raise fields.unsupported("layer_types", "full_attention and sliding_attention")
@@ -147,13 +161,14 @@ def write_windows(config: TransformerConfig) -> dict[str, Any]:
     mixers = [pattern[layer % len(pattern)].mixer for layer in range(config.num_layers)]
     windows = [getattr(mixer, "window", 0) for mixer in mixers]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-    return {"layer_types": kinds, "sliding_window": max(windows) or None}
+    fields: dict[str, Any] = {"layer_types": kinds}
+    # Not null: the code makes a mask for both kinds of layers, whether there are such or not.
+    return fields | ({"sliding_window": max(windows)} if max(windows) else {})
 
 
 def _read_llama(fields: Fields) -> TransformerConfig:
-    bias = fields.take("attention_bias", False)
-    attention = read_attention(fields, bias=bias)
-    feed_forward = read_feed_forward(fields, fields.take("mlp_bias", False))
+    attention = read_attention(fields, bias=fields.take("attention_bias"))
+    feed_forward = read_feed_forward(fields, fields.take("mlp_bias"))
     return read_decoder(fields, (attention,), feed_forward)
 
 
@@ -164,7 +179,6 @@ def _write_llama(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_mistral(fields: Fields) -> TransformerConfig:
-    fields.set_missing(sliding_window=4096)  # the default of MistralConfig
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     return read_decoder(fields, (attention,), read_feed_forward(fields))
 
@@ -175,16 +189,14 @@ def _write_mistral(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_mixtral(fields: Fields) -> TransformerConfig:
-    fields.set_missing(rms_norm_eps=1e-5, rope_theta=1e6)  # the defaults of MixtralConfig
     attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
     fields.expect("router_jitter_noise", 0)
-    fields.expect("output_router_logits", False, True)
     # `transformers` has no router z-loss.
     experts = MoEConfig(
         num_experts=fields.size("num_local_experts"),
         num_experts_per_token=fields.size("num_experts_per_tok"),
         expert=read_feed_forward(fields),
-        load_balance_loss_weight=fields.take("router_aux_loss_coef", 0.001),
+        load_balance_loss_weight=fields.take("router_aux_loss_coef"),
         router_z_loss_weight=0.0,
     )
     return read_decoder(fields, (attention,), experts)
@@ -206,30 +218,26 @@ def _read_qwen2(fields: Fields) -> TransformerConfig:
 
 def _qwen_mixers(fields: Fields, attention: AttentionConfig) -> tuple[MixerConfig, ...]:
     depth = fields.size("num_hidden_layers")
-    window = fields.take("sliding_window", 0)
-    first = fields.take("max_window_layers", depth)
-    if not fields.take("use_sliding_window", False):
+    window, first = fields.take("sliding_window", 0), fields.take("max_window_layers")
+    if not fields.take("use_sliding_window"):
         window = 0
-    if "layer_types" in fields:
-        return read_windows(fields, attention, window)
     # The first `max_window_layers` layers are those without a window, whatever the name says.
-    windows = [window if layer >= first else 0 for layer in range(depth)]
-    return shortest_period([with_window(attention, each) for each in windows])
+    kinds = [
+        "sliding_attention" if window and layer >= first else "full_attention"
+        for layer in range(depth)
+    ]
+    return read_windows(fields, attention, window, kinds)
 
 
 def _write_qwen2(config: TransformerConfig) -> dict[str, Any]:
     windows = write_windows(config)
-    use = windows["sliding_window"] is not None
-    extra: dict[str, Any] = {"use_sliding_window": use, "max_window_layers": config.num_layers}
-    return write_decoder(config) | windows | extra
+    use: dict[str, Any] = {"use_sliding_window": "sliding_window" in windows}
+    return write_decoder(config) | windows | use
 
 
 def _read_qwen3(fields: Fields) -> TransformerConfig:
-    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps", 1e-6))
-    bias = fields.take("attention_bias", False)
-    head_dim = fields.take("head_dim", 128)  # the default of Qwen3Config
-    attention = read_attention(fields, bias=bias, qk_norm=rms)
-    attention = dataclasses.replace(attention, head_dim=head_dim)
+    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps"))
+    attention = read_attention(fields, bias=fields.take("attention_bias"), qk_norm=rms)
     return read_decoder(fields, _qwen_mixers(fields, attention), read_feed_forward(fields))
 
 
@@ -239,11 +247,12 @@ def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_phi3(fields: Fields) -> TransformerConfig:
-    fields.set_missing(rms_norm_eps=1e-5)  # the default of Phi3Config
     attention = with_window(read_attention(fields, partial=True), fields.take("sliding_window", 0))
     check_rotary_dim(fields, attention)
-    dropout = fields.take("resid_pdrop", 0.0)
-    return read_decoder(fields, (attention,), read_feed_forward(fields), dropout)
+    config = read_decoder(
+        fields, (attention,), read_feed_forward(fields), fields.take("resid_pdrop")
+    )
+    return dataclasses.replace(config, embedding_dropout=fields.take("embd_pdrop"))
 
 
 def _write_phi3(config: TransformerConfig) -> dict[str, Any]:

@@ -25,18 +25,15 @@ from transformer.interop.fields import Fields
 
 def _read_longformer(fields: Fields) -> TransformerConfig:
     depth = fields.size("num_hidden_layers")
-    windows = fields.take("attention_window", None) or 512
+    windows = fields.take("attention_window", ())
     windows = [windows] * depth if isinstance(windows, int) else windows
     is_even = isinstance(windows, Sequence) and all(
         isinstance(each, int) and each > 0 and each % 2 == 0 for each in windows
     )
     if not is_even or len(windows) != depth:
         raise fields.unsupported("attention_window", f"{depth} even numbers, one for each layer")
-    fields.take("onnx_export", False)
-    heads, dropout = (
-        fields.size("num_attention_heads"),
-        fields.take("attention_probs_dropout_prob", 0.1),
-    )
+    heads = fields.size("num_attention_heads")
+    dropout = fields.take("attention_probs_dropout_prob")
     mixers = [
         # transformers takes the global tokens as an argument: for classification the first one.
         LongformerConfig(
@@ -79,24 +76,21 @@ LONGFORMER = Family(
     _write_longformer,
     (*bert_body("longformer"), *_global_projections("longformer")),
     prefix="longformer.",
-    ignored=("*.position_ids", "lm_head.decoder.*", "longformer.pooler.*"),
+    ignored=("*.position_ids", "longformer.pooler.*"),
 )
 
 
 def _read_big_bird(fields: Fields) -> TransformerConfig:
-    if fields.take("attention_type", "block_sparse") != "original_full":
+    if fields.take("attention_type") != "original_full":
         raise fields.unsupported(
             "attention_type",
             "'original_full', which has the same weights: set it in config.json. The random "
             "blocks of block_sparse are drawn by NumPy while transformers runs the model",
         )
-    for name in ("block_size", "num_random_blocks"):  # of sparse attention
-        fields.take(name, 0)
-    bias = fields.take("use_bias", True)
+    bias = fields.take("use_bias")
     attention = read_attention(fields, bias=bias, output_bias=None if bias else True)
-    config = read_bert(fields, 0, (attention,), activation="gelu_new")
-    scaled = fields.take("rescale_embeddings", False)
-    return dataclasses.replace(config, scale_embeddings=scaled)
+    config = read_bert(fields, 0, (attention,))
+    return dataclasses.replace(config, scale_embeddings=fields.take("rescale_embeddings"))
 
 
 def _write_big_bird(config: TransformerConfig) -> dict[str, Any]:
@@ -118,10 +112,5 @@ BIG_BIRD = Family(
     _write_big_bird,
     bert_body("bert"),
     prefix="bert.",
-    ignored=(
-        "*.position_ids",
-        "cls.predictions.decoder.*",
-        "cls.seq_relationship.*",
-        "bert.pooler.*",
-    ),
+    ignored=("*.position_ids", "cls.seq_relationship.*", "bert.pooler.*"),
 )

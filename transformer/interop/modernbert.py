@@ -8,7 +8,6 @@ import dataclasses
 from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import RoPE
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.bert import HEAD_ACTIVATIONS
 from transformer.interop.family import (
@@ -18,53 +17,37 @@ from transformer.interop.family import (
     activation_name,
     linear,
     norm,
-    read_rope,
+    read_ropes,
     shortest_period,
-    write_scaling,
+    write_ropes,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import with_window
 from transformer.interop.weight_map import TABLE, Weight
 from transformer.layers.layer_config import FeedForwardConfig, MaskedHeadConfig, NormConfig
 
-THETAS = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
-OLD_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
-
-
-def _read_ropes(fields: Fields) -> dict[str, RoPE]:
-    """Return the rotary positions of each kind of layers."""
-    parameters = fields.take("rope_parameters", {})
-    ropes = {}
-    for kind, default in THETAS.items():
-        theta = fields.take(OLD_NAMES[kind], default)  # transformers 4
-        ropes[kind] = read_rope(fields, {"rope_theta": theta} | (parameters.get(kind) or {}))
-    return ropes
+THETA_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
 
 def _read_modernbert(fields: Fields) -> TransformerConfig:
     depth = fields.size("num_hidden_layers")
-    period = fields.take("global_attn_every_n_layers", 3)
+    period = fields.take("global_attn_every_n_layers")
     default = [
         "sliding_attention" if layer % period else "full_attention" for layer in range(depth)
     ]
     kinds = fields.take("layer_types", default)
-    for name in ("deterministic_flash_attn", "reference_compile", "repad_logits_with_grad"):
-        fields.take(name, False)
-    for name in ("classifier_pooling", "initializer_cutoff_factor", "sparse_pred_ignore_index"):
-        fields.take(name, None)
-    fields.expect("sparse_prediction", False, True)  # of training alone
-    window = fields.take("local_attention", 128) // 2
-    layer_norm = NormConfig(
-        epsilon=fields.take("norm_eps", 1e-5), bias=fields.take("norm_bias", False)
-    )
-    dropout = fields.take("attention_dropout", 0.0)
+    window = fields.take("local_attention") // 2
+    layer_norm = NormConfig(epsilon=fields.take("norm_eps"), bias=fields.take("norm_bias"))
+    d_model, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    fields.expect("head_dim", d_model // num_heads)
     attention = AttentionConfig(
-        num_heads=fields.size("num_attention_heads"),
-        bias=fields.take("attention_bias", False),
-        dropout=dropout,
+        num_heads=num_heads,
+        bias=fields.take("attention_bias"),
+        dropout=fields.take("attention_dropout"),
     )
+    scaling = fields.take("rope_scaling", {})
     mixers = {}
-    for kind, rope in _read_ropes(fields).items():
+    for kind, rope in read_ropes(fields, THETA_NAMES, dict.fromkeys(THETA_NAMES, scaling)).items():
         mixer = dataclasses.replace(attention, position=rope)
         # A window of W has the query's own key and W - 1 on each side.
         mixers[kind] = with_window(mixer, window + 1 if kind == "sliding_attention" else 0)
@@ -72,10 +55,10 @@ def _read_modernbert(fields: Fields) -> TransformerConfig:
         raise fields.unsupported("layer_types", f"{' and '.join(mixers)}, not {min(unknown)}")
     feed_forward = FeedForwardConfig(
         d_ff=fields.size("intermediate_size"),
-        activation=fields.choose("hidden_activation", ACTIVATION_NAMES, "gelu"),
+        activation=fields.choose("hidden_activation", ACTIVATION_NAMES),
         gated=True,
-        bias=fields.take("mlp_bias", False),
-        dropout=fields.take("mlp_dropout", 0.0),
+        bias=fields.take("mlp_bias"),
+        dropout=fields.take("mlp_dropout"),
     )
     blocks = [
         BlockConfig(
@@ -85,19 +68,19 @@ def _read_modernbert(fields: Fields) -> TransformerConfig:
     ]
     return TransformerConfig(
         vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("hidden_size"),
+        d_model=d_model,
         num_layers=depth,
         layer_pattern=shortest_period(blocks),
         embedding_norm=layer_norm,
-        embedding_dropout=fields.take("embedding_dropout", 0.0),
+        embedding_dropout=fields.take("embedding_dropout"),
         causal=False,
         final_norm=layer_norm,
         masked_head=MaskedHeadConfig(
-            activation=fields.choose("classifier_activation", HEAD_ACTIVATIONS, "gelu"),
-            bias=fields.take("classifier_bias", False),
-            output_bias=fields.take("decoder_bias", True),
+            activation=fields.choose("classifier_activation", HEAD_ACTIVATIONS),
+            bias=fields.take("classifier_bias"),
+            output_bias=fields.take("decoder_bias"),
         ),
-        tie_embeddings=fields.take("tie_word_embeddings", True),
+        tie_embeddings=fields.take("tie_word_embeddings"),
     )
 
 
@@ -107,8 +90,7 @@ def _write_modernbert(config: TransformerConfig) -> dict[str, Any]:
     mixers = [pattern[layer % len(pattern)].mixer for layer in range(config.num_layers)]
     windows = [getattr(mixer, "window", 0) for mixer in mixers]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
-    ropes = {kind: RoPE(theta=theta) for kind, theta in THETAS.items()}
-    ropes |= {kind: mixer.position for kind, mixer in zip(kinds, mixers, strict=True)}
+    ropes = {kind: mixer.position for kind, mixer in zip(kinds, mixers, strict=True)}
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
@@ -125,11 +107,7 @@ def _write_modernbert(config: TransformerConfig) -> dict[str, Any]:
         "embedding_dropout": config.embedding_dropout,
         "layer_types": kinds,
         "local_attention": 2 * (max(windows) - 1) if max(windows) else 128,
-        "rope_parameters": {
-            kind: {"rope_theta": rope.theta, "rope_type": "default"}
-            | (write_scaling(rope.scaling) or {})
-            for kind, rope in ropes.items()
-        },
+        **write_ropes(ropes),
         "classifier_activation": activation_name(config.masked_head.activation),
         "classifier_bias": config.masked_head.bias,
         "decoder_bias": config.masked_head.output_bias,
@@ -180,5 +158,4 @@ MODERNBERT = Family(
         *norm("model.final_norm", "final_norm"),
     ),
     prefix="model.",
-    ignored=("decoder.weight",),
 )

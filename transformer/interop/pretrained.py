@@ -22,9 +22,10 @@ from transformer.argument_checks import check_arguments
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
+from transformer.interop.config_fields import CONFIG_FIELDS
 from transformer.interop.family import Architecture, Family
 from transformer.interop.family_registry import FAMILIES, find_architecture
-from transformer.interop.fields import WITHOUT_EFFECT, Fields, InteropError
+from transformer.interop.fields import Fields, InteropError, is_kept
 from transformer.interop.model_tensors import (
     arrays_by_path,
     group_by_name,
@@ -65,6 +66,10 @@ class PretrainedConfig(NamedTuple):
     architecture: Architecture
     fields: dict[str, Any]
     """The whole config.json."""
+    other_head: str = ""
+    """Class of the files, where it has another head than the architecture that it is read as."""
+    notes: tuple[str, ...] = ()
+    """What was left out of the files, a line each."""
 
     def make_model(self, hardware: Hardware | None = None) -> Model:
         """Return the model of this config."""
@@ -73,8 +78,10 @@ class PretrainedConfig(NamedTuple):
     @property
     def num_classes(self) -> int:
         """Number of labels of a classifier or tagger."""
-        labels = self.fields.get("id2label")
-        return len(labels) if isinstance(labels, dict) and labels else 2
+        labels, number = self.fields.get("id2label"), self.fields.get("num_labels")
+        if isinstance(labels, dict) and labels:
+            return len(labels)
+        return number if isinstance(number, int) and number > 0 else 2
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -120,10 +127,18 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     path = Path(folder) / CONFIG
     values = read_json(path)
     source = str(path)
-    family, architecture = find_architecture(
+    family, architecture, other_head = find_architecture(
         values.get("model_type"), values.get("architectures"), source
     )
-    fields = Fields(values, source)
+    for name in ("quantization_config", "compression_config"):
+        if packed := values.get(name):
+            method = packed.get("quant_method", "") if isinstance(packed, dict) else packed
+            raise InteropError(
+                f"{source}: {name} {method}: packed weights are not supported; where transformers "
+                "is installed, load the model unpacked (gpt-oss: quantization_config="
+                "Mxfp4Config(dequantize=True)), and save_pretrained it in bfloat16"
+            )
+    fields = Fields(values, source, family.model_type)
     try:
         config = family.read_config(fields)
     except InteropError:
@@ -131,11 +146,20 @@ def read_config(folder: str | Path, precision: Precision | None = None) -> Pretr
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         text = " ".join(str(error).split())
         raise InteropError(f"{source}: {text}; restore the original file") from error
-    fields.finish()
     config = dataclasses.replace(
         config, precision=precision or Precision(), pooler=architecture.pooler
     )
-    return PretrainedConfig(config, family, architecture, values)
+    notes = _field_notes(fields.unknown(), family.model_type)
+    return PretrainedConfig(config, family, architecture, values, other_head, notes)
+
+
+def _field_notes(unknown: list[str], model_type: str) -> tuple[str, ...]:
+    if not unknown:
+        return ()
+    note = f"config.json has fields that no code of {model_type} reads: {', '.join(unknown)}"
+    if "auto_map" in unknown:
+        note += f"; own code (auto_map) is not run, and the weights are read as plain {model_type}"
+    return (note,)
 
 
 @check_arguments
@@ -161,11 +185,22 @@ def read_model(
         shape than the config says.
     """
     pretrained = read_config(folder, precision)
+    family, architecture = pretrained.family, pretrained.architecture
+    files = WeightFiles.open(Path(folder), family)
+    config = files.tie((*family.weights, *architecture.head), pretrained.config)
+    pretrained = pretrained._replace(config=config)
     model = pretrained.make_model()
-    files = WeightFiles.open(Path(folder), pretrained.family)
     leaves = model_leaves(model)
-    tensors = model_tensors(pretrained.family, pretrained.architecture, model, leaves)
-    files.check(tensors, pretrained.family, pretrained.config.vocab_size)
+    tensors = model_tensors(family, architecture, model, leaves)
+    initial: dict[str, jax.Array] = {}
+    if pretrained.other_head:
+        tensors, left_out = files.split_heads(tensors, family)
+        read_paths = {leaf.path for tensor in tensors for leaf in tensor.leaves}
+        new = [path for path in leaves if path not in read_paths]
+        initial = _draw(model, new)
+        note = _head_note(pretrained, new, left_out)
+        pretrained = pretrained._replace(notes=(*pretrained.notes, note))
+    files.check(tensors, family)
     dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
     by_leaf = places_by_leaf(tensors)
     sharding_of = None if shardings is None else arrays_by_path(shardings(model))
@@ -175,7 +210,11 @@ def read_model(
         def read(index: Any) -> Array:  # a slice for each axis
             return read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
 
-        if sharding_of is None:
+        if leaf.path in initial:
+            drawn = initial[leaf.path]
+            sharding = None if sharding_of is None else sharding_of[leaf.path]
+            loaded = jax.device_put(drawn, sharding)
+        elif sharding_of is None:
             loaded = jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
         else:
             loaded = jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
@@ -186,6 +225,26 @@ def read_model(
         return loaded
 
     return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
+
+
+def _draw(model: Model, paths: list[str]) -> dict[str, jax.Array]:
+    """Return initial values of some parameters."""
+
+    def init() -> dict[str, jax.Array]:
+        own = arrays_by_path(model.init_params(jax.random.key(0)))
+        return {path: own[path] for path in paths}
+
+    return jax.jit(init)() if paths else {}
+
+
+def _head_note(pretrained: PretrainedConfig, new: list[str], left_out: list[str]) -> str:
+    """Return the note about a class with another head."""
+    note = f"{pretrained.other_head} is read as {pretrained.architecture.name}"
+    if left_out:
+        note += f"; without {', '.join(left_out)}"
+    if new:
+        note += f"; not in the files, and drawn at random: {', '.join(new)}"
+    return note
 
 
 @check_arguments
@@ -260,9 +319,18 @@ def write_model(
             if path.name not in kept:
                 path.unlink()
     # Null ids stand where a family's default would be beyond the vocabulary; given ones win.
-    unset = {name: None for name in WITHOUT_EFFECT & written.keys() if written[name] is None}
+    unset = {
+        name: None
+        for name, value in written.items()
+        if value is None and is_kept(name, chosen.model_type)
+    }
     decided = {name: value for name, value in written.items() if name not in unset}
-    record = unset | _label_fields(model) | dict(fields or {}) | decided
+    # Another name of a field that the model decides would replace its value.
+    aliases = CONFIG_FIELDS[chosen.model_type].aliases
+    given = {
+        name: value for name, value in (fields or {}).items() if aliases.get(name) not in decided
+    }
+    record = unset | _label_fields(model) | given | decided
     record |= {
         "model_type": chosen.model_type,
         "architectures": [architecture.name],
@@ -323,8 +391,12 @@ def _try_family(
     config = model.config
     try:
         written = family.write_config(config)
-        fields = Fields(json.loads(json.dumps(written)), family.model_type)
-        read = family.read_config(fields)
+        values = json.loads(json.dumps(written))
+        read = family.read_config(Fields(values, family.model_type, family.model_type))
+        if config.encoder is not None and not config.encoder.vocab_size and not read.tie_embeddings:
+            # One table of source and target is written as two equal ones.
+            encoder = dataclasses.replace(read.encoder or config.encoder, vocab_size=0)
+            read = dataclasses.replace(read, encoder=encoder)
         if architecture.kind != "masked_lm":
             read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
         difference = find_difference(config, read)

@@ -31,25 +31,33 @@ from transformer.interop.weight_map import TABLE, AsIs, Weight
 from transformer.layers.feedforward import resolve_d_ff
 from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
+SIDES = ("encoder", "decoder")
+
+
+def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
+    """Return the rules of the embeddings: one table, or one of the source and one of the target."""
+    return (
+        Weight(shared, "embedding", TABLE, without="source_embedding"),
+        Weight(encoder, "source_embedding", TABLE),
+        Weight(decoder, "embedding", TABLE, beside="source_embedding"),
+    )
+
 
 def _read_t5(fields: Fields) -> TransformerConfig:
-    rms = NormConfig(kind="rms", epsilon=fields.take("layer_norm_epsilon", 1e-6))
-    dropout = fields.take("dropout_rate", 0.1)
-    # `feed_forward_proj` decides; the other two repeat it.
-    projection = fields.take("feed_forward_proj", "relu")
+    rms = NormConfig(kind="rms", epsilon=fields.take("layer_norm_epsilon"))
+    dropout = fields.take("dropout_rate")
+    projection = fields.take("feed_forward_proj")
     gated = projection.startswith("gated-")
-    fields.take("dense_act_fn", "")
-    fields.take("is_gated_act", False)
     name = projection.removeprefix("gated-")
     name = "gelu_new" if projection == "gated-gelu" else name  # as T5Config does
     if name not in ACTIVATION_NAMES:
         raise fields.unsupported("feed_forward_proj", "relu, gated-gelu and gated-silu")
-    fields.expect("is_decoder", False)
-    fields.expect("is_encoder_decoder", True)
+    fields.expect("dense_act_fn", name)  # both repeat what `feed_forward_proj` says
+    fields.expect("is_gated_act", gated)
     tied = fields.take("tie_word_embeddings", True)
     position = T5RelativeBias(
-        num_buckets=fields.take("relative_attention_num_buckets", 32),
-        max_distance=fields.take("relative_attention_max_distance", 128),
+        num_buckets=fields.take("relative_attention_num_buckets"),
+        max_distance=fields.take("relative_attention_max_distance"),
         shared=True,
     )
     both_ways = dataclasses.replace(position, bidirectional=True)
@@ -149,7 +157,7 @@ T5 = Family(
     _read_t5,
     _write_t5,
     (
-        Weight("shared.weight", "embedding", TABLE),
+        *tables("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         *_t5_stack("encoder", 1),
         *_t5_stack("decoder", 2),
         *self_attention(
@@ -158,17 +166,13 @@ T5 = Family(
         *norm(f"{DECODER_BLOCK}.layer_norm", "decoder/layers/cross_norm"),
         Weight("lm_head.weight", "output"),
     ),
-    ignored=(
-        "encoder.embed_tokens.weight",
-        "decoder.embed_tokens.weight",
-        "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
-    ),
+    ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 
 
 def _read_bart(fields: Fields) -> TransformerConfig:
     for name in ("normalize_before", "add_final_layer_norm", "normalize_embedding"):
-        fields.expect(name, name == "normalize_embedding")
+        fields.expect(name, name == "normalize_embedding")  # of transformers 3
     fields.expect("static_position_embeddings", False)
     fields.expect("extra_pos_embeddings", 2)
     return read_bart(fields, LearnedPositions(fields.size("max_position_embeddings"), offset=2))
@@ -177,21 +181,15 @@ def _read_bart(fields: Fields) -> TransformerConfig:
 def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig:
     """Return the config of BART or a relative with its fields."""
     fields.expect("add_bias_logits", False)
-    fields.expect("force_bos_token_to_be_generated", False, True)
-    fields.expect("is_encoder_decoder", True)
-    fields.take("num_hidden_layers", 0)
-    fields.take("classif_dropout", 0.0)
-    for name in ("encoder_layerdrop", "decoder_layerdrop"):
-        fields.take(name, 0.0)  # of training alone
-    layer_norm, dropout = NormConfig(), fields.take("dropout", 0.1)
-    hidden_dropout = fields.take("activation_dropout", 0.0)
-    activation = fields.choose("activation_function", ACTIVATION_NAMES, "gelu")
+    layer_norm, dropout = NormConfig(), fields.take("dropout")
+    hidden_dropout = fields.take("activation_dropout")
+    activation = fields.choose("activation_function", ACTIVATION_NAMES)
 
     def block(side: str) -> BlockConfig:
         return BlockConfig(
             mixer=AttentionConfig(
                 num_heads=fields.size(f"{side}_attention_heads"),
-                dropout=fields.take("attention_dropout", 0.0),
+                dropout=fields.take("attention_dropout"),
             ),
             feed_forward=FeedForwardConfig(
                 d_ff=fields.size(f"{side}_ffn_dim"), activation=activation, dropout=hidden_dropout
@@ -201,9 +199,10 @@ def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig
             residual_dropout=dropout,
         )
 
-    decoder = block("decoder")
+    decoder, tied = block("decoder"), fields.take("tie_word_embeddings")
+    vocab_size = fields.size("vocab_size")
     return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
+        vocab_size=vocab_size,
         d_model=fields.size("d_model"),
         num_layers=fields.size("decoder_layers"),
         layer_pattern=(dataclasses.replace(decoder, cross_attention=decoder.mixer),),
@@ -211,13 +210,15 @@ def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig
             num_layers=fields.size("encoder_layers"),
             layer_pattern=(block("encoder"),),
             final_norm=None,
+            # Without ties there are three tables: source, target and output.
+            vocab_size=0 if tied else vocab_size,
         ),
         position_embedding=positions,
         embedding_norm=layer_norm,
         embedding_dropout=dropout,
-        scale_embeddings=fields.take("scale_embedding", False),
+        scale_embeddings=fields.take("scale_embedding"),
         final_norm=None,
-        tie_embeddings=fields.take("tie_word_embeddings", True),
+        tie_embeddings=tied,
     )
 
 
@@ -269,19 +270,29 @@ def bart_stack(side: str) -> tuple[Weight, ...]:
     )
 
 
+ENCODER_TABLE, DECODER_TABLE = (f"model.{side}.embed_tokens.weight" for side in SIDES)
+
+BART_TABLES = (
+    *tables("model.shared.weight", ENCODER_TABLE, DECODER_TABLE),
+    # One table of source and target beside an own output matrix: as two equal ones.
+    *(
+        Weight(name, "embedding", TABLE, without="source_embedding", beside="output")
+        for name in (ENCODER_TABLE, DECODER_TABLE)
+    ),
+)
+
 BART = Family(
     "bart",
     (Architecture("BartForConditionalGeneration", "encoder_decoder"),),
     _read_bart,
     write_bart,
     (
-        Weight("model.shared.weight", "embedding", TABLE),
+        *BART_TABLES,
         *bart_stack("encoder"),
         *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
     ),
     prefix="model.",
-    ignored=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
     zeros=("final_logits_bias",),
 )
 
@@ -290,14 +301,14 @@ def _read_marian(fields: Fields) -> TransformerConfig:
     for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
         fields.expect(name, False)
     fields.expect("static_position_embeddings", True)
-    fields.expect("is_decoder", False)
     vocab_size = fields.size("vocab_size")
     target_size = fields.take("decoder_vocab_size", vocab_size)
-    shared = fields.take("share_encoder_decoder_embeddings", True)
+    shared = fields.take("share_encoder_decoder_embeddings")
     config = read_bart(fields, SinusoidalPositions("halves"))
     assert config.encoder is not None
     # Source and target may have tables of their own, of one size or of two.
-    encoder = dataclasses.replace(config.encoder, vocab_size=0 if shared else vocab_size)
+    size = config.encoder.vocab_size if shared else vocab_size
+    encoder = dataclasses.replace(config.encoder, vocab_size=size)
     return dataclasses.replace(
         config,
         vocab_size=vocab_size if shared else target_size,
@@ -325,19 +336,15 @@ MARIAN = Family(
     _read_marian,
     _write_marian,
     (
-        Weight("model.shared.weight", "embedding", TABLE, without="source_embedding"),
-        Weight("model.encoder.embed_tokens.weight", "source_embedding", TABLE),
-        Weight("model.decoder.embed_tokens.weight", "embedding", TABLE, beside="source_embedding"),
+        *BART_TABLES,
         *bart_stack("encoder"),
         *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
         Weight("final_logits_bias", "output_bias", AsIs(leading=1)),
     ),
     prefix="model.",
-    # Copies of the shared table, and sinusoids.
+    # Sinusoids.
     ignored=(
-        "model.encoder.embed_tokens.weight",
-        "model.decoder.embed_tokens.weight",
         "model.encoder.embed_positions.weight",
         "model.decoder.embed_positions.weight",
     ),

@@ -1,22 +1,30 @@
 """The safetensors files of a folder, and slices of parameters read from them."""
 
+import dataclasses
 import fnmatch
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from transformer.config import TransformerConfig
 from transformer.interop.family import Family
 from transformer.interop.fields import InteropError
 from transformer.interop.safetensors_file import SafetensorsFile
 from transformer.interop.strided_copy import Array, aligned_zeros, copy_in_tiles
-from transformer.interop.weight_map import Leaf, Tensor
+from transformer.interop.weight_map import Leaf, Tensor, Weight
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+FLOATS = ("F32", "F16", "BF16")
+"""Dtypes of weights that are read, by their names in safetensors files."""
+
+HEAD_PATHS = ("head", "output", "pooler")
+"""Starts of the tree paths of parameters that are not of the body."""
 
 MAX_JSON_BYTES = 64_000_000
 
@@ -33,6 +41,7 @@ class WeightFiles:
     def __init__(self, folder: Path, files: dict[str, SafetensorsFile], prefix: str) -> None:
         self._folder = folder
         self._file_of: dict[str, tuple[SafetensorsFile, str]] = {}
+        self._optional = set[str]()  # names that a model may have no use for
         names = [name for file in files.values() for name in file.tensors]
         # Files of the body alone (`AutoModel`) lack the prefix that a model with a head has.
         bare = bool(prefix) and not any(name.startswith(prefix) for name in names)
@@ -69,7 +78,67 @@ class WeightFiles:
         for file in {id(file): file for file, _ in self._file_of.values()}.values():
             file.release()
 
-    def check(self, tensors: list[Tensor], family: Family, vocab_size: int) -> None:
+    def tie(self, weights: Sequence[Weight], config: TransformerConfig) -> TransformerConfig:
+        """Return the config with the ties that the files have, which win as in `transformers`.
+
+        A table that the files lack is the one that it is tied to. One that they have, with other
+        values than the one that it should be tied to, is a table of its own.
+        """
+        files = self._file_of
+        inputs = _names(weights, "embedding", "source_embedding")
+        outputs, biases = _names(weights, "output"), _names(weights, "head_output_bias")
+        candidates = [*inputs, *(outputs if config.tie_embeddings else [])]
+        present = [name for name in candidates if name in files]
+        if not present:
+            return config  # a table is missing, which `check` names
+        self._optional = {*inputs, *biases}
+        shared, target = inputs[0], inputs[-1]
+        # The output matrix is tied to the shared table, if there is one, and else to the target's.
+        tied = shared if shared in files else target
+        for name in inputs:
+            files.setdefault(name, files[present[0]])
+        if config.tie_embeddings:
+            for name in outputs:
+                files.setdefault(name, files[tied])
+        if config.encoder is not None:
+            is_one = self._are_equal(inputs[-2], target)
+            files[shared] = files[target]
+            size = 0 if is_one else config.encoder.vocab_size or config.vocab_size
+            encoder = dataclasses.replace(config.encoder, vocab_size=size)
+            config = dataclasses.replace(config, encoder=encoder)
+        for name in outputs if config.tie_embeddings else []:
+            if self._are_equal(name, target):
+                self._optional.add(name)
+            else:
+                config = dataclasses.replace(config, tie_embeddings=False)
+        for name in biases:  # the last one is added to the logits
+            last = next((each for each in reversed(biases) if each in files), None)
+            if last:
+                files[name] = files[last]
+        self.release()
+        return config
+
+    def split_heads(self, tensors: list[Tensor], family: Family) -> tuple[list[Tensor], list[str]]:
+        """Return the tensors that the files have, and the names of those of another head.
+
+        Tensors of the body that are missing stay, for `check`.
+        """
+        kept = [
+            tensor
+            for tensor in tensors
+            if tensor.name in self._file_of
+            or not all(leaf.path.startswith(HEAD_PATHS) for leaf in tensor.leaves)
+        ]
+        body = {weight.theirs.partition(".")[0] for weight in family.weights}
+        known = self._optional | {tensor.name for tensor in tensors}
+        other = {
+            name for name in self._file_of.keys() - known if name.partition(".")[0] not in body
+        }
+        left_out = {name for name in other if not _is_ignored(name, family)}
+        self._optional |= left_out
+        return kept, sorted(left_out)
+
+    def check(self, tensors: list[Tensor], family: Family) -> None:
         """Raise InteropError unless the files hold exactly these tensors."""
         expected = {tensor.name: tensor for tensor in tensors}
         missing = [name for name in expected if name not in self._file_of]
@@ -78,10 +147,9 @@ class WeightFiles:
             for name in self._file_of
             if name not in expected
             and name not in family.zeros
-            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in family.ignored)
+            and name not in self._optional
+            and not _is_ignored(name, family)
         ]
-        if "lm_head.weight" in extra and self._is_copy_of_embedding("lm_head.weight", expected):
-            extra.remove("lm_head.weight")  # a tied matrix that was saved all the same
         if missing:
             first = missing[0]
             also = f", and has {extra[0]} too many" if extra else ""
@@ -103,7 +171,7 @@ class WeightFiles:
                     f"{file.path}: {own_name} has shape {list(entry.shape)}, and config.json says "
                     f"{list(tensor.shape)}; fetch the config.json that belongs to the file"
                 )
-            if entry.dtype not in ("F32", "F16", "BF16"):
+            if entry.dtype not in FLOATS:
                 raise InteropError(
                     f"{file.path}: {own_name} is stored as {entry.dtype}; give float32, float16 or "
                     "bfloat16 weights"
@@ -115,13 +183,21 @@ class WeightFiles:
                     "import a model without it"
                 )
 
-    def _is_copy_of_embedding(self, name: str, expected: Mapping[str, Tensor]) -> bool:
-        tables = (
-            tensor.name
-            for tensor in expected.values()
-            if tensor.leaves[0].path == "embedding" and tensor.name in self._file_of
-        )
-        return any(np.array_equal(self.read(name), self.read(table)) for table in tables)
+    def _are_equal(self, one: str, other: str) -> bool:
+        if self._file_of[one] == self._file_of[other]:
+            return True
+        entries = [file.tensors[name] for file, name in (self._file_of[one], self._file_of[other])]
+        known = entries[0].dtype in FLOATS and entries[0].dtype == entries[1].dtype
+        return known and np.array_equal(self.read(one), self.read(other))
+
+
+def _names(weights: Sequence[Weight], *paths: str) -> list[str]:
+    """Return the names of the tensors that hold some parameters."""
+    return list(dict.fromkeys(weight.theirs for weight in weights if weight.ours in paths))
+
+
+def _is_ignored(name: str, family: Family) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in family.ignored)
 
 
 def _count(names: list[str]) -> str:

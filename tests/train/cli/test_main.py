@@ -396,6 +396,5 @@ def test_process_error_is_one_line(tmp_path: Path) -> None:
     status, output, error = process(*line)
     assert (status, output) == (1, "")
     assert error == (
-        "error: data.path /no/such/file: does not exist; "
-        "give a file, a folder, a glob, or python:library\n"
+        "error: data.path /no/such/file: does not exist; give a file, a folder or a glob\n"
     )

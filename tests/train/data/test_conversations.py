@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from tokenizers import models
 
 from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ChatTemplate, encode_chat, end_tokens
-from train.data.conversations import pack, prepare_conversations
+from train.data.conversations import pack, parse_conversation, prepare_conversations
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
 from train.data.examples import ExampleTrainingBatches
+from train.data.preferences import parse_pair
 from train.data.tokenizer import Tokenizer
 from train.errors import UsageError, UserError
 
@@ -27,6 +29,15 @@ MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}."
     "{% endgeneration %}{% else %}Q:{{ m.content }};{% endif %}{% endfor %}"
 )
+HISTORY = (
+    "{% for m in messages %}{{ m.role[0] ~ ':' }}{% if m.role == 'assistant' %}"
+    "{% if loop.last %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}{% for call in m.tool_calls %}<{{ call.function.name }}>{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}{% if tools %}{{ tools | tojson }}{% endif %}"
+)
+"""Reasoning is written in the last turn alone."""
+
 TURNS = (
     {"role": "user", "content": "a?"},
     {"role": "assistant", "content": "b"},
@@ -70,6 +81,27 @@ def test_loss_counts_answers_and_their_ends() -> None:
     assert counted(make_tokenizer(), TURNS) == [" b<|endoftext|>", " dd<|endoftext|>"]
 
 
+def test_answers_of_weight_zero_are_not_learned() -> None:
+    for template, parts in ((CHATML, ["dd<|im_end|>\n"]), (MARKED, ["dd."])):
+        for field in ({"weight": 0}, {"train": False}):
+            turns = [TURNS[0], TURNS[1] | field, TURNS[2], TURNS[3] | {"weight": 1}]
+            assert counted(make_tokenizer(template), turns) == parts
+
+
+def test_answers_are_found_where_a_template_rewrites_earlier_turns() -> None:
+    call = {"function": {"name": "add"}}
+    turns = [
+        TURNS[0],
+        {"role": "assistant", "content": "b", "reasoning": "why"},
+        TURNS[2],
+        {"role": "assistant", "tool_calls": [call, call]},
+        {"role": "tool", "content": "7"},
+        {"role": "assistant", "content": "7", "thinking": "so"},
+    ]
+    parts = ["b;", "<add><add>;", "<think>so</think>7;"]
+    assert counted(make_tokenizer(HISTORY), turns) == parts
+
+
 def test_texts_end_with_the_token_that_the_template_writes_too() -> None:
     tokenizer = make_tokenizer(CHATML)
     end_of_text, end = (tokenizer.vocabulary[each] for each in ("<|endoftext|>", "<|im_end|>"))
@@ -87,13 +119,30 @@ def test_texts_end_with_the_token_that_the_template_writes_too() -> None:
         ("{{ messages.append(1) }}", "chat template: "),
         ("{{ ''.__class__.__mro__ }}", "chat template: "),
         ("{{ messages | length }}{{ messages[-1].content }}", "{% generation %}"),
+        ("{{ 'a' * 10**10 }}", "MiB of memory"),
+        ("{{ 'a' * 10**7 }}", "writes 10,000,000 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("x" * 10**7, "has 10,000,000 characters"),
     ],
+    ids=range(9),
 )
 def test_unsupported_templates_raise(template: str, message: str) -> None:
     tokenizer = make_tokenizer(template)
     with pytest.raises(UserError, match=message) as caught:
         ChatTemplate.of_tokenizer(tokenizer).render_with_spans(TURNS)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.full
+def test_endless_templates_are_stopped() -> None:
+    """Also while other threads render."""
+    loops = "{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}"
+    with ThreadPoolExecutor() as threads:
+        error = threads.submit(ChatTemplate(loops).render, TURNS)
+        texts = list(threads.map(lambda _: ChatTemplate(MARKED).render(TURNS), range(9)))
+    assert set(texts) == {"Q:a?;A:b.Q:c?;A:dd."}
+    with pytest.raises(UserError, match="chat template: needs more than 5 seconds"):
+        error.result()
 
 
 def test_rows_hold_separate_whole_conversations(tmp_path: Path) -> None:
@@ -154,20 +203,87 @@ def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> Non
     ("record", "message"),
     [
         ("{", "data.jsonl:1: not JSON"),
-        ("[]", "data.jsonl:1: not a JSON object"),
-        ({"prompt": "x"}, "has no field 'completion'"),
+        ("[]", "data.jsonl:1: is not an object"),
+        ({"prompt": "x"}, r"has no fields of a conversation \(it has prompt\)"),
         ({"prompt": "x", "completion": 3}, "completion is not a list of messages"),
         ({"prompt": "x", "completion": [{"role": "a", "content": "b"}]}, "give two of a kind"),
         ({"messages": []}, "messages is not a list of messages"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no text 'content'"),
-        ({"messages": list(TURNS), "tools": [1]}, "has tools"),
-        ('{"prompt": "\\ud800", "completion": "x"}', "half a surrogate pair"),
+        ({"messages": list(TURNS), "tools": [1]}, "jsonl:1: chat template: does not read tools"),
+        ({"messages": list(TURNS), "functions": [1]}, "functions is not supported; give tools"),
+        ({"messages": [TURNS[0], TURNS[1] | {"tool_calls": [1]}]}, "nothing of tool_calls in mess"),
+        ({"messages": [TURNS[0], TURNS[1] | {"thinking": "x"}]}, "writes nothing of thinking"),
+        ({"messages": [TURNS[0], TURNS[1] | {"weight": 0.5}]}, r"messages\[1\] has weight 0.5"),
+        ({"messages": [TURNS[0] | {"content": [{"type": "image"}]}]}, "a part 'image' that is not"),
+        ({"conversations": [{"from": "moon", "value": "x"}]}, "is from 'moon', which is no known"),
+        ('{"prompt": "\\ud800", "completion": "x"}', "surrogate"),
     ],
 )
 def test_invalid_lines_raise(tmp_path: Path, record: Any, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         prepare_conversations(write(tmp_path, record), make_tokenizer())
     assert "\n" not in str(caught.value)
+
+
+def test_formats_of_conversations() -> None:
+    """Alpaca, ShareGPT, and others of their kind give the same messages."""
+    question, answer = {"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}
+    parts = [{"type": "text", "text": "a\n"}, {"type": "text", "text": "b"}]
+    said = [{"from": "human", "value": "a\nb"}, {"from": "gpt", "value": "c", "weight": None}]
+    rows: list[Any] = [
+        {"messages": [{"role": "user", "content": parts}, answer | {"tool_calls": None}]},
+        {"conversations": said, "tools": None},
+        {"conversations": [question, answer], "tools": "[]"},
+        {"instruction": "a", "input": "b", "output": "c"},
+        {"instruction": "a\nb", "input": "", "output": "c", "system": ""},
+        {"instruction": "a", "context": "b", "response": "c"},
+        {"question": "a\nb", "answer": "c"},
+    ]
+    for row in rows:
+        assert parse_conversation("x", row).content == ((question, answer), (), {})
+    system = {"role": "system", "content": "s"}
+    for row in (rows[1] | {"system": "s"}, rows[3] | {"system_prompt": "s"}):
+        assert parse_conversation("x", row).messages == (system, question, answer)
+    row = rows[0] | {"tools": '[{"name": "f"}]', "chat_template_kwargs": {"today": 1}, "id": 7}
+    conversation = parse_conversation("x", row)
+    assert conversation.variables == {"tools": [{"name": "f"}], "today": 1}
+    assert conversation.unread == ("id",)
+    text = ChatTemplate(HISTORY).render(conversation.messages, variables=conversation.variables)
+    assert text == 'u:a\nb;a:<think></think>c;[{"name": "f"}]'
+
+
+def test_formats_of_pairs() -> None:
+    question, good, bad = ({"role": r, "content": c} for r, c in zip("uaa", "qgb", strict=True))
+    good["role"] = bad["role"] = "assistant"
+    said = {"from": "gpt", "value": "g"}, {"from": "gpt", "value": "b"}
+    rows: list[Any] = [
+        {"prompt": [question], "chosen": [good], "rejected": [bad]},
+        {"prompt": [question], "chosen": "g", "rejected": "b"},
+        {"messages": [question], "chosen": good, "rejected": bad},
+        {"conversations": [question], "chosen": said[0], "rejected": said[1]},
+        {"chosen": [question, good], "rejected": [question, bad]},
+        {"prompt": "q", "chosen": [question, good], "rejected": [question, bad]},
+    ]
+    for row in rows:
+        pair = parse_pair("x", row)
+        assert pair.chosen.content == ((question,), (good,), {})
+        assert pair.rejected.content == ((question,), (bad,), {})
+    texts = parse_pair("x", {"prompt": "q", "chosen": "g", "rejected": "b"})
+    assert texts.rejected.content == ("q", "b", {})
+    asked = parse_pair("x", {"system": "s", "question": "q", "chosen": "g", "rejected": "b"})
+    assert [each["content"] for each in asked.chosen.messages] == ["s", "q", "g"]
+    with pytest.raises(UserError, match="do not begin with the same prompt"):
+        parse_pair("x", {"prompt": "other", "chosen": [question, good], "rejected": [question]})
+
+
+def test_fields_without_effect_are_reported(tmp_path: Path) -> None:
+    turns = [TURNS[0] | {"name": "Ann", "id": 3}, TURNS[1] | {"weight": 1}]
+    records = [{"messages": turns, "source": "web"}, {"messages": list(TURNS), "score": 1}]
+    corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
+    assert corpus.notes[:2] == (
+        "fields of rows that are not read: source, score",
+        "fields of messages that the chat template does not write: name, id",
+    )
 
 
 @pytest.mark.parametrize("kind", ["character", "wordpiece", "bpe"])

@@ -10,15 +10,26 @@ import pytest
 from train.data import corpus, text_files
 from train.data.corpus import compressed_bits_per_byte, prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig, TokenizerKind
-from train.data.text_splits import TextSource, TextSplits, choose_held_out_documents
+from train.data.files import Notes
+from train.data.text_splits import (
+    TextSource,
+    TextSplits,
+    choose_held_out_documents,
+    find_sources,
+)
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
 
+def source_of(path: object, **settings: Any) -> TextSource:
+    config = TextDataConfig(str(path), **settings)
+    return find_sources(config, "data", Notes())["train"]
+
+
 def test_text_can_be_read_repeatedly(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("first")
-    source = TextSource.find("data.path", str(tmp_path), max_bytes=3)
+    source = source_of(tmp_path, max_bytes=3)
     assert list(source.documents()) == list(source.documents()) == [("a.txt", "fir")]
 
 
@@ -26,8 +37,8 @@ def test_empty_text_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n')
     for path in (tmp_path, tmp_path / "a.txt"):
-        source = TextSource.find("data.validation_path", str(path))
-        with pytest.raises(UserError, match=f"data.validation_path {path}: is empty; give"):
+        source = source_of(path)
+        with pytest.raises(UserError, match=f"data.path {path}: is empty; give"):
             list(source.documents())
 
 
@@ -35,10 +46,7 @@ def test_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -> No
     (tmp_path / "a.txt").write_text("first")
 
     def fingerprint(field: str = "text", limit_bytes: int = 0) -> list[object]:
-        path = str(tmp_path)
-        return TextSource.find(
-            "data.path", path, text_field=field, max_bytes=limit_bytes
-        ).fingerprint()
+        return source_of(tmp_path, text_field=field, max_bytes=limit_bytes).fingerprint()
 
     first = fingerprint()
     assert fingerprint() == first
@@ -49,7 +57,7 @@ def test_fingerprint_depends_on_files_and_settings(tmp_path: pathlib.Path) -> No
 
 
 def test_library_has_topics_and_source_once() -> None:
-    source = TextSource.find("data.path", "python:library")
+    source = source_of("python:library")
     texts = dict(source.documents())
     assert list(texts) == [name for name, _ in source.documents()]
     assert "topics/assert" in texts
@@ -70,7 +78,7 @@ def test_missing_python_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
 def test_library_files_in_other_encodings_are_skipped(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_bytes(b"# \xe9")
     (tmp_path / "b.py").write_bytes(b"# b")
-    files = TextSource.find("data.path", str(tmp_path)).files
+    files = source_of(tmp_path).files
     documents = [doc for doc in text_files.library_documents(files) if "topics/" not in doc.name]
     assert documents == [("b.py", "# b")]
 
@@ -310,7 +318,7 @@ def test_cache_folder_that_is_a_file_is_an_error(folder: pathlib.Path) -> None:
 
 def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path) -> None:
     (folder / "99.txt").write_bytes(b"\xff")
-    with pytest.raises(UserError, match=r"99\.txt: not UTF-8"):
+    with pytest.raises(UserError, match=r"99\.txt:1: not UTF-8"):
         prepare_text(config(folder), cache_dir=cache)
     assert not [path for path in cache.glob("tokens-*") if path.suffix != ".lock"]
 

@@ -71,7 +71,6 @@ def test_invalid_common_settings(
         (ListOpsDataConfig, {"generator_seed": -1}, "data.generator_seed: -1 .* give 0 or more"),
         (ListOpsDataConfig, {"max_length": 501}, "data.min_length: no .* 500 .* 501; give less"),
         (ListOpsDataConfig, {"test_path": "x"}, "data.test_path: has no effect.*data.path too"),
-        (TokenLabelDataConfig, {"format": "iob"}, "data.format: 'iob' .* conllu, columns"),
         (TokenLabelDataConfig, {"tag_column": "pos"}, "data.tag_column: 'pos' .* upos, xpos"),
     ],
 )

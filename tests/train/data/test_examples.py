@@ -1,5 +1,8 @@
 import collections
 import dataclasses
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from train.data.examples import (
     BatchSlice,
     ExampleCorpus,
     ExampleEvaluationBatches,
+    ExampleSplits,
     ExampleTrainingBatches,
     batch_slices,
     choose_held_out_examples,
@@ -23,29 +27,54 @@ from train.data.token_file import HostBatch
 from train.errors import UserError
 
 
-def numbered(setting: str, path: str) -> list[str]:
-    """Return twenty examples that contain their split and number."""
-    return [f"{setting}:{path}:{number}" for number in range(20)]
+def read(**settings: Any) -> ExampleSplits[str]:
+    """Return the lines of files, without those that are `null`."""
+    return read_splits(
+        ExampleDataConfig(**settings), lambda location, row: None if row == "null" else row
+    )
 
 
-def test_each_path_is_a_split() -> None:
-    config = ExampleDataConfig(path="a", validation_path="b", test_path="c")
-    splits = read_splits(config, numbered)
-    assert {name: (len(split), split[0]) for name, split in splits.items()} == {
-        "train": (20, "data.path:a:0"),
-        "validation": (20, "data.validation_path:b:0"),
-        "test": (20, "data.test_path:c:0"),
+def write_lines(path: Path, count: int) -> list[str]:
+    """Write lines that contain their file and number."""
+    lines = [f"{path.name}:{number}" for number in range(count)]
+    path.write_text("\n".join(lines))
+    return lines
+
+
+def test_each_path_is_a_split(tmp_path: Path) -> None:
+    lines = {name: write_lines(tmp_path / name, 20) for name in "abc"}
+    paths = {name: str(tmp_path / name) for name in "abc"}
+    splits = read(path=paths["a"], validation_path=paths["b"], test_path=paths["c"])
+    assert splits == {"train": lines["a"], "validation": lines["b"], "test": lines["c"]}
+    assert (splits.has_own_validation, splits.notes) == (True, [])
+
+
+def test_folder_with_splits_and_rows_that_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("train-1", "train-2", "dev", "test"):
+        rows = [f"{name}:{number}" if number != 2 else "null" for number in range(4)]
+        (tmp_path / "data" / f"{name}.json").write_text(json.dumps(rows))
+    (tmp_path / "data" / "test.json").write_text('["null"]')
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    splits = read(path=str(tmp_path))
+    assert splits == {
+        "train": [f"train-{file}:{n}" for file in (1, 2) for n in (0, 1, 3)],
+        "validation": ["dev:0", "dev:1", "dev:3"],
     }
+    assert splits.notes[0] == (
+        f"data.path {tmp_path}: is a data folder with files of train 2, validation 1, test 1 "
+        "(README.md left out)"
+    )
+    assert splits.notes[1].endswith("rows that are left out, as a field is null: 4")
 
 
-def test_held_out_examples_depend_on_the_seed() -> None:
+def test_held_out_examples_depend_on_the_seed(tmp_path: Path) -> None:
+    lines = write_lines(tmp_path / "a", 20)
+
     def held_out(seed: int) -> list[str]:
-        config = ExampleDataConfig(path="a", validation_fraction=0.25, split_seed=seed)
-        splits = read_splits(config, numbered)
+        splits = read(path=str(tmp_path / "a"), validation_fraction=0.25, split_seed=seed)
         assert list(splits) == ["train", "validation"]
-        assert sorted([*splits["train"], *splits["validation"]]) == sorted(
-            numbered("data.path", "a")
-        )
+        assert sorted([*splits["train"], *splits["validation"]]) == sorted(lines)
         return list(splits["validation"])
 
     assert len(held_out(0)) == 5
@@ -61,9 +90,10 @@ def test_number_of_held_out_examples(fraction: float, drawn: int) -> None:
     assert len(choose_held_out_examples(3, fraction, 0)) == drawn
 
 
-def test_single_example_cannot_be_split() -> None:
-    with pytest.raises(UserError, match=r"data\.path a: a single .* set data\.validation_path"):
-        read_splits(ExampleDataConfig(path="a"), lambda setting, path: [setting])
+def test_single_example_cannot_be_split(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("one")
+    with pytest.raises(UserError, match=r"data\.path .*/a: a single .* set data\.validation_path"):
+        read(path=str(tmp_path / "a"))
 
 
 def test_missing_split_is_an_error() -> None:

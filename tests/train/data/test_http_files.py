@@ -12,7 +12,8 @@ from tests.train.data.http_server import server as server
 from train.data import http_files
 from train.data.files import find_files
 from train.data.http_files import HttpPath
-from train.data.text_files import RecordPosition, read_documents, read_records
+from train.data.rows import RecordPosition
+from train.data.text_files import DocumentReader, read_documents
 from train.errors import UserError
 
 CONTENT = random.Random(0).randbytes(3_000_000)
@@ -66,13 +67,17 @@ def test_documents_of_an_address(server: Server, tmp_path: Path) -> None:
     assert (path, size) == (f"{server.url}/part-08.jsonl.gz", len(gzip.compress(lines.encode())))
 
 
-def test_records_continue_at_their_byte(server: Server, tmp_path: Path) -> None:
+def test_records_continue_at_their_byte(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_files, "BUFFER_BYTES", 64)
     lines = "".join(json.dumps({"text": f"document {n}"}) + "\n" for n in range(50))
     (tmp_path / "a.jsonl").write_text(lines)
     [file] = find_files(f"{server.url}/a.jsonl", "data.path")
-    records = list(read_records(file, text_field="text", setting="data.text_field"))
+    reader = DocumentReader([file])
+    records = list(reader.records(file))
     position, _ = records[29]
-    rest = read_records(file, text_field="text", setting="data.text_field", start=position)
+    rest = reader.records(file, position)
     assert list(rest) == records[30:]
     assert server.requests[-1] == ("GET", f"bytes={position.offset}-")
     assert position == RecordPosition(sum(map(len, lines.splitlines(keepends=True)[:30])), 30)

@@ -393,8 +393,8 @@ def test_parquet_errors_name_the_column(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     write_parquet(tmp_path / "a.parquet", range(3))
     for column, message in (
-        ("body", r"has no column 'body' \(it has id, text\); set data\.text_field"),
-        ("id", r"column 'id' holds int64 and no text; set data\.text_field"),
+        ("body", r"has no field 'body' \(it has id, text\); set data\.text_field"),
+        ("id", r"field 'id' is not a text; set data\.text_field"),
     ):
         source = SourceConfig(
             path=str(tmp_path / "a.parquet"), text_field=column, validation_path="other"

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train.data import text_files
+from train.data import rows
 from train.data.files import TextFile, find_file, find_files
+from train.data.rows import line_location
 from train.data.text_files import (
     Document,
-    line_location,
     read_documents,
     read_lines,
     truncate_documents,
@@ -22,9 +22,12 @@ def read(path: pathlib.Path, field: str = "text") -> list[tuple[str, str]]:
     return list(read_documents(find_files(str(path), "data.path"), text_field=field))
 
 
-def test_plain_text_is_one_unchanged_document(tmp_path: pathlib.Path) -> None:
-    text = "\ufeffZeile\r\n\n日本\x00 \n"
-    (tmp_path / "a.txt").write_bytes(text.encode())
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_plain_text_is_one_document_without_a_byte_order_mark(
+    tmp_path: pathlib.Path, encoding: str
+) -> None:
+    text = "Zeile\r\n\n日本\x00 \n"
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
     assert read(tmp_path / "a.txt") == [("a.txt", text)]
 
 
@@ -50,9 +53,13 @@ def test_folder_of_mixed_files_without_empty_ones(tmp_path: pathlib.Path) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"abc\xff", r"a\.txt: not UTF-8 at byte 3 \(0xff\); convert it"),
-        ("a.txt", b"ab\xe6\x97", r"a\.txt: not UTF-8 at byte 2 \(0xe6\)"),
-        ("a.jsonl", b'{"text": "x"}\n\xe9', r"a\.jsonl:2: not UTF-8 at byte 14 \(0xe9\)"),
+        ("a.txt", b"abc\xff", r"a\.txt:1: not UTF-8 at byte 3 of the file \(0xff\); convert it"),
+        ("a.txt", b"ab\xe6\x97", r"a\.txt:1: not UTF-8 at byte 2 of the file \(0xe6\)"),
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n\xe9',
+            r"a\.jsonl:2: not UTF-8 at byte 14 of the file \(0xe9\)",
+        ),
         ("a.jsonl", b'{"text": "x"}\n{"text', r"a\.jsonl:2: not JSON"),
         ("a.jsonl", b'\n["x"]', r"a\.jsonl:2: not a JSON object"),
         (
@@ -61,7 +68,7 @@ def test_folder_of_mixed_files_without_empty_ones(tmp_path: pathlib.Path) -> Non
             r"a\.jsonl:1: has no field 'text' \(it has body, n\)",
         ),
         ("a.jsonl", b'{"text": 5}', r"a\.jsonl:1: field 'text' is not a text"),
-        ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: half a surrogate pair in 'text'"),
+        ("a.jsonl", b'{"text": "\\ud800"}', r"a\.jsonl:1: half a surrogate pair; correct"),
         ("a.txt.gz", b"not gzip", r"a\.txt\.gz: damaged gzip"),
         ("a.txt.gz", gzip.compress(b"text", mtime=0)[:-9], r"a\.txt\.gz: damaged gzip"),
         (
@@ -103,7 +110,7 @@ def test_byte_limit_keeps_characters_whole() -> None:
 def test_gzip_bomb_is_rejected(
     tmp_path: pathlib.Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_files, "_MIN_GZIP_LIMIT", 1000)
+    monkeypatch.setattr(rows, "_MIN_LIMIT", 1000)
     (tmp_path / name).write_bytes(gzip.compress(bytes(300_000)))
     with pytest.raises(UserError, match=r"gz: unpacks to more than 200 times its size, which no"):
         read(tmp_path)
@@ -145,7 +152,7 @@ def test_lines(tmp_path: Path, content: bytes, lines: list[str]) -> None:
 def test_lines_in_another_encoding(tmp_path: Path) -> None:
     file = written(tmp_path, "a\nfür\nb\n".encode("latin-1"))
     assert read_lines(file, "latin-1") == ["a", "für", "b"]
-    message = r"a\.txt:2: not utf-8 at byte 3 of the file \(0xfc\); convert it .*data\.encoding"
+    message = r"a\.txt:2: not UTF-8 at byte 3 of the file \(0xfc\); convert it .*data\.encoding"
     with pytest.raises(UserError, match=message):
         read_lines(file)
 
@@ -178,9 +185,9 @@ def test_file_is_found_with_gz_suffix(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRANSFORMER_DATA", raising=False)
-    with pytest.raises(UserError, match=r"data\.path x\.en: there is no such file.* give the path"):
+    with pytest.raises(UserError, match=r"data\.path x\.en: does not exist; give another path"):
         find_file("x.en", "data.path")
-    with pytest.raises(UserError, match=r"data\.path .*: there is no such file"):
+    with pytest.raises(UserError, match=r"data\.path .*: holds no files"):
         find_file(str(tmp_path), "data.path")
     with pytest.raises(UserError, match=r"data\.test_path: is empty; give the path of a file"):
         find_file("", "data.test_path")

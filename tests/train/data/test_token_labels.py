@@ -8,6 +8,7 @@ from train.data.buckets import bucket_by_rows
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import TokenLabelDataConfig
 from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
+from train.data.files import Notes, TextFile
 from train.data.token_labels import (
     TokenLabelSplit,
     encode_words,
@@ -47,10 +48,9 @@ Ekeus\tNNP\tI-NP\tI-PER
 
 
 def read(folder: Path, content: str, **settings: Any) -> list[list[tuple[str, str]]]:
-    (folder / "a.conll").write_text(content)
-    sentences = read_sentences(
-        TokenLabelDataConfig(**settings), "data.path", str(folder / "a.conll")
-    )
+    file = TextFile("a.conll", folder / "a.conll")
+    file.path.write_text(content)
+    sentences = read_sentences(TokenLabelDataConfig(**settings), file, Notes())
     return [[(word.text, word.tag) for word in sentence.words] for sentence in sentences]
 
 
@@ -64,7 +64,7 @@ def test_conllu_skips_ranges_and_empty_nodes(tmp_path: Path) -> None:
 
 
 def test_columns_are_word_first_and_tag_last(tmp_path: Path) -> None:
-    assert read(tmp_path, COLUMNS, format="columns") == [
+    assert read(tmp_path, COLUMNS) == [
         [("U.N.", "I-ORG"), ("official", "O")],
         [("#", "O"), ("Ekeus", "I-PER")],
     ]
@@ -72,7 +72,8 @@ def test_columns_are_word_first_and_tag_last(tmp_path: Path) -> None:
 
 def test_error_locations_are_file_lines(tmp_path: Path) -> None:
     (tmp_path / "a.conllu").write_text(CONLLU)
-    _, last = read_sentences(TokenLabelDataConfig(), "data.path", f"{tmp_path}/a.conllu")
+    file = TextFile("a.conllu", tmp_path / "a.conllu")
+    _, last = read_sentences(TokenLabelDataConfig(), file, Notes())
     assert list(last.tag_locations()) == [
         ("SYM", f"{tmp_path}/a.conllu:12"),
         ("NUM", f"{tmp_path}/a.conllu:13"),
@@ -82,7 +83,7 @@ def test_error_locations_are_file_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("5\tx\tx\tNOUN", r"a\.conll:9: has 4 columns, not the 10 .* set data\.format to columns"),
+        ("5\tx\tx\tNOUN", r"a\.conll:9: has 4 columns, not the 10 .*; correct it"),
         ("x\tx\tx\tX\tX\t_\t_\t_\t_\t_", r"a\.conll:9: 'x' is not a word number"),
         ("5\tx\tx\t_\tX\t_\t_\t_\t_\t_", r"a\.conll:9: word 'x' has no upos; .* data\.tag"),
     ],
@@ -96,7 +97,7 @@ def test_invalid_lines_are_errors(tmp_path: Path, line: str, message: str) -> No
 
 def test_word_without_tag(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.conll:2: has one column only; a word must be the"):
-        read(tmp_path, "a O\nb\n", format="columns")
+        read(tmp_path, "a O\nb\n")
 
 
 TRAIN = "the D\ncat N\n\ncats N\nsat V\n\nit P\nsat V\n"
@@ -115,7 +116,6 @@ def prepared(
     defaults: dict[str, Any] = {
         "path": f"{folder}/train",
         "validation_path": f"{folder}/dev",
-        "format": "columns",
         "max_length": 16,
         "tokenizer": TokenizerConfig("character"),
     }
@@ -248,13 +248,11 @@ def test_tag_absent_from_training(files: Path) -> None:
 
 
 def test_unreadable_files_are_errors(files: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.test_path .*test: there is no such file"):
+    with pytest.raises(UserError, match=r"data\.test_path .*test: does not exist"):
         prepared(files, test_path=f"{files}/test")
-    with pytest.raises(UserError, match=r"train:1: has 1 columns, not the 10 of CoNLL-U"):
-        prepared(files, format="conllu")
     (files / "train").write_text("-DOCSTART- O\n")
     with pytest.raises(UserError, match=r"data\.path .*train: has no examples"):
         prepared(files)
     (files / "train").write_bytes(b"caf\xe9 N\n")
-    with pytest.raises(UserError, match=r"train:1: not utf-8 at byte 3"):
+    with pytest.raises(UserError, match=r"train:1: not UTF-8 at byte 3"):
         prepared(files)

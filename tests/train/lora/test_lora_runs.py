@@ -29,6 +29,7 @@ from train.errors import UserError
 from train.evaluation.evaluator import evaluate_run
 from train.experiment import EmaConfig, Experiment
 from train.lora import merge_and_export
+from train.lora.base_weights import unused_settings
 from train.lora.lora_config import LoRAConfig
 from train.run import Run, load, read_experiment
 from train.run_folder.folder import RunFolder
@@ -140,6 +141,20 @@ def test_no_matching_target_raises(folder: Path) -> None:
 @pytest.mark.parametrize("targets", ["query,up", ["query", "up"], ("query,up",)])
 def test_names_from_python_are_those_of_the_command_line(targets: Any) -> None:
     assert LoRAConfig(2, targets=targets) == LoRAConfig(2, targets=("query", "up"))
+
+
+def test_settings_without_effect_are_named() -> None:
+    requested = LoRAConfig(alpha=32.0, targets=("all",))
+    assert list(unused_settings(requested, LoRAConfig())) == [
+        "lora.alpha 32: not used; without lora.rank all weights are trained",
+        "lora.targets all: not used; without lora.rank all weights are trained",
+    ]
+    own = LoRAConfig(3, 6.0, ("query", "up"), train_fully=())
+    assert list(unused_settings(requested, own)) == [
+        "lora.alpha 32: not used; the adapter has 6",
+        "lora.targets all: not used; the adapter has query,up",
+    ]
+    assert not list(unused_settings(LoRAConfig(), own))
 
 
 @pytest.mark.full

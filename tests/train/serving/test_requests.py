@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from train.serving.requests import MAX_SEED, RequestError, parse_chat, parse_completion
+from train.serving.requests import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    IGNORED_FIELDS,
+    MAX_SEED,
+    NEUTRAL_VALUES,
+    RequestError,
+    parse_chat,
+    parse_completion,
+)
 from transformer.generation.sampling import SamplingConfig
 
 USER = {"role": "user", "content": "hi"}
@@ -45,6 +54,27 @@ def test_content_may_have_parts() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = parse_chat({"messages": [{"role": "user", "content": parts}]})
     assert request.messages == ({"role": "user", "content": "ab"},)
+
+
+def test_fields_of_messages_and_tools_are_kept() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "add"}}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None}
+    result = {"role": "tool", "content": "7", "tool_call_id": "1"}
+    body = {"messages": [USER | {"name": "Bo"}, answer, result], "tools": [tool]}
+    request = parse_chat(body)
+    given = {"role": "assistant", "tool_calls": [call]}
+    assert request.messages == (USER | {"name": "Bo"}, given, result)
+    assert request.variables == {"tools": [tool]}
+    assert parse_chat(body | {"tool_choice": "none"}).variables == {}
+
+
+def test_null_is_as_good_as_absent() -> None:
+    fields = {*COMPLETION_FIELDS, *CHAT_FIELDS, *IGNORED_FIELDS, *NEUTRAL_VALUES, "new"}
+    nulls = dict.fromkeys(fields) | {"seed": 0}
+    assert parse_completion(nulls) == parse_completion({"seed": 0})
+    messages = {"messages": [USER], "seed": 0}
+    assert parse_chat(nulls | messages) == parse_chat(messages)
 
 
 def test_given_settings_are_read() -> None:
@@ -95,6 +125,7 @@ def test_given_settings_are_read() -> None:
         ({"logprobs": 0}, "logprobs", "logprobs: is not supported; leave it out"),
         ({"temprature": 1}, "temprature", "temprature: is not a field of this API (did you mean t"),
         ({"messages": []}, "messages", "messages: is not a field of this API"),
+        ({"prompt": ["a"] * 129}, "prompt", "prompt: is a list of 129; send at most 128 at once"),
         ({"n": 100, "prompt": ["a", "b"]}, "n", "n 100: with 2 prompts there are more than 128"),
         ({"temperature": 10**400}, "temperature", "temperature: is too large"),
         ({"prompt": [2**63]}, "prompt", "prompt: is neither"),

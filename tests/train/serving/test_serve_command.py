@@ -62,7 +62,8 @@ def test_command_serves_until_interrupted(tmp_path: Path, busy: bool) -> None:
             for count in range(2, 6) if busy else ():
                 # A program for each number of answers: one is compiled after the other.
                 others.append(http.client.HTTPConnection("127.0.0.1", port, timeout=120))
-                others[-1].request("POST", "/v1/completions", json.dumps({"n": count}))
+                body, headers = json.dumps({"n": count}), {"Content-Type": "application/json"}
+                others[-1].request("POST", "/v1/completions", body, headers)
             if busy:
                 others[0].getresponse().read()
             os.kill(process.pid, signal.SIGINT)

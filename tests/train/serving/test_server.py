@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,15 +17,12 @@ import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import tiny
 from train.run import Run
-from train.serving import server as server_module
 from train.serving.answers import Generator
 from train.serving.server import Server
-from train.tasks.text_completion import complete_tokens
-from transformer.generation.sampling import SamplingConfig
 
 ROOT = Path(__file__).parents[3]
 
-GREEDY = SamplingConfig(temperature=0)
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +32,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @contextlib.contextmanager
-def serving(run: Run, max_tokens: int = 20, **settings: Any) -> Iterator[Server]:
-    generator = Generator(run, max_tokens, 30)
-    with Server(("127.0.0.1", 0), generator, "tiny", **settings) as server:
+def serving(
+    run: Run,
+    max_tokens: int = 20,
+    *,
+    generator: Generator | None = None,
+    host: str = "127.0.0.1",
+    **settings: Any,
+) -> Iterator[Server]:
+    generator = generator or Generator(run, max_tokens, 30)
+    with Server((host, 0), generator, "tiny", **settings) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -47,8 +52,13 @@ def serving(run: Run, max_tokens: int = 20, **settings: Any) -> Iterator[Server]
 
 
 @pytest.fixture(scope="module")
-def server(run: Run) -> Iterator[Server]:
-    with serving(run) as made:
+def generator(run: Run) -> Generator:
+    return Generator(run, 20, 30)
+
+
+@pytest.fixture(scope="module")
+def server(run: Run, generator: Generator) -> Iterator[Server]:
+    with serving(run, generator=generator) as made:
         yield made
 
 
@@ -58,9 +68,10 @@ def ask(
     """Return the status and the JSON object of an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     data = body if isinstance(body, bytes | None) else json.dumps(body)
+    headers = {name.replace("_", "-"): value for name, value in (JSON | headers).items()}
     connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
     answer = connection.getresponse()
-    found = answer.status, json.loads(answer.read())
+    found = answer.status, json.loads(answer.read() or b"null")
     connection.close()
     return found
 
@@ -68,7 +79,7 @@ def ask(
 def stream(server: Server, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the events of a streamed answer, which ends with [DONE]."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
-    connection.request("POST", path, json.dumps({**body, "stream": True}))
+    connection.request("POST", path, json.dumps({**body, "stream": True}), JSON)
     answer = connection.getresponse()
     assert answer.status == 200
     assert answer.getheader("Content-Type") == "text/event-stream; charset=utf-8"
@@ -191,7 +202,9 @@ def test_chat(run: Run) -> None:
         ("/v1/completions", {"model": "gpt"}, 404, "model 'gpt': is not served; give 'tiny'"),
         ("/v1/completions", {"max_tokens": 21}, 400, "max_tokens 21: is more than this server"),
         ("/v1/completions", {"prompt": [10**6]}, 400, "prompt 0: "),
-        ("/v1/completions", {"prompt": "a" * 30}, 400, "prompt: has 31 tokens, and this server"),
+        ("/v1/completions", {"prompt": "a" * 15}, 400, "prompt: has 16 tokens, and this server"),
+        ("/v1/completions", {"prompt": [1] * 16}, 400, "prompt: has 16 tokens, and this server"),
+        ("/v1/completions", {"prompt": "a" * 2000}, 400, "prompt: has 2000 characters, and this s"),
         ("/v1/completions", {"prompt": "\N{SNOWMAN}"}, 400, "the text: has characters that the"),
         ("/v1/completions", {"prompt": "\ud800"}, 400, "the text: surrogates not allowed at"),
         (
@@ -206,6 +219,13 @@ def test_chat(run: Run) -> None:
             400,
             "messages: end with an answer",
         ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
+            400,
+            "chat template: does not read tools; leave tools out",
+        ),
+        ("/v1/completions", {"model": "a" * 5000}, 404, "model 'aaa"),
     ],
 )
 def test_wrong_requests_have_an_error(
@@ -216,26 +236,31 @@ def test_wrong_requests_have_an_error(
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert answer["error"]["type"] == "invalid_request_error"
     assert answer["error"]["message"].startswith(message)
+    assert len(answer["error"]["message"]) < 1100
 
 
 def test_connection_lives_on_after_a_wrong_request(server: Server) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     for _ in range(2):
-        connection.request("POST", "/v1/completions", json.dumps({"n": 0}))
+        connection.request("POST", "/v1/completions", json.dumps({"n": 0}), JSON)
         answer = connection.getresponse()
         assert (answer.status, json.loads(answer.read())["error"]["param"]) == (400, "n")
         connection.auto_open = 0  # else a closed one would be opened again
     connection.close()
 
 
-def raw(server: Server, request: bytes) -> bytes:
+def raw(server: Server, request: bytes, *, close_sending: bool = False) -> bytes:
     """Return all that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=120) as connection:
         connection.sendall(request)
+        if close_sending:
+            connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 HIDDEN = b"GET /health HTTP/1.1\r\n\r\n"
+
+POST = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -243,17 +268,9 @@ HIDDEN = b"GET /health HTTP/1.1\r\n\r\n"
     [
         (b"GET /v1/models HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN), b"200"),
         (b"POST /v1/nothing HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(HIDDEN), b"404"),
-        (b"POST /v1/completions HTTP/1.1\r\n\r\n", b"411"),
-        (
-            b"POST /v1/completions HTTP/1.1\r\n%s\r\n%s\r\n\r\n{}"
-            % (b"Content-Length: 2", b"Transfer-Encoding: chunked"),
-            b"411",
-        ),
-        (
-            b"POST /v1/completions HTTP/1.1\r\n%s\r\n%s\r\n\r\n{}"
-            % (b"Content-Length: 2", b"Content-Length: 3"),
-            b"411",
-        ),
+        (POST + b"\r\n", b"411"),
+        (POST + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}", b"411"),
+        (POST + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}", b"411"),
         (b"GET /v1/models HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"200"),
     ],
 )
@@ -269,16 +286,67 @@ def test_refused_body_is_read(run: Run) -> None:
         assert ask(server, "/v1/completions", {"prompt": "a" * (8 << 20)})[0] == 401
 
 
-def test_large_body_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even while the client is still sending it."""
-    monkeypatch.setattr(server_module, "MAX_BODY_BYTES", 1 << 20)
-    status, answer = ask(server, "/v1/completions", {"prompt": "a" * (3 << 20)})
-    assert (status, answer["error"]["message"][:15]) == (413, "body: is larger")
+@pytest.mark.parametrize("chunked", [False, True])
+def test_large_body_is_refused(server: Server, chunked: bool) -> None:
+    """Before it has arrived, and without losing the answer of a client that still sends it."""
+    size = 64 << 20
+    length = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % size
+    status = raw(server, POST + length + b"\r\n\r\n" + b"a" * size).partition(b"\r\n")[0]
+    assert status.split()[1] == (b"411" if chunked else b"413")
+
+
+LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed_hosts", "headers", "status"),
+    [
+        ("127.0.0.1", (), {"Host": "127.0.0.1"}, 200),
+        ("127.0.0.1", (), {"Host": "[::1]:80"}, 200),
+        ("127.0.0.1", (), {"Host": "LocalHost:123"}, 200),
+        ("127.0.0.1", (), {"Host": "example.com"}, 403),
+        ("127.0.0.1", (), {"Host": "localhost.example.com"}, 403),
+        ("127.0.0.1", (), {"Host": "[::"}, 403),
+        ("127.0.0.1", (), LOCAL | PAGE, 403),
+        ("127.0.0.1", (), LOCAL | {"Origin": "null"}, 403),
+        ("127.0.0.1", (), LOCAL | {"Origin": "http://127.0.0.1:3000"}, 200),
+        ("127.0.0.1", ("*.example.com",), {"Host": "a.example.com"}, 200),
+        ("127.0.0.1", ("https://example.com:1/",), LOCAL | PAGE, 200),
+        ("127.0.0.1", ("example.org",), {"Host": "example.com"}, 403),
+        ("0.0.0.0", (), {"Host": "example.com"}, 200),
+        ("0.0.0.0", (), {"Host": "example.org"} | PAGE, 403),
+        ("0.0.0.0", (), {"Host": "example.com"} | PAGE, 200),
+        ("0.0.0.0", ("example.com",), {"Host": "example.org"}, 403),
+        ("0.0.0.0", ("example.com",), LOCAL, 200),
+    ],
+)
+def test_pages_of_other_hosts_are_refused(
+    run: Run,
+    generator: Generator,
+    host: str,
+    allowed_hosts: tuple[str, ...],
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    with serving(run, generator=generator, host=host, allowed_hosts=allowed_hosts) as server:
+        assert ask(server, "/v1/models", **headers)[0] == status
+        expected = 404 if status == 200 else status
+        assert ask(server, "/v1/completions", {"model": "none"}, **headers)[0] == expected
+
+
+def test_content_that_pages_may_send_is_refused(server: Server) -> None:
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", ""):
+        status, answer = ask(server, "/v1/completions", {}, Content_Type=content_type)
+        assert (status, answer["error"]["message"][:12]) == (415, "Content-Type")
+    body = {"prompt": "the", "max_tokens": 1}
+    content_type = "Application/JSON; charset=utf-8"
+    assert ask(server, "/v1/completions", body, Content_Type=content_type)[0] == 200
+    assert ask(server, "/v1/completions", method="OPTIONS") == (204, None)
 
 
 def test_old_clients_are_sent_no_chunks(server: Server, seed: int) -> None:
     body = json.dumps({"prompt": "the", "stream": True, "seed": seed}).encode()
-    head = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = POST.replace(b"1.1", b"1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
     answer = raw(server, head + body)
     assert b"Transfer-Encoding" not in answer
     first, *_, last, end = answer.partition(b"\r\n\r\n")[2].split(b"\n\n")
@@ -286,31 +354,52 @@ def test_old_clients_are_sent_no_chunks(server: Server, seed: int) -> None:
     assert (last, end) == (b"data: [DONE]", b"")
 
 
-def test_generation_ends_when_the_client_leaves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, left, pieces = threading.Event(), threading.Event(), []
-    complete = complete_tokens
+class SlowGenerator(Generator):
+    """Counts the checks of clients in a generation; the first waits."""
 
-    def watched(*arguments: Any, on_text: Any, **settings: Any) -> Any:
-        def push(piece: str) -> None:
-            pieces.append(piece)
-            started.set()
-            assert left.wait(120)
-            on_text(piece)
+    def __init__(self, run: Run):
+        super().__init__(run, 20, 30)
+        self.started, self.may_go_on = threading.Event(), threading.Event()
+        self.num_checks = 0
 
-        return complete(*arguments, on_text=push, **settings)
+    def _generate(self, encoded: Any, on_text: Any, check_client: Any) -> Any:
+        def check() -> None:
+            self.num_checks += 1
+            self.started.set()
+            assert self.may_go_on.wait(120)
+            check_client()
 
-    monkeypatch.setattr("train.serving.answers.complete_tokens", watched)
-    with serving(run) as server:
-        body = json.dumps({"prompt": "the", "max_tokens": 20, "temperature": 0, "stream": True})
+        return super()._generate(encoded, on_text, check)
+
+
+@pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}], ids=str)
+def test_generation_ends_when_the_client_leaves(run: Run, changes: dict[str, Any]) -> None:
+    generator = SlowGenerator(run)
+    with serving(run, generator=generator) as server:
+        body = json.dumps({"prompt": "the", "max_tokens": 20, "temperature": 0, **changes})
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
-        connection.request("POST", "/v1/completions", body)
-        assert started.wait(120)
+        connection.request("POST", "/v1/completions", body, JSON)
+        assert generator.started.wait(120)
         connection.close()
-        left.set()
-        with server.generator._lock:  # free once the generation has ended
-            assert len(pieces) == 1
-        monkeypatch.undo()
+        generator.may_go_on.set()
+        with generator._lock:  # free once the generation has ended
+            assert generator.num_checks <= 2  # the reset may take a moment
         assert ask(server, "/v1/completions", {"max_tokens": 2})[0] == 200
+
+
+@pytest.mark.parametrize("changes", [{"stream": True}, {}, {"n": 2}, {"n": 0}], ids=str)
+def test_client_that_closes_its_sending_side_is_answered(
+    server: Server, changes: dict[str, Any]
+) -> None:
+    body = json.dumps({"prompt": "the", "max_tokens": 20, "seed": 1, **changes}).encode()
+    head = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    whole = raw(server, head + body)
+    half_closed = raw(server, head + body, close_sending=True)
+    assert without_ids(half_closed) == without_ids(whole)
+
+
+def without_ids(answer: bytes) -> bytes:
+    return re.sub(rb'\r\nDate: .*?\r\n|"id": ".*?"|"created": \d+', b"", answer)
 
 
 def test_requests_at_once_get_their_own_answers(server: Server, run: Run) -> None:

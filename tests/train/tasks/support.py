@@ -109,7 +109,6 @@ def tiny_tagger(folder: Path, **changes: Any) -> Experiment:
     data = TokenLabelDataConfig(
         path=str(write_tagged_words(folder / "train.txt", sentences=200, seed=0)),
         test_path=str(write_tagged_words(folder / "test.txt", sentences=21, seed=1)),
-        format="columns",
         max_length=LENGTH,
         tokenizer=TokenizerConfig("word"),
     )

@@ -80,7 +80,7 @@ def test_images_train_resume_and_predict_from_a_file(capsys: Capture, tmp_path: 
     assert len(text.split()) == 3
     missing = command(capsys, "sample", workdir, "--prompt", str(tmp_path / "none.npz"))
     assert missing.status == 1
-    assert "there is no such file" in missing.error
+    assert "does not exist" in missing.error
 
 
 @pytest.mark.parametrize("name", ["digits:chirps", "digits:graphs"])

@@ -188,7 +188,7 @@ def test_missing_adapter_raises(folder: Path, source: train.Run) -> None:
 def test_invalid_lines_raise() -> None:
     with pytest.raises(UserError, match=r"x:1: has no field 'rejected' \(it has prompt, chosen\)"):
         parse_pair("x:1", {"prompt": "a", "chosen": "b"})
-    with pytest.raises(UserError, match="two of a kind"):
+    with pytest.raises(UserError, match="chosen is not a list of messages"):
         parse_pair(
             "x:1", {"prompt": "a", "chosen": "b", "rejected": [{"role": "a", "content": ""}]}
         )

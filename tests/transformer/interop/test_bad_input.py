@@ -20,6 +20,7 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
+from transformer.attention.rope_scaling import YaRNScaling
 from transformer.interop.family_registry import FAMILIES, REFUSED
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import (
@@ -31,6 +32,8 @@ from transformer.interop.pretrained import (
 )
 from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
 from transformer.models.language_model import LanguageModel
+
+PUBLISHED = "published_configs.json"
 
 SOURCE = Path(__file__).parent / "fixtures" / "llama-grouped"
 
@@ -97,9 +100,10 @@ def pickled(folder: Path) -> None:
 
 CASES = {
     "unknown architecture": (set_field(model_type="deepseek_v3"), "deepseek_v3.*known are gpt2"),
-    "unknown head": (set_field(architectures=["LlamaForQuestionAnswering"]), "LlamaForCausalLM"),
+    "unknown head": (set_field(architectures=["LlamaForImages"]), "LlamaForCausalLM"),
     "unknown head as a string": (set_field(architectures="LlamaForQA"), "LlamaForCausalLM"),
-    "unknown field": (set_field(attention_multiplier=0.5), "attention_multiplier 0.5 is not known"),
+    "field of the cache": (set_field(sliding_window=8), "sliding_window 8 is not supported"),
+    "both sides of a token": (set_field(is_causal=False), "is_causal False .* only True"),
     "quantized": (set_field(quantization_config={"bits": 4}), "quantization_config"),
     "unsupported value": (set_field(hidden_act="quick_gelu"), "hidden_act 'quick_gelu'"),
     "unsupported rope": (
@@ -165,7 +169,6 @@ VALUES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"quantization_config": {"quant_method": "mxfp4"}},
         r"quantization_config mxfp4: packed weights.*Mxfp4Config\(dequantize=True\)",
     ),
-    "gpt-oss without RoPE": ("gptoss-clamped", {"rope_parameters": None}, "has no rope_parameters"),
     "one expert": ("gptoss-clamped", {"num_experts_per_tok": 1}, "normalize_gates"),
     "random blocks": (
         "bigbird-mlm",
@@ -281,6 +284,10 @@ def test_integers_may_be_written_with_a_point(tmp_path: Path) -> None:
         ("mistral-window", "sliding_window", "window=4096"),
         ("mixtral-experts", "rms_norm_eps", "epsilon=1e-05"),
         ("phi3-partial", "rms_norm_eps", "epsilon=1e-05"),
+        ("gptoss-clamped", "rope_parameters", "scaling=YaRNScaling(factor=32.0"),
+        ("gemma2-tight", "attn_logit_softcapping", "soft_cap=50.0"),
+        ("gemma2-tight", "final_logit_softcapping", "logit_soft_cap=30.0"),
+        ("neox-parallel", "rope_parameters", "fraction=0.25"),
     ],
 )
 def test_fields_that_a_config_leaves_out_have_the_defaults_of_transformers(
@@ -290,6 +297,134 @@ def test_fields_that_a_config_leaves_out_have_the_defaults_of_transformers(
     del values[name]
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert value in repr(read_config(tmp_path).config)
+
+
+def test_published_configs_are_read(tmp_path: Path) -> None:
+    """A field that no code of the type reads is no obstacle; one note names all of them."""
+    published = json.loads((Path(__file__).parents[2] / "fixtures" / PUBLISHED).read_text())
+    notes: dict[str, tuple[str, ...]] = {}
+    for name, values in published.items():
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        if "bigbird" in name:  # random blocks, which another generator draws
+            with pytest.raises(InteropError, match="attention_type 'block_sparse'"):
+                read_config(tmp_path)
+            continue
+        pretrained = read_config(tmp_path)
+        notes[name] = pretrained.notes
+        assert len(pretrained.notes) <= 1
+    assert notes["meta-llama/Llama-3.2-1B-Instruct"] == ()
+    [note] = notes["HuggingFaceTB/SmolLM2-135M"]
+    assert note.endswith("llama reads: is_llama_config, rope_interleaved")
+    [note] = notes["microsoft/Phi-3-mini-128k-instruct"]
+    assert "own code (auto_map) is not run" in note
+
+
+def test_other_names_of_a_field_win(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "bloom", "n_head": 2, "num_attention_heads": 4, "n_layer": 3})
+    )
+    config = read_config(tmp_path).config
+    mixer: Any = config.layer_pattern[0].mixer
+    assert (mixer.num_heads, config.num_layers, config.d_model) == (4, 3, 64)
+
+
+def with_tensors(name: str, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    shutil.copytree(SOURCE.parent / name, folder)
+    rewrite(change)(folder)
+    return folder
+
+
+def test_a_class_with_another_head_is_read_as_far_as_its_body_goes(tmp_path: Path) -> None:
+    """The head that the files lack is drawn, theirs is left out, and a note says so."""
+
+    def classify(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.startswith("cls.")]:
+            del tensors[name]
+        tensors["qa_outputs.weight"] = np.zeros((2, 24), np.float32)
+
+    folder = with_tensors("bert-mlm", tmp_path / "model", classify)
+    set_field(architectures=["BertForQuestionAnswering"])(folder)
+    pretrained, params = read_model(folder)
+    [note] = pretrained.notes
+    assert "is read as BertForMaskedLM; without qa_outputs.weight; not in the files" in note
+    _, whole = read_model(SOURCE.parent / "bert-mlm")
+    assert params.keys() == whole.keys()
+    jax.tree.map(np.testing.assert_array_equal, params["layers"], whole["layers"])
+    assert 0 < np.abs(params["head"]).max() < 0.2
+
+    def without_a_layer(tensors: dict[str, Any]) -> None:
+        del tensors["bert.encoder.layer.1.output.dense.bias"]
+
+    rewrite(without_a_layer)(folder)
+    with pytest.raises(InteropError, match=r"lacks 1 tensor, first bert\.encoder\.layer\.1"):
+        read_model(folder)
+
+
+def test_the_files_decide_what_is_tied(tmp_path: Path) -> None:
+    """As in transformers: equal tables are one, others are two, whatever the config says."""
+
+    def copy(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].copy()
+
+    def differ(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+
+    def only_the_head(tensors: dict[str, Any]) -> None:
+        tensors["lm_head.weight"] = tensors.pop("transformer.wte.weight")
+
+    _, tied = read_model(SOURCE.parent / "gpt2-tied")
+    for case in (copy, only_the_head):
+        _, params = read_model(with_tensors("gpt2-tied", tmp_path / case.__name__, case))
+        jax.tree.map(np.testing.assert_array_equal, params, tied)
+    _, params = read_model(with_tensors("gpt2-tied", tmp_path / "differ", differ))
+    np.testing.assert_array_equal(params["output"][:, :51], params["embedding"][:51].T + 1)
+
+    def shared(tensors: dict[str, Any]) -> None:
+        """As transformers 4 saves it: one table of source and target, and an output matrix."""
+        del tensors["model.encoder.embed_tokens.weight"]
+        del tensors["model.decoder.embed_tokens.weight"]
+
+    pretrained, params = read_model(with_tensors("bart-scaled", tmp_path / "bart", shared))
+    assert pretrained.config.encoder is not None
+    assert (pretrained.config.encoder.vocab_size, "output" in params) == (0, True)
+    # Written as transformers 5 reads it: three tables.
+    (tmp_path / "out").mkdir()
+    write_model(tmp_path / "out", pretrained.make_model(), params, family="bart")
+    written = SafetensorsFile(tmp_path / "out" / "model.safetensors")
+    tables = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    assert {*tables, "model.shared.weight", "lm_head.weight"} <= written.tensors.keys()
+    again, params_again = read_model(tmp_path / "out")
+    assert again.config == pretrained.config
+    jax.tree.map(np.testing.assert_array_equal, params_again, params)
+
+
+def test_fields_that_a_family_needs_are_written(tmp_path: Path) -> None:
+    """Layers without a window, scaled RoPE in NeoX, and a window below the table of positions."""
+    pretrained, params = read_model(SOURCE.parent / "gpt2-tied")
+    write_model(tmp_path, pretrained.make_model(), params, fields={"max_position_embeddings": 7})
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["n_positions"] == 96
+    assert "max_position_embeddings" not in values
+
+    def written(fixture: str, **changes: Any) -> dict[str, Any]:
+        source = read_config(SOURCE.parent / fixture)
+        block = source.config.layer_pattern[-1]
+        mixer = dataclasses.replace(block.mixer, **changes)
+        config = dataclasses.replace(
+            source.config, layer_pattern=(dataclasses.replace(block, mixer=mixer),)
+        )
+        return express(make_model(source.architecture, config), source.family.model_type)[2]
+
+    for fixture in ("gemma2-tight", "gemma3-linear", "gptoss-clamped"):
+        values = json.loads((SOURCE.parent / fixture / "config.json").read_text())
+        values["layer_types"] = ["full_attention"] * values["num_hidden_layers"]
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        full = read_config(tmp_path)
+        fields = express(full.make_model(), full.family.model_type)[2]
+        assert "sliding_window" not in fields  # null would be an error in the forward pass
+    scaling = YaRNScaling(factor=4.0, original_max_length=16)
+    position = RoPE(fraction=0.25, scaling=scaling)
+    assert written("neox-parallel", position=position)["rope_scaling"]["rope_type"] == "yarn"
 
 
 def llama(**changes: Any) -> LanguageModel:

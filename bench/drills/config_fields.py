@@ -1,0 +1,288 @@
+"""Write the table of the fields of config.json that `transformers` reads, for each supported type.
+
+    python -m bench.drills.config_fields [--check]
+
+The table is `transformer/interop/config_fields.py`. It is made from the source of transformers: a
+field counts as read if the modelling code of a supported class, the code that it calls for masks,
+rotary positions and caches, or the configuration class itself reads it. Initial values of weights
+are left out. `--check` compares the committed table instead, and prints what differs.
+"""
+
+import argparse
+import ast
+import dataclasses
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from transformer.interop.family_registry import FAMILIES
+
+TABLE = Path(__file__).parents[2] / "transformer" / "interop" / "config_fields.py"
+
+UTILITIES = ("transformers.masking_utils", "transformers.modeling_rope_utils")
+"""Modules whose functions read fields for the models that call them."""
+
+OF_THE_CACHE = ("attention_chunk_size", "kv_sharing_modes", "layer_types", "sliding_window")
+"""Fields that the cache of keys and values reads, whatever the model."""
+
+OF_ALL_LAYERS = ("per_layer_config", "tie_word_embeddings")
+"""Fields that the base class of all models reads."""
+
+NOT_OF_THE_RESULT = ("_init_weights", "validate_", "to_dict")
+"""Methods that read fields for the initial values of weights, for checks and for writing."""
+
+NO_BREAK = "\0"
+
+HEADER = '''"""Fields of config.json that `transformers` {version} reads, by `model_type`.
+
+Written by `python -m bench.drills.config_fields`; not edited by hand.
+"""
+
+from typing import Any, NamedTuple
+
+
+class ConfigFields(NamedTuple):
+    """What `transformers` knows of the config.json of one type."""
+
+    defaults: dict[str, Any]
+    """Fields with their defaults. None also stands for a default that other fields decide."""
+    unread: frozenset[str]
+    """Fields that the configuration declares, and that no code reads."""
+    aliases: dict[str, str]
+    """Other names of fields. A value under the other name wins."""
+    classes: frozenset[str]
+    """Classes that hold a body of the type."""
+
+
+# fmt: off
+'''
+
+
+def attribute_reads(
+    tree: ast.AST, owners: tuple[str, ...]
+) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the attributes that code reads of a config, and the defaults of `getattr`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            if _name(node.value) in owners:
+                yield node.attr, None
+        elif isinstance(node, ast.Call) and _name(node.func) == "getattr":
+            name = node.args[1]
+            if _name(node.args[0]) in owners and isinstance(name, ast.Constant):
+                yield str(name.value), node.args[2] if len(node.args) > 2 else None
+
+
+def _name(node: ast.AST) -> str:
+    """Return the last part of a dotted name: `config` of `self.config`."""
+    return getattr(node, "attr", "") or getattr(node, "id", "")
+
+
+def strip_methods(tree: ast.AST) -> ast.AST:
+    """Remove the methods that have no part in the result."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            node.body = [
+                each
+                for each in node.body
+                if not getattr(each, "name", "").startswith(NOT_OF_THE_RESULT)
+            ] or [ast.Pass()]
+    return tree
+
+
+def definitions(module: Any) -> dict[str, ast.AST]:
+    """Return the classes, functions and tables of a module by name."""
+    tree = strip_methods(ast.parse(inspect.getsource(module)))
+    found: dict[str, ast.AST] = {}
+    for node in getattr(tree, "body", []):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found |= {_name(target): node for target in node.targets}
+    return found
+
+
+def reachable(start: list[str], known: Mapping[str, ast.AST]) -> list[ast.AST]:
+    """Return the definitions that some names need, directly or not."""
+    waiting, done = list(start), dict[str, ast.AST]()
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in done:
+            done[name] = known[name]
+            waiting += [each.id for each in ast.walk(known[name]) if isinstance(each, ast.Name)]
+    return list(done.values())
+
+
+def class_tree(cls: Any) -> ast.AST:
+    """Return the source of a class, without the methods that have no part in the result."""
+    return strip_methods(ast.parse(textwrap.dedent(inspect.getsource(cls))))
+
+
+def keyword_reads(config_class: Any) -> dict[str, Any]:
+    """Return the older fields that a configuration takes from its keyword arguments."""
+    trees = [class_tree(config_class)]
+    if hasattr(config_class, "rope_parameters"):
+        own = "convert_rope_params_to_dict" in vars(config_class)
+        trees += [] if own else [class_tree(RotaryEmbeddingConfigMixin)]
+    found: dict[str, Any] = {}
+    for function in (node for tree in trees for node in ast.walk(tree)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        arguments = function.args.args[len(function.args.args) - len(function.args.defaults) :]
+        names = {
+            argument.arg: evaluate(default, {})
+            for argument, default in zip(arguments, function.args.defaults, strict=True)
+        }
+        for name, default in keyword_arguments(function):
+            found[name] = evaluate(default, names | {"self": config_class})
+    return found
+
+
+def keyword_arguments(tree: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the names that code takes from `kwargs`, and their defaults."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("get", "pop")
+            and _name(node.func.value) == "kwargs"
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield str(node.args[0].value), node.args[1] if len(node.args) > 1 else None
+
+
+def evaluate(expression: ast.expr | None, names: dict[str, Any]) -> Any:
+    """Return the value of a default, or None if it depends on other fields."""
+    if expression is None:
+        return None
+    try:
+        return eval(compile(ast.Expression(expression), "default", "eval"), names)
+    except (NameError, AttributeError):
+        return None
+
+
+def self_reads(config_class: Any) -> set[str]:
+    """Return the fields that a configuration class reads itself."""
+    return {name for name, _ in attribute_reads(class_tree(config_class), ("self",))}
+
+
+def declared(config_class: Any) -> dict[str, Any]:
+    """Return the declared fields of a configuration with their defaults."""
+    return {
+        field.name: None if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(config_class)
+    }
+
+
+def fields_of_type(
+    model_type: str, common: set[str]
+) -> tuple[dict[str, Any], set[str], dict[str, str], list[str]]:
+    """Return defaults, unread fields, aliases and classes of one type."""
+    config_class = CONFIG_MAPPING[model_type]
+    package = config_class.__module__.rpartition(".")[0]
+    modeling = importlib.import_module(f"{package}.modeling_{package.rpartition('.')[2]}")
+    known: dict[str, ast.AST] = {}
+    for name in UTILITIES:
+        known |= definitions(importlib.import_module(name))
+    known |= definitions(modeling)
+    needed = reachable([each.name for each in FAMILIES[model_type].architectures], known)
+    reads = [*self_reads(config_class), *keyword_reads(config_class), *OF_ALL_LAYERS]
+    undeclared: dict[str, Any] = dict.fromkeys((*OF_THE_CACHE, *OF_ALL_LAYERS))
+    for node in needed:
+        for name, default in attribute_reads(node, ("config",)):
+            reads.append(name)
+            if default is not None:
+                undeclared[name] = evaluate(default, {})
+        if any(_name(each) == "DynamicCache" for each in ast.walk(node)):
+            reads += OF_THE_CACHE
+    own, aliases = declared(config_class), dict(config_class.attribute_map)
+    defaults = undeclared | keyword_reads(config_class) | own
+    read = {aliases.get(name, name) for name in reads} & defaults.keys()
+    unread = own.keys() - read - common
+    classes = [
+        name
+        for name, cls in vars(modeling).items()
+        if inspect.isclass(cls)
+        and issubclass(cls, transformers.PreTrainedModel)
+        and cls.__module__ == modeling.__name__
+        and cls.config_class is config_class
+        and not name.lower().endswith("pretrainedmodel")
+    ]
+    return {name: defaults[name] for name in read | unread}, unread, aliases, classes
+
+
+def common_fields() -> set[str]:
+    """Return the fields of every configuration, and those of generation, which it takes out."""
+    generation = transformers.GenerationConfig._get_default_generation_params().keys()
+    popped = {
+        name
+        for function in ast.walk(class_tree(PreTrainedConfig))
+        if getattr(function, "name", "") == "__post_init__"
+        for name, _ in keyword_arguments(function)
+    }
+    names = {*declared(PreTrainedConfig), *generation, *popped, "model_type", "_name_or_path"}
+    return names - set(OF_ALL_LAYERS)
+
+
+def make_table() -> str:
+    """Return the source of the table."""
+    common = common_fields()
+    parts = [
+        HEADER.format(version=transformers.__version__),
+        f"COMMON = frozenset({_list(common)})\n",
+        '"""Fields of all configurations, and of generation."""\n\n',
+        "CONFIG_FIELDS = {\n",
+    ]
+    for model_type in FAMILIES:
+        defaults, unread, aliases, classes = fields_of_type(model_type, common)
+        parts.append(
+            f'    "{model_type}": ConfigFields(\n'
+            f"        defaults={_dict(defaults)},\n        unread=frozenset({_list(unread)}),\n"
+            f"        aliases={_dict(aliases)},\n        classes=frozenset({_list(classes)}),\n"
+            "    ),\n"
+        )
+    return "".join([*parts, "}\n"])
+
+
+def _list(names: Iterable[str]) -> str:
+    return f"[{_wrapped(map(repr, sorted(names)))}]"
+
+
+def _dict(values: Mapping[str, Any]) -> str:
+    # No line break between a name and its value: the character becomes a space in the end.
+    return f"{{{_wrapped(f'{name!r}:{NO_BREAK}{values[name]!r}' for name in sorted(values))}}}"
+
+
+def _wrapped(items: Iterable[str]) -> str:
+    text = ", ".join(items).replace("'", '"')
+    if not text:
+        return ""
+    indent = " " * 12
+    lines = textwrap.wrap(text, 99, initial_indent=indent, subsequent_indent=indent)
+    return "\n".join(["", *lines, " " * 8]).replace(NO_BREAK, " ")
+
+
+def main() -> int:
+    """Write or check the table; return 1 if the committed one differs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    table = make_table()
+    if not options.check:
+        TABLE.write_text(table)
+        return 0
+    differs = table != TABLE.read_text()
+    print("the table differs" if differs else "the table is that of this version")
+    return int(differs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,619 @@
+"""Rows of files: JSON lines and arrays, CSV, Parquet and Arrow tables, lines of plain text.
+
+The first bytes decide on the compression and the format. The name of a file counts only where they
+cannot tell: for CSV.
+"""
+
+import bz2
+import codecs
+import contextlib
+import csv
+import gzip
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, Literal, NamedTuple, cast
+
+from train.data.files import Notes, TextFile, find_splits
+from train.errors import UserError, as_user_error
+from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
+from train.runtime.local_hardware import host_memory_bytes
+
+FORMATS_PAGE = "docs/tasks.md"
+"""Page that shows the formats of every task, for error messages."""
+
+Format = Literal["json lines", "json", "csv", "table", "text"]
+"""Format of a file: rows of JSON, one document of JSON, CSV, Parquet or Arrow, plain text."""
+
+TextForm = Literal["document", "lines", "cells"]
+"""What plain text is: one row, a row a line, or separated cells."""
+
+_BUFFER_BYTES = 2**17
+_MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
+_MAX_ROW_BYTES = 2**28  # limit of one line of JSON lines
+_BATCH_ROWS = 1024
+
+# Limit of decompressed bytes: this ratio of the file's size, or the minimum if that is more. gzip
+# packs text about 20 to 1, and the zeros of a decompression bomb 1000 to 1.
+_MAX_RATIO, _MIN_LIMIT = 200, 2**26
+
+_COMPRESSIONS = {
+    "gzip": (".gz", re.compile(rb"\x1f\x8b")),
+    "zstd": (".zst", re.compile(rb"\x28\xb5\x2f\xfd")),
+    "bzip2": (".bz2", re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")),
+    "xz": (".xz", re.compile(rb"\xfd7zXZ\0")),
+}
+_TABLES = {
+    "Parquet": ((".parquet", ".pq"), (b"PAR1",)),
+    "Arrow": ((".arrow",), (b"ARROW1", b"\xff\xff\xff\xff")),
+}
+_JSON_LINES_ENDINGS = (".jsonl", ".ndjson", ".jl", ".jsonlines")
+_CSV_ENDINGS = (".csv", ".tsv", ".tab")
+_OBJECT_START = re.compile(rb'\{\s*("[^"\n]*"\s*:|\})')
+_ARRAY_START = re.compile(rb"\[\s*\{")
+
+
+class RecordPosition(NamedTuple):
+    """Place between two rows of a file."""
+
+    offset: int = 0
+    """Bytes before it in JSON lines, decompressed. Other formats: as `record`."""
+    record: int = 0
+    """Lines or rows before it."""
+
+
+START = RecordPosition()
+
+
+class Row(NamedTuple):
+    """A row of a file."""
+
+    end: RecordPosition
+    """Position after it."""
+    number: int
+    """Number of its first line, or of the row in a format without lines, from 1."""
+    value: Any
+    """A dict, by the names of the fields; or a text."""
+
+
+def read_rows(setting: str, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the location and the value of each row of the files of a path.
+
+    Args:
+      setting: Name of the setting that has the path, for error messages.
+      path: A file, a folder or a glob.
+
+    Raises:
+      UserError: There are no files, or one is damaged.
+    """
+    yield from located_rows(*find_splits(path, setting, Notes())["train"])
+
+
+def located_rows(
+    *files: TextFile,
+    text: TextForm = "lines",
+    encoding: str = "utf-8",
+    is_header: Callable[[Sequence[str]], bool] = lambda cells: True,
+) -> Iterator[tuple[str, Any]]:
+    """Yield the location ("path:number") and the value of each row of files that is not blank.
+
+    Args:
+      *files: Files of any format.
+      text: What plain text is. Lines are also CSV without names for its columns.
+      encoding: Encoding of text that is not UTF-8.
+      is_header: Returns True if the first cells of CSV name the columns. Without names a row has
+        the fields "0", "1" and so on.
+
+    Raises:
+      UserError: A file is unreadable, damaged, empty, or not encoded as it should be.
+    """
+    for file in files:
+        is_empty = True
+        for row in file_rows(file, text=text, encoding=encoding, is_header=is_header):
+            if not isinstance(row.value, str) or row.value.strip():
+                is_empty = False
+                yield line_location(file, row.number - 1), row.value
+        if is_empty:
+            raise UserError(f"{file.path}: is empty; give a file that has something in it")
+
+
+def file_rows(
+    file: TextFile,
+    *,
+    start: RecordPosition = START,
+    column: str = "",
+    text: TextForm = "lines",
+    encoding: str = "utf-8",
+    is_header: Callable[[Sequence[str]], bool] = lambda cells: True,
+) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Args:
+      file: A file of any format.
+      start: Position to read from, as it was yielded before.
+      column: The only column of a table that is read, if it is there; empty: all.
+      text: As in `located_rows`.
+      encoding: As in `located_rows`.
+      is_header: As in `located_rows`.
+
+    Raises:
+      UserError: The file is unreadable, damaged, or not encoded as it should be.
+    """
+    with open_decompressed(file) as stream:
+        kind = find_format(stream, file)
+        if kind == "json lines":
+            yield from _json_lines(stream, file, start)
+            return
+        if kind == "table":
+            numbered = enumerate(_table_rows(stream, file, column, start.record), start.record + 1)
+        else:
+            encoded = read_text(stream, file, allow_zero_bytes=_has_zeros(encoding))
+            content = decode_text(encoded, file, encoding)
+            if kind == "json":
+                numbered = enumerate(_json_document(content, file), 1)
+            elif text == "cells" or kind == "csv":
+                cells = _csv_cells(content, file)
+                has_names = bool(cells) and is_header(cells[0].cells)
+                if text != "lines" or has_names:
+                    rows = _csv_rows(cells, file, has_names)
+                    yield from (row for row in rows if row.number > start.record)
+                    return
+                numbered = enumerate(split_lines(content), 1)
+            elif text == "document":
+                numbered = enumerate([content], 1)
+            else:
+                numbered = enumerate(split_lines(content), 1)
+        for number, value in numbered:
+            if number > start.record:
+                yield Row(RecordPosition(number, number), number, value)
+
+
+@contextlib.contextmanager
+def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
+    """Open the bytes of a file, decompressed if it is. Text in UTF-16 with its mark becomes UTF-8.
+
+    Raises:
+      UserError: The file cannot be read, or it is damaged.
+    """
+    with as_user_error(str(file.path)), open_regular(file.path) as stream:
+        head = stream.read(10)
+        stream.seek(0)
+        compression = ""
+        for name, (ending, magic) in _COMPRESSIONS.items():
+            if magic.match(head):
+                compression = name
+            elif file.name.lower().endswith(ending) and not compression:
+                raise UserError(
+                    f"{file.path}: damaged {name} (its first bytes are not those of {name}); fetch "
+                    "it again, or rename it if it is not compressed"
+                )
+        if not compression:
+            yield _as_utf8(stream, file)
+            return
+        try:
+            with _decompress(compression, stream, file) as unzipped:
+                bounded = _BoundedBytes(unzipped, file, stream)
+                buffered = io.BufferedReader(bounded, _BUFFER_BYTES)
+                yield _as_utf8(cast("IO[bytes]", buffered), file)
+        except (EOFError, zlib.error, lzma.LZMAError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the file system
+            raise UserError(
+                f"{file.path}: damaged {compression} ({error}); fetch it again"
+            ) from error
+
+
+def _decompress(
+    compression: str, stream: IO[bytes], file: TextFile
+) -> contextlib.AbstractContextManager[Any]:
+    if compression == "zstd":
+        stream_of_zstd: Any = import_pyarrow(file.path).CompressedInputStream(stream, "zstd")
+        return cast("contextlib.AbstractContextManager[Any]", stream_of_zstd)
+    opened: Any = {"gzip": gzip, "bzip2": bz2, "xz": lzma}[compression].open(stream)
+    return cast("contextlib.AbstractContextManager[Any]", opened)
+
+
+class _BoundedBytes(io.RawIOBase):
+    """Decompressed bytes of a file, up to the size that text can have.
+
+    Without a bound, a decompression bomb would fill the memory.
+    """
+
+    def __init__(self, unzipped: Any, file: TextFile, compressed: IO[bytes]):
+        self._unzipped, self._file, self._compressed = unzipped, file, compressed
+        self._size = file.fingerprint()[1]  # 0: an HTTP server did not say
+        self._bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count: int = self._unzipped.readinto(buffer)
+        self._bytes += count
+        size = self._size or self._compressed.tell()
+        if self._bytes > max(_MIN_LIMIT, _MAX_RATIO * size):
+            raise UserError(
+                f"{self._file.path}: unpacks to more than {_MAX_RATIO} times its size, which "
+                "no text does; leave it out, or unpack it yourself"
+            )
+        return count
+
+
+def _as_utf8(stream: IO[bytes], file: TextFile) -> IO[bytes]:
+    """Return the stream, or one in UTF-8 if it begins with the byte order mark of UTF-16."""
+    if not _peek(stream).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return stream
+    try:
+        return io.BytesIO(read_text(stream, file, allow_zero_bytes=True).decode("utf-16").encode())
+    except UnicodeError as error:
+        raise UserError(f"{file.path}: damaged UTF-16 ({error}); fetch it again") from error
+
+
+def _peek(stream: IO[bytes]) -> bytes:
+    """Return bytes that the stream gives next, at least one unless it is at its end."""
+    if isinstance(stream, io.BufferedReader):
+        return stream.peek(_BUFFER_BYTES)
+    position = stream.tell()
+    head = stream.read(_BUFFER_BYTES)
+    stream.seek(position)
+    return head
+
+
+def find_format(stream: IO[bytes], file: TextFile) -> Format:
+    """Return the format of an opened file.
+
+    Raises:
+      UserError: It is an archive, or not the table that its name says.
+    """
+    head = _peek(stream)
+    name = plain_name(file)
+    for kind, (endings, magic) in _TABLES.items():
+        if head.startswith(magic):
+            return "table"
+        if name.endswith(endings):
+            raise UserError(
+                f"{file.path}: damaged {kind} (its first bytes are not those of {kind}); fetch it "
+                "again"
+            )
+    if head.startswith(b"PK\x03\x04"):
+        raise UserError(
+            f"{file.path}: is a zip archive or a workbook; unpack it, or save the sheet as CSV"
+        )
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    first, newline, _ = text.partition(b"\n")
+    if text.startswith(b"{"):
+        if _is_json_object(first) or (not newline and _OBJECT_START.match(first)):
+            return "json lines"
+        if name.endswith(".json"):
+            return "json"
+    if _ARRAY_START.match(text) or (text.startswith(b"[") and name.endswith(".json")):
+        return "json"
+    if name.endswith(_JSON_LINES_ENDINGS):
+        return "json lines"
+    return "csv" if name.endswith(_CSV_ENDINGS) else "text"
+
+
+def plain_name(file: TextFile) -> str:
+    """Return the name of a file in lower case, without the ending of its compression."""
+    name = file.name.lower()
+    for ending, _ in _COMPRESSIONS.values():
+        name = name.removesuffix(ending)
+    return name
+
+
+def _is_json_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
+    """Return all bytes of an opened file.
+
+    Args:
+      stream: As `open_decompressed` gives it.
+      file: The file, for error messages.
+      allow_zero_bytes: Accept zero bytes, which UTF-16 has and UTF-8 text does not.
+
+    Raises:
+      UserError: The memory has no room for it, or it is plainly no text.
+    """
+    # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
+    limit = (host_memory_bytes() or 2**36) // 4
+    size = file.fingerprint()[1] if stream.seekable() else 0
+    if size > limit:
+        raise too_large_error(file.path, size, limit)
+    start = stream.read(_BUFFER_BYTES)
+    zeros = start.count(0)
+    if not allow_zero_bytes and zeros > _MAX_ZERO_BYTES and zeros > len(start) // 4:
+        raise UserError(
+            f"{file.path}: is not text ({zeros} of its first {len(start)} bytes are 0); leave "
+            "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
+        )
+    return start + read_all(stream, file.path, limit)
+
+
+def _has_zeros(encoding: str) -> bool:
+    """Return True for an encoding that writes ASCII with zero bytes, as UTF-16 does."""
+    return "\0".encode(encoding) != b"\0"
+
+
+def decode_text(encoded: bytes, file: TextFile, encoding: str = "utf-8") -> str:
+    """Return the text of bytes without a byte order mark.
+
+    Args:
+      encoded: All bytes of a file.
+      file: The file, for error messages.
+      encoding: Encoding of text that is not UTF-8.
+
+    Raises:
+      UserError: It is in neither encoding.
+    """
+    if encoding != "utf-8" and not _has_zeros(encoding):
+        # Few texts in another encoding happen to be UTF-8 too, and then they say the same.
+        with contextlib.suppress(UnicodeDecodeError):
+            return encoded.decode("utf-8-sig")
+    try:
+        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+    except UnicodeDecodeError as error:
+        line = encoded.count(b"\n", 0, error.start)
+        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
+
+
+def _not_encoded(
+    location: str, encoded: bytes, error: UnicodeDecodeError, encoding: str, offset: int
+) -> UserError:
+    return UserError(
+        f"{location}: not {encoding.upper()} at byte {offset + error.start} of the file "
+        f"(0x{encoded[error.start]:02x}); convert it (iconv -f latin1 -t utf-8, say), set "
+        "data.encoding where there is one, or leave the file out with a glob"
+    )
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text without their ends. Line n is element n - 1."""
+    # Not str.splitlines: it also cuts at characters that stand within sentences (U+2028).
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines if lines[-1] else lines[:-1]
+
+
+def line_location(file: TextFile, index: int) -> str:
+    """Return the location of a line for error messages: "path:number"."""
+    return f"{file.path}:{index + 1}"
+
+
+def parse_json(text: str, location: str) -> Any:
+    """Return a value of JSON. Raises UserError for what is not JSON, or no Unicode."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{location}: not JSON ({error}); correct it, or fetch the file again"
+        ) from error
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{location}: half a surrogate pair; correct the \\u escape") from error
+    return value
+
+
+def _json_lines(stream: IO[bytes], file: TextFile, start: RecordPosition) -> Iterator[Row]:
+    offset = start.offset
+    _skip_bytes(stream, offset)
+    lines = iter_lines(stream, file.path, _MAX_ROW_BYTES)
+    for number, line in enumerate(lines, start=start.record + 1):
+        location = line_location(file, number - 1)
+        try:
+            # The mark may stand at the start of any line: files are joined.
+            text = line.decode().lstrip("\N{ZERO WIDTH NO-BREAK SPACE}")
+        except UnicodeDecodeError as error:
+            raise _not_encoded(location, line, error, "utf-8", offset) from error
+        offset += len(line)
+        if text.strip():
+            yield Row(RecordPosition(offset, number), number, parse_json(text, location))
+
+
+def _skip_bytes(stream: IO[bytes], count: int) -> None:
+    """Move forward in a stream, which may be compressed: then what is before is read again."""
+    if count and stream.seekable():
+        stream.seek(count)
+        return
+    while count and (skipped := stream.read(min(count, _BUFFER_BYTES))):
+        count -= len(skipped)
+
+
+def _json_document(text: str, file: TextFile) -> list[Any]:
+    """Return the rows of an array, or of the only array in an object: {"data": [...]}."""
+    value = parse_json(text, str(file.path))
+    if isinstance(value, dict):
+        arrays = [each for each in value.values() if isinstance(each, list) and each]
+        return arrays[0] if len(arrays) == 1 and isinstance(arrays[0][0], dict) else [value]
+    return value if isinstance(value, list) else [value]
+
+
+class _Cells(NamedTuple):
+    """Cells of a row of CSV, which may take several lines."""
+
+    first_line: int
+    last_line: int
+    cells: list[str]
+
+
+def _csv_rows(rows: list[_Cells], file: TextFile, has_names: bool) -> Iterator[Row]:
+    """Yield the rows, by the names of the columns or by their numbers."""
+    width = len(rows[0].cells) if rows else 0
+    names = [name.strip() for name in rows[0].cells] if has_names else list(map(str, range(width)))
+    for first, last, cells in rows[has_names:]:
+        if len(cells) != len(names):
+            raise UserError(
+                f"{line_location(file, first - 1)}: has {len(cells)} columns, and the first row "
+                f"has {len(names)}; correct it, and quote cells that have the separator in them"
+            )
+        yield Row(RecordPosition(last, last), first, dict(zip(names, cells, strict=True)))
+
+
+def _csv_cells(text: str, file: TextFile) -> list[_Cells]:
+    """Return the rows that are not empty.
+
+    Many tables separated by tabs have no quotes, and " is a character like others: where reading
+    them with quotes fails or gives rows of several lengths, they are read without.
+    """
+    first_line = text.partition("\n")[0]
+    separators = ",;\t|" if plain_name(file).endswith(".csv") else "\t,;|"
+    separator = next((each for each in separators if each in first_line), separators[0])
+    csv.field_size_limit(_MAX_ROW_BYTES)
+    found: list[list[_Cells]] = []
+    problem: csv.Error | None = None
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
+        source = io.StringIO(text, newline="")
+        reader = csv.reader(source, delimiter=separator, quoting=quoting, strict=True)
+        rows: list[_Cells] = []
+        line = 0
+        try:
+            for cells in reader:
+                if any(map(str.strip, cells)):
+                    rows.append(_Cells(line + 1, reader.line_num, cells))
+                line = reader.line_num
+        except csv.Error as error:
+            problem = problem or csv.Error(f"{line_location(file, line)}: {error}")
+            continue
+        if len({len(each.cells) for each in rows}) <= 1:
+            return rows
+        found.append(rows)
+    if problem is not None and separator != "\t":
+        raise UserError(f"{problem}; double each quote that stands in a quoted cell") from problem
+    return found[-1 if separator == "\t" else 0]
+
+
+def import_pyarrow(name: object) -> Any:
+    """Return the module pyarrow. Raises UserError, about a file, if it is not installed."""
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UserError(
+            f"{name}: is read with pyarrow, which is not installed; "
+            "pip install 'linen-transformer[parquet]'"
+        ) from error
+    return pyarrow
+
+
+def _table_rows(stream: IO[bytes], file: TextFile, column: str, start: int) -> Iterator[Any]:
+    """Yield the rows of Parquet or Arrow from row `start` on, a batch in memory at a time.
+
+    Classes that the Hugging Face hub stores as numbers get their names; -1 stands for none.
+    """
+    pyarrow = import_pyarrow(file.path)
+    try:
+        schema, batches = _open_table(pyarrow, stream, column, start)
+        names = _class_names(schema.metadata)
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield {name: _named(value, names.get(name)) for name, value in row.items()}
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{file.path}: damaged table ({reason}); fetch it again") from error
+
+
+def _open_table(
+    pyarrow: Any, stream: IO[bytes], column: str, start: int
+) -> tuple[Any, Iterator[Any]]:
+    """Return the schema and the batches, from row `start` on."""
+    if _peek(stream).startswith(b"PAR1"):
+        from pyarrow import parquet
+
+        file = parquet.ParquetFile(stream)
+        columns = [column] if column in file.schema_arrow.names else None
+
+        def batches() -> Iterator[Any]:
+            remaining = start
+            for group in range(file.num_row_groups):
+                rows = file.metadata.row_group(group).num_rows
+                if remaining >= rows:  # without reading it
+                    remaining -= rows
+                    continue
+                for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=columns):
+                    yield batch.slice(remaining)
+                    remaining = max(0, remaining - len(batch))
+
+        return file.schema_arrow, batches()
+    from pyarrow import ipc
+
+    if _peek(stream).startswith(b"ARROW1"):
+        table = ipc.open_file(stream)
+        all_batches = (table.get_batch(number) for number in range(table.num_record_batches))
+    else:
+        table = ipc.open_stream(stream)
+        all_batches = iter(table)
+
+    def sliced() -> Iterator[Any]:
+        remaining = start
+        for batch in all_batches:
+            yield batch.slice(remaining)
+            remaining = max(0, remaining - len(batch))
+
+    return table.schema, sliced()
+
+
+def _class_names(metadata: dict[bytes, bytes] | None) -> dict[str, list[str]]:
+    """Return the names of the classes of each column that has some, as `datasets` writes them."""
+    try:
+        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return {}
+    names = {}
+    for column, feature in features.items():
+        inner = feature.get("feature", feature) if isinstance(feature, dict) else {}
+        if isinstance(inner, dict) and isinstance(inner.get("names"), list):
+            names[column] = inner["names"]
+    return names
+
+
+def _named(value: Any, names: list[str] | None) -> Any:
+    if names is None:
+        if isinstance(value, bytes):  # Spark writes strings so, and others write images
+            with contextlib.suppress(UnicodeDecodeError):
+                return value.decode()
+        return value
+    if isinstance(value, list):
+        return [_named(each, names) for each in value]
+    if isinstance(value, int):
+        return names[value] if 0 <= value < len(names) else None
+    return value
+
+
+def field_of_row(row: Any, field: str, location: str, setting: str) -> str | None:
+    """Return the text of a row; None if it is null.
+
+    Args:
+      row: Value of a `Row`.
+      field: Name of the field that holds the text.
+      location: Place of the row, for error messages.
+      setting: Name of the setting of field, for error messages.
+
+    Raises:
+      UserError: It has no text of this name.
+    """
+    if isinstance(row, str):
+        return row
+    if not isinstance(row, dict):
+        raise UserError(
+            f"{location}: not a JSON object; each line must be one, with the text in it "
+            f"({FORMATS_PAGE}#running-text)"
+        )
+    if field not in row:
+        has = ", ".join(row)[:200] or "none"
+        raise UserError(
+            f"{location}: has no field {field!r} (it has {has}); set {setting} "
+            f"({FORMATS_PAGE}#running-text)"
+        )
+    text = row[field]
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{location}: field {field!r} is not a text; set {setting} to another")
+    return text

@@ -199,6 +199,8 @@ def encode_masked_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [T
     texts = MASK_PATTERN.split(prompt)
     if len(texts) == 1:
         raise UserError(f"prompt {prompt!r}: has no [MASK]; write [MASK] in place of a word")
+    if tokenizer.mask_token_id is None:
+        raise UserError("prompt: the tokenizer has no mask token; give one that has")
     before, after = tokenizer.text_frame
     tokens: list[Any] = [before, tokenizer.encode(texts[0])]
     for text in texts[1:]:

@@ -211,6 +211,7 @@ def test_local_workdir_raises(
         ("v4-64", "tpu-ubuntu2204-base"),
         ("v5litepod-16", "v2-alpha-tpuv5-lite"),
         ("v6e-16", "v2-alpha-tpuv6e"),
+        ("tpu7x-16", "v2-alpha-tpu7-ubuntu2404"),
     ],
 )
 def test_each_tpu_kind_has_its_image(kind: str, image: str) -> None:

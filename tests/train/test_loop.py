@@ -165,7 +165,7 @@ def test_checkpoints_kept(finished: Finished) -> None:
 
 def test_samples_are_logged(finished: Finished) -> None:
     text = (finished.workdir / "samples.txt").read_text()
-    assert text.startswith("--- step 6\n")
+    assert text.startswith("--- step 6\nthe ")  # the prompt
     assert "\n--- step 12\n" in text
 
 

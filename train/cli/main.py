@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
 from train.runtime.startup import SCRIPT, program_name
+from transformer.mixer_registry import MixerError
 
 
 class Verb(NamedTuple):
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(usage())
                 sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
-    except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
+    except (UserError, MixerError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
         exit_process(print_error(error), error)
@@ -248,7 +249,7 @@ def print_error(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader, such as `head`, closed the pipe
         return 0
     text = " ".join(str(error).split())
-    if not isinstance(error, UserError):
+    if isinstance(error, OSError):
         text = f"{text}; check the path, its permissions and the free disk space"
     with contextlib.suppress(OSError):  # the exit status reports it too
         print(f"error: {text}", file=sys.stderr)

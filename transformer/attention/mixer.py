@@ -244,9 +244,10 @@ def explain_mixer_errors(config: MixerConfig) -> Iterator[None]:
         own_file = getattr(sys.modules.get(mixer.__module__), "__file__", None)
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == own_file]
-        place = f" in line {lines[-1]} of {own_file}" if lines else ""
+        place = f"line {lines[-1]} of {own_file}" if lines else mixer.__module__
+        name = type(error).__name__
         raise MixerError(
-            f"mixer {kind}: raises {type(error).__name__}{place}: {text[:300]}; correct its code"
+            f"mixer {kind}: raises {name} ({place}): {text[:300]}; correct its code"
         ) from error
 
 

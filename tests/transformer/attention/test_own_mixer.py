@@ -45,7 +45,8 @@ class Own(Mixer):
 
     @staticmethod
     def constants(config: OwnConfig, layer: int, width: int) -> Any:
-        return {}[layer] if config.fault == "constants" else None
+        by_layer: dict[int, Any] = {}
+        return by_layer[layer] if config.fault == "constants" else None
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
@@ -95,10 +96,10 @@ def test_segments_are_refused_without_the_ability() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("shapes", r"^mixer own: raises TypeError in line \d+ of .*test_own_mixer.py: dot_general"),
+        ("shapes", r"^mixer own: raises TypeError \(line \d+ of .*test_own_mixer.py\): dot_g"),
         (
             "constants",
-            r"^mixer own: raises KeyError in line \d+ of .*own_mixer.py: 0; correct",
+            r"^mixer own: raises KeyError \(line \d+ of .*own_mixer.py\): 0; correct",
         ),
         ("refuses", r"^mixer own: is tired; wait"),
     ],
@@ -111,5 +112,5 @@ def test_errors_of_own_code_are_one_line(fault: str, message: str) -> None:
 
 def test_error_of_an_own_cache_is_one_line() -> None:
     model = LanguageModel(config_with(OwnConfig()))
-    with pytest.raises(MixerError, match=r"^mixer own: raises NotImpl.*py: no cache; correct its"):
+    with pytest.raises(MixerError, match=r"^mixer own: raises NotImpl.*py\): no cache; correct"):
         model.init_cache(2, 5)

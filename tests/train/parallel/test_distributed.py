@@ -114,7 +114,7 @@ def test_gpus_of_a_slurm_task(
     for name, value in task.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(distributed, "global_state", distributed.State())
-    monkeypatch.setattr(distributed._jax, "get_distributed_runtime_client", connect)
+    monkeypatch.setattr("jax._src.distributed._jax.get_distributed_runtime_client", connect)
     monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
     try:
         with pytest.raises(UserError, match="not all of them connected"):

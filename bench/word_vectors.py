@@ -3,24 +3,22 @@
     python -m bench.word_vectors [--text $TRANSFORMER_DATA/wikitext-2/train.txt --seeds 3]
         [--classifier sst2] [--save FILE]
 
+`examples/word_vectors.py` trains vectors of any texts, without a classifier.
+
 Skip-gram with negative samples (Mikolov et al. 2013) is trained on the text and on the training
 texts of a classifier, by default TREC's questions. Its vectors initialize the embeddings of a bag
 and of an LSTM, which are compared with the same models from random embeddings of the same size.
 """
 
 import dataclasses
-import functools
 import os
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -30,67 +28,19 @@ from train.config.experiment_files import find_experiment
 from train.engine import make_engine
 from train.experiment import Experiment
 from train.runtime.local_hardware import local_hardware
+from train.skip_gram import train_word_vectors
 from train.tasks.classification import ClassificationTask
+from train.word_vectors import write_word_vectors
 from transformer import TransformerConfig
-from transformer.baselines.word_vectors import (
-    SkipGram,
-    noise_distribution,
-    replace_embeddings,
-    skip_gram_pairs,
-    subsample_frequent_words,
-)
+from transformer.baselines.word_vectors import replace_embeddings
 
 TEXT = Path(os.environ.get("TRANSFORMER_DATA", ".")) / "wikitext-2" / "train.txt"
-WINDOW, NEGATIVES, PAIRS = 5, 5, 4096
 
 
 def lstm(bag: TransformerConfig) -> TransformerConfig:
     """Return the model with a bidirectional LSTM in place of the bag's MLP."""
     block, _ = TREC["hybrid"].model.layer_pattern
     return dataclasses.replace(bag, layer_pattern=(block,), embedding_dropout=0.5)
-
-
-def learned(
-    texts: Sequence[np.ndarray],  # each has [n] words
-    words: int,  # rows of the table
-    width: int,  # D
-    *,
-    steps: int,
-    seed: int = 0,
-) -> np.ndarray:  # [rows, D]
-    """Train skip-gram vectors."""
-    every = np.concatenate(texts)
-    counts = np.bincount(every, minlength=words)
-    pairs = np.concatenate(
-        [
-            skip_gram_pairs(
-                subsample_frequent_words(text, counts, seed + number), WINDOW, seed + number
-            )
-            for number, text in enumerate(texts)
-        ]
-    )
-    order = np.random.default_rng(seed)
-    model, adam = SkipGram(words, width), optax.adam(optax.linear_schedule(3e-3, 0.0, steps))
-    noise_probs = jnp.asarray(noise_distribution(counts))
-
-    def loss(params: Any, batch: jax.Array, key: jax.Array) -> jax.Array:
-        negatives = jax.random.choice(key, words, (len(batch), NEGATIVES), p=noise_probs)
-        losses: Any = model.apply({"params": params}, batch[:, 0], batch[:, 1], negatives)
-        return jnp.mean(losses)
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params: Any, state: Any, batch: jax.Array, key: jax.Array) -> tuple[Any, Any]:
-        updates, state = adam.update(jax.grad(loss)(params, batch, key), state)
-        return optax.apply_updates(params, updates), state
-
-    one = jnp.zeros(1, jnp.int32)
-    boxed = jax.jit(model.init)(jax.random.key(seed), one, one, one[None])["params"]
-    params = {name: table.value for name, table in boxed.items()}
-    state = adam.init(params)
-    for number in range(steps):
-        batch = pairs[order.integers(0, len(pairs), PAIRS)]
-        params, state = step(params, state, batch, jax.random.fold_in(jax.random.key(seed), number))
-    return np.asarray(params["embedding"])
 
 
 def accuracy(experiment: Experiment, vectors: np.ndarray | None) -> float:
@@ -118,18 +68,6 @@ def read(experiment: Experiment, text: Path) -> list[np.ndarray]:  # each [n]
     return [each for each in encoded if len(each)]
 
 
-def write_word_vectors(
-    file: Path,
-    vocabulary: Mapping[str, int],  # word -> row
-    vectors: np.ndarray,  # [rows, D]
-) -> None:
-    """Write vectors as text in the format of word2vec."""
-    lines = [f"{len(vocabulary)} {vectors.shape[1]}"]
-    for word, row in sorted(vocabulary.items(), key=lambda each: each[1]):
-        lines.append(" ".join([word, *(f"{each:.6g}" for each in vectors[row])]))
-    file.write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
 def main(
     text: Path = TEXT,
     steps: int = 10_000,
@@ -150,7 +88,7 @@ def main(
     models = {"bag": bag.model, "LSTM, both ways": lstm(bag.model)}
     corpus = ClassificationTask(bag).prepare_corpus()
     words = ClassificationTask(bag).resolve_experiment(corpus).model.vocab_size
-    vectors = learned(read(bag, text), words, bag.model.d_model, steps=steps)
+    vectors = train_word_vectors(read(bag, text), words, bag.model.d_model, steps=steps)
     if save:
         write_word_vectors(save, corpus.tokenizer.vocabulary, vectors)
     if not seeds:

@@ -12,7 +12,7 @@
 #
 # NAME      of the JobSet               CONFIG     what to train
 # IMAGE     built from cloud/Dockerfile  WORKDIR    the run's folder, in a bucket (gs://...)
-# CHIP      tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice
+# CHIP      tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, tpu7x
 # TOPOLOGY  of the slice: 4x4x4          HOSTS      chips of the slice divided by CHIPS
 # CHIPS     of one host (4 if not set)   CLUSTER, TYPE  only for xpk: v5p-128
 # ARGUMENTS further settings for fit     DRY_RUN=1  print the commands only

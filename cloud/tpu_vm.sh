@@ -13,7 +13,7 @@
 #
 # NAME        of the queued resource and its node
 # ZONE        where (gcloud compute tpus locations list)
-# TYPE        accelerator type: v4-64, v5litepod-16, v5p-128, v6e-16
+# TYPE        accelerator type: v4-64, v5litepod-16, v5p-128, v6e-16, tpu7x-128
 # CONFIG      what to train
 # WORKDIR     the run's folder, in a bucket (gs://...): the disk of a host is lost with the host
 # REPOSITORY  where to clone this project from
@@ -41,8 +41,9 @@ image() {
 	v5litepod-*) echo v2-alpha-tpuv5-lite ;;
 	v5p-*) echo v2-alpha-tpuv5 ;;
 	v6e-*) echo v2-alpha-tpuv6e ;;
+	tpu7x-*) echo v2-alpha-tpu7-ubuntu2404 ;;
 	*)
-		echo "$0: TYPE $TYPE: is not known; give v4-N, v5litepod-N, v5p-N or v6e-N" >&2
+		echo "$0: TYPE $TYPE: is not known; give v4-N, v5litepod-N, v5p-N, v6e-N or tpu7x-N" >&2
 		exit 2
 		;;
 	esac

@@ -56,8 +56,6 @@ class MovingAverage(Mixer):
         reject_mask_patterns(kind, inputs.mask)
         if inputs.cache is not None:
             self.init_cache(*x.shape[:2])
-        if inputs.mask.segments is not None:
-            raise ValueError(f"mixer {kind}: mixes documents; set data.document_masking to False")
         start = nn.initializers.normal(self.config.spread)
         decay = nn.sigmoid(self.param("decay", start, (1, 1, width))).astype(x.dtype)
         new = (1 - decay) * nn.Dense(width, dtype=x.dtype)(x)

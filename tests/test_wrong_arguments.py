@@ -389,8 +389,12 @@ NOT_CALLED = {
     "reject_weights": "takes the inputs of a mixer",
     "run_sweep": "takes a sweep from the command line",
     "sample": "takes a run, see tests/train/test_run.py",
+    "show_stages": "takes no argument of a user",
+    "train_tokenizer": "takes settings and texts, see tests/train/data",
+    "train_word_vectors": "takes the tokens of a corpus, see tests/bench/test_word_vectors.py",
     "write_model": "takes a folder, see tests/transformer/interop",
     "view_attention": "takes a run, see tests/train/visualization",
+    "write_word_vectors": "takes a table of vectors, see tests/bench/test_word_vectors.py",
 }
 """Public functions that are not called here, with the reason."""
 

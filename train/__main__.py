@@ -4,15 +4,24 @@ Set-up of the process happens here, before JAX is imported; everything else is `
 """
 
 import io
+import logging
 import sys
 
 from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
-from train.runtime.startup import check_own_packages, make_stderr_lenient, restart_with_huge_pages
+from train.runtime.startup import (
+    LenientStream,
+    check_own_packages,
+    make_stderr_lenient,
+    restart_with_huge_pages,
+)
 
 
 def run() -> None:
     """Run the command line and exit."""
     make_stderr_lenient()
+    # Warnings as plain lines, ours and those of libraries; absl's prefix names the module. The
+    # stream looks up `sys.stderr` each time, which a progress bar replaces.
+    logging.basicConfig(format="%(message)s", stream=LenientStream())
     check_own_packages()
     # glibc reads the setting for huge pages only when a process starts.
     # Verbs that run no model, and help, do not pay for a second start of Python.

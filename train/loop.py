@@ -148,6 +148,7 @@ class _TrainingLoop:
         self.experiment, self.engine = setup.experiment, setup.engine
         self.evaluator, self.recovery = setup.evaluator, setup.recovery
         self.save_seconds = 0.0  # of the last save, to estimate the next one
+        self.compiled_shapes: set[tuple[Any, ...]] = set()
 
     def run(self) -> Run:
         """Train to the last step, evaluate, and return the run."""
@@ -239,18 +240,23 @@ class _TrainingLoop:
                     self.lock.check_ownership()
                 # Read and placed by a thread, some batches ahead of the step that uses them.
                 cursor, (tokens, batch) = next(batches)
-                if step == start_step + 1:
-                    # Wait for the first step, so that compile time is not counted as training.
-                    with stage("compiling the training step", expected_seconds=expected):
+                shapes = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
+                if shapes in self.compiled_shapes:
+                    state, metrics = train_step(state, batch)
+                else:
+                    self.compiled_shapes.add(shapes)
+                    # Wait for the step, so that compile time is not counted as training.
+                    jax.block_until_ready(state)
+                    with (
+                        reporter.compilation(step),
+                        stage("compiling the training step", expected_seconds=expected),
+                    ):
                         state, metrics = train_step(state, batch)
                         jax.block_until_ready(metrics)
-                else:
-                    state, metrics = train_step(state, batch)
+                    tokens = expected = 0
                 if experiment.debug_checks:
                     metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)
-                if step == start_step + 1:
-                    reporter.mark_compiled(step)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     shares = source_shares(self.setup.batches, cursor + 1)
                     reporter.log_training(step, {**fetch_metrics(metrics), **shares})

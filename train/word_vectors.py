@@ -1,4 +1,4 @@
-"""Word vectors from a file, with which a run's embeddings begin.
+"""Files of word vectors, with which a run's embeddings begin.
 
 The text format of word2vec (Mikolov et al. 2013), GloVe (Pennington et al. 2014) and fastText
 (Bojanowski et al. 2017): on each line a word and its numbers, separated by spaces. word2vec and
@@ -8,6 +8,7 @@ little-endian byte order, and in most files a line feed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -139,6 +140,18 @@ def _parse_numbers(fields: Sequence[bytes]) -> np.ndarray | None:
             return np.array([float(each) for each in fields], np.float32)
     except ValueError:
         return None
+
+
+def write_word_vectors(
+    path: Path,
+    vocabulary: Mapping[str, int],  # word -> row
+    vectors: np.ndarray,  # [rows, D]
+) -> None:
+    """Write vectors as text in the format of word2vec."""
+    lines = [f"{len(vocabulary)} {vectors.shape[1]}"]
+    for word, row in sorted(vocabulary.items(), key=lambda each: each[1]):
+        lines.append(" ".join([word, *(f"{each:.6g}" for each in vectors[row])]))
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def check_width(source: str, vectors: Any, embedding: Any) -> None:

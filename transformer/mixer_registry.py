@@ -66,6 +66,10 @@ BUILTIN_MIXERS = {
 """Mixers of this package by kind."""
 
 
+class MixerError(ValueError):
+    """A mixer does not support its inputs, or its code is wrong. The message names the mixer."""
+
+
 class MixerRegistry(MutableMapping[str, "type[Mixer]"]):
     """Mapping from kind to mixer class, which imports built-in mixers on first use."""
 

@@ -49,14 +49,14 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
         config = transformers.AutoConfig.from_pretrained(folder)
         config._attn_implementation = "eager"
         theirs = expected_shapes(config, variant)
-        inputs = draw_inputs(variant)
+        inputs, logits = draw_inputs(variant), None
         if theirs == shapes:
             model = model_class.from_pretrained(folder, config=config).eval()
             logits = model(**inputs.tensors).logits.detach().numpy()
     except Exception as error:  # noqa: BLE001  (transformers refuses a config by any kind)
         return f"refused by transformers: {type(error).__name__}"
     try:
-        if theirs == shapes:
+        if logits is not None:
             pretrained, params = read_model(folder)
             output = pretrained.make_model().apply({"params": params}, *inputs.arrays)
             return difference(output.logits, logits)
@@ -73,7 +73,7 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
                 )
         except Exception as theirs_too:  # noqa: BLE001
             return f"refused by transformers: {type(theirs_too).__name__}"
-        return f"refused: {' '.join(str(error).split())[-160:]}"
+        return f"refused: {str(error).partition('config.json: ')[2][:100]}"
     ours = {tensor.name: tensor.shape for tensor in tensors}
     common = ours.keys() & theirs.keys()
     wrong = [name for name in common if ours[name] != theirs[name]]
@@ -111,7 +111,9 @@ def run_variant(variant: Variant) -> tuple[str, int]:
         f"{variant.name:20} {len(differences):7} {max(differences, default=0):8.1e} "
         f"{list(results.values()).count('shapes'):7} {len(refused):7} {len(problems):8}"
     )
-    return "\n".join([line, *(f"    {problem}" for problem in problems)]), len(problems)
+    # What this library refuses by name is shown, and is no wrong result.
+    failures = [problem for problem in problems if ": refused" not in problem]
+    return "\n".join([line, *(f"    {problem}" for problem in problems)]), len(failures)
 
 
 def main() -> int:

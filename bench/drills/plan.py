@@ -69,7 +69,7 @@ def compiled(case: str) -> dict[str, Any]:
     experiment, _ = resolve_sizes(experiment)
     target = parse_target(name)
     quantities = Quantities.from_experiment(experiment, target)
-    candidate = Candidate.from_experiment(experiment, target.num_chips)
+    candidate = Candidate.from_experiment(experiment, target.num_devices)
     step = compile_step(experiment, target)
     return {
         "case": case,

@@ -98,7 +98,7 @@ def settings_of(case: str) -> tuple[Experiment, tuple[str, ...]]:
 def compared(case: str, target: Target, options: Options) -> tuple[StepTime, float]:
     """Return the estimate of a case, and the measured seconds of a step."""
     experiment, _ = settings_of(case)
-    candidate = Candidate.from_experiment(experiment, target.num_chips)
+    candidate = Candidate.from_experiment(experiment, target.num_devices)
     estimate = estimate_step_time(Quantities.from_experiment(experiment, target), candidate)
     compiled = compile_step(experiment, target)
     return estimate, time_step(experiment, compiled, options.steps, CLOCKS[options.clock])

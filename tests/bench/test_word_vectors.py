@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from bench import word_vectors
-from bench.word_vectors import accuracy, learned, read, write_word_vectors
+from bench.word_vectors import accuracy, read
 from configs.trec import EXPERIMENTS as TREC
 from tests.train.support import light_compiler as light_compiler
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.experiment import Experiment
-from train.word_vectors import read_word_vectors
+from train.skip_gram import train_word_vectors
+from train.word_vectors import read_word_vectors, write_word_vectors
 from transformer.baselines.baseline_configs import bag_of_embeddings_config
 
 
@@ -36,7 +37,7 @@ def questions(folder: Path) -> Experiment:
 def test_words_in_the_same_contexts_get_similar_vectors() -> None:
     random = np.random.default_rng(0)
     texts = [random.integers(0, 2, 500) + 2 * (n % 2) for n in range(40)]
-    vectors = learned(texts, 4, 8, steps=500)
+    vectors = train_word_vectors(texts, 4, 8, steps=500)
     unit_vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     similarity = unit_vectors @ unit_vectors.T
     assert min(similarity[0, 1], similarity[2, 3]) > similarity[:2, 2:].max()

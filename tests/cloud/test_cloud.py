@@ -12,6 +12,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from train.runtime.signals import PREEMPTED_EXIT_STATUS
+
 CLOUD = Path(__file__).parents[2] / "cloud"
 SCRIPTS = ("tpu_vm.sh", "gke.sh", "slurm.sbatch")
 TPU: dict[str, Any] = dict(
@@ -209,6 +211,7 @@ def test_local_workdir_raises(
         ("v4-64", "tpu-ubuntu2204-base"),
         ("v5litepod-16", "v2-alpha-tpuv5-lite"),
         ("v6e-16", "v2-alpha-tpuv6e"),
+        ("tpu7x-16", "v2-alpha-tpu7-ubuntu2404"),
     ],
 )
 def test_each_tpu_kind_has_its_image(kind: str, image: str) -> None:
@@ -307,7 +310,7 @@ def test_slurm_dry_run() -> None:
         "slurm.sbatch", CONFIG="gpt2", WORKDIR="/shared/a run", ARGUMENTS="--seed 1"
     )
     assert result.stdout == (
-        "+ srun --kill-on-bad-exit=1 .venv/bin/python -m train fit gpt2 "
+        "+ srun --kill-on-bad-exit=0 --cpus-per-task=64 .venv/bin/python -m train fit gpt2 "
         "--workdir /shared/a\\ run --seed 1\n"
     )
 
@@ -338,6 +341,7 @@ def test_skypilot_task_is_complete() -> None:
     used = set(re.findall(r"\$(?!SKYPILOT)([A-Z]+)\b", task["run"]))
     assert used == set(task["envs"])
     assert task["resources"]["use_spot"]
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [PREEMPTED_EXIT_STATUS]
     # SkyPilot does not launch while a variable's value is null.
     assert [name for name, value in task["envs"].items() if value is None] == ["WORKDIR"]
     for part in ("setup", "run"):

@@ -9,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 
+from train.word_vectors import read_word_vectors
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = Path(__file__).parents[2] / "README.md"
 
@@ -83,3 +85,14 @@ def test_ablation_finds_a_necessary_head() -> None:
     losses = np.array(example.ablate(params, tokens))
     assert losses.shape == (example.LAYERS, example.HEADS)
     assert losses.max() > 10 * last
+
+
+@pytest.mark.full
+def test_word_vectors_of_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat on the mat\nthe dog saw the cat\n" * 20)
+    output = tmp_path / "vectors.txt"
+    load("word_vectors").main(str(tmp_path / "text.txt"), output, words=20, width=3, steps=2)
+    rows, table = read_word_vectors(str(output))
+    assert {"cat", "dog", "mat"} <= set(rows)
+    assert table.shape == (len(rows), 3)
+    assert f"vectors of {len(rows)} words, from 260 words" in capsys.readouterr().out

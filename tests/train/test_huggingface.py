@@ -129,6 +129,25 @@ def test_older_tokenizer_files_round_trip(vocabulary: str, tmp_path: Path) -> No
         assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes(), name
 
 
+def test_export_names_every_token_that_ends_a_text(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "source")
+    backend = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    backend.add_special_tokens(["w7", "<image>"])  # one more than the table has rows
+    backend.save(str(source / "tokenizer.json"))
+    (source / "chat_template.jinja").write_text(
+        "{% for each in messages %}{{ each.content + ' w7 ' }}{% endfor %}"
+    )
+    generation = {"eos_token_id": [0, 3], "temperature": 0.7}
+    (source / "generation_config.json").write_text(json.dumps(generation))
+    import_model(str(source), str(tmp_path / "run"))
+    run = load(str(tmp_path / "run"))
+    assert run.tokenizer is not None
+    assert (run.tokenizer.vocab_size, run.tokenizer.end_token_ids) == (51, (0, 3, 8))
+    export_run(str(tmp_path / "run"), str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert written == {"eos_token_id": [0, 3, 8], "temperature": 0.7}
+
+
 def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, flag in ((["import", "x"], "--workdir"), (["export", "x"], "--output")):
         with pytest.raises(SystemExit) as stop:

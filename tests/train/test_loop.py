@@ -15,6 +15,7 @@ import train
 from tests.train.support import NO_DETECTOR, assert_same_bits, lines_of, losses, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
+from tests.train.tasks.support import tiny_classifier
 from train.checkpoint.manager import CheckpointManager
 from train.config.io import experiment_to_text
 from train.data.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, Sam
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import compute_goodput, read_time_records
+from train.telemetry.reporter import Reporter
 from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.config import BlockConfig
 
@@ -163,9 +165,34 @@ def test_checkpoints_kept(finished: Finished) -> None:
         assert checkpoints.steps() == [8, 12]
 
 
+@pytest.mark.full
+def test_first_step_of_each_batch_shape_counts_as_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[int] = []
+    counted: list[int] = []
+
+    def compilation(reporter: Reporter, step: int) -> Any:
+        compiled.append(step)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(Reporter, "compilation", compilation)
+    monkeypatch.setattr(Reporter, "count_step", lambda _, step, tokens: counted.append(tokens))
+    texts = tmp_path / "texts.tsv"
+    lines = (f"{n % 2}\t{'cat ' * (3 if n % 2 else 14)}" for n in range(60))
+    texts.write_text("\n".join(["label\ttext", *lines]))
+    experiment = tiny_classifier(tmp_path, steps=30, recovery=NO_DETECTOR)
+    data: Any = experiment.data
+    data = dataclasses.replace(data, path=str(texts), test_path="", max_buckets=2)
+    train.fit(dataclasses.replace(experiment, data=data), str(tmp_path / "run"), quiet=True)
+    assert compiled[0] == 1
+    assert len(compiled) == 2
+    assert [step for step, tokens in enumerate(counted, 1) if tokens == 0] == compiled
+
+
 def test_samples_are_logged(finished: Finished) -> None:
     text = (finished.workdir / "samples.txt").read_text()
-    assert text.startswith("--- step 6\n")
+    assert text.startswith("--- step 6\nthe ")  # the prompt
     assert "\n--- step 12\n" in text
 
 

@@ -42,9 +42,9 @@ INIT_MODEL_HELP = """--init-model uses the model of the --init-from run instead 
 and the token that its decoder begins with. Other flags are applied to these."""
 """Help text of `--init-model`."""
 
-TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p or v6e with its chips: v5e:4x4, v5p:8x8x16),
-a number of GPUs (h100, h200, b200: h200:8), or here: the local devices. A --mesh flag turns the
-search off."""
+TARGET_HELP = """TARGET is a TPU slice (v4, v5e, v5p, v6e or tpu7x with its chips: v5e:4x4,
+v5p:8x8x16), a number of GPUs (t4, l4, a100, a100-80gb, h100, h200, b200, b300, gb200, gb300:
+h200:8), or here: the local devices. A --mesh flag turns the search off."""
 """Help text of targets and meshes."""
 
 Arguments = TypeVar("Arguments")

@@ -5,7 +5,7 @@ CONFIG: configs are plain dataclasses.
 """
 
 import contextlib
-import importlib
+import importlib.metadata
 import itertools
 import os
 import sys
@@ -14,7 +14,8 @@ from typing import NamedTuple, NoReturn
 
 from train.errors import UsageError, UserError
 from train.runtime.signals import reliable_keyboard_interrupt
-from train.runtime.startup import program_name
+from train.runtime.startup import SCRIPT, program_name
+from transformer.mixer_registry import MixerError
 
 
 class Verb(NamedTuple):
@@ -126,6 +127,11 @@ PLUGIN_VERBS = frozenset(VERBS) - {"goodput", "report", "configs", "init", "comp
 """Verbs that read experiments, which may need code of the user: they accept `--import`."""
 
 
+TAKES_SETTINGS = frozenset({"W", "SOURCE", "FILE"})
+"""First arguments of verbs with the same settings for each: help needs none. The settings of CONFIG
+are its own; the other verbs have none."""
+
+
 HELP_FLAGS = frozenset({"-h", "--help"})
 """Flags that print help."""
 
@@ -137,11 +143,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = [each for each in arguments if each != "--debug"]
     try:
         with reliable_keyboard_interrupt(), flush_on_exit():
+            if arguments == ["--version"]:
+                print(version())
+                sys.exit(0)
+            if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
+                arguments = [*arguments[1:2], "--help"]
             if not arguments or arguments[0] in HELP_FLAGS:
                 print(usage())
                 sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
-    except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
+    except (UserError, MixerError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
         exit_process(print_error(error), error)
@@ -174,11 +185,12 @@ def dispatch(verb: str, arguments: list[str]) -> int:
             f"choose one of {', '.join(VERBS)}"
         )
     modules = pop_imports(arguments) if verb in PLUGIN_VERBS else []
-    # Before CONFIG or W, --help means the verb's usage; after it, tyro lists all settings.
-    options = itertools.takewhile(lambda each: each.startswith("-"), arguments)
+    options = list(itertools.takewhile(lambda each: each.startswith("-"), arguments))
     if not HELP_FLAGS.isdisjoint(options):
-        print(verb_usage(verb))
-        return 0
+        if VERBS[verb].arguments.split(" ")[0] not in TAKES_SETTINGS:
+            print(verb_usage(verb))
+            return 0
+        arguments = ["--help"]  # tyro lists the settings, which are those of every W
     from train.runtime.signals import PREEMPTED_EXIT_STATUS, PreemptedError, exit_on_stop_signal
     from train.telemetry.stages import show_stages
 
@@ -237,7 +249,7 @@ def print_error(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader, such as `head`, closed the pipe
         return 0
     text = " ".join(str(error).split())
-    if not isinstance(error, UserError):
+    if isinstance(error, OSError):
         text = f"{text}; check the path, its permissions and the free disk space"
     with contextlib.suppress(OSError):  # the exit status reports it too
         print(f"error: {text}", file=sys.stderr)
@@ -252,13 +264,27 @@ def discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def version() -> str:
+    """Return the text of `--version`."""
+    try:
+        return f"{SCRIPT} {importlib.metadata.version(SCRIPT)}"
+    except importlib.metadata.PackageNotFoundError:
+        return f"{SCRIPT}, not installed: started in its source tree"
+
+
 def verb_usage(verb: str) -> str:
     """Return the text of `VERB --help`."""
     signature, summary, _ = VERBS[verb]
     lines = [f"usage: {program_name()} {verb} {signature}".rstrip(), "", summary]
-    if signature:
-        name = signature.split()[0]
-        lines.append(f"give {name} before --help to see its settings and their values")
+    if signature.startswith("CONFIG"):
+        lines += [
+            "",
+            "every config has --steps, --batch-size, --seed, --data.path, --log-every and",
+            "--checkpoint.every; the learning rate is --schedule.learning-rate",
+            f"{program_name()} {verb} CONFIG --help lists all of its settings and their values;",
+            f"{program_name()} configs lists what to give for CONFIG",
+            "",
+        ]
     lines.append("--json prints one object on standard output")
     return "\n".join(lines)
 
@@ -274,8 +300,9 @@ def usage() -> str:
         "",
         "CONFIG is a file in configs/, with one of its experiments if it holds several (gpt2,",
         "gpt2:medium), or the path of a .py file. W is the folder of a run.",
-        f"{program_name()} VERB --help lists a verb's settings; --debug shows tracebacks;",
-        "--json prints one object on standard output. --import mypackage.module (or file.py)",
-        "imports code of your own first. linen-transformer VERB ... is the installed command.",
+        f"{program_name()} VERB --help (or help VERB) lists a verb's settings; --version prints",
+        "the version, --debug tracebacks, --json one object on standard output. --import",
+        "mypackage.module (or file.py) imports code of your own first. linen-transformer VERB ...",
+        "is the installed command.",
     ]
     return "\n".join(lines)

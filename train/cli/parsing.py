@@ -10,12 +10,13 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
+from train.cli.main import HELP_FLAGS
 from train.config.io import classes_by_kind, has_kind_field
 from train.errors import UsageError
 from train.runtime.startup import program_name
@@ -50,8 +51,8 @@ def parse(
       UsageError: tyro or a config rejects an argument.
     """
     extra: dict[str, Any] = {} if default is None else {"default": default}
-    if extra_help:
-        extra["description"] = f"{arguments_type.__doc__}\n\n{extra_help}"
+    parts = (arguments_type.__doc__, "--json prints one object on standard output.", extra_help)
+    extra["description"] = "\n".join(part for part in parts if part)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -66,7 +67,10 @@ def parse(
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise UsageError(flatten_error(errors.getvalue(), verb)) from None
+        names = {field.name for field in dataclasses.fields(cast("Any", arguments_type))}
+        names.update(path for path, _ in _settings(default))
+        settings = {name.replace("_", "-") for name in names}
+        raise UsageError(flatten_error(errors.getvalue(), verb, settings)) from None
     if dataclasses.fields(cast("Any", arguments_type)):
         from transformer.validation import check_numbers
 
@@ -80,7 +84,7 @@ def normalize_switches(arguments: Sequence[str], default: Any) -> list[str]:
 
     tyro's switches take no value, but `config.txt`, the errors and `sweep --set` show one.
     """
-    switches = {path.replace("_", "-") for path in _switches(default)}
+    switches = {path.replace("_", "-") for path, hint in _settings(default) if hint is bool}
     normalized: list[str] = []
     for argument in arguments:
         last = (
@@ -97,13 +101,12 @@ def normalize_switches(arguments: Sequence[str], default: Any) -> list[str]:
     return normalized
 
 
-def _switches(config: Any) -> Iterator[str]:
-    """Yield the paths of the boolean settings of a config; those of `experiment` have no prefix."""
+def _settings(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and type of each setting of a config; those of `experiment` have no prefix."""
     for name, value, hint in _config_parts(config):
-        if hint is bool:
-            yield name
-        for inner in _switches(value):
-            yield inner if name == "experiment" else f"{name}.{inner}"
+        yield name, hint
+        for inner, inner_hint in _settings(value):
+            yield (inner if name == "experiment" else f"{name}.{inner}"), inner_hint
 
 
 @contextlib.contextmanager
@@ -115,14 +118,56 @@ def as_usage_errors() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def flatten_error(box: str, verb: str) -> str:
-    """Return the text of tyro's framed message as one line."""
+OTHER_NAMES = {
+    "batch-size": "bs train-batch-size per-device-train-batch-size",
+    "beams": "num-beams",
+    "checkpoint.every": "save-steps save-interval save-every",
+    "data.path": "data dataset data-dir data-path train-file",
+    "data.sequence-length": "seq-len seq-length block-size context-length max-seq-len",
+    "evaluation.every": "eval-steps eval-interval eval-every",
+    "grad-accum-steps": "gradient-accumulation-steps accumulate-grad-batches",
+    "log-every": "log-interval logging-steps",
+    "max-new-tokens": "max-tokens max-length",
+    "model.d-model": "d-model hidden-size n-embd",
+    "model.num-layers": "layers n-layer num-hidden-layers",
+    "model.precision": "bf16 fp16 dtype",
+    "optimizer.max-grad-norm": "grad-clip gradient-clip-val max-grad-norm",
+    "optimizer.weight-decay": "wd weight-decay",
+    "schedule.learning-rate": "lr learning-rate",
+    "schedule.warmup-steps": "warmup warmup-iters num-warmup-steps",
+    "steps": "epochs num-epochs num-train-epochs max-steps max-iters num-steps train-steps",
+    "workdir": "output-dir out-dir output save-dir",
+}
+"""Names that other trainers give to settings. tyro itself goes by the spelling."""
+
+
+def flatten_error(box: str, verb: str, settings: Collection[str]) -> str:
+    """Return tyro's framed message as one line.
+
+    Args:
+      box: The message.
+      verb: Verb and its first argument.
+      settings: Names of all settings that the verb has.
+    """
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│╭╮╰╯─ \t") for line in text.splitlines()]
     # tyro draws rules with hyphens if the output is not UTF-8.
     text = " ".join(line for line in lines[1:] if line.strip("-"))
     text = re.split(r"For full helptext", text)[0]
-    text = text.replace("Perhaps you meant:", "; perhaps you meant")
+    see = f"see {program_name()} {verb} --help"
+    unknown, _, similar = text.partition("Perhaps you meant:")
+    if found := re.match(r"Unrecognized options: (.*)", unknown):
+        words = found[1].strip().split(", ")
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")] or words
+        names = [
+            setting
+            for flag in flags
+            for setting, others in OTHER_NAMES.items()
+            if flag.lstrip("-").replace("_", "-") in others.split() and setting in settings
+        ]
+        known = [f"--{name}" for name in names] or re.findall(r"(?<!\S)--[\w.-]+", similar)
+        meant = f"perhaps you meant {' or '.join(known)}; " if known else ""
+        return f"{', '.join(flags)}: no such setting; {meant}{see}"
     text = text.replace("Argument helptext:", "; it is")
     text = re.sub(r"\s+", " ", text).replace(" ;", ";").strip()
     # An invalid part is named by its own message; a flag comes first, as in other messages.
@@ -131,7 +176,7 @@ def flatten_error(box: str, verb: str) -> str:
         r"invalid literal for int\(\) with base 10: ('.*?')", r"\1 is not an integer", text
     )
     text = re.sub(r"could not convert string to float: ('.*?')", r"\1 is not a number", text)
-    return f"{text or box.strip()}; see {program_name()} {verb} --help"
+    return f"{text or box.strip()}; {see}"
 
 
 def _registry() -> ConstructorRegistry:
@@ -178,7 +223,13 @@ def pop_flag(arguments: list[str], flag: str) -> bool:
 
 
 def pop_positional(arguments: list[str], name: str, verb: str) -> str:
-    """Remove and return the first argument. Raises UsageError if it is missing or an option."""
+    """Remove and return the first argument, or its name if help is asked for without it.
+
+    Raises:
+      UsageError: The argument is missing, or an option.
+    """
+    if arguments and arguments[0] in HELP_FLAGS:
+        return name
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"{verb}: {name} is missing; write {program_name()} {verb} {name} ...")
     return arguments.pop(0)

@@ -213,7 +213,7 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]", "<|
 _MASK_NAMES = ("[MASK]", "<mask>")
 
 
-_BATCH_CHARACTERS = 1 << 22
+_BATCH_CHARACTERS = 1 << 20
 
 
 class Tokenizer:
@@ -262,6 +262,8 @@ class Tokenizer:
         self._backend = backend
         vocabulary = backend.get_vocab()
         self.num_tokens = max(vocabulary.values(), default=-1) + 1
+        if self.num_tokens > np.iinfo(np.int32).max:
+            raise UserError(f"{origin}: has a token id above 2^31; fetch it again")
         self.vocab_size = min(self.num_tokens, settings.num_embeddings or self.num_tokens)
         self.vocabulary: dict[str, int] = {
             text: token for text, token in vocabulary.items() if token < self.vocab_size
@@ -299,6 +301,9 @@ class Tokenizer:
         self.control_token_ids = frozenset(
             token_id for token_id, token in added.items() if token.content.strip()
         )
+        self._names_without_row = [
+            token.content for token_id, token in added.items() if token_id >= self.vocab_size
+        ]
         self._special_names = [token.content for token in added.values() if token.special]
         self._chunk_boundary = chunk_boundary(backend)
         self._characters = _characters(backend)
@@ -394,6 +399,7 @@ class Tokenizer:
         Special tokens that are spelled out become single tokens. For texts that a chat template has
         written: anyone who writes a message can write them too.
         """
+        self._check_rows(text)
         plain = text
         for name in self._special_names:
             plain = plain.replace(name, "")
@@ -401,7 +407,7 @@ class Tokenizer:
         with tokenizer_errors(self._origin):
             encoding = self._parsing_backend.encode(text, add_special_tokens=False)
         starts = np.array([start for start, _ in encoding.offsets], np.int64)
-        return self._check_ids(np.array(encoding.ids, np.int32)), starts
+        return np.array(encoding.ids, np.int32), starts
 
     @functools.cached_property
     def _parsing_backend(self) -> tokenizers.Tokenizer:
@@ -425,7 +431,7 @@ class Tokenizer:
                 encodings = self._backend.encode_batch_fast(chunks, add_special_tokens=False)
             on_characters(sum(map(len, chunks)))
             for encoding, (_, last) in zip(encodings, batch, strict=True):
-                parts.append(self._check_ids(np.array(encoding.ids, np.int32)))
+                parts.append(np.array(encoding.ids, np.int32))
                 if last:
                     yield parts[0] if len(parts) == 1 else np.concatenate(parts)
                     parts = []
@@ -435,18 +441,19 @@ class Tokenizer:
         with tokenizer_errors(self._origin):
             return self._backend.decode([int(token) for token in tokens], skip_special_tokens=True)
 
-    def _check_ids(self, tokens: np.ndarray) -> np.ndarray:  # [T]
-        """Return the tokens. Raise UserError for one that the model's table has no row for."""
-        if len(tokens) and (largest := int(tokens.max())) >= self.vocab_size:
-            raise UserError(
-                f"the text: needs the token {self._backend.id_to_token(largest)}, and the model "
-                f"has {self.vocab_size} tokens without it; leave it out"
-            )
-        return tokens
+    def _check_rows(self, text: str) -> None:
+        """Raise UserError for tokens that the model's table has no row for, spelled out."""
+        for name in self._names_without_row:
+            if name in text:
+                raise UserError(
+                    f"the text: has {name}, a token beyond the model's {self.vocab_size}; leave it "
+                    "out"
+                )
 
     def _chunks(self, texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         """Yield the chunks of all texts, each with True if it is the last of its text."""
         for text in texts:
+            self._check_rows(text)
             self._check(text)
             boundary = self._chunk_boundary
             chunks = [text] if boundary is None else list(split_into_chunks(text, boundary))
@@ -464,7 +471,8 @@ class Tokenizer:
         if self._characters is None:
             return
         normalizer = self._backend.normalizer
-        characters = set(normalizer.normalize_str(text) if normalizer else text)
+        with tokenizer_errors(self._origin):
+            characters = set(normalizer.normalize_str(text) if normalizer else text)
         if unknown := sorted(characters - self._characters):
             shown = " ".join(map(repr, unknown[:10])) + (" ..." if unknown[10:] else "")
             raise UserError(

@@ -60,7 +60,7 @@ def load_backend_tokenizer(path: str) -> tuple[tokenizers.Tokenizer, TokenizerSe
         backend = _LOADERS[vocabulary](file, files)
     with tokenizer_errors(str(file)):
         _add_special_tokens(backend, files)
-        _add_post_processor(backend, files, file)
+        _add_post_processor(backend, files)
     return backend, files.settings(backend.get_vocab())
 
 
@@ -161,15 +161,13 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, files: ModelFiles) -> Non
     }
     for role in ROLES:
         text = files.special_tokens.get(role, "")
-        known = backend.token_to_id(text) is not None
-        # The unknown token is what SentencePiece's decoder shows for a text.
-        if text in special or role == "unk_token" or not (known or role in files.named_tokens):
-            continue
-        if text:
+        exists = backend.token_to_id(text) is not None or role in files.named_tokens
+        # Not the unknown token: SentencePiece's decoder shows it.
+        if exists and text not in special and role != "unk_token":
             backend.add_special_tokens([text])
 
 
-def _add_post_processor(backend: tokenizers.Tokenizer, files: ModelFiles, file: AnyPath) -> None:
+def _add_post_processor(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
     """Let the tokenizer put tokens around a text as its class does, if its file has none."""
     from tokenizers import processors
 
@@ -177,18 +175,17 @@ def _add_post_processor(backend: tokenizers.Tokenizer, files: ModelFiles, file: 
         return
     tokens = files.special_tokens
     before, after = files.tokenizer_class.before, files.tokenizer_class.after
-    if not before and not after and file.name != "tokenizer.json":
+    if not before and not after and files.vocabulary != "tokenizer.json":
         # A tokenizer.json has been written with what the two flags ask for.
         before = "bos_token" if files.tokenizer_config.get("add_bos_token") else ""
         after = "eos_token" if files.tokenizer_config.get("add_eos_token") else ""
-    names = [tokens.get(role, "") for role in (before, after)]
-    ids = [(name, backend.token_to_id(name)) for name in names]
-    known = [(name, token_id) for name, token_id in ids if token_id is not None]
-    if not known:
+    ids = backend.get_vocab()
+    first, last = ([tokens[each]] if tokens.get(each) in ids else [] for each in (before, after))
+    if not first and not last:
         return
-    pieces = [name if token_id is not None else "" for name, token_id in ids]
-    single = [each for each in (pieces[0], "$A", pieces[1]) if each]
-    template = processors.TemplateProcessing(single=single, special_tokens=known)
+    special = [(name, ids[name]) for name in {*first, *last}]
+    single = [*first, "$A", *last]
+    template = processors.TemplateProcessing(single=single, special_tokens=special)
     own = backend.post_processor  # ByteLevel, which moves offsets
     backend.post_processor = template if own is None else processors.Sequence([own, template])
 

@@ -1,8 +1,9 @@
 """Peak rates, memory and links of each accelerator, as its maker states them.
 
-TPU figures are Google's (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e); their bandwidth
-between chips is for both directions of all links together. GPU figures are from NVIDIA's data
-sheets, for dense matmuls without sparsity.
+TPU figures are Google's (docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e, /tpu7x); its
+bandwidth between chips, where it is for both directions of all links together, counts half. GPU
+figures are from NVIDIA's data sheets (HGX B300, GB200 NVL72 and GB300 NVL72 for the newest), for
+dense matmuls without sparsity.
 
 float32 matmuls run at JAX's default precision (docs.jax.dev/en/latest/201/precision.html): rounded
 to bfloat16 on a TPU, so at the bfloat16 rate, and to TF32 on these GPUs. The memory of a program is
@@ -47,9 +48,11 @@ class Chip:
     link_bandwidth: float
     """Bytes per second that a chip sends to its neighbours, over all links together."""
     chips_per_host: int
-    """Chips of one host."""
+    """Chips of one host; for GPUs, those that NVLink connects directly."""
     network_bandwidth: float
     """Bytes per second that a chip sends over the network between hosts or slices."""
+    devices_per_chip: int = 1
+    """JAX devices of one chip. Peak rates, memory and its bandwidth are those of one device."""
     torus_dimensions: int = 0
     """Dimensions of the torus of links; 0: all chips of a host are directly connected."""
     largest_slice: tuple[int, ...] = ()
@@ -150,6 +153,24 @@ CHIPS = {
             largest_slice=(16, 16),
         ),
         Chip(
+            # A chip is two devices, whose direct link is six times as fast as the links along one
+            # dimension of the torus. The memory is what libtpu 0.0.42 states for a device.
+            name="tpu7x",
+            device_kind="TPU7x",
+            platform="tpu",
+            bf16_flops_per_second=2307e12 / 2,
+            attainable_fraction=TPU_ATTAINABLE_FRACTION,
+            memory_bytes=int(94.75 * GIB),
+            memory_bandwidth=7380e9 / 2,
+            link_bandwidth=600e9,
+            chips_per_host=4,
+            network_bandwidth=12.5e9,
+            host_bandwidth=16e9,  # an estimate: that of v6e for a chip
+            devices_per_chip=2,
+            torus_dimensions=3,
+            largest_slice=(16, 24, 24),
+        ),
+        Chip(
             name="t4",
             device_kind="Tesla T4",
             platform="gpu",
@@ -190,6 +211,21 @@ CHIPS = {
             link_bandwidth=300e9,
             chips_per_host=8,
             network_bandwidth=1.6e9,
+            host_bandwidth=32e9,
+            hop_latency=5e-6,
+            compute_capability="8.0",
+            fp32_flops_per_second=156e12,
+        ),
+        Chip(
+            name="a100-80gb",
+            device_kind="NVIDIA A100-SXM4-80GB",
+            platform="gpu",
+            bf16_flops_per_second=312e12,
+            memory_bytes=85_100_068_864,
+            memory_bandwidth=2039e9,
+            link_bandwidth=300e9,
+            chips_per_host=8,
+            network_bandwidth=25e9,
             host_bandwidth=32e9,
             hop_latency=5e-6,
             compute_capability="8.0",
@@ -237,9 +273,57 @@ CHIPS = {
             hop_latency=5e-6,
             fp32_flops_per_second=1125e12,
         ),
+        Chip(
+            name="b300",
+            device_kind="NVIDIA B300",
+            platform="gpu",
+            bf16_flops_per_second=2250e12,
+            memory_bytes=297_021_865_984,
+            memory_bandwidth=7936e9,
+            link_bandwidth=900e9,
+            chips_per_host=8,
+            network_bandwidth=100e9,
+            host_bandwidth=128e9,  # PCIe 6.0
+            compute_capability="10.3",
+            hop_latency=5e-6,
+            fp32_flops_per_second=1125e12,
+        ),
+        Chip(
+            # NVLink connects the 72 GPUs of a rack. Host links of GB200 and GB300: a Grace CPU
+            # sends 450 GB/s to its two GPUs.
+            name="gb200",
+            device_kind="NVIDIA GB200",
+            platform="gpu",
+            bf16_flops_per_second=2500e12,
+            memory_bytes=197_897_748_480,
+            memory_bandwidth=7928e9,
+            link_bandwidth=900e9,
+            chips_per_host=72,
+            network_bandwidth=50e9,
+            host_bandwidth=225e9,
+            compute_capability="10.0",
+            hop_latency=5e-6,
+            fp32_flops_per_second=1250e12,
+        ),
+        Chip(
+            name="gb300",
+            device_kind="NVIDIA GB300",
+            platform="gpu",
+            bf16_flops_per_second=2500e12,
+            memory_bytes=297_021_079_552,
+            memory_bandwidth=7928e9,
+            link_bandwidth=900e9,
+            chips_per_host=72,
+            network_bandwidth=100e9,
+            host_bandwidth=225e9,
+            compute_capability="10.3",
+            hop_latency=5e-6,
+            fp32_flops_per_second=1250e12,
+        ),
     )
 }
 """Chips by name. T4, L4 and the A100 with 40 GB are the GPUs of Colab and Kaggle.
 
-Network per chip: 50 Gbit/s for v4 and v5p; 200 Gbit/s for eight v5e; 400 Gbit/s per newer GPU; 100
-Gbit/s for four T4, eight L4 or eight A100, as Google rents them."""
+Network per chip: 50 Gbit/s for v4 and v5p, 100 Gbit/s for v6e and tpu7x; 200 Gbit/s for eight v5e;
+400 Gbit/s per GPU from the H100 on, and 800 Gbit/s for B300 and GB300; 200 Gbit/s per A100 with 80
+GB, as in a DGX; 100 Gbit/s for four T4, eight L4 or eight A100, as Google rents them."""

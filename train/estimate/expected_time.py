@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from train.data.files import expand_path
 from train.errors import UserError, as_user_error
-from train.estimate.chips import Chip
+from train.estimate.chips import CHIPS, Chip
 from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 
 MAX_DOLLARS_PER_HOUR = 1e9
@@ -113,6 +113,21 @@ class PublishedRun:
 _MAXTEXT_TABLES = "https://github.com/AI-Hypercomputer/maxtext/tree/main/src/maxtext/configs"
 
 
+_MPT_7B = PublishedRun(
+    mfu=0.6423,
+    model="MPT-7B",
+    hardware="8 A100 with 80 GB",
+    organisation="MosaicML",
+    title="llm-foundry, MPT Training Benchmarks",
+    year=2023,
+    url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
+    plan_arguments="gpt3:6.7b a100-80gb:8 --model.vocab-size 50432 --batch-size 96 "
+    "--grad-accum-steps 2 --model.remat none --mesh.data 1 --mesh.fsdp 8",
+    mfu_bound=0.8,
+    full_scores_flops_ratio=1.0388,
+)
+
+
 PUBLISHED = {
     "v4": PublishedRun(
         mfu=0.567,
@@ -169,19 +184,10 @@ PUBLISHED = {
         mfu_bound=0.5166,
         full_scores_flops_ratio=1.0717,
     ),
-    "a100": PublishedRun(
-        mfu=0.6423,
-        model="MPT-7B",
-        hardware="8 A100 with 80 GB",
-        organisation="MosaicML",
-        title="llm-foundry, MPT Training Benchmarks",
-        year=2023,
-        url="https://github.com/mosaicml/llm-foundry/tree/main/scripts/train/benchmarking",
-        plan_arguments="gpt3:6.7b a100:8 --model.vocab-size 50432 --batch-size 96 "
-        "--grad-accum-steps 2 --model.remat none --mesh.data 1 --mesh.fsdp 8",
-        mfu_bound=0.8,
-        full_scores_flops_ratio=1.0388,
+    "a100": dataclasses.replace(
+        _MPT_7B, plan_arguments=_MPT_7B.plan_arguments.replace("a100-80gb", "a100")
     ),
+    "a100-80gb": _MPT_7B,
     "h100": PublishedRun(
         mfu=0.497,  # 492 of 989.4 TFLOP/s
         model="Llama 2 7B",
@@ -200,9 +206,9 @@ PUBLISHED = {
 for MaxText's `minimal` policy, which saves the outputs of weight matmuls."""
 
 
-FALLBACK_CHIP = "h100"
-"""Chip whose run is used for GPUs without a published one (T4, L4, H200, B200): of the GPUs that
-have one, it reached the smallest fraction of its roofline."""
+FALLBACK_CHIPS = {"gpu": "h100", "tpu": "v6e"}
+"""Chip whose run is used for others of its platform without a published one. Of the GPUs that have
+one, the H100 reached the smallest fraction of its roofline; of the TPUs, v6e the smallest MFU."""
 
 
 CPU_EFFICIENCY = 0.73
@@ -239,13 +245,14 @@ def expect_step(
     if chip.platform == "cpu":
         reason = f"{CPU_EFFICIENCY:.0%} of the bound, the median of steps measured on CPUs"
         return ExpectedStep(bound_seconds / CPU_EFFICIENCY, bound_mfu * CPU_EFFICIENCY, reason)
-    run = own or PUBLISHED[FALLBACK_CHIP]
+    fallback = FALLBACK_CHIPS[chip.platform]
+    run = own or PUBLISHED[fallback]
     # The ratio to the roofline carries over to other models; the published MFU is the upper limit.
     mfu = min(run.efficiency * bound_mfu, run.mfu_causal_scores)
     seconds = bound_seconds * bound_mfu / mfu if mfu else bound_seconds
     if own is None:
         reason = (
-            f"as on {FALLBACK_CHIP.upper()}: no MFU of a dense bfloat16 model published for "
+            f"as on {CHIPS[fallback].device_kind}: no MFU of a dense bfloat16 model published for "
             f"{chip.device_kind}"
         )
         return ExpectedStep(seconds, mfu, reason, fallback=run)

@@ -208,7 +208,7 @@ def _unsearched(quantities: Quantities) -> list[RankedCandidate]:
     return [
         rank_candidate(
             quantities,
-            Candidate.from_experiment(quantities.experiment, quantities.target.num_chips),
+            Candidate.from_experiment(quantities.experiment, quantities.target.num_devices),
         )
     ]
 

@@ -35,7 +35,8 @@ def _verdict(plan: Plan) -> Iterable["RenderableType"]:
     target, expected, bound = plan.target, plan.expected, plan.step_seconds_bound
     spare = target.memory_bytes - plan.memory_bytes
     verdict = "fits" if plan.fits else "does not fit"
-    room = f"{format_bytes(abs(spare))} per chip {'free' if spare >= 0 else 'over the limit'}"
+    unit = "chip" if target.num_devices == target.num_chips else "device, two of a chip,"
+    room = f"{format_bytes(abs(spare))} per {unit} {'free' if spare >= 0 else 'over the limit'}"
     source = "compiled" if plan.compiled_step else "estimated"
     yield (
         f"[bold]{plan.experiment.name} on {target.name}[/bold] ({target.num_chips} x "

@@ -121,7 +121,7 @@ def plan_remedies(experiment: Experiment, target: Target) -> list[str]:
 def _current(experiment: Experiment, target: Target) -> PrecisionOption:
     """Return the experiment's own settings with their estimates."""
     quantities = Quantities.from_experiment(experiment, target)
-    candidate = Candidate.from_experiment(experiment, target.num_chips)
+    candidate = Candidate.from_experiment(experiment, target.num_devices)
     return PrecisionOption(experiment.model.precision, rank_candidate(quantities, candidate))
 
 

@@ -124,7 +124,7 @@ def estimate_step_time(quantities: Quantities, candidate: Candidate) -> StepTime
             for axis, size in volumes.items()
         },
         model_flops=tokens * quantities.training_flops.total(causal=True),
-        peak_flops_per_second=quantities.peak_flops_per_second * quantities.target.num_chips,
+        peak_flops_per_second=quantities.peak_flops_per_second * quantities.target.num_devices,
         host_seconds={
             what: size / (chip.host_bandwidth * ATTAINABLE_FRACTION)
             for what, size in _host_traffic(quantities, candidate).items()
@@ -222,10 +222,14 @@ def axis_ring(target: Target, candidate: Candidate, axis: str) -> Ring:
         getattr(candidate.mesh, name) for name in MESH_AXES[MESH_AXES.index(axis) + 1 :]
     )
     if chip.torus_dimensions:
+        # Rings of the two devices of a chip share its links, unless one ring has both.
+        sharing = math.gcd(inner, chip.devices_per_chip)
+        on_chip = math.gcd(parts, chip.devices_per_chip // sharing)
         # Both ways around: a message crosses at most half of each filled dimension.
-        filled = _filled_dimensions(target.shape, inner, parts)
+        filled = _filled_dimensions(target.shape, inner // sharing, parts // on_chip)
         return Ring(
-            chip.link_bandwidth_per_dimension * len(filled), chip.hop_latency * sum(filled) / 2
+            chip.link_bandwidth_per_dimension * len(filled) / sharing,
+            chip.hop_latency * sum(filled) / 2,
         )
     if inner * parts <= chip.chips_per_host:
         return Ring(chip.link_bandwidth, chip.hop_latency)

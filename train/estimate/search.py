@@ -90,7 +90,7 @@ def rank_candidate(quantities: Quantities, candidate: Candidate) -> RankedCandid
 
 def candidate_meshes(quantities: Quantities) -> Iterator[MeshConfig]:
     """Yield every mesh over all chips of the target that divides the sequence and the experts."""
-    count = quantities.target.num_chips
+    count = quantities.target.num_devices
     for tensor in _divisors(count):
         for context in _context_sizes(quantities, count // tensor):
             for expert in _expert_sizes(quantities, count // tensor // context):

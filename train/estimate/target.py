@@ -24,6 +24,7 @@ SMALL_SLICES = {
     "v4": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
     "v5p": ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
     "v5e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
+    "tpu7x": ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
     "v6e": ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
 }
 """TPU slices smaller than a 4 x 4 x 4 cube; for two-dimensional kinds, all slices."""
@@ -63,8 +64,13 @@ class Target:
         return math.prod(self.shape)
 
     @property
+    def num_devices(self) -> int:
+        """Return the number of JAX devices, which a mesh is made of."""
+        return self.num_chips * self.chip.devices_per_chip
+
+    @property
     def memory_bytes(self) -> int:
-        """Return the bytes that a program can use on one chip."""
+        """Return the bytes that a program can use on one device."""
         fraction = USABLE_GPU_MEMORY if self.chip.platform == "gpu" and not self.is_local else 1.0
         return int(self.chip.memory_bytes * fraction)
 
@@ -72,7 +78,10 @@ class Target:
     def hardware(self) -> Hardware:
         """Return the target as a model sees it."""
         return Hardware(
-            self.chip.platform, self.chip.device_kind, self.num_chips, self.chip.compute_capability
+            self.chip.platform,
+            self.chip.device_kind,
+            self.num_devices,
+            self.chip.compute_capability,
         )
 
 
@@ -108,8 +117,8 @@ def parse_target(text: str) -> Target:
 
 def local_target(clock: Clock = time.perf_counter) -> Target:
     """Return the devices of this process as a target."""
-    hardware = local_hardware()
-    return Target("here", local_chip(jax.devices()[0], clock), (hardware.count,), is_local=True)
+    chip = local_chip(jax.devices()[0], clock)
+    return Target("here", chip, (local_hardware().count // chip.devices_per_chip,), is_local=True)
 
 
 def _sizes(text: str, shape: str) -> tuple[int, ...]:

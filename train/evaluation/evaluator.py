@@ -89,7 +89,7 @@ class Evaluator:
             report.log_sample(step, text)
 
     def generate_sample(self, params: Any, step: int) -> str:
-        """Return the text that the model generates from `sample.prompt`."""
+        """Return `sample.prompt` with the model's continuation; for other tasks, its answer."""
         settings = self.experiment.sample
         [text] = sample(
             self.make_run(EvalWeights(params, [step]), {}),
@@ -98,7 +98,7 @@ class Evaluator:
             sampling=settings.sampling_config(),
             seed=self.experiment.seed,
         )
-        return text
+        return settings.prompt + text if self.task.continues_prompt else text
 
     def final_weights(
         self, state: TrainState, step: int, checkpoints: CheckpointManager

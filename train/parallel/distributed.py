@@ -151,6 +151,7 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
             coordinator.address,
             coordinator.process_count,
             coordinator.process_index,
+            local_device_ids(environment),
             initialization_timeout=CONNECT_TIMEOUT_SECONDS,
             # JAX's own heartbeats abort a process without an error message. They are slower than
             # ours, so that they act only if ours fail.
@@ -175,6 +176,27 @@ def initialize_distributed(environment: Mapping[str, str] = os.environ) -> None:
         ) from error
     # After the connection only: its store carries the heartbeats.
     _start_heartbeats()
+
+
+def local_device_ids(environment: Mapping[str, str]) -> list[int] | None:
+    """Return the GPUs that this process uses; empty: all that it sees; None: JAX decides.
+
+    Under srun and Open MPI, JAX takes one GPU for each process, the one of its index on the node.
+    That is right for one task a GPU where each task sees all GPUs of its node. A single task on a
+    node uses all of them, and a task that its launcher has bound to GPUs uses those.
+    """
+    several_tasks_on_node = (
+        _read_size(environment, "SLURM_STEP_NUM_TASKS")
+        > max(_read_size(environment, "SLURM_STEP_NUM_NODES"), 1)
+        or _read_size(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") > 1
+    )
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    num_visible = len(visible.split(",")) if visible else None
+    is_bound = num_visible is not None and (
+        num_visible == 1 or num_visible < _read_size(environment, "SLURM_GPUS_ON_NODE")
+    )
+    given = "JAX_LOCAL_DEVICE_IDS" in environment
+    return None if given or (several_tasks_on_node and not is_bound) else []
 
 
 def _start_heartbeats() -> None:

@@ -93,7 +93,12 @@ class RunFolder:
             exists, has_run = folder.path.exists(), folder.config_json.exists()
         if not has_run:
             problem = f"holds no run (no {folder.config_json.name})" if exists else "does not exist"
-            raise UserError(f"{setting} {workdir}: {problem}; give the folder of a run")
+            # The name of a config, whose run `fit` has written to its default folder.
+            run = cls(pathlib.Path("runs", os.fspath(workdir).replace(":", "-")))
+            remedy = "give the folder of a run (fit writes runs/NAME, or its --workdir)"
+            if run.config_json.is_file():
+                remedy = f"did you mean {run.path}?"
+            raise UserError(f"{setting} {workdir}: {problem}; {remedy}")
         return folder
 
     @property

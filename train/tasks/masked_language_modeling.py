@@ -28,6 +28,7 @@ from train.tasks.task_configs import MaskedLanguageModeling
 from train.tasks.text_task import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.hardware import Hardware
+from transformer.layers.stack_weights import supports_segments
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.model_context import ActivationConstraint
 from transformer.models.masked_lm import MaskedLanguageModel
@@ -83,10 +84,12 @@ class MaskedLanguageModelTask(TextTask):
         """
         max_targets = self.max_targets
         document_masking = self.data.document_masking
+        masks_padding = supports_segments(model.config.layer_pattern)
 
         def loss(params: Any, batch: Batch, dropout_rngs: jax.Array | None) -> dict[str, Loss]:
             # Training windows are full. Only evaluation (no dropout) has padding to mask.
-            segments = batch["segments"] if document_masking or dropout_rngs is None else None
+            has_padding = dropout_rngs is None and masks_padding
+            segments = batch["segments"] if document_masking or has_padding else None
             output = model.apply(
                 {"params": params},
                 batch["tokens"],
@@ -199,6 +202,8 @@ def encode_masked_prompt(tokenizer: Tokenizer, prompt: str) -> np.ndarray:  # [T
     texts = MASK_PATTERN.split(prompt)
     if len(texts) == 1:
         raise UserError(f"prompt {prompt!r}: has no [MASK]; write [MASK] in place of a word")
+    if tokenizer.mask_token_id is None:
+        raise UserError("prompt: the tokenizer has no mask token; give one that has")
     before, after = tokenizer.text_frame
     tokens: list[Any] = [before, tokenizer.encode(texts[0])]
     for text in texts[1:]:

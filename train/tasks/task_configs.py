@@ -250,8 +250,8 @@ class Translation(TaskConfig):
     extra_length: int = 50
     """Longest translation, in tokens beyond the length of its source."""
     start_token: str = ""
-    """Token that the decoder reads first. Empty: the one that ends a text. Imported models bring
-    theirs, such as the `<pad>` of T5 and Marian."""
+    """Token that the decoder reads first. Empty: that of an imported model's files, such as the
+    `<pad>` of T5 and Marian, or else the one that separates documents."""
     compute_bleu: Literal["end", "always"] = "end"
     """Evaluations that translate and compute BLEU: only the one at the end of a run, or every one.
     The others report the loss alone."""

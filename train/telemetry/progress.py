@@ -3,12 +3,14 @@
 import contextlib
 import importlib.util
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 from rich import progress
 from rich.console import Console
+from rich.table import Column
+from rich.text import Text
 
 from train.runtime.startup import LenientStream
 from train.telemetry.stages import (
@@ -22,6 +24,9 @@ from train.telemetry.stages import (
 
 LINE_INTERVAL_SECONDS = 30.0
 """Seconds between plain lines, where no bar can be drawn."""
+
+MIN_BAR_WIDTH = 10
+"""Columns that the bar keeps, with the spaces around it."""
 
 # A model can generate any character. Control characters, which a terminal would obey, are
 # replaced by their Unicode pictures.
@@ -59,14 +64,15 @@ class ProgressBar:
         """
         self._total = total
         self._step = self._timed_from_step = initial_step
+        self._stage = ""
         self._description = description
         # rich asks for a whole file by type, and uses only `write`, `flush` and `isatty`.
         stream: Any = LenientStream()
         self._console = console or Console(file=stream, quiet=quiet)
         self._clock = clock
-        self._started_at = self._timed_from = self._next_line_at = clock()
+        self._started_at = self._timed_from = self._updated_at = self._next_line_at = clock()
         self._loss = self._speed = ""
-        self._bar = _make_bar(self._console, clock) if can_draw_bar(self._console) else None
+        self._bar = self._make_bar() if can_draw_bar(self._console) else None
         self._task = progress.TaskID(0)
         self._exits = contextlib.ExitStack()
 
@@ -80,20 +86,26 @@ class ProgressBar:
           loss: Last loss in nats a token; None leaves the one shown.
           tokens_per_second: Throughput; None leaves the one shown.
         """
-        self._step = step
+        # Steps before a rollback were made too.
+        self._timed_from_step += min(step - self._step, 0)
+        self._step, self._updated_at = step, self._clock()
         if loss is not None:
             self._loss = f"loss {loss:.4f}"
         if tokens_per_second is not None:
             self._speed = f"{tokens_per_second:,.0f} tokens/s"
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, loss=self._loss, speed=self._speed)
+            self._bar.update(self._task, completed=step)
         elif self._clock() >= self._next_line_at or step == self._total:
             self._next_line_at = self._clock() + LINE_INTERVAL_SECONDS
             self.print(self._line())
 
-    def mark_compiled(self, step: int) -> None:
-        """Estimate the time left from the steps after `step`: the first one has compiled."""
-        self._timed_from_step, self._timed_from = step, self._clock()
+    @contextlib.contextmanager
+    def leave_out_step(self) -> Iterator[None]:
+        """Estimate the time left without the step that is made in the block: it compiles."""
+        began = self._clock()
+        yield
+        self._timed_from_step += 1
+        self._timed_from += self._clock() - began
 
     @property
     def console(self) -> Console:
@@ -102,11 +114,8 @@ class ProgressBar:
 
     def show_in_bar(self, text: str) -> bool:
         """Show a text in place of loss and speed; empty: show these. False: there is no bar."""
-        if self._bar is None:
-            return False
-        loss, speed = (text, "") if text else (self._loss, self._speed)
-        self._bar.update(self._task, loss=loss, speed=speed)
-        return True
+        self._stage = text
+        return self._bar is not None
 
     def print(self, text: str) -> None:
         """Print text as it is, above the bar."""
@@ -116,9 +125,7 @@ class ProgressBar:
     def __enter__(self) -> Self:
         self._started_at = self._timed_from = self._next_line_at = self._clock()
         if self._bar is not None:
-            self._task = self._bar.add_task(
-                self._description, total=self._total, completed=self._step, loss="", speed=""
-            )
+            self._task = self._bar.add_task("", total=self._total, completed=self._step)
             self._bar.start()
         self._exits.enter_context(use_display(_DisplayOfBar(self)))
         return self
@@ -135,17 +142,55 @@ class ProgressBar:
             self._bar.stop()
 
     def _line(self) -> str:
-        now = self._clock()
-        steps_left, steps_timed = self._total - self._step, self._step - self._timed_from_step
-        if steps_timed > 0 or steps_left <= 0:
-            seconds_left = (now - self._timed_from) / max(steps_timed, 1) * max(steps_left, 0)
-            left = format_clock(seconds_left)
-        else:
-            left = "?"
-        count = f"{self._step}/{self._total}"
-        times = f"{format_clock(now - self._started_at)} elapsed, {left} left"
-        parts = (self._description, count, self._loss, self._speed, times)
+        times = f"{self._elapsed()}, {self._left()}"
+        parts = (self._description, self._count(), self._loss, self._speed, times)
         return "  ".join(part for part in parts if part)
+
+    def status(self) -> str:
+        """Return what stands right of the bar, as much as fits. The time left always stays."""
+        details = (self._stage,) if self._stage else (self._loss, self._speed)
+        count, elapsed, left = self._count(), self._elapsed(), self._left()
+        choices = [(count, *details, elapsed, left), (count, *details, left)]
+        choices += [(count, details[0], left), (count, left), (left,)]
+        texts = ["  ".join(part for part in parts if part) for parts in choices]
+        room = self._console.width - len(self._description) - MIN_BAR_WIDTH
+        return next((text for text in texts if len(text) <= room), left)
+
+    def _count(self) -> str:
+        return f"{self._step}/{self._total}"
+
+    def _elapsed(self) -> str:
+        return f"{format_clock(self._clock() - self._started_at)} elapsed"
+
+    def _left(self) -> str:
+        steps_left, steps_timed = self._total - self._step, self._step - self._timed_from_step
+        if steps_timed <= 0 < steps_left:
+            return "? left"
+        seconds_a_step = (self._updated_at - self._timed_from) / max(steps_timed, 1)
+        return f"{format_clock(seconds_a_step * max(steps_left, 0))} left"
+
+    def _make_bar(self) -> progress.Progress:
+        return progress.Progress(
+            progress.TextColumn(self._description, markup=False),
+            progress.BarColumn(bar_width=None),
+            _StatusColumn(self),
+            console=self._console,
+            expand=True,
+            get_time=self._clock,
+            redirect_stdout=False,  # what is piped to another program must arrive there
+            refresh_per_second=4,  # each takes time from the step on a small machine
+        )
+
+
+class _StatusColumn(progress.ProgressColumn):
+    """Text of a `ProgressBar` right of its bar."""
+
+    def __init__(self, bar: ProgressBar):
+        super().__init__(Column(no_wrap=True))
+        self._bar = bar
+
+    def render(self, task: progress.Task) -> Text:
+        return Text(self._bar.status())
 
 
 class _DisplayOfBar(TickingDisplay):
@@ -173,23 +218,3 @@ def can_draw_bar(console: Console) -> bool:
         # rich draws with ipywidgets there, and warns at every step if they are missing.
         return importlib.util.find_spec("ipywidgets") is not None
     return console.is_terminal and not console.is_dumb_terminal
-
-
-def _make_bar(console: Console, clock: Callable[[], float]) -> progress.Progress:
-    return progress.Progress(
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=None),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[loss]}"),
-        progress.TextColumn("{task.fields[speed]}"),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("elapsed"),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("left"),
-        console=console,
-        expand=True,
-        get_time=clock,
-        redirect_stdout=False,  # what is piped to another program must arrive there
-        refresh_per_second=4,  # each takes time from the step on a small machine
-        speed_estimate_period=120,
-    )

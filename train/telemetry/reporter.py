@@ -6,6 +6,7 @@ Every process has a reporter, and only the main process writes. The loop need no
 import contextlib
 import pathlib
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,7 +63,8 @@ class Reporter:
         self._time_log = TimeLog(folder, timer, is_writer=is_main_process)
         self._event_log = EventLog(folder.event_log)
         self._references: dict[str, float] = {}
-        self._reset_throughput(initial_step)
+        self._initial_step = initial_step
+        self._reset_throughput()
         if is_main_process:
             self._metrics.set_aside_after(initial_step or None)
         # Last, since nothing closes them if another file cannot be opened.
@@ -72,7 +74,7 @@ class Reporter:
 
     def __enter__(self) -> Self:
         self._progress.__enter__()
-        self._time_log.start_compiling(self._step)
+        self._time_log.start_compiling(self._initial_step)
         self._resumed_at = time.perf_counter()
         return self
 
@@ -107,11 +109,12 @@ class Reporter:
         """Seconds that the previous process of this run took to compile. 0: there was none."""
         return self._time_log.previous_seconds("compile")
 
-    def mark_compiled(self, step: int) -> None:
-        """Start counting throughput: the first step, which also compiles, is made."""
+    @contextlib.contextmanager
+    def compilation(self, step: int) -> Iterator[None]:
+        """Leave a step out of the time left and count it as compilation, as its program is new."""
+        with self.pause("compile"), self._progress.leave_out_step():
+            yield
         self._time_log.start_stepping(step)
-        self._progress.mark_compiled(step)
-        self._reset_throughput(step)
 
     def rewind(self, step: int) -> None:
         """Continue from an earlier step after a rollback. Later metrics lines are moved aside."""
@@ -120,23 +123,22 @@ class Reporter:
             self._metrics.set_aside_after(step or None)
         self._progress.update(step)
         self._time_log.start_stepping(step)
-        self._reset_throughput(step)
+        self._reset_throughput()
 
     def count_step(self, step: int, tokens: int) -> None:
-        """Count a step over `tokens` tokens."""
+        """Count a step over `tokens` tokens; 0 for one whose time is not counted."""
         self._tokens += tokens
         self._time_log.record_step(step)
 
-    def _reset_throughput(self, step: int) -> None:
-        self._step, self._tokens = step, 0
+    def _reset_throughput(self) -> None:
+        self._tokens = 0
         self._seconds, self._resumed_at = 0.0, time.perf_counter()
 
     def log_training(self, step: int, metrics: dict[str, float]) -> None:
         """Write a line of training metrics, with the tokens per second since the line before."""
         seconds = self._seconds + time.perf_counter() - self._resumed_at
-        has_steps = step > self._step
-        speed = {"tokens_per_second": self._tokens / max(seconds, 1e-9)} if has_steps else {}
-        self._reset_throughput(step)
+        speed = {"tokens_per_second": self._tokens / max(seconds, 1e-9)} if self._tokens else {}
+        self._reset_throughput()
         self._progress.update(step, loss=metrics["loss"], **speed)
         if self._is_main_process:
             self._metrics.write(step, "train", {**metrics, **speed})

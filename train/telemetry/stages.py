@@ -251,6 +251,7 @@ class ConsoleDisplay(TickingDisplay):
     def _open_console(self) -> None:
         from rich import progress
         from rich.console import Console
+        from rich.table import Column
 
         from train.telemetry.progress import can_draw_bar
 
@@ -261,7 +262,11 @@ class ConsoleDisplay(TickingDisplay):
             self._lines = LinePrinter(self._console)
             return
         self._bar = progress.Progress(
-            progress.TextColumn("{task.description}", markup=False),
+            progress.TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(no_wrap=True, max_width=max(self._console.width - 48, 10)),
+            ),
             progress.BarColumn(bar_width=None),
             progress.TextColumn("{task.fields[percent]}", markup=False),
             progress.TextColumn("{task.fields[times]}", markup=False),

@@ -58,6 +58,7 @@ def summarize_data(experiment: Experiment, num_examples: int) -> dict[str, Any]:
                 {name: array[row] for name, array in batch.items()}, tokenizer, corpus.labels
             )
             for row in range(rows)
+            if "segments" not in batch or batch["segments"][row].any()  # else an unused row
         ]
     return summary
 

@@ -34,6 +34,11 @@ class MixerConfig:
     """The pattern depends on a token's index in its row, not only on its position in its document.
     Packed documents stay separate, but a packed document differs from the same document alone."""
 
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether rows of one document may be padded although the mixer lacks `segments`."""
+        return False
+
     def check_d_model(self, d_model: int) -> None:
         """Raise ValueError if a model of width `d_model` cannot use this mixer."""
 
@@ -66,6 +71,11 @@ class MultiHeadConfig(MixerConfig):
                 f"attention.num_kv_heads {self.num_kv_heads}: does not divide num_heads "
                 f"{self.num_heads}; give a divisor of it"
             )
+
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether rows of one document may be padded although the mixer lacks `segments`."""
+        return False
 
     def check_d_model(self, d_model: int) -> None:
         self.resolved_head_dim(d_model)

@@ -5,19 +5,23 @@ configuration, one entry in `MIXERS`.
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import jax
 from flax import linen as nn
 from flax import struct
+from flax.errors import InvalidRngError
 
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask
 from transformer.inspection import Taps
-from transformer.mixer_registry import MIXERS
+from transformer.mixer_registry import MIXERS, MixerError
 from transformer.model_context import ModelContext
 
 Outputs = frozenset[str]
@@ -76,7 +80,7 @@ class Abilities:
     cached: bool = True
     """Decode token by token from a cache, with the results of the full pass."""
     segments: bool = True
-    """Separate packed documents and ignore padding."""
+    """Separate packed documents and ignore padding. Without it a model refuses rows with either."""
     cross: bool = True
     """Read keys and values from `memory` instead of the mixer's own input."""
     any_length: bool = True
@@ -197,23 +201,74 @@ def reject_mask_patterns(kind: str, mask: Mask) -> None:
             )
 
 
+def apply_mixer(mixer: Mixer, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+    """Call a mixer of a block and check what it returns.
+
+    Raises:
+      MixerError: The mixer raises an error, returns no `MixerOutput` with y like x, or gets
+        segments that it does not support.
+    """
+    config = mixer.config
+    with explain_mixer_errors(config):
+        output: Any = mixer(x, inputs)
+        abilities = mixer.abilities(config)
+    if not isinstance(output, MixerOutput) or not is_like(output.y, x):
+        _reject_output(config.kind, output, x)
+    if not isinstance(output.aux, dict):
+        raise MixerError(f"mixer {config.kind}: returns aux that is no dict; give {{}} for none")
+    mask = inputs.mask
+    ignores_padding = mask.single_document and config.ignores_padding
+    if mask.segments is not None and not (abilities.segments or ignores_padding):
+        raise MixerError(
+            f"mixer {config.kind}: would mix the documents of a row, or padding with text, as it "
+            "lacks the ability `segments`; set data.document_masking to False, or choose another "
+            "mixer"
+        )
+    return output
+
+
+@contextlib.contextmanager
+def explain_mixer_errors(config: MixerConfig) -> Iterator[None]:
+    """Turn errors of a mixer's own code into a `MixerError` of one line with their place."""
+    mixer = mixer_class(config)
+    try:
+        yield
+    except (MixerError, InvalidRngError):
+        raise
+    except Exception as error:
+        kind, text = config.kind, " ".join(str(error).split())
+        if isinstance(error, ValueError) and text.startswith(f"mixer {kind}:"):
+            raise MixerError(text) from error
+        if mixer.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            raise  # ours: its errors name their cause
+        own_file = getattr(sys.modules.get(mixer.__module__), "__file__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == own_file]
+        place = f"line {lines[-1]} of {own_file}" if lines else mixer.__module__
+        name = type(error).__name__
+        raise MixerError(
+            f"mixer {kind}: raises {name} ({place}): {text[:300]}; correct its code"
+        ) from error
+
+
 def is_like(y: Any, x: jax.Array) -> bool:
     """Return True if a mixer's result has the shape and the dtype of its input."""
     return getattr(y, "shape", None) == x.shape and y.dtype == x.dtype
 
 
-def reject_output(kind: str, output: Any, x: jax.Array) -> NoReturn:
-    """Raise ValueError for a mixer's result that is no `MixerOutput`, or not like x.
+def _reject_output(kind: str, output: Any, x: jax.Array) -> NoReturn:
+    """Raise MixerError for a mixer's result that is no `MixerOutput`, or not like x.
 
     A result [B, T, 1] would be broadcast over the residual stream, and one of a wider dtype would
     widen it.
     """
     found = type(output).__name__
     if isinstance(output, MixerOutput):
-        found = f"y of shape {getattr(output.y, 'shape', None)} for x of shape {x.shape}"
-        if output.y.shape == x.shape:
-            raise ValueError(
+        shape = getattr(output.y, "shape", None)
+        found = f"y of shape {shape} for x of shape {x.shape}"
+        if shape == x.shape:
+            raise MixerError(
                 f"mixer {kind}: returns y in {output.y.dtype} for x in {x.dtype}; give the layers "
                 "of Flax in it dtype=x.dtype, or return y.astype(x.dtype)"
             )
-    raise ValueError(f"mixer {kind}: returns {found}; give MixerOutput(y, cache, aux), y as x")
+    raise MixerError(f"mixer {kind}: returns {found}; give MixerOutput(y, cache, aux), y as x")

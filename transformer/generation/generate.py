@@ -33,7 +33,11 @@ from transformer.generation.sampling import (
 from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
 from transformer.layers.embedding import get_output_matrix
-from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
+from transformer.layers.stack_weights import (
+    Params,
+    supports_segments,
+    unstack_for_decoding_without_copy,
+)
 from transformer.model_context import replicate
 from transformer.models.input_checks import check_token_ids, max_cache_length
 from transformer.models.language_model import LanguageModel
@@ -255,8 +259,7 @@ def segments_of_lengths(
     A causal mixer never shows the padding to earlier tokens. Segments also keep it out of what
     tokens share, such as the buckets of hashing attention.
     """
-    mixers = {block.mixer for block in model.config.layer_pattern}
-    if not all(mixer_class(mixer).abilities(mixer).segments for mixer in mixers):
+    if not supports_segments(model.config.layer_pattern):
         return None
     return (jnp.arange(padded_length)[None, :] < lengths[:, None]).astype(jnp.int32)
 

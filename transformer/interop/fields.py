@@ -76,7 +76,7 @@ class Fields:
         self._read.add(name)
         default = self._known.defaults.get(name)
         value = self._values.get(name, default)
-        kind = type(default if null is None else null)
+        kind: Any = type(default if null is None else null)
         if value is None:
             return kind() if null is None else null
         # JSON has one kind of number: 512.0 is an integer too. Python's True is no number here.
@@ -142,7 +142,10 @@ class Fields:
             value, default = self._values[name], defaults[name]
             is_off = not value and not default  # such as false where null is the default
             if value not in (None, default) and not is_off:
-                raise self.unsupported(name, repr(defaults[name]))
+                raise InteropError(
+                    f"{self._source}: {name} {value!r} is not supported for this type of model; "
+                    f"only {default!r}, its default"
+                )
         return sorted(left - defaults.keys() - COMMON)
 
 

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from flax.traverse_util import unflatten_dict
@@ -54,6 +54,18 @@ WITHOUT_EFFECT = (
 with PEFT reads them (`lora_dropout`). Any other field must be off."""
 
 
+NAME_PATTERN = re.compile(r"\^?(?:[\w-]|\\?\.|\\d\+|\.\*)*\$?")
+"""Regular expressions that are read: names of modules, with `\\d+` and `.*`. Others can keep
+Python's `re` busy forever."""
+
+MAX_REPEATS = 2
+"""Most `\\d+` and `.*` in one of them; all of an adapter together may have ten times as many."""
+
+MAX_PATTERNS = 20_000
+
+MAX_ALPHA = 1e9
+
+
 class Adapter(NamedTuple):
     """LoRA adapter of a model, read from a folder."""
 
@@ -84,6 +96,7 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
     config = read_json(folder / ADAPTER_CONFIG)
     source = str(folder / ADAPTER_CONFIG)
     rank, scale = _check_config(config, source)
+    patterns = _read_patterns(config, source)
     if not (folder / ADAPTER_WEIGHTS).exists():
         raise InteropError(f"{folder}: has no {ADAPTER_WEIGHTS}; fetch the whole adapter")
     file = SafetensorsFile(folder / ADAPTER_WEIGHTS)
@@ -94,7 +107,8 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
     factors_by_path: dict[str, dict[tuple[int, ...], Factors]] = {}
     for tensor, factors in updates:
         parts = list(_split(tensor, factors, rank, source))
-        own = _scale_of(module_name(tensor), factors.a.shape[0], config)
+        alpha = _alpha_of(module_name(tensor), patterns, config["lora_alpha"])
+        own = _scale(alpha, factors.a.shape[0], config)
         if not math.isclose(own, scale, rel_tol=1e-6):
             raise InteropError(
                 f"{source}: alpha_pattern scales {module_name(tensor)} by {own:g} and others by "
@@ -132,7 +146,7 @@ def _check_config(config: Mapping[str, Any], source: str) -> tuple[int, float]:
                 f"{source}: {name} {value!r} is not supported; give an adapter of plain LoRA"
             )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or alpha <= 0:
+    if not isinstance(rank, int) or not 0 < rank < 2**31 or not _is_alpha(alpha):
         raise InteropError(
             f"{source}: r {rank!r} and lora_alpha {alpha!r} are not a valid rank and scale; "
             "fetch it again"
@@ -140,18 +154,43 @@ def _check_config(config: Mapping[str, Any], source: str) -> tuple[int, float]:
     return rank, _scale(alpha, rank, config)
 
 
+def _is_alpha(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 < value < MAX_ALPHA
+
+
 def _scale(alpha: float, rank: int, config: Mapping[str, Any]) -> float:
     # rsLoRA (Kalajdzievski 2023) divides by the root of the rank.
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _scale_of(module: str, rank: int, config: Mapping[str, Any]) -> float:
-    """Return the scale of a module, by PEFT's rule: the first pattern that its name ends in."""
-    patterns = dict(config.get("alpha_pattern") or {})
+def _read_patterns(config: Mapping[str, Any], source: str) -> list[tuple[re.Pattern[str], float]]:
+    """Return the patterns of module names that have an alpha of their own.
+
+    Raises:
+      InteropError: One is not a name, or there are too many to try.
+    """
+    patterns = config.get("alpha_pattern") or {}
+    if not isinstance(patterns, dict) or len(patterns) > MAX_PATTERNS:
+        raise InteropError(f"{source}: alpha_pattern is not an object of names; fetch it again")
+    total = 0
     for pattern, alpha in patterns.items():
-        if re.fullmatch(rf"(.*\.)?({pattern})", module):
-            return _scale(alpha, rank, config)
-    return _scale(config["lora_alpha"], rank, config)
+        repeats = pattern.count("*") + pattern.count("+")
+        total += repeats
+        allowed = NAME_PATTERN.fullmatch(pattern) and repeats <= MAX_REPEATS
+        if not allowed or total > 10 * MAX_REPEATS or not _is_alpha(alpha):
+            raise InteropError(
+                f"{source}: alpha_pattern {pattern[:100]!r} is not the name of a module with a "
+                "number; write the names of modules in full"
+            )
+    # By PEFT's rule: the first pattern that a name ends in.
+    return [(re.compile(rf"(.*\.)?({name})"), alpha) for name, alpha in patterns.items()]
+
+
+def _alpha_of(
+    module: str, patterns: Sequence[tuple[re.Pattern[str], float]], default: float
+) -> float:
+    """Return the alpha of a module."""
+    return next((alpha for pattern, alpha in patterns if pattern.fullmatch(module)), default)
 
 
 def _sort_tensors(

@@ -31,8 +31,6 @@ from transformer.interop.weight_map import TABLE, AsIs, Weight
 from transformer.layers.feedforward import resolve_d_ff
 from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
-SIDES = ("encoder", "decoder")
-
 
 def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
     """Return the rules of the embeddings: one table, or one of the source and one of the target."""
@@ -270,7 +268,8 @@ def bart_stack(side: str) -> tuple[Weight, ...]:
     )
 
 
-ENCODER_TABLE, DECODER_TABLE = (f"model.{side}.embed_tokens.weight" for side in SIDES)
+ENCODER_TABLE = "model.encoder.embed_tokens.weight"
+DECODER_TABLE = "model.decoder.embed_tokens.weight"
 
 BART_TABLES = (
     *tables("model.shared.weight", ENCODER_TABLE, DECODER_TABLE),
@@ -306,6 +305,8 @@ def _read_marian(fields: Fields) -> TransformerConfig:
     shared = fields.take("share_encoder_decoder_embeddings")
     config = read_bart(fields, SinusoidalPositions("halves"))
     assert config.encoder is not None
+    if shared and not config.tie_embeddings:
+        fields.expect("decoder_vocab_size", vocab_size)  # of the target alone, unlike the logits
     # Source and target may have tables of their own, of one size or of two.
     size = config.encoder.vocab_size if shared else vocab_size
     encoder = dataclasses.replace(config.encoder, vocab_size=size)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import linen as nn
 
-from transformer.attention.mixer import MixerInputs, MixerOutput, mixer_class, reject_output
+from transformer.attention.mixer import MixerInputs, apply_mixer, explain_mixer_errors, mixer_class
 from transformer.config import BlockConfig
 from transformer.layers.basic import Norm, dropout, fold_in
 from transformer.layers.cross_attention import (
@@ -23,7 +23,10 @@ from transformer.model_context import ModelContext
 def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
     """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
     mixers = [each for each in (config.mixer, config.cross_attention) if each is not None]
-    found = [mixer_class(each).constants(each, layer_index, context.d_model) for each in mixers]
+    found = []
+    for each in mixers:
+        with explain_mixer_errors(each):
+            found.append(mixer_class(each).constants(each, layer_index, context.d_model))
     return BlockConstants(*found) if len(found) > 1 else found[0]
 
 
@@ -63,10 +66,7 @@ class Block(nn.Module):
         own = inputs.replace(cache=own_cache, dropout_rngs=rngs(0), constants=own_constants)
         if memory is not None and config.mixer.reads_memory:
             own = own.replace(mask=memory.mask, memory=memory.x)
-        mixed: Any = mixer(normed, own)
-        has_shape = isinstance(mixed, MixerOutput) and mixed.y.shape == x.shape
-        if not has_shape or mixed.y.dtype != normed.dtype:
-            reject_output(config.mixer.kind, mixed, normed)
+        mixed = apply_mixer(mixer, normed, own)
         before, x = x, self.add_residual("mixer_norm", x, mixed.y, rngs(1))
         cache, aux = mixed.cache, mixed.aux
 

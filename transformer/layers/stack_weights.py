@@ -13,7 +13,7 @@ import numpy as np
 from flax import struct
 
 from transformer.attention.masks import Mask
-from transformer.attention.mixer import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerInputs, explain_mixer_errors, mixer_class
 from transformer.attention.position_bias import zero_shared_bias
 from transformer.config import BlockConfig
 from transformer.layers.block import Block, layer_constants
@@ -64,6 +64,12 @@ def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, pla
     return jax.tree.map(lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight)
 
 
+def supports_segments(pattern: LayerPattern) -> bool:
+    """Return True if all mixers of a model separate packed documents and ignore padding."""
+    mixers = {block.mixer for block in pattern}
+    return all(mixer_class(mixer).abilities(mixer).segments for mixer in mixers)
+
+
 def init_cache(
     pattern: LayerPattern,
     context: ModelContext,
@@ -79,9 +85,10 @@ def init_cache(
         mixer = mixer_class(config.mixer)(config.mixer, context, parent=None)
         # A decoder with attention inside is both mixer and cross-attention: one cache holds its
         # state and what it needs of the memory.
-        if config.mixer.reads_memory:
-            return mixer.init_memory_cache(batch_size, memory_length)
-        own = mixer.init_cache(batch_size, length)
+        with explain_mixer_errors(config.mixer):
+            if config.mixer.reads_memory:
+                return mixer.init_memory_cache(batch_size, memory_length)
+            own = mixer.init_cache(batch_size, length)
         if config.cross_attention is None:
             return own
         cross = mixer_class(config.cross_attention)(config.cross_attention, context, parent=None)

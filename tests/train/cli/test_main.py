@@ -121,7 +121,9 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
         ("sample", "sample: W is missing"),
         ("fit quickstrat", "config quickstrat: is not known (did you mean quickstart?); choose"),
         ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
-        ("fit quickstart --stepz 3", "--stepz"),
+        ("fit quickstart --stepz 3", "error: --stepz: no such setting; perhaps you meant --steps;"),
+        ("fit quickstart --lr 1e-3", "perhaps you meant --schedule.learning-rate;"),
+        ("fit quickstart --output_dir x --bs=4", "perhaps you meant --workdir or --batch-size;"),
         (
             "fit quickstart --steps many",
             "error: --steps: 'many' is not an integer; it is --steps INT",
@@ -134,7 +136,7 @@ def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
         ("fit quickstart --model.d-model 0", "model.d_model 0: give 1 or more"),
         ("fit quickstart --model.precision float8", "precision float8"),
         ("fit quickstart --optimizer.beta1 2", "optimizer.beta1 2.0: give a fraction"),
-        ("fit quickstart --data.split odd", "odd"),
+        ("fit quickstart --data.split-method odd", "odd"),
         ("fit quickstart --checkpoint.keep-last 0", "checkpoint.keep_last 0: give 1 or more"),
         ("fit quickstart --sample.top-p 3", "sample.top_p 3.0: give a probability"),
         ("fit quickstart --evaluation.num-batches -1", "evaluation.num_batches -1: give 0 or more"),
@@ -155,8 +157,8 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("evaluate W stray", "Unrecognized options: stray"),
-        ("goodput W --workdri x", "Unrecognized options: --workdri, x"),
+        ("evaluate W stray", "stray: no such setting"),
+        ("goodput W --workdri x", "--workdri: no such setting"),
         (
             "sample W --beams many",
             "--beams: 'many' is not an integer; it is",
@@ -227,6 +229,22 @@ def test_errors(
     assert result.error.startswith("error: ")
     assert result.error.count("\n") == 1
     assert message in result.error
+
+
+def test_name_of_a_config_suggests_its_run(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/gpt2-medium")
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    for given, remedy in (
+        ("gpt2:medium", "did you mean runs/gpt2-medium?"),
+        ("gpt2", "give the folder of a run"),
+    ):
+        result = command(capsys, "evaluate", given)
+        assert (result.status, result.output) == (1, "")
+        assert f"workdir {given}: does not exist; {remedy}" in result.error
 
 
 def test_debug_shows_a_traceback() -> None:

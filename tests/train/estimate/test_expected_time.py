@@ -9,7 +9,7 @@ from train.config.experiment_files import find_experiment
 from train.estimate.batch_shapes import resolve_sizes
 from train.estimate.candidate import Candidate
 from train.estimate.chips import CHIPS
-from train.estimate.expected_time import CPU_EFFICIENCY, FALLBACK_CHIP, PUBLISHED, expect_step
+from train.estimate.expected_time import CPU_EFFICIENCY, FALLBACK_CHIPS, PUBLISHED, expect_step
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import estimate_step_time
 from train.estimate.target import parse_target
@@ -72,7 +72,7 @@ def test_expectation_never_exceeds_the_published_mfu() -> None:
 
 @pytest.mark.parametrize("name", sorted(CHIPS.keys() - PUBLISHED.keys()))
 def test_chip_without_published_run_uses_the_fallback(name: str) -> None:
-    run = PUBLISHED[FALLBACK_CHIP]
+    run = PUBLISHED[FALLBACK_CHIPS[CHIPS[name].platform]]
     result = expect_step(CHIPS[name], 1.0, 0.4)
     assert result.mfu == pytest.approx(0.4 * run.efficiency)
     assert result.published is None
@@ -82,7 +82,7 @@ def test_chip_without_published_run_uses_the_fallback(name: str) -> None:
 
 def test_fallback_is_the_least_efficient_gpu() -> None:
     gpus = [name for name in PUBLISHED if CHIPS[name].platform == "gpu"]
-    assert min(gpus, key=lambda name: PUBLISHED[name].efficiency) == FALLBACK_CHIP
+    assert min(gpus, key=lambda name: PUBLISHED[name].efficiency) == FALLBACK_CHIPS["gpu"]
 
 
 def test_measured_step_replaces_the_forecast() -> None:

@@ -251,6 +251,23 @@ def test_axis_uses_links_of_the_dimensions_it_fills(
 
 
 @pytest.mark.parametrize(
+    ("mesh", "axis", "bandwidth", "hops"),
+    [
+        (dict(tensor=8), "tensor", 4e6, 3),  # both devices of each chip: 2 x 2 chips
+        (dict(fsdp=32, tensor=2), "fsdp", 3e6, 5),  # one of each: two rings share the links
+        (dict(fsdp=64), "fsdp", 6e6, 5),
+    ],
+)
+def test_rings_of_chips_with_two_devices(
+    mesh: dict[str, int], axis: str, bandwidth: float, hops: float
+) -> None:
+    chip = dataclasses.replace(CHIP, hop_latency=1.0, devices_per_chip=2)
+    result = axis_ring(Target("toy", chip, (2, 4, 4)), candidate(**mesh), axis)
+    assert result.bandwidth == bandwidth
+    assert result.round_latency == hops
+
+
+@pytest.mark.parametrize(
     ("mesh", "axis", "bandwidth"),
     [
         (dict(tensor=8), "tensor", 100.0),

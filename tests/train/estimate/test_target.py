@@ -20,14 +20,17 @@ COUNTED_DEVICES = 8
         ("v6e:16x16", 256, "tpu"),
         ("h200:8", 8, "gpu"),
         ("h100:3", 3, "gpu"),
+        ("tpu7x:2x2x1", 4, "tpu"),
         ("b200:64", 64, "gpu"),
+        ("gb200:72", 72, "gpu"),
     ],
 )
 def test_targets(name: str, count: int, platform: str) -> None:
     target = parse_target(name)
     assert target.num_chips == count
     assert target.hardware.platform == platform
-    assert target.hardware.count == count
+    # A chip of tpu7x is two devices.
+    assert target.hardware.count == count * (2 if name.startswith("tpu7x") else 1)
     assert 0 < target.memory_bytes <= target.chip.memory_bytes
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import pytest
+from jax._src import distributed, xla_bridge
 
 from tests.train.support import lines_of, write_config
 from train.errors import UserError
@@ -74,6 +75,55 @@ def test_hosts_that_jax_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
         initialize_distributed({"JAX_PLATFORMS": "cpu", **pod})
     with pytest.raises(UserError, match=r"JAX_PROCESS_ID on each$"):
         initialize_distributed({"JAX_PLATFORMS": "cpu", "OMPI_COMM_WORLD_SIZE": "2"})
+
+
+TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_NODES": "2"}
+EIGHT = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "local_index", "environment", "devices"),
+    [
+        (2, 0, EIGHT, "all"),  # one task a node
+        (2, 0, {}, "all"),
+        (16, 5, EIGHT, "5"),  # one task a GPU
+        (16, 5, {}, "5"),
+        (16, 5, {**EIGHT, "CUDA_VISIBLE_DEVICES": "0"}, "all"),  # bound by --gpus-per-task=1
+        (4, 1, {**EIGHT, "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, "all"),  # and by --gpus-per-task=4
+        (2, 0, {**EIGHT, "JAX_LOCAL_DEVICE_IDS": "2,3"}, "2,3"),
+        (2, 0, {**EIGHT, "JAX_COORDINATOR_ADDRESS": "node1:7", "JAX_NUM_PROCESSES": "2"}, "all"),
+    ],
+)
+def test_gpus_of_a_slurm_task(
+    num_tasks: int,
+    local_index: int,
+    environment: dict[str, str],
+    devices: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """JAX detects the cluster and chooses the GPUs; only the connection is replaced."""
+    task = {**TASK, "SLURM_LOCALID": str(local_index), "SLURM_NTASKS": str(num_tasks)}
+    task |= {"SLURM_PROCID": "1", "JAX_PROCESS_ID": "1", "SLURM_STEP_NUM_TASKS": str(num_tasks)}
+    task |= environment
+    connected = []
+
+    def connect(address: str, process_index: int, **options: Any) -> None:
+        connected.append((address, process_index))
+        raise RuntimeError("no network")
+
+    for name, value in task.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(distributed, "global_state", distributed.State())
+    monkeypatch.setattr("jax._src.distributed._jax.get_distributed_runtime_client", connect)
+    monkeypatch.setattr(xla_bridge, "backends_are_initialized", lambda: False)
+    try:
+        with pytest.raises(UserError, match="not all of them connected"):
+            initialize_distributed(task)
+        assert connected == [(environment.get("JAX_COORDINATOR_ADDRESS", "node1:61447"), 1)]
+        assert jax.config.read("jax_cuda_visible_devices") == devices
+    finally:
+        jax.config.update("jax_cuda_visible_devices", "all")
+        jax.config.update("jax_rocm_visible_devices", "all")
 
 
 def test_other_errors_are_unchanged() -> None:

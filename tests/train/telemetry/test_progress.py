@@ -58,16 +58,32 @@ def test_last_step_is_always_printed() -> None:
 def test_time_left_ignores_compilation() -> None:
     console, clock = plain(), Clock()
     with ProgressBar(101, console=console, clock=clock) as progress:
-        clock.now += 20  # the first step compiles
-        progress.mark_compiled(1)
+        with progress.leave_out_step():
+            clock.now += 20  # the first step compiles
         clock.now += 5
         progress.update(11)
-        clock.now += 45
+        clock.now += 20
+        with progress.leave_out_step():  # and so does the first one of another batch shape
+            clock.now += 30
+        progress.update(52)
+        clock.now += 24.5
         progress.update(101)
     assert shown(console).splitlines() == [
         "train  11/101  0:00:25 elapsed, 0:00:45 left",
-        "train  101/101  0:01:10 elapsed, 0:00:00 left",
+        "train  52/101  0:01:15 elapsed, 0:00:24 left",
+        "train  101/101  0:01:40 elapsed, 0:00:00 left",
     ]
+
+
+def test_time_left_after_a_rollback() -> None:
+    console, clock = plain(), Clock()
+    with ProgressBar(1000, initial_step=900, console=console, clock=clock) as progress:
+        clock.now += LINE_INTERVAL_SECONDS
+        progress.update(930)
+        progress.update(880)
+        clock.now += LINE_INTERVAL_SECONDS
+        progress.update(910)
+    assert shown(console).splitlines()[-1] == "train  910/1000  0:01:00 elapsed, 0:01:30 left"
 
 
 def test_time_left_ignores_steps_before_a_resume() -> None:
@@ -82,11 +98,11 @@ def test_time_left_ignores_steps_before_a_resume() -> None:
     ]
 
 
-def terminal(*, quiet: bool = False) -> Console:
+def terminal(*, quiet: bool = False, width: int = 120) -> Console:
     return Console(
         file=io.StringIO(),
         force_terminal=True,
-        width=120,
+        width=width,
         color_system=None,
         quiet=quiet,
         _environ={"TERM": "xterm"},
@@ -106,6 +122,17 @@ def test_terminal_shows_a_progress_bar(capsys: pytest.CaptureFixture[str]) -> No
     for part in ("tiny", "50/200", "loss 3.2500", "12,346 tokens/s", "0:00:10"):
         assert part in last
     assert text.index("validation loss 3.5") < text.rindex("50/200")
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_narrow_terminal_shows_the_time_left(width: int) -> None:
+    console, clock = terminal(width=width), Clock()
+    name = "transformer_base"
+    with ProgressBar(100_000, description=name, console=console, clock=clock) as progress:
+        clock.now += 3600
+        progress.update(50_000, loss=3.25, tokens_per_second=123456.7)
+    [*_, last] = [line for line in shown(console).splitlines() if name in line]
+    assert "1:00:00 left" in last
 
 
 def test_text_is_shown_without_terminal_commands() -> None:

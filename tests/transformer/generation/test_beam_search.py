@@ -17,7 +17,9 @@ def random_language(seed: int, batch: int = 2) -> np.ndarray:  # [B, V, V] log-p
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def search(table: np.ndarray, config: BeamSearchConfig, limits: list[int]) -> Hypotheses:
+def search(
+    table: np.ndarray, config: BeamSearchConfig, limits: list[int], stops: tuple[int, ...] = (STOP,)
+) -> Hypotheses:
     """Run a beam search whose cache holds each example's number and the sum of its tokens."""
     batch = len(table)
 
@@ -36,7 +38,7 @@ def search(table: np.ndarray, config: BeamSearchConfig, limits: list[int]) -> Hy
             jnp.asarray(table)[:, 0],
             jnp.ones(batch, jnp.int32),
             jnp.array(limits),
-            STOP,
+            jnp.array(stops),
             config=config,
             max_new_tokens=T,
         )
@@ -77,7 +79,7 @@ def test_wide_beam_finds_the_best_hypothesis(alpha: float, limits: list[int]) ->
 
 
 def expected_best(
-    table: np.ndarray, beams: int, alpha: float, limit: int
+    table: np.ndarray, beams: int, alpha: float, limit: int, stops: tuple[int, ...]
 ) -> tuple[float, list[int]]:
     """Return the best finished hypothesis, with lists and without early stopping."""
     alive: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -88,22 +90,24 @@ def expected_best(
             for total, tokens in alive
             for token in range(V)
         ]
-        grown = sorted(grown, key=lambda each: -each[0])[: 2 * beams]
-        over = [each for each in grown if each[1][-1] == STOP or step + 1 == limit]
+        grown = sorted(grown, key=lambda each: -each[0])
+        grown = grown[: (len(stops) + 1) * beams]
+        over = [each for each in grown if each[1][-1] in stops or step + 1 == limit]
         finished += [(total / ((5 + step + 1) / 6) ** alpha, tokens) for total, tokens in over]
-        alive = [each for each in grown if each[1][-1] != STOP][:beams]
+        alive = [each for each in grown if each[1][-1] not in stops][:beams]
     best, tokens = max(finished)
-    return best, [token for token in tokens if token != STOP]
+    return best, [token for token in tokens if token not in stops]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("beams", [1, 2, 3])
 @pytest.mark.parametrize("seed", [2, 3, 4])
-def test_matches_search_with_lists(beams: int, seed: int) -> None:
+@pytest.mark.parametrize("stops", [(STOP,), (STOP, 1)])
+def test_matches_search_with_lists(beams: int, seed: int, stops: tuple[int, ...]) -> None:
     table = random_language(seed)
-    result = search(table, BeamSearchConfig(num_beams=beams, length_penalty=1.0), [T, T])
+    result = search(table, BeamSearchConfig(num_beams=beams, length_penalty=1.0), [T, T], stops)
     for example in range(2):
-        best, tokens = expected_best(table[example], beams, 1.0, T)
+        best, tokens = expected_best(table[example], beams, 1.0, T, stops)
         row = np.asarray(result.tokens[example, 0])
         assert row[row != NO_TOKEN].tolist() == tokens
         assert np.isclose(result.scores[example, 0], best, rtol=1e-5)

@@ -125,11 +125,12 @@ def test_seeds(gpt: tuple[LanguageModel, Any]) -> None:
     assert len({tuple(tokens) for tokens in first + other}) == 8  # equal prompts differ too
 
 
-def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> None:
+def test_generation_stops_at_the_stop_tokens(gpt: tuple[LanguageModel, Any]) -> None:
     model, params = gpt
     free = generate(model, params, PROMPTS, max_new_tokens=21, seed=3)
     assert free.stopped == [False] * 4
-    for stop in (free.tokens[0][0], free.tokens[2][12]):
+    early, late = free.tokens[0][0], free.tokens[2][12]
+    for stop in (early, [late], [late, early]):
         streamed: list[list[list[int]]] = []
         ended = generate(
             model,
@@ -141,8 +142,9 @@ def test_generation_stops_at_the_stop_token(gpt: tuple[LanguageModel, Any]) -> N
             on_tokens=streamed.append,
         )
         for actual, tokens, stopped in zip(ended.tokens, free.tokens, ended.stopped, strict=True):
-            assert stopped == (stop in tokens)
-            assert actual == (tokens[: tokens.index(stop)] if stopped else tokens)
+            ends = np.flatnonzero(np.isin(tokens, stop))
+            assert stopped == bool(len(ends))
+            assert actual == tokens[: ends[0] if stopped else None]
         assert join_streams(streamed) == ended.tokens
 
 

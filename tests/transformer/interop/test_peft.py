@@ -151,7 +151,13 @@ def test_experts_cannot_be_exported(tmp_path: Path) -> None:
         ({"layer_replication": [[0, 1]]}, "layer_replication .* is not supported"),
         ({"r": 0}, "r 0 and lora_alpha .* not a valid rank"),
         ({"r": 4}, "rank_pattern gives .* rank 3 and others 4"),
+        ({"lora_alpha": 10**400}, "lora_alpha 1000* are not a valid rank"),
         ({"alpha_pattern": {"h.0.attn.c_attn": 1}}, "alpha_pattern scales .*c_attn"),
+        ({"alpha_pattern": {r"^transformer\.h\.\d+.*c_attn": 1}}, "alpha_pattern scales .*c_attn"),
+        ({"alpha_pattern": {"(.*)*x": 1}}, r"'\(\.\*\)\*x' is not the name of a module"),
+        ({"alpha_pattern": {"(": 1}}, r"'\(' is not the name of a module"),
+        ({"alpha_pattern": {".*.*.*x": 1}}, "is not the name of a module"),
+        ({"alpha_pattern": {"c_attn": "1"}}, "'c_attn' is not the name of a module with a number"),
     ],
 )
 def test_unsupported_settings_raise(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

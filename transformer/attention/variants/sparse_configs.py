@@ -297,6 +297,10 @@ class RoutingAttentionConfig(SharedQueryKeyConfig):
         check_at_least("routing.window", self.window, 1)
         check_at_least("routing.centroid_loss_weight", self.centroid_loss_weight, 0)
 
+    @property
+    def ignores_padding(self) -> bool:
+        return self.balanced
+
 
 @dataclasses.dataclass(frozen=True)
 class TopKConfig(MultiHeadConfig):

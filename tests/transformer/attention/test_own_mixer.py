@@ -1,0 +1,116 @@
+"""What a model says about a mixer of the user's own that is wrong, or lacks an ability."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+
+from transformer import (
+    MIXERS,
+    Abilities,
+    BlockConfig,
+    Classifier,
+    LanguageModel,
+    Mixer,
+    MixerConfig,
+    MixerInputs,
+    MixerOutput,
+    TransformerConfig,
+)
+from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
+from transformer.mixer_registry import MixerError
+
+TOKENS = jnp.zeros((2, 5), jnp.int32)
+PACKED = jnp.array([[1, 1, 2, 2, 0], [1, 1, 1, 1, 1]])
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(MixerConfig):
+    kind: ClassVar[str] = "own"
+    segments: bool = False
+    fault: str = ""
+
+
+class Own(Mixer):
+    """Mean over the row, which ignores the mask."""
+
+    config: OwnConfig
+
+    @staticmethod
+    def abilities(config: OwnConfig) -> Abilities:
+        return Abilities(segments=config.segments)
+
+    @staticmethod
+    def constants(config: OwnConfig, layer: int, width: int) -> Any:
+        by_layer: dict[int, Any] = {}
+        return by_layer[layer] if config.fault == "constants" else None
+
+    @nn.nowrap
+    def init_cache(self, batch: int, length: int) -> Any:
+        raise NotImplementedError("no\ncache")
+
+    @nn.compact
+    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
+        if self.config.fault == "refuses":
+            raise ValueError("mixer own: is tired; wait")
+        if self.config.fault == "shapes":
+            x = x @ x
+        return MixerOutput(x.mean(1, keepdims=True) + x, None, {})
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "own", Own)
+
+
+def config_with(mixer: MixerConfig, *, causal: bool = True) -> TransformerConfig:
+    block = BlockConfig(mixer=mixer)
+    return TransformerConfig(7, 6, layer_pattern=(block,), causal=causal)
+
+
+def apply(model: Any, **inputs: Any) -> None:
+    def run(key: jax.Array) -> Any:
+        return model.apply({"params": model.init(key, TOKENS)["params"]}, TOKENS, **inputs)
+
+    jax.eval_shape(run, jax.random.key(0))
+
+
+def test_segments_are_refused_without_the_ability() -> None:
+    refusal = r"^mixer own: would mix the documents .* set data.document_masking to False"
+    model = LanguageModel(config_with(OwnConfig()))
+    apply(model)
+    with pytest.raises(MixerError, match=refusal):
+        apply(model, segments=PACKED)
+    padded = Classifier(config_with(OwnConfig(), causal=False), num_classes=3)
+    with pytest.raises(MixerError, match=refusal):
+        apply(padded, segments=PACKED)
+    apply(LanguageModel(config_with(OwnConfig(segments=True))), segments=PACKED)
+    # Balanced clusters take padding, though not packed documents.
+    balanced = config_with(RoutingAttentionConfig(num_heads=2, balanced=True), causal=False)
+    apply(Classifier(balanced, num_classes=3), segments=jnp.minimum(PACKED, 1))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("shapes", r"^mixer own: raises TypeError \(line \d+ of .*test_own_mixer.py\): dot_g"),
+        (
+            "constants",
+            r"^mixer own: raises KeyError \(line \d+ of .*own_mixer.py\): 0; correct",
+        ),
+        ("refuses", r"^mixer own: is tired; wait"),
+    ],
+)
+def test_errors_of_own_code_are_one_line(fault: str, message: str) -> None:
+    with pytest.raises(MixerError, match=message) as found:
+        apply(LanguageModel(config_with(OwnConfig(fault=fault))))
+    assert "\n" not in str(found.value)
+
+
+def test_error_of_an_own_cache_is_one_line() -> None:
+    model = LanguageModel(config_with(OwnConfig()))
+    with pytest.raises(MixerError, match=r"^mixer own: raises NotImpl.*py\): no cache; correct"):
+        model.init_cache(2, 5)

@@ -382,7 +382,7 @@ VARIANTS = (
         "BertConfig",
         "BertForMaskedLM",
         BERT,
-        ("cls.predictions.bias",),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
         own_head=True,
     ),
     Variant(

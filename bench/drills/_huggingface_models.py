@@ -382,7 +382,7 @@ VARIANTS = (
         "BertConfig",
         "BertForMaskedLM",
         BERT,
-        ("cls.predictions.bias",),
+        ("cls.predictions.bias", "cls.predictions.decoder.bias"),
         own_head=True,
     ),
     Variant(
@@ -521,7 +521,14 @@ VARIANTS = (
         BART | dict(tie_word_embeddings=False, scale_embedding=True, encoder_layers=3),
         ("model.shared.weight",),
     ),
-    Variant("bart-own-head", "BartConfig", "BartForConditionalGeneration", BART, own_head=True),
+    Variant(
+        "bart-own-head",
+        "BartConfig",
+        "BartForConditionalGeneration",
+        BART,
+        ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
+        own_head=True,
+    ),
     *(
         Variant(f"marian-{case}", "MarianConfig", "MarianMTModel", MARIAN | settings)
         for case, settings in (

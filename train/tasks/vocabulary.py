@@ -91,9 +91,10 @@ def check_vocab_size(
             "with, or set model.vocab_size to 0 and train again"
         )
     encoder = experiment.model.encoder
-    if encoder is not None and encoder.vocab_size not in (0, tokenizer.vocab_size):
+    own_rows = encoder.vocab_size if encoder is not None else 0
+    if own_rows and (tokens > own_rows or (tokens < own_rows and not padded)):
         raise UserError(
-            f"model.encoder.vocab_size {encoder.vocab_size}: {source} has {tokenizer.vocab_size} "
+            f"model.encoder.vocab_size {own_rows}: {source} has {tokenizer.vocab_size} "
             f"tokens, for both languages; give {tokenizer.vocab_size} for a table of the source's "
             "own, or 0 to share the target's"
         )

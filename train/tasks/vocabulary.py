@@ -91,10 +91,10 @@ def check_vocab_size(
             "with, or set model.vocab_size to 0 and train again"
         )
     encoder = experiment.model.encoder
-    rows = 0 if encoder is None else encoder.vocab_size
-    if rows and (tokens > rows or (tokens < rows and not padded)):
+    own_rows = encoder.vocab_size if encoder is not None else 0
+    if own_rows and (tokens > own_rows or (tokens < own_rows and not padded)):
         raise UserError(
-            f"model.encoder.vocab_size {rows}: {source} has {tokenizer.vocab_size} "
+            f"model.encoder.vocab_size {own_rows}: {source} has {tokenizer.vocab_size} "
             f"tokens, for both languages; give {tokenizer.vocab_size} for a table of the source's "
             "own, or 0 to share the target's"
         )

@@ -348,27 +348,75 @@ def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFi
     assert contents(copy) == before
 
 
-@pytest.mark.parametrize("how", ["damaged", "without manifests"])
-def test_run_without_valid_checkpoint_is_an_error(
-    uninterrupted: Uninterrupted, copy: Path, how: str
-) -> None:
+def rename_checkpoints(folder: Path, ending: str) -> None:
     for step in (4, 5):
-        checkpoint = copy / "checkpoints" / str(step)
-        damage(checkpoint) if how == "damaged" else (checkpoint / "manifest.json").unlink()
+        (folder / str(step)).rename(folder / f"{step}{ending}")
+
+
+def rewrite_manifests(folder: Path, change: Callable[[Path], object]) -> None:
+    for step in (4, 5):
+        change(folder / str(step) / "manifest.json")
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "files damaged": lambda folder: [damage(folder / str(step)) for step in (4, 5)],
+    "manifests lost": lambda folder: rewrite_manifests(folder, Path.unlink),
+    "manifests truncated": lambda folder: rewrite_manifests(folder, lambda x: x.write_text("{")),
+    "one left, manifest lost": lambda folder: (
+        shutil.rmtree(folder / "4"),
+        (folder / "5" / "manifest.json").unlink(),
+    ),
+    "renamed": lambda folder: rename_checkpoints(folder, ".orbax-checkpoint-tmp"),
+    "folders lost": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_run_that_lost_its_checkpoints_is_an_error(
+    uninterrupted: Uninterrupted, copy: Path, loss: str
+) -> None:
+    """Nothing is written, with other settings neither; `from_scratch` starts anew."""
+    experiment = make_experiment(uninterrupted.folder)
+    LOSSES[loss](copy / "checkpoints")
     before = contents(copy)
-    for _ in range(2):
-        with pytest.raises(UserError, match=r"none is intact \(step 5: .+; step 4: .+\);"):
-            fit(make_experiment(uninterrupted.folder), copy)
-    assert contents(copy) == before
+    for tried in (experiment, experiment, narrower(experiment)):
+        with pytest.raises(UserError, match=r"there is none, but|none is intact|was trained with"):
+            fit(tried, copy)
+        assert contents(copy) == before
+    train.fit(narrower(experiment), str(copy), from_scratch=True, quiet=True)
+    assert read_experiment(RunFolder.open_existing(copy)).model.d_model == 8
+    assert sorted(losses(copy)) == list(range(1, STEPS + 1))
+    with CheckpointManager(copy / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [4, 8, 12]
 
 
-@pytest.mark.full
-def test_incomplete_first_save_is_ignored(uninterrupted: Uninterrupted, copy: Path) -> None:
-    shutil.rmtree(copy / "checkpoints" / "4")
-    (copy / "checkpoints" / "5" / "manifest.json").unlink()
-    fit(make_experiment(uninterrupted.folder), copy)
+def test_from_scratch_resumes_where_a_checkpoint_is_intact(
+    uninterrupted: Uninterrupted, copy: Path
+) -> None:
+    """So a requeued command may have it."""
+    damage(copy / "checkpoints" / "5")
+    experiment = make_experiment(uninterrupted.folder)
+    train.fit(experiment, str(copy), from_scratch=True, quiet=True)
     assert losses(copy) == uninterrupted.losses
-    assert (copy / "checkpoints" / "damaged-5").exists()
+    assert [line["event"] for line in lines_of(copy / "logbook.jsonl")].count("resumed") == 1
+
+
+def test_run_killed_in_its_first_save_starts_again(
+    uninterrupted: Uninterrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*given: object) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.checkpoint.writer.commit_checkpoint", die)
+        with pytest.raises(CrashError):
+            fit(make_experiment(uninterrupted.folder), tmp_path)
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert left == {"4", "4.unfinished"}
+    fit(make_experiment(uninterrupted.folder), tmp_path)
+    assert losses(tmp_path) == uninterrupted.losses
+    events = [line["event"] for line in lines_of(tmp_path / "logbook.jsonl")]
+    assert events == ["started", "started", "saved", "finished"]
 
 
 @pytest.mark.sampled("tpu")

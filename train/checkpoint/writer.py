@@ -34,7 +34,7 @@ from train.checkpoint import retention, tree_paths
 from train.checkpoint.commit import commit_checkpoint
 from train.checkpoint.discovery import ORBAX_TMP_MARKER
 from train.checkpoint.manifest import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM
-from train.checkpoint.reader import short_reason
+from train.checkpoint.reader import error_cause
 from train.checkpoint.tree_paths import Leaf
 from train.errors import UserError
 
@@ -138,7 +138,7 @@ class CheckpointWriter:
                     retention.delete_unfinished(self.directory)
             raise UserError(
                 f"checkpoint {self.directory / str(step)}: could not be written "
-                f"({short_reason(error)}); make room there or check its permissions; "
+                f"({error_cause(error)}); make room there or check its permissions; "
                 "the checkpoints before it are whole"
             ) from error
 

@@ -16,10 +16,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple, cast
 
+from train.data.bounded_files import iter_lines, read_all, too_large_error
 from train.data.files import TextFile
 from train.data.parquet_files import import_pyarrow, iter_parquet_texts
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
 from train.runtime.local_hardware import host_memory_bytes
 
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -131,7 +131,7 @@ def read_records(
 @contextlib.contextmanager
 def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
     """Open the bytes of a file, decompressed if its name ends in .gz or .zst."""
-    with as_user_error(str(file.path)), open_regular(file.path) as stream:
+    with as_user_error(str(file.path)), file.path.open("rb") as stream:
         if file.name.endswith(".zst"):
             pyarrow = import_pyarrow(file.path)
             try:

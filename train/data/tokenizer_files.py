@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from train.data.bounded_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, read_bytes
 from train.data.files import AnyPath, expand_path
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, MAX_VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers

@@ -78,13 +78,6 @@ def test_every_flipped_bit_of_the_manifest_is_detected(folder: epath.Path) -> No
         assert manifest.find_manifest_problem(folder, "full") is not None
 
 
-@pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
-def test_paths_outside_the_checkpoint_raise(name: str) -> None:
-    text = manifest.serialize_manifest({name: FileEntry(0, DIGEST)})
-    with pytest.raises(ValueError, match="is not a manifest"):
-        manifest.parse_manifest(text)
-
-
 def test_manifest_is_written_atomically(folder: epath.Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
 

@@ -69,6 +69,7 @@ def fit(
     init_from: str | os.PathLike[str] = "",
     init_only: str = "",
     init_adapter: str = "",
+    from_scratch: bool = False,
     quiet: bool = False,
     start_time: float | None = None,
 ) -> Run:
@@ -94,6 +95,8 @@ def fit(
       init_only: Pattern of the weights to start with, by tree path: `layers`, `*/mixer/*`.
       init_adapter: Folder of a LoRA adapter in PEFT's format to start with, for the weights of
         `init_from`. It gives `lora.rank`, `lora.alpha` and `lora.targets`.
+      from_scratch: Begin at step 0 where a run has lost all its checkpoints, which is an error
+        otherwise. A run with an intact checkpoint is resumed all the same.
       quiet: Print nothing.
       start_time: Start of the program, in seconds since the epoch; the time since then counts as
         start-up in the goodput report. Now if None.
@@ -123,7 +126,7 @@ def fit(
         explain_oom(lambda: suggest_remedies(resolve_precision(experiment, hardware))),
     ):
         warm_start = WarmStartSource(params, os.fspath(init_from), init_only, init_adapter)
-        setup = RunSetup(experiment, folder, hardware, warm_start)
+        setup = RunSetup(experiment, folder, hardware, warm_start, from_scratch=from_scratch)
         run = _TrainingLoop(setup, timer, lock, quiet).run()
     return dataclasses.replace(run, data=held)
 
@@ -149,6 +152,7 @@ class _TrainingLoop:
         self.evaluator, self.recovery = setup.evaluator, setup.recovery
         self.save_seconds = 0.0  # of the last save, to estimate the next one
         self.compiled_shapes: set[tuple[Any, ...]] = set()
+        self.has_logged_save = not setup.is_new_run  # "resumed" tells of a checkpoint too
 
     def run(self) -> Run:
         """Train to the last step, evaluate, and return the run."""
@@ -191,6 +195,8 @@ class _TrainingLoop:
                     )
                 with reporter.pause("save"), stage("writing the last checkpoint"):
                     checkpoints.wait()
+                # After the wait: a run that has finished has a checkpoint.
+                reporter.log_event("finished", step=int(state.step), **metrics)
                 reporter.print_goodput()
         return self.evaluator.make_run(weights, metrics)
 
@@ -257,6 +263,7 @@ class _TrainingLoop:
                 if experiment.debug_checks:
                     metrics = check_finite(step, cursor, metrics)
                 reporter.count_step(step, tokens)
+                self.log_first_save(session)
                 if step % experiment.log_every == 0 or step == experiment.steps:
                     shares = source_shares(self.setup.batches, cursor + 1)
                     reporter.log_training(step, {**fetch_metrics(metrics), **shares})
@@ -281,6 +288,13 @@ class _TrainingLoop:
                 if stop_signal:
                     self.exit_preempted(step, stop_signal, session)
         return state, None
+
+    def log_first_save(self, session: _Session) -> None:
+        """Log once that a checkpoint is complete: without one, the run would begin anew."""
+        saved = session.checkpoints.saved_step
+        if saved is not None and not self.has_logged_save:
+            session.reporter.log_event("saved", step=saved)
+            self.has_logged_save = True
 
     def load_batch(self, cursor: int) -> tuple[int, Batch]:
         """Return the number of tokens of a global batch, and the batch on the devices."""

@@ -8,7 +8,12 @@ checkpoint of other data or settings is refused (`_restore_state`).
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from train.checkpoint.discovery import SkippedCheckpoint, no_valid_checkpoint_error
+from train.checkpoint.discovery import (
+    NEW_START_REMEDY,
+    SkippedCheckpoint,
+    broadcast_integers,
+    no_valid_checkpoint_error,
+)
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import check_provenance, explain_library_mismatch
 from train.checkpoint.reader import RestoredCheckpoint
@@ -23,7 +28,12 @@ from train.run import read_auto_choices, read_experiment
 from train.run_folder.folder import RunFolder
 from train.state import TrainState
 from train.tasks.vocabulary import Labels, read_labels, read_tokenizer
+from train.telemetry.event_log import EventLog
+from train.telemetry.metrics_log import is_step_number
 from transformer.hardware import Hardware
+
+_EVENTS_WITH_CHECKPOINT = ("saved", "resumed", "preempted", "finished")
+"""Events of the logbook that show that the run has saved a checkpoint."""
 
 
 class PreviousRun(NamedTuple):
@@ -36,10 +46,29 @@ class PreviousRun(NamedTuple):
     """Resolved `auto` settings. Empty if the run began on another kind of hardware."""
 
 
-def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | None:
-    """Return the run of a folder, or None if the folder has no checkpoint to resume from."""
+def read_previous_run(
+    folder: RunFolder, hardware: Hardware, *, from_scratch: bool = False
+) -> PreviousRun | None:
+    """Return the run of a folder, or None if it has to start at step 0.
+
+    Args:
+      folder: Folder of the run.
+      hardware: Hardware of this process.
+      from_scratch: Return None also where no checkpoint is left of those that were saved.
+
+    Raises:
+      UserError: The run had a checkpoint, and none is there.
+    """
+    # Process 0 looks, here too: one that sees another state of a network disk would start anew.
     with CheckpointManager(folder.checkpoints, read_only=True) as checkpoints:
-        if checkpoints.latest_step() is None:
+        if from_scratch and checkpoints.find_newest_valid().step is None:
+            return None
+        if not broadcast_integers(checkpoints.steps()):
+            if saved := broadcast_integers(_logged_saves(folder)):
+                raise UserError(
+                    f"checkpoints {folder.checkpoints}: there is none, but the run saved one at "
+                    f"step {max(saved)}; restore it, or train anew: {NEW_START_REMEDY}"
+                )
             return None
     experiment = read_experiment(folder)
     return PreviousRun(
@@ -48,6 +77,17 @@ def read_previous_run(folder: RunFolder, hardware: Hardware) -> PreviousRun | No
         read_labels(folder),
         read_auto_choices(folder, hardware),
     )
+
+
+def _logged_saves(folder: RunFolder) -> list[int]:
+    """Return the steps of checkpoints that the logbook tells of, since the run began."""
+    steps: list[int] = []
+    for line in EventLog(folder.event_log).read():
+        if line.get("event") == "started" and line.get("new"):
+            steps = []
+        elif line.get("event") in _EVENTS_WITH_CHECKPOINT and is_step_number(line.get("step")):
+            steps.append(line["step"])
+    return steps
 
 
 def pin_previous_choices(
@@ -109,7 +149,7 @@ class StartPoint(NamedTuple):
     best: BestEvaluation
     """Best evaluation until then."""
     skipped_checkpoints: list[SkippedCheckpoint]
-    """Newer checkpoints that are damaged or incomplete, newest first."""
+    """Newer checkpoints that are damaged, newest first."""
     data_position: Any = None
     """Position in streamed data (`train.data.source_mixing.data_position`)."""
 
@@ -121,6 +161,7 @@ def restore_or_init(
     *,
     abstract_state: TrainState,
     init: Callable[[], TrainState],
+    from_scratch: bool = False,
 ) -> StartPoint:
     """Restore the newest valid checkpoint, or initialize the state if there is none.
 
@@ -133,18 +174,13 @@ def restore_or_init(
       rollbacks: Its rollbacks.
       abstract_state: Shapes, dtypes and shardings of the state to restore.
       init: Returns the state before the first step.
+      from_scratch: Initialize the state also if all checkpoints are damaged.
 
     Raises:
       UserError: all checkpoints are damaged, or they do not belong to this run.
     """
     rollbacks.set_aside_later_checkpoints(checkpoints)
-    newest, incomplete = checkpoints.find_newest_valid(), checkpoints.incomplete_steps()
-    uncommitted = [
-        SkippedCheckpoint(step, "has no manifest")
-        for step in incomplete
-        if step > (newest.step or -1)
-    ]
-    skipped = sorted([*newest.skipped, *uncommitted], reverse=True)
+    newest = checkpoints.find_newest_valid()
     best, data_position = BestEvaluation(), None
     if newest.step is not None:
         step = newest.step
@@ -152,15 +188,13 @@ def restore_or_init(
         best = BestEvaluation.from_json(metadata.get("best", {}))
         data_position = metadata.get("data_position")
         state = rollbacks.apply(state, metadata)
-        set_aside = newest.skipped  # The next save clears incomplete ones away.
-    elif newest.skipped or len(uncommitted) > 1:
-        raise no_valid_checkpoint_error(checkpoints.directory, skipped)
+    elif newest.skipped and not from_scratch:
+        raise no_valid_checkpoint_error(checkpoints.directory, newest.skipped)
     else:
-        # A single incomplete checkpoint may be the first save of a process that was killed.
-        state, step, set_aside = init(), 0, uncommitted
-    for checkpoint in set_aside:
+        state, step = init(), 0
+    for checkpoint in newest.skipped:
         checkpoints.set_aside(checkpoint.step, "damaged")
-    return StartPoint(state, step, best, skipped, data_position)
+    return StartPoint(state, step, best, newest.skipped, data_position)
 
 
 def _restore_state(

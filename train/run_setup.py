@@ -70,9 +70,11 @@ class RunSetup:
         folder: RunFolder,
         hardware: Hardware,
         warm_start: WarmStartSource,
+        *,
+        from_scratch: bool = False,
     ):
-        self.folder = folder
-        previous = read_previous_run(folder, hardware)
+        self.folder, self.from_scratch = folder, from_scratch
+        previous = read_previous_run(folder, hardware, from_scratch=from_scratch)
         self.is_new_run = previous is None
         if previous:
             check_same_data(folder.path, previous.experiment.data.path, experiment.data.path)
@@ -126,6 +128,7 @@ class RunSetup:
             self.recovery.history,
             abstract_state=self.engine.abstract_state(),
             init=self.init_state,
+            from_scratch=self.from_scratch and self.is_new_run,
         )
         if self.engine.lora is not None and self.engine.frozen is None:  # resumed
             attach_base(self.engine, self.folder, checkpoints, start.step)

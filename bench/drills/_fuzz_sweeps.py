@@ -8,11 +8,9 @@ import copy
 import dataclasses
 import functools
 import io
-import itertools
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,7 +33,6 @@ from train.data.token_labels import prepare_token_labels
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.estimate.expected_time import load_prices
-from train.run import load
 from train.run_folder.folder import RunFolder
 
 OTHERS: tuple[Any, ...] = (
@@ -47,8 +44,6 @@ OTHERS: tuple[Any, ...] = (
 MANY = 8
 """Maximum number of entries tried: of longer lists and objects, the first half of this."""
 
-SPARSE = 2**30
-
 
 def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
     """Return every sweep by name."""
@@ -56,7 +51,6 @@ def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
         "numbers of settings": numbers,
         "paths": paths,
         "fields of JSON": lambda: fields(scratch / "checkpoints"),
-        "files of a run": lambda: files(scratch),
         "standard output": lambda: outputs(scratch),
     }
 
@@ -64,23 +58,23 @@ def sweeps(scratch: pathlib.Path) -> dict[str, Callable[[], Iterator[Case]]]:
 # Paths.
 
 
-def odd_files(folder: pathlib.Path, ending: str) -> Iterator[tuple[str, str]]:
-    """Yield (description, path) of things that are not regular files."""
-    folder.mkdir()
-    os.mkfifo(folder / f"fifo{ending}")
-    (folder / f"folder{ending}").mkdir()
-    with (folder / f"sparse{ending}").open("wb") as file:
-        file.truncate(SPARSE)
-    (folder / f"loop{ending}").symlink_to(folder / f"loop{ending}")
-    (folder / f"zeros{ending}").symlink_to("/dev/zero")
-    for name in ("fifo", "folder", "sparse", "loop", "zeros"):
-        yield name, str(folder / f"{name}{ending}")
-    yield "no user", f"~nouser/x{ending}"
-    yield "device", "/dev/zero"
-    yield "NUL", f"{folder}/a\0b{ending}"
-    yield "newline", f"{folder}/a\nb{ending}"
-    yield "long", f"{folder}/{'a' * 300}{ending}"
-    yield "scheme", f"nothing://x{ending}"
+def odd_path(kind: str, folder: pathlib.Path, ending: str) -> str:
+    """Return a path of this kind, below a folder or elsewhere."""
+    match kind:
+        case "folder":
+            (folder / f"odd{ending}").mkdir()
+            return str(folder / f"odd{ending}")
+        case "loop":
+            loop = folder / f"odd{ending}"
+            loop.symlink_to(loop)
+            return str(loop)
+    return {
+        "no user": f"~nouser/x{ending}",
+        "NUL": f"{folder}/a\0b{ending}",
+        "newline": f"{folder}/a\nb{ending}",
+        "long": f"{folder}/{'a' * 300}{ending}",
+        "scheme": f"nothing://x{ending}",
+    }[kind]
 
 
 def paths() -> Iterator[Case]:
@@ -108,10 +102,7 @@ def paths() -> Iterator[Case]:
         "workdir to read": ("", lambda path, _: RunFolder.open_existing(path)),
         "workdir to write": ("", lambda path, _: RunFolder.create(path)),
     }
-    kinds = [
-        *("fifo", "folder", "sparse", "loop", "zeros"),
-        *("no user", "device", "NUL", "newline", "long", "scheme"),
-    ]
+    kinds = ("folder", "loop", "no user", "NUL", "newline", "long", "scheme")
     for setting, (ending, read) in readers.items():
         for kind in kinds:
             yield Case(f"{setting}: {kind}", _reading(read, kind, ending))
@@ -119,8 +110,7 @@ def paths() -> Iterator[Case]:
 
 def _reading(read: Callable[[str, pathlib.Path], object], kind: str, ending: str) -> Use:
     def use(folder: pathlib.Path) -> None:
-        given = dict(odd_files(folder / "odd", ending if "/" not in ending else ".txt"))[kind]
-        read(given, folder)
+        read(odd_path(kind, folder, ending if "/" not in ending else ".txt"), folder)
 
     return use
 
@@ -195,7 +185,7 @@ def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(tree[key], (*path, key))
 
 
-# Files of a run.
+# A tiny run.
 
 SETTINGS = (
     *("--data.tokenizer.kind", "byte", "--model.d-model", "16", "--model.num-layers", "1"),
@@ -235,60 +225,6 @@ def _run(*arguments: str) -> None:
         said = [line for line in errors.getvalue().splitlines() if line.startswith("error: ")]
         assert len(said) == 1, errors.getvalue()
         raise UserError(said[0])
-
-
-ENTRIES = (
-    *("config.json", "config.txt", "logbook.jsonl", "metrics.jsonl", "time.jsonl"),
-    *("recovery.json", "samples.txt", "tokenizer.json", "labels.json", "loss.png"),
-    *("tensorboard", "tensorboard/train", "checkpoints", "checkpoints/2"),
-    *("checkpoints/2/manifest.json", "spikes"),
-)
-
-
-def files(scratch: pathlib.Path) -> Iterator[Case]:
-    """Yield each file of a run replaced by something odd, for each reader."""
-    intact = scratch / "whole"
-    train(scratch, 2, intact)
-    readers: dict[str, Callable[[pathlib.Path], object]] = {
-        "fit": lambda workdir: train(scratch, 3, workdir),
-        "load": lambda workdir: load(str(workdir)),
-        "goodput": lambda workdir: _run("goodput", str(workdir)),
-    }
-    kinds = ("fifo", "folder", "sparse", "loop", "zeros", "outside")
-    for entry, kind, (verb, read) in itertools.product(ENTRIES, kinds, readers.items()):
-        yield Case(f"{verb}, {entry}: {kind}", _replaced(intact, entry, kind, read))
-
-
-def _replaced(intact: pathlib.Path, entry: str, kind: str, read: Callable[..., object]) -> Use:
-    def use(folder: pathlib.Path) -> None:
-        workdir = folder / "run"
-        shutil.copytree(intact, workdir)
-        place, outside = workdir / entry, folder / "outside"
-        if place.is_dir():
-            shutil.move(place, outside)
-        elif place.exists():
-            place.rename(outside)
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            outside.write_bytes(b"another's\n")
-        before = contents(outside)
-        if kind == "outside":
-            place.symlink_to(outside)
-        else:
-            odd = dict(odd_files(folder / "odd", ""))
-            pathlib.Path(odd[kind]).rename(place)
-        try:
-            read(workdir)
-        finally:
-            assert contents(outside) == before, "something outside of the folder is another"
-
-    return use
-
-
-def contents(place: pathlib.Path) -> dict[str, bytes]:
-    """Return all files at a path or below."""
-    paths = [place, *place.rglob("*")]
-    return {str(path): path.read_bytes() for path in paths if path.is_file()}
 
 
 # Standard output.

@@ -41,8 +41,8 @@ def planted(fault: Fault) -> Iterator[None]:
     begin, gradients, step = RunSetup.__init__, TrainStep.compute_gradients, JitEngine.step
     flipped = [not fault.bit]
 
-    def with_bad_batches(self: RunSetup, *given: Any) -> None:
-        begin(self, *given)
+    def with_bad_batches(self: RunSetup, *given: Any, **named: Any) -> None:
+        begin(self, *given, **named)
         self.batches = _Batches(self.batches, fault)
 
     def with_factor(self: TrainStep, state: TrainState, batch: Batch, scale: jax.Array) -> Any:

@@ -254,6 +254,23 @@ def no_file_beyond(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_requeued_run_that_lost_its_checkpoints(
+    capsys: Capture, trained_run: TrainedRun, copy: Path
+) -> None:
+    """A scheduler repeats the command: it fails until somebody decides, with or without a log."""
+    for step in (2, 4, 6):
+        (copy / "checkpoints" / str(step) / "manifest.json").unlink()
+    (copy / "logbook.jsonl").unlink()
+    before = contents(copy)
+    for _ in range(2):
+        words = ("none is intact (step 6: has no manifest; step 4", "with --from-scratch to begin")
+        assert_refused(fit(capsys, trained_run, copy), 1, *words)
+    assert contents(copy) == before
+    for _ in range(2):
+        assert fit(capsys, trained_run, copy, "--from-scratch").status == 0
+    assert losses(copy) == losses(trained_run.workdir)
+
+
 @pytest.mark.full
 def test_full_disk_at_a_checkpoint(
     capsys: Capture, trained_run: TrainedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

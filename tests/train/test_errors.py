@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, as_damaged, printable
 from train.runtime.signals import PreemptedError
 
 
@@ -36,3 +36,25 @@ def test_missing_platform_is_one_line() -> None:
     last = ran.stderr.splitlines()[-1]
     assert last.startswith("train.errors.UserError: devices: JAX has none (")
     assert last.endswith("is here, and see python -m train doctor")
+
+
+class PanicException(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("kind", [RecursionError, OverflowError, MemoryError, PanicException])
+def test_errors_of_parsers_are_one_line(kind: type[BaseException]) -> None:
+    with (
+        pytest.raises(UserError, match=r"^a\.json: is not JSON \(two lines\); fetch it again$"),
+        as_damaged("a.json", "JSON", "fetch it again"),
+    ):
+        raise kind("two\nlines")
+
+
+def test_interrupt_of_a_parser_is_not_an_error_of_the_file() -> None:
+    with pytest.raises(KeyboardInterrupt), as_damaged("a.json", "JSON", "fetch it again"):
+        raise KeyboardInterrupt
+
+
+def test_printed_text_has_no_terminal_commands() -> None:
+    assert printable("a\x1b[2J\x7f\x9b\u202eb\n\tü") == "a␛[2J␡\ufffd\ufffdb\n\tü"

@@ -142,7 +142,8 @@ def test_loss_decreases(finished: Finished) -> None:
 
 
 def test_event_log(finished: Finished) -> None:
-    started, ended = lines_of(finished.workdir / "logbook.jsonl")
+    started, saved, ended = lines_of(finished.workdir / "logbook.jsonl")
+    assert (saved["event"], saved["step"]) in [("saved", 4), ("saved", 8)]
     assert (started["event"], started["step"]) == ("started", 0)
     assert started["mesh"] == {"data": 1, "fsdp": 1, "expert": 1, "context": 1, "tensor": 1}
     assert started["hardware"]["count"] == 1

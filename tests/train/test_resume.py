@@ -82,12 +82,17 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "copy"))
 
 
+def events_of(workdir: Path) -> list[tuple[str, int]]:
+    """Return the events with their steps, without that of the first save: it comes at any time."""
+    lines = [line for line in lines_of(workdir / "logbook.jsonl") if line["event"] != "saved"]
+    return [(line["event"], line["step"]) for line in lines]
+
+
 def test_preempted_run_saves_a_checkpoint(stopped: Path) -> None:
     assert sorted(losses(stopped)) == [1, 2, 3, 4, 5]
     with CheckpointManager(stopped / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [4, 5]
-    events = [(line["event"], line["step"]) for line in lines_of(stopped / "logbook.jsonl")]
-    assert events == [("started", 0), ("preempted", 5)]
+    assert events_of(stopped) == [("started", 0), ("preempted", 5)]
     assert lines_of(stopped / "logbook.jsonl")[-1]["reason"] == "SIGTERM"
     assert (stopped / "loss.png").exists()
     assert train.load(str(stopped)).step == 5
@@ -122,8 +127,7 @@ def test_resumed_run_equals_uninterrupted_run(
     assert_same_bits(run.params, state_at(copy, STEPS).params)
     aside = lines_of(copy / "metrics.jsonl.beyond-5")
     assert [line["step"] for line in aside] == [6, 7]
-    events = lines_of(copy / "logbook.jsonl")
-    assert [(line["event"], line["step"]) for line in events] == [
+    assert events_of(copy) == [
         ("started", 0),
         ("preempted", 5),
         ("resumed", 5),
@@ -132,7 +136,8 @@ def test_resumed_run_equals_uninterrupted_run(
         ("resumed", 9),
         ("finished", STEPS),
     ]
-    assert events[2]["changed"] == {
+    resumed = next(line for line in lines_of(copy / "logbook.jsonl") if line["event"] == "resumed")
+    assert resumed["changed"] == {
         "data.cache_dir": str(tmp_path / "cache"),
         "data.path": str(text),
         "name": "moved",
@@ -310,7 +315,7 @@ def test_new_optimizer_settings_take_effect(uninterrupted: Uninterrupted, copy: 
     assert not np.array_equal(
         jax.tree.leaves(moments)[1], jax.tree.leaves(state_at(copy, 6).optimizer)[1]
     )
-    changed = lines_of(copy / "logbook.jsonl")[2]["changed"]
+    [changed] = [x["changed"] for x in lines_of(copy / "logbook.jsonl") if x["event"] == "resumed"]
     assert changed["optimizer.beta1"] == 0.5
     assert changed["schedule.learning_rate"] == 2e-2
 
@@ -329,12 +334,11 @@ def test_damaged_checkpoint_is_skipped(uninterrupted: Uninterrupted, copy: Path)
     fit(make_experiment(uninterrupted.folder), copy)
     assert losses(copy) == uninterrupted.losses
     assert_same_bits(state_at(copy, STEPS), state_at(uninterrupted.workdir, STEPS))
-    events = lines_of(copy / "logbook.jsonl")[2:4]
-    assert [(line["event"], line["step"]) for line in events] == [
-        ("checkpoint skipped", 5),
-        ("resumed", 4),
+    assert events_of(copy)[2:4] == [("checkpoint skipped", 5), ("resumed", 4)]
+    [reason] = [
+        x["reason"] for x in lines_of(copy / "logbook.jsonl") if x["event"].endswith("skipped")
     ]
-    assert events[0]["reason"].endswith("differs from what was saved")
+    assert reason.endswith("differs from what was saved")
     assert (copy / "checkpoints" / "damaged-5" / "manifest.json").exists()
 
 
@@ -348,27 +352,75 @@ def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFi
     assert contents(copy) == before
 
 
-@pytest.mark.parametrize("how", ["damaged", "without manifests"])
-def test_run_without_valid_checkpoint_is_an_error(
-    uninterrupted: Uninterrupted, copy: Path, how: str
-) -> None:
+def rename_checkpoints(folder: Path, ending: str) -> None:
     for step in (4, 5):
-        checkpoint = copy / "checkpoints" / str(step)
-        damage(checkpoint) if how == "damaged" else (checkpoint / "manifest.json").unlink()
+        (folder / str(step)).rename(folder / f"{step}{ending}")
+
+
+def rewrite_manifests(folder: Path, change: Callable[[Path], object]) -> None:
+    for step in (4, 5):
+        change(folder / str(step) / "manifest.json")
+
+
+LOSSES: dict[str, Callable[[Path], object]] = {
+    "files damaged": lambda folder: [damage(folder / str(step)) for step in (4, 5)],
+    "manifests lost": lambda folder: rewrite_manifests(folder, Path.unlink),
+    "manifests truncated": lambda folder: rewrite_manifests(folder, lambda x: x.write_text("{")),
+    "one left, manifest lost": lambda folder: (
+        shutil.rmtree(folder / "4"),
+        (folder / "5" / "manifest.json").unlink(),
+    ),
+    "renamed": lambda folder: rename_checkpoints(folder, ".orbax-checkpoint-tmp"),
+    "folders lost": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_run_that_lost_its_checkpoints_is_an_error(
+    uninterrupted: Uninterrupted, copy: Path, loss: str
+) -> None:
+    """Nothing is written, with other settings neither; `from_scratch` starts anew."""
+    experiment = make_experiment(uninterrupted.folder)
+    LOSSES[loss](copy / "checkpoints")
     before = contents(copy)
-    for _ in range(2):
-        with pytest.raises(UserError, match=r"none is intact \(step 5: .+; step 4: .+\);"):
-            fit(make_experiment(uninterrupted.folder), copy)
-    assert contents(copy) == before
+    for tried in (experiment, experiment, narrower(experiment)):
+        with pytest.raises(UserError, match=r"there is none, but|none is intact|was trained with"):
+            fit(tried, copy)
+        assert contents(copy) == before
+    train.fit(narrower(experiment), str(copy), from_scratch=True, quiet=True)
+    assert read_experiment(RunFolder.open_existing(copy)).model.d_model == 8
+    assert sorted(losses(copy)) == list(range(1, STEPS + 1))
+    with CheckpointManager(copy / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.steps() == [4, 8, 12]
 
 
-@pytest.mark.full
-def test_incomplete_first_save_is_ignored(uninterrupted: Uninterrupted, copy: Path) -> None:
-    shutil.rmtree(copy / "checkpoints" / "4")
-    (copy / "checkpoints" / "5" / "manifest.json").unlink()
-    fit(make_experiment(uninterrupted.folder), copy)
+def test_from_scratch_resumes_where_a_checkpoint_is_intact(
+    uninterrupted: Uninterrupted, copy: Path
+) -> None:
+    """So a requeued command may have it."""
+    damage(copy / "checkpoints" / "5")
+    experiment = make_experiment(uninterrupted.folder)
+    train.fit(experiment, str(copy), from_scratch=True, quiet=True)
     assert losses(copy) == uninterrupted.losses
-    assert (copy / "checkpoints" / "damaged-5").exists()
+    assert [line["event"] for line in lines_of(copy / "logbook.jsonl")].count("resumed") == 1
+
+
+def test_run_killed_in_its_first_save_starts_again(
+    uninterrupted: Uninterrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*given: object) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("train.checkpoint.writer.commit_checkpoint", die)
+        with pytest.raises(CrashError):
+            fit(make_experiment(uninterrupted.folder), tmp_path)
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert left == {"4", "4.unfinished"}
+    fit(make_experiment(uninterrupted.folder), tmp_path)
+    assert losses(tmp_path) == uninterrupted.losses
+    events = [line["event"] for line in lines_of(tmp_path / "logbook.jsonl")]
+    assert events == ["started", "started", "saved", "finished"]
 
 
 @pytest.mark.sampled("tpu")
@@ -381,7 +433,7 @@ def test_auto_choices_are_pinned(uninterrupted: Uninterrupted, copy: Path, platf
     saved["hardware"]["platform"] = platform
     path.write_text(json.dumps(saved))
     fit(make_experiment(uninterrupted.folder), copy)
-    resumed = lines_of(copy / "logbook.jsonl")[2]
+    [resumed] = [x for x in lines_of(copy / "logbook.jsonl") if x["event"] == "resumed"]
     assert resumed["pinned"] == ({name: "blockwise"} if platform == "cpu" else {})
     # The blockwise backend drops other attention weights.
     assert (losses(copy) == uninterrupted.losses) == (platform == "tpu")

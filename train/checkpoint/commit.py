@@ -24,7 +24,7 @@ from train.checkpoint import manifest
 from train.checkpoint.manifest import AUTO_VERIFY_BYTES, MANIFEST_NAME, STATE_ITEM
 from train.checkpoint.tree_paths import Leaf
 from train.parallel.distributed import barrier
-from train.run_folder.regular_files import is_local
+from train.run_folder.writing import is_local
 
 COMMIT_TIMEOUT_SECONDS = 1200
 """Seconds that processes wait for each other: the same as Orbax's own timeout."""

@@ -21,8 +21,15 @@ from train.errors import UserError, as_user_error
 ORBAX_TMP_MARKER = ".orbax-checkpoint-tmp"
 """Part of a folder's name while Orbax writes it."""
 
+UNFINISHED_ENDING = ".unfinished"
+"""Ending of the empty file `<step>.unfinished` beside a checkpoint that is saved or deleted."""
+
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,8}")  # at most nine digits: steps are int32
 _SHOWN_CHECKPOINTS = 3
+
+
+NEW_START_REMEDY = "fit with another --workdir, or with --from-scratch to begin at step 0 here"
+"""Remedy where all checkpoints of a run are lost."""
 
 
 class SkippedCheckpoint(NamedTuple):
@@ -48,12 +55,11 @@ def absolute_path(directory: str | os.PathLike[str]) -> epath.Path:
     return epath.Path(name if "://" in name else pathlib.Path(name).absolute())
 
 
-def list_steps(directory: epath.Path, *, committed: bool) -> list[int]:
-    """Return the steps that have a folder, oldest first.
+def list_steps(directory: epath.Path) -> list[int]:
+    """Return the steps that have a checkpoint, oldest first, damaged ones included.
 
     Args:
       directory: Directory of all checkpoints; it need not exist.
-      committed: List the folders with a manifest, or those without.
 
     Raises:
       UserError: The directory cannot be read.
@@ -62,11 +68,17 @@ def list_steps(directory: epath.Path, *, committed: bool) -> list[int]:
         # A new run has no directory yet; it is created by the first save.
         if not directory.is_dir():
             return []
-        # Other names are unfinished saves, and checkpoints that were set aside. Listing looks only
-        # at whether there is a manifest: an object store bills and delays every read.
-        steps = [int(path.name) for path in directory.iterdir() if _STEP_NAME.fullmatch(path.name)]
+        # Other names are unfinished saves, and checkpoints that were set aside.
+        names = {path.name for path in directory.iterdir()}
+        steps = [int(name) for name in names if _STEP_NAME.fullmatch(name)]
+        # A folder without a manifest is one that lost it, unless it is marked as unfinished: only
+        # that was never complete. Only a marked one is looked into, as an object store bills and
+        # delays every read.
         return sorted(
-            step for step in steps if (directory / str(step) / MANIFEST_NAME).exists() == committed
+            step
+            for step in steps
+            if f"{step}{UNFINISHED_ENDING}" not in names
+            or (directory / str(step) / MANIFEST_NAME).exists()
         )
 
 
@@ -104,7 +116,7 @@ def no_valid_checkpoint_error(
     more = f"; and {hidden} more" if hidden > 0 else ""
     return UserError(
         f"checkpoints {directory}: none is intact ({problems}{more}); restore what was "
-        "saved, or start again with another --workdir"
+        f"saved, or train anew: {NEW_START_REMEDY}"
     )
 
 

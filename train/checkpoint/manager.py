@@ -64,17 +64,17 @@ class CheckpointManager:
         self._verified: set[int] = set()
 
     def steps(self) -> list[int]:
-        """Return the steps of all committed checkpoints, oldest first."""
+        """Return the steps of all checkpoints but a save in progress, oldest first."""
         # The manifest of a save in progress appears at some moment of its own, and on a network
         # file system at another one for each process. So that all processes list the same steps,
         # it counts once the main thread of each has waited for it.
         saving = self._writer.saving_step if self._writer else None
-        return [s for s in discovery.list_steps(self.directory, committed=True) if s != saving]
+        return [s for s in discovery.list_steps(self.directory) if s != saving]
 
-    def incomplete_steps(self) -> list[int]:
-        """Return the steps whose folder has no manifest: interrupted saves."""
-        # What is listed decides whether a run starts anew, so all processes need one answer.
-        return discovery.broadcast_integers(discovery.list_steps(self.directory, committed=False))
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the last save of this process that is complete; None if there is none yet."""
+        return self._writer.saved_step if self._writer else None
 
     def latest_step(self) -> int | None:
         """Return the newest of `steps` without verifying it; None if there is none."""

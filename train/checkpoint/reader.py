@@ -18,9 +18,7 @@ from orbax.checkpoint import args
 from train.checkpoint import tree_paths
 from train.checkpoint.manifest import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM
 from train.checkpoint.tree_paths import Leaf
-from train.errors import UserError
-
-_MAX_REASON_LENGTH = 200
+from train.errors import UserError, short_reason
 
 
 class RestoredCheckpoint(NamedTuple):
@@ -120,17 +118,16 @@ def _unreadable_error(path: epath.Path, problem: str) -> UserError:
 
 @contextlib.contextmanager
 def _explain_errors(path: epath.Path) -> Iterator[None]:
-    """Raise a UserError in place of Orbax's errors about files that it cannot read."""
+    """Raise a UserError in place of Orbax's and TensorStore's errors about damaged files."""
     try:
         yield
+    except (UserError, MemoryError, jax.errors.JaxRuntimeError):
+        raise  # `explain_oom` says what to do about a lack of memory
     except Exception as error:
-        # Orbax raises a plain `Exception` for an unreadable array. Its subclasses are bugs.
-        if type(error) is Exception or isinstance(error, OSError | ValueError | KeyError):
-            raise _unreadable_error(path, short_reason(error)) from error
-        raise
+        raise _unreadable_error(path, error_cause(error)) from error
 
 
-def short_reason(error: Exception) -> str:
+def error_cause(error: Exception) -> str:
     """Return the cause of an error on one short line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -138,5 +135,4 @@ def short_reason(error: Exception) -> str:
     # TensorStore puts the operating system's error code at the end of a very long line.
     if code := re.search(r"os_error_code='(\d+)'", str(error)):
         return os.strerror(int(code[1]))
-    line = " ".join(str(error).split()) or type(error).__name__
-    return line if len(line) <= _MAX_REASON_LENGTH else f"{line[:_MAX_REASON_LENGTH]}..."
+    return short_reason(error)

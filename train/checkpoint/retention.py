@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from etils import epath
 
-from train.checkpoint.discovery import ORBAX_TMP_MARKER, list_steps
+from train.checkpoint.discovery import ORBAX_TMP_MARKER, UNFINISHED_ENDING
 from train.checkpoint.manifest import MANIFEST_NAME
 
 
@@ -63,22 +63,37 @@ class RetentionPolicy:
 
 
 def delete_unfinished(directory: epath.Path) -> None:
-    """Delete what killed and failed saves have left, which may fill the disk."""
-    for path in [
-        # Not by glob: the directory's own name may contain pattern characters.
-        *(path for path in directory.iterdir() if ORBAX_TMP_MARKER in path.name),
-        *(directory / str(step) for step in list_steps(directory, committed=False)),
-    ]:
+    """Delete what killed and failed saves have left, which may fill the disk.
+
+    A folder of a step is deleted only if it is marked as unfinished: one that merely lacks its
+    manifest has lost it.
+    """
+    # Not by glob: the directory's own name may contain pattern characters.
+    for path in list(directory.iterdir()):
         # On a failure the next save tries again; what is left does not count as a checkpoint.
         with contextlib.suppress(OSError):
-            path.rmtree()
+            if ORBAX_TMP_MARKER in path.name:
+                path.rmtree()
+            elif path.name.endswith(UNFINISHED_ENDING):
+                checkpoint = directory / path.name.removesuffix(UNFINISHED_ENDING)
+                if checkpoint.exists() and not (checkpoint / MANIFEST_NAME).exists():
+                    checkpoint.rmtree()
+                path.unlink()
+
+
+def unfinished_mark(directory: epath.Path, step: int) -> epath.Path:
+    """Return the path of the mark beside a checkpoint that is being saved or deleted."""
+    return directory / f"{step}{UNFINISHED_ENDING}"
 
 
 def delete_checkpoint(directory: epath.Path, step: int) -> None:
     """Delete a checkpoint. Its manifest goes first, so that a partial deletion does not count."""
     with contextlib.suppress(OSError):  # the next save deletes what is left
-        (directory / str(step) / MANIFEST_NAME).unlink()
+        mark = unfinished_mark(directory, step)
+        mark.write_bytes(b"")
+        (directory / str(step) / MANIFEST_NAME).unlink(missing_ok=True)
         (directory / str(step)).rmtree()
+        mark.unlink()
 
 
 def set_aside_checkpoint(directory: epath.Path, step: int, name: str) -> epath.Path:

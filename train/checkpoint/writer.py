@@ -9,7 +9,9 @@ A save has four stages, and a process may be killed in any of them. What it leav
 | files are read back and hashed (`commit`) | a folder without a manifest | the next save |
 | older checkpoints are deleted | more checkpoints than are due | the next save |
 
-None of these is listed as a checkpoint, and the one before is deleted only in the last stage.
+None of these is listed as a checkpoint, and the one before is deleted only in the last stage. The
+mark `<step>.unfinished` lies beside the folder from before the first stage until the manifest is
+written. It tells a save that was killed from a checkpoint that has lost its manifest.
 """
 
 import asyncio
@@ -32,7 +34,7 @@ from train.checkpoint import retention, tree_paths
 from train.checkpoint.commit import commit_checkpoint
 from train.checkpoint.discovery import ORBAX_TMP_MARKER
 from train.checkpoint.manifest import LEAVES_ITEM, METADATA_ITEM, STATE_ITEM
-from train.checkpoint.reader import short_reason
+from train.checkpoint.reader import error_cause
 from train.checkpoint.tree_paths import Leaf
 from train.errors import UserError
 
@@ -54,6 +56,8 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         # Set from `save` until `wait` has seen the result, so that no error is lost.
         self._saving: tuple[int, Future[None]] | None = None
+        self.saved_step: int | None = None
+        """Step of the last save that is complete; None if there is none yet."""
 
     @property
     def saving_step(self) -> int | None:
@@ -83,6 +87,7 @@ class CheckpointWriter:
             if jax.process_index() == 0:
                 self.directory.mkdir(parents=True, exist_ok=True)
                 retention.delete_unfinished(self.directory)
+                retention.unfinished_mark(self.directory, step).write_bytes(b"")
             # Orbax returns once the arrays are copied to host memory.
             self._orbax.save(self.directory / str(step), args=args.Composite(**items))
             # The thread gets shapes only: the arrays may be donated to the next step at once.
@@ -111,8 +116,10 @@ class CheckpointWriter:
         self._orbax.wait_until_finished()
         # Here and not in the training loop, which meanwhile runs the next steps.
         commit_checkpoint(self.directory / str(step), shapes)
+        self.saved_step = step
         # Deleting comes last: at every moment the newest committed checkpoint exists.
         if jax.process_index() == 0:
+            retention.unfinished_mark(self.directory, step).unlink()
             for old in steps_to_delete:
                 retention.delete_checkpoint(self.directory, old)
 
@@ -131,7 +138,7 @@ class CheckpointWriter:
                     retention.delete_unfinished(self.directory)
             raise UserError(
                 f"checkpoint {self.directory / str(step)}: could not be written "
-                f"({short_reason(error)}); make room there or check its permissions; "
+                f"({error_cause(error)}); make room there or check its permissions; "
                 "the checkpoints before it are whole"
             ) from error
 

@@ -132,6 +132,9 @@ class FitArguments:
     """With --init-from: take only weights with these tree paths, such as layers or '*/mixer/*'."""
     init_adapter: str = ""
     """With --init-from: folder of a PEFT LoRA adapter to start with, which also sets --lora."""
+    from_scratch: bool = False
+    """Begin at step 0 if all checkpoints of the folder are damaged or gone, which is an error
+    otherwise. A run with an intact checkpoint resumes."""
     quiet: bool = False
     """Print no progress."""
 
@@ -157,6 +160,7 @@ def run_fit(arguments: list[str]) -> int:
             init_from=options.init_from,
             init_only=options.init_only,
             init_adapter=options.init_adapter,
+            from_scratch=options.from_scratch,
             quiet=quiet,
             start_time=process_start_time(),
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from train.cli.parsing import as_usage_errors, parse, pop_json_flag, pop_positional, print_json
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, printable
 
 if TYPE_CHECKING:
     from train.data.chat_template import Message
@@ -97,7 +97,7 @@ def run_sample(arguments: list[str]) -> int:
         stream("\n")
     else:
         separator = "\n---\n" if continues else "\n"
-        print(separator.join(p + text for p, text in zip(prompts, texts, strict=True)))
+        print_text(separator.join(p + text for p, text in zip(prompts, texts, strict=True)) + "\n")
     return 0
 
 
@@ -130,7 +130,7 @@ class _Stream:
         self._prompt = prompt
 
     def __call__(self, piece: str) -> None:
-        print(self._prompt + piece, end="", flush=True)
+        print_text(self._prompt + piece)
         self._prompt = ""
 
 
@@ -276,7 +276,7 @@ def chat(run: "Run", options: "SampleOptions", questions: Iterable[str] | None =
             messages = []
             continue
         messages.append({"role": "user", "content": question.strip()})
-        answers = answer_conversations(run, [messages], options, _print_piece)
+        answers = answer_conversations(run, [messages], options, print_text)
         print(flush=True)
         messages.append({"role": "assistant", "content": answers[0].strip()})
 
@@ -303,5 +303,6 @@ def check_can_chat(run: "Run") -> None:
         raise UserError(f"sample --chat: task {kind} has no language model; leave --chat out")
 
 
-def _print_piece(piece: str) -> None:
-    print(piece, end="", flush=True)
+def print_text(text: str) -> None:
+    """Print what a model wrote. A terminal gets no characters that it would obey; a file, all."""
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, printable
 from train.runtime.signals import reliable_keyboard_interrupt
 from train.runtime.startup import SCRIPT, program_name
 from transformer.mixer_registry import MixerError
@@ -207,7 +207,7 @@ def dispatch(verb: str, arguments: list[str]) -> int:
             module = importlib.import_module(f"train.cli.{VERBS[verb].module}")
             status: int = getattr(module, f"run_{verb}")(arguments)
     except PreemptedError as stop:
-        print(stop, file=sys.stderr)
+        print(printable(str(stop)), file=sys.stderr)
         return PREEMPTED_EXIT_STATUS
     return status
 
@@ -252,7 +252,7 @@ def print_error(error: BaseException) -> int:
     if isinstance(error, OSError):
         text = f"{text}; check the path, its permissions and the free disk space"
     with contextlib.suppress(OSError):  # the exit status reports it too
-        print(f"error: {text}", file=sys.stderr)
+        print(f"error: {printable(text)}", file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
 
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from train.data.files import expand_user
 from train.errors import UsageError, UserError, as_user_error
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, too_large_error
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import TASKS
 from transformer.attention.attention_config import MixerConfig
@@ -115,10 +114,8 @@ def import_file(file: str, name: str) -> ModuleType:
     """
     path = expand_user(pathlib.Path(file))
     with as_user_error(name):
-        if not path.is_file():  # Reading a FIFO would wait forever.
+        if not path.is_file():
             raise UsageError(f"{name}: there is no such file; give the path of a .py file")
-        if (size := path.stat().st_size) > MAX_SETTINGS_BYTES:
-            raise too_large_error(path, size, MAX_SETTINGS_BYTES)
     spec = importlib.util.spec_from_file_location(f"experiment_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{name}: is not a Python file; give the path of a .py file")
@@ -222,7 +219,7 @@ def check_imports(recorded: object, source: str) -> None:
 
 
 def _is_import_name(name: object) -> bool:
-    if not isinstance(name, str) or not name.isprintable():
+    if not isinstance(name, str):
         return False
     return name.endswith(".py") or bool(_MODULE_NAME.fullmatch(name))
 

@@ -7,23 +7,20 @@ tried without a download.
 
 import io
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from train.data.arrays import Arrays
+from train.data.bounded_files import too_large_error
 from train.data.example_configs import FeatureDataConfig
 from train.data.files import find_file
-from train.errors import UserError, as_user_error
+from train.errors import UserError, as_damaged, as_user_error
+from train.runtime.local_hardware import host_memory_bytes
 
 TEST_FRACTION = 5  # a fifth of the examples of a built-in set are test examples
 
 GENERATED_EXAMPLES = 2500
-
-
-_DAMAGED = (ValueError, TypeError, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
-"""Errors of NumPy and zipfile about files that are no archive, or have damaged members."""
 
 
 def image_patches(
@@ -72,12 +69,15 @@ def read_features(config: FeatureDataConfig, split: str) -> Arrays | None:
     file = find_file(path, "data.path" if split == "train" else "data.test_path").path
     with as_user_error(path):
         content = file.read_bytes()
-    try:
+    with as_damaged(path, "an .npz file of arrays", "write it with numpy.savez"):
+        # What it unpacks to, which NumPy does not read beyond: a small file may hold terabytes.
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        limit = (host_memory_bytes() or 2**36) // 4
+        if unpacked > limit:
+            raise too_large_error(file, unpacked, limit)
         with np.load(io.BytesIO(content), allow_pickle=False) as saved:
             return {key: saved[key] for key in saved.files}
-    except _DAMAGED as error:
-        message = f"{path}: is not an .npz file of arrays; write it with numpy.savez"
-        raise UserError(message) from error
 
 
 def to_features(arrays: Arrays, config: FeatureDataConfig) -> dict[str, np.ndarray]:

@@ -17,9 +17,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Literal, NamedTuple, cast
 
+from train.data.bounded_files import iter_lines, read_all, too_large_error
 from train.data.files import Notes, TextFile, find_splits
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import iter_lines, open_regular, read_all, too_large_error
 from train.runtime.local_hardware import host_memory_bytes
 
 FORMATS_PAGE = "docs/tasks.md"
@@ -178,7 +178,7 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
     Raises:
       UserError: The file cannot be read, or it is damaged.
     """
-    with as_user_error(str(file.path)), open_regular(file.path) as stream:
+    with as_user_error(str(file.path)), file.path.open("rb") as stream:
         head = stream.read(10)
         stream.seek(0)
         compression = ""

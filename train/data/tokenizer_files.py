@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from train.data.bounded_files import MAX_VOCABULARY_BYTES, read_bytes
 from train.data.files import AnyPath, expand_path
 from train.data.tokenizer_settings import (
     ROLES,
@@ -21,7 +22,6 @@ from train.data.tokenizer_settings import (
     decode_text,
 )
 from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import MAX_VOCABULARY_BYTES, read_bytes
 
 if TYPE_CHECKING:
     import tokenizers

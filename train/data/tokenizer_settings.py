@@ -13,9 +13,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from train.data.bounded_files import MAX_SETTINGS_BYTES, read_bytes
 from train.data.files import AnyPath
 from train.errors import UserError
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 
 TEMPLATE_FILE = "chat_template.jinja"
 CONFIG_FILE = "tokenizer_config.json"

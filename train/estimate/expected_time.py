@@ -20,9 +20,8 @@ import tomllib
 from typing import Any, NamedTuple
 
 from train.data.files import expand_path
-from train.errors import UserError, as_user_error
+from train.errors import UserError, as_damaged, as_user_error
 from train.estimate.chips import CHIPS, Chip
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
 
 MAX_DOLLARS_PER_HOUR = 1e9
 """Upper limit of a valid price."""
@@ -54,13 +53,8 @@ def load_prices(path: str = "") -> dict[str, Any]:
     source = _source(path)
     with as_user_error(source):
         data = _data(path)
-    try:
-        table: dict[str, Any] = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"prices {source}: is not TOML ({error}); write lines like v5e = 1.20"
-        ) from error
-    return table
+    with as_damaged(f"prices {source}", "TOML", "write lines like v5e = 1.20"):
+        return tomllib.loads(data.decode())
 
 
 def _source(path: str) -> str:
@@ -69,7 +63,7 @@ def _source(path: str) -> str:
 
 def _data(path: str) -> bytes:
     if path:
-        return read_bytes(expand_path(path), MAX_SETTINGS_BYTES)
+        return expand_path(path).read_bytes()
     return (importlib.resources.files("train.estimate") / "prices.toml").read_bytes()
 
 

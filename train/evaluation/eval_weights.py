@@ -16,7 +16,7 @@ import numpy as np
 
 from train.checkpoint.discovery import SkippedCheckpoint, no_valid_checkpoint_error
 from train.checkpoint.manager import CheckpointManager
-from train.errors import UsageError, UserError
+from train.errors import UsageError, UserError, printable
 from train.evaluation.early_stopping import BestEvaluation
 from train.experiment import Experiment
 from train.lora.layout import merged_params
@@ -137,7 +137,7 @@ def newest_valid_step(checkpoints: CheckpointManager) -> int:
 def _warn_skipped(skipped: SkippedCheckpoint) -> None:
     if jax.process_index() == 0:
         line = f"checkpoint of step {skipped.step}: {skipped.problem}; skipped"
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def steps_to_average(steps: Sequence[int], newest: int, save_every: int, count: int) -> list[int]:

@@ -114,7 +114,7 @@ class Evaluator:
     def report_final_metrics(
         self, weights: EvalWeights, step: int, report: Reporter
     ) -> dict[str, float]:
-        """Evaluate the whole validation split, and report the end of the run."""
+        """Evaluate the whole validation split, and report the metrics."""
         if step < self.experiment.steps:
             report.log_event("stopped early", step=step, best=self.best.to_json())
             name = self.task.selection_metric(self.corpus).name
@@ -131,7 +131,6 @@ class Evaluator:
         report.log_evaluation(step, "validation", metrics)
         if self.experiment.sample.every:
             self.log_sample(step, weights.params, report)
-        report.log_event("finished", step=step, **metrics)
         return metrics
 
     def make_run(self, weights: EvalWeights, metrics: dict[str, float]) -> Run:

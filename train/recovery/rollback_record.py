@@ -17,8 +17,7 @@ from jax.experimental import multihost_utils
 
 from train.checkpoint.manager import CheckpointManager
 from train.data.files import AnyPath
-from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, read_bytes
+from train.errors import as_damaged, as_user_error
 from train.run_folder.writing import write_atomically
 from train.state import TrainState
 from transformer.validation import MAX_INTEGER
@@ -79,10 +78,10 @@ class RollbackRecord:
         """Read the record of a run (UserError: it is damaged). A missing file is an empty one."""
         with as_user_error(str(path)):
             try:
-                data = read_bytes(path, MAX_SETTINGS_BYTES)
+                data = path.read_bytes()
             except FileNotFoundError:
                 return cls()
-        try:
+        with as_damaged(str(path), "a valid record of rollbacks", "restore the original file"):
             plain = json.loads(data.decode())
             # Exactly these fields: a record of another version, or half of one, is refused and not
             # guessed.
@@ -91,10 +90,6 @@ class RollbackRecord:
             if not isinstance(plain["rollbacks"], list) or not isinstance(plain["cleared"], bool):
                 raise ValueError("rollbacks is not a list, or cleared not a boolean")
             return cls(tuple(map(_parse_rollback, plain["rollbacks"])), plain["cleared"])
-        except (ValueError, TypeError, RecursionError) as error:
-            raise UserError(
-                f"{path}: is not a valid record of rollbacks ({error}); restore the original file"
-            ) from error
 
 
 def _parse_rollback(plain: Any) -> Rollback:

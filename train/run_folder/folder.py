@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from train.data.files import AnyPath, expand_path
-from train.errors import UserError, as_user_error
-from train.run_folder.regular_files import MAX_SETTINGS_BYTES, is_local, read_bytes
-from train.run_folder.writing import check_not_symlink, explain_write_errors
+from train.errors import UserError, as_damaged, as_user_error
+from train.run_folder.writing import explain_write_errors
 
 # Names of a run's files without their endings. A run that was killed at its very start has some
 # of them and no config.json yet.
@@ -64,7 +63,6 @@ class RunFolder:
         with explain_write_errors(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
             folder._check_is_run_dir()
-            folder._check_no_links()
             folder._check_writable()
         return folder
 
@@ -208,31 +206,18 @@ class RunFolder:
                 "run; give a new or an empty folder"
             )
 
-    def _check_no_links(self) -> None:
-        """Raise UserError if a run's file is a link: the run would write outside its folder."""
-        if is_local(self.path):
-            for entry in self.path.iterdir():
-                if entry.name.split(".")[0] in _RUN_FILE_STEMS:
-                    check_not_symlink(entry)
-
     def _check_writable(self) -> None:
         probe = self.path / f".writable-{secrets.token_hex(4)}"
         probe.write_bytes(b"")
         probe.unlink()
 
 
-def read_json(path: AnyPath, max_bytes: int = MAX_SETTINGS_BYTES) -> Any:
-    """Return the value in a JSON file.
-
-    Raises:
-      UserError: The file cannot be read, is damaged, or is larger than `max_bytes`.
-    """
+def read_json(path: AnyPath) -> Any:
+    """Return the value in a JSON file (UserError: it cannot be read, or is damaged)."""
     with as_user_error(str(path)):
-        data = read_bytes(path, max_bytes)
-    try:
+        data = path.read_bytes()
+    with as_damaged(str(path), "JSON", "restore the original file"):
         return json.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON ({error}); restore the original file") from error
 
 
 def _resolve_workdir(workdir: str | os.PathLike[str]) -> AnyPath:

@@ -18,14 +18,9 @@ from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
 from train.data.files import AnyPath
-from train.run_folder.regular_files import read_bytes
 
 # The temporary files of `replace` begin with a dot, and do not match.
 _LEASE_NAME = re.compile(r"([1-9][0-9]{0,8})\.json")
-
-
-# A lease has a few hundred bytes; a larger file is not one.
-_MAX_BYTES = 65_536
 
 
 OwnerState = Literal["alive", "gone", "unknown"]
@@ -206,8 +201,7 @@ class LocalLeaseStore:
 
     def read(self, number: int) -> Lease | None:
         try:
-            # Bounded: the file may be anything that somebody has put there.
-            return Lease.from_bytes(read_bytes(self._path(number), _MAX_BYTES))
+            return Lease.from_bytes(self._path(number).read_bytes())
         except FileNotFoundError:
             return None
 

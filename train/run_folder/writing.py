@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import pathlib
 import secrets
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from train.errors import UserError
-from train.run_folder.regular_files import BINARY, NONBLOCK, checked_stream, is_local
 
 if TYPE_CHECKING:
     from train.data.files import AnyPath
 
-_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+def is_local(path: AnyPath) -> bool:
+    """Return True for a path of this machine's file systems, False for `gs://...` and the like."""
+    return "://" not in os.fspath(path)
 
 
 @contextlib.contextmanager
@@ -86,33 +87,3 @@ def unused_path(path: AnyPath, suffix: str) -> AnyPath:
         number += 1
         candidate = path.with_name(f"{path.name}.{suffix}.{number}")
     return candidate
-
-
-@contextlib.contextmanager
-def open_append(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Open a local file for appending and reading; create it if it does not exist.
-
-    Raises:
-      UserError: The path is a symbolic link, or no regular file.
-      OSError: The file cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _NOFOLLOW | NONBLOCK | BINARY
-    if not _NOFOLLOW:  # Windows
-        check_not_symlink(path)
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # O_NOFOLLOW met a link
-            check_not_symlink(path)
-        raise
-    with checked_stream(path, descriptor, "a+b") as stream:
-        yield stream
-
-
-def check_not_symlink(path: AnyPath) -> None:
-    """Raise UserError if a local path is a symbolic link, wherever it points."""
-    if is_local(path) and pathlib.Path(path).is_symlink():
-        raise UserError(
-            f"{path}: is a symbolic link, and a run writes only inside its own folder; "
-            "replace the link by its target, or link the whole folder"
-        )

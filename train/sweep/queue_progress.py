@@ -9,6 +9,7 @@ from typing import Any, Self
 from rich import progress
 from rich.console import Console
 
+from train.errors import printable
 from train.runtime.startup import LenientStream
 from train.sweep.grid import SweepRun
 from train.sweep.sweep_folder import RunResult, SweepFolder
@@ -108,7 +109,9 @@ class SweepProgress:
         line = f"[{self._num_done}/{len(self._runs)}] {run.name}: {outcome}"
         if self._bar is None:
             line = f"{line}  ({self._counts_text()}; {self._times_text()})"
-        self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self._console.print(
+            printable(line), markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
 
     def refresh(self) -> None:
         """Read how far the running runs are."""

@@ -24,9 +24,6 @@ from train.run_folder.folder import read_json
 from train.run_folder.writing import explain_write_errors, write_atomically
 from train.sweep.grid import NO_WARM_START, SweepRun
 
-MAX_SWEEP_BYTES = 1 << 28
-"""Limit of the size of a sweep's JSON files."""
-
 Status = Literal["finished", "failed"]
 
 
@@ -116,7 +113,7 @@ class SweepFolder:
                     "sweep; give a new or an empty folder"
                 )
             return
-        saved = read_json(file, MAX_SWEEP_BYTES)
+        saved = read_json(file)
         requested = {run.name: _described_fields(run) for run in runs}
         if not isinstance(saved, dict) or not isinstance(saved.get("runs"), dict):
             raise UserError(f"{file}: does not describe a sweep; restore the original file")
@@ -162,7 +159,7 @@ class SweepFolder:
         file = self.path / "results.json"
         if not file.exists():
             return {}
-        saved = read_json(file, MAX_SWEEP_BYTES)
+        saved = read_json(file)
         try:
             results = {name: RunResult(**fields) for name, fields in saved.items()}
         except (AttributeError, TypeError) as error:

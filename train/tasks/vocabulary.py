@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from train.errors import UserError, as_user_error
+from train.errors import UserError
 from train.run_folder.folder import RunFolder, read_json
-from train.run_folder.regular_files import MAX_VOCABULARY_BYTES
 
 if TYPE_CHECKING:
     from train.data.tokenizer import Tokenizer
@@ -21,13 +20,9 @@ Labels = tuple[str, ...]
 
 def read_labels(folder: RunFolder) -> Labels:
     """Return the labels saved with a run; empty for a task without labels."""
-    with as_user_error(str(folder.labels)):
-        try:
-            # Not `exists`: it takes a loop of symbolic links for a missing file.
-            folder.labels.stat()
-        except FileNotFoundError:
-            return ()
-    names = read_json(folder.labels, MAX_VOCABULARY_BYTES)
+    if not folder.labels.exists():
+        return ()
+    names = read_json(folder.labels)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise UserError(f"{folder.labels}: is not a list of names; restore the original file")
     return tuple(names)

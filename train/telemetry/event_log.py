@@ -6,7 +6,6 @@ while writing: readers skip a torn line, and the next writer ends it.
 `installed_versions` and `peak_memory_bytes` are what the logs record about the process itself.
 """
 
-import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -20,15 +19,7 @@ from typing import Any
 
 from train.data.files import AnyPath
 from train.errors import as_user_error
-from train.run_folder.regular_files import (
-    MAX_LINE_BYTES,
-    MAX_LOG_BYTES,
-    iter_lines,
-    open_regular,
-    read_bytes,
-    too_large_error,
-)
-from train.run_folder.writing import explain_write_errors, open_append
+from train.run_folder.writing import explain_write_errors
 
 JsonRecord = dict[str, Any]
 
@@ -68,11 +59,11 @@ def append_records(path: AnyPath, records: Iterable[Mapping[str, Any]]) -> None:
     lines = "".join(format_line(record) for record in records).encode(errors="backslashreplace")
     with explain_write_errors(path):
         if isinstance(path, pathlib.Path):
-            with open_append(path) as file:
+            with path.open("a+b") as file:
                 # End a line that a killed process has torn, so that it spoils no other.
                 file.write(_missing_newline(_last_byte(file)) + lines)
         else:
-            before = read_bytes(path, MAX_LOG_BYTES) if path.exists() else b""
+            before = path.read_bytes() if path.exists() else b""
             path.write_bytes(before + _missing_newline(before[-1:]) + lines)
 
 
@@ -83,25 +74,13 @@ def read_records(path: AnyPath) -> list[JsonRecord]:
 
 
 def read_raw_lines(path: AnyPath) -> list[str]:
-    """Return the lines of a file without their ends, torn ones too; none of a missing file.
-
-    Raises:
-      UserError: It is not a regular file, or the file or a line is too long for a log.
-    """
-    lines, size = [], 0
-    with as_user_error(str(path)), contextlib.ExitStack() as stack:
+    """Return the lines of a file without their ends, torn ones too; none of a missing file."""
+    with as_user_error(str(path)):
         try:
-            stream = stack.enter_context(open_regular(path))
+            text = path.read_bytes().decode(errors="replace")
         except FileNotFoundError:
             return []
-        for line in iter_lines(stream, path, MAX_LINE_BYTES):
-            size += len(line)
-            if size > MAX_LOG_BYTES:
-                raise too_large_error(path, size, MAX_LOG_BYTES)
-            text = line.decode(errors="replace").removesuffix("\n")
-            if text.strip():
-                lines.append(text)
-    return lines
+    return [line for line in text.split("\n") if line.strip()]
 
 
 def parse_line(line: str) -> JsonRecord | None:

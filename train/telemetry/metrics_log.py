@@ -15,12 +15,7 @@ from typing import Any, Self, TypeGuard
 
 from train.data.files import AnyPath
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import (
-    check_not_symlink,
-    explain_write_errors,
-    unused_path,
-    write_atomically,
-)
+from train.run_folder.writing import explain_write_errors, unused_path, write_atomically
 from train.telemetry import event_log
 
 FLUSH_INTERVAL_SECONDS = 30.0
@@ -203,7 +198,6 @@ class TensorBoardWriter:
         local = self._path
         with explain_write_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
-            check_not_symlink(folder)
             if not isinstance(local, pathlib.Path):
                 self._spool = tempfile.TemporaryDirectory()
                 local = pathlib.Path(self._spool.name, name)

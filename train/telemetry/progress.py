@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Column
 from rich.text import Text
 
+from train.errors import printable
 from train.runtime.startup import LenientStream
 from train.telemetry.stages import (
     DRAW_INTERVAL_SECONDS,
@@ -27,11 +28,6 @@ LINE_INTERVAL_SECONDS = 30.0
 
 MIN_BAR_WIDTH = 10
 """Columns that the bar keeps, with the spaces around it."""
-
-# A model can generate any character. Control characters, which a terminal would obey, are
-# replaced by their Unicode pictures.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
-CONTROL_PICTURES |= {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 class ProgressBar:
@@ -119,8 +115,9 @@ class ProgressBar:
 
     def print(self, text: str) -> None:
         """Print text as it is, above the bar."""
-        safe = text.translate(CONTROL_PICTURES)
-        self._console.print(safe, markup=False, highlight=False, emoji=False, soft_wrap=True)
+        self._console.print(
+            printable(text), markup=False, highlight=False, emoji=False, soft_wrap=True
+        )
 
     def __enter__(self) -> Self:
         self._started_at = self._timed_from = self._next_line_at = self._clock()

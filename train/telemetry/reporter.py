@@ -13,8 +13,7 @@ from typing import Any, Self
 from train.errors import UserError
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.run_folder.regular_files import MAX_LOG_BYTES, read_bytes
-from train.run_folder.writing import explain_write_errors, open_append
+from train.run_folder.writing import explain_write_errors
 from train.telemetry.event_log import EventLog
 from train.telemetry.goodput import Activity, ActivityTimer, TimeLog, format_goodput
 from train.telemetry.loss_plot import event_steps, plot_losses
@@ -168,10 +167,10 @@ class Reporter:
             data = f"--- step {step}\n{text}\n".encode(errors="backslashreplace")
             with explain_write_errors(path):
                 if isinstance(path, pathlib.Path):
-                    with open_append(path) as file:
+                    with path.open("ab") as file:
                         file.write(data)
                 else:  # an object store cannot append
-                    before = read_bytes(path, MAX_LOG_BYTES) if path.exists() else b""
+                    before = path.read_bytes() if path.exists() else b""
                     path.write_bytes(before + data)
 
     def log_event(self, event: str, **fields: Any) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from train.errors import printable
 from train.runtime.startup import LenientStream
 
 BAR_DELAY_SECONDS = 1.0
@@ -212,6 +213,7 @@ class LinePrinter:
             self._print(f"{stage.description}  done in {format_clock(stage.elapsed)}")
 
     def _print(self, text: str) -> None:
+        text = printable(text)
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.errors import UserError, as_user_error
 from train.run_folder.folder import RunFolder, read_json
-from train.run_folder.regular_files import is_local
-from train.run_folder.writing import write_atomically
+from train.run_folder.writing import is_local, write_atomically
 from train.runtime.signals import PreemptedError
 
 if TYPE_CHECKING:

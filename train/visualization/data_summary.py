@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from train.data.tokenizer import Tokenizer
+from train.errors import printable
 from train.experiment import Experiment
 from train.tasks.task_registry import make_task
-from train.telemetry.progress import CONTROL_PICTURES
 
 MAX_CHARACTERS = 600
 """Longest text of an example that is printed."""
@@ -181,9 +181,9 @@ def print_summary(summary: dict[str, Any]) -> None:
     vocabulary = f", {size:,} tokens in the vocabulary" if size else ""
     console.print(f"{summary['name']}: {summary['training_data']}{vocabulary}")
     if summary["labels"]:
-        console.print(f"labels: {', '.join(summary['labels'])}".translate(CONTROL_PICTURES))
+        console.print(printable(f"labels: {', '.join(summary['labels'])}"))
     for note in summary["notes"]:
-        console.print(note)
+        console.print(printable(note))
     rows = [_split_cells(name, split) for name, split in summary["splits"].items()]
     if rows:
         table = Table(*dict.fromkeys(name for row in rows for name in row), box=box.SIMPLE)
@@ -199,7 +199,7 @@ def print_summary(summary: dict[str, Any]) -> None:
         console.print(f"--- training example {number}: {counts}")
         for name in ("source", "text", "label", "arrays"):
             if name in example:
-                text = str(example[name]).translate(CONTROL_PICTURES)
+                text = printable(str(example[name]))
                 cut = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]} ..."
                 title = "target" if name == "text" and "source" in example else name
                 console.print(cut if title == "text" else f"{title}: {cut}", soft_wrap=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from train.errors import UsageError
 from train.run_folder.folder import RunFolder, read_json
-from train.run_folder.regular_files import MAX_LOG_BYTES, read_bytes
 from train.telemetry.event_log import EventLog, JsonRecord
 from train.telemetry.goodput import ACTIVITY_DESCRIPTIONS, compute_goodput, read_time_records
 from train.telemetry.metrics_log import is_step_number, read_metrics
@@ -161,7 +160,7 @@ def read_samples(folder: RunFolder) -> list[dict[str, Any]]:
     """
     if not folder.samples.exists():
         return []
-    text = read_bytes(folder.samples, MAX_LOG_BYTES).decode(errors="replace")
+    text = folder.samples.read_bytes().decode(errors="replace")
     parts = _SAMPLE_START.split(text)[1:]
     samples: list[dict[str, Any]] = []
     for step, each in zip(map(int, parts[::2]), parts[1::2], strict=False):

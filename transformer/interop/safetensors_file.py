@@ -37,6 +37,9 @@ DTYPES: dict[str, Any] = {
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """Dtypes of weights that are read and written."""
 
+MAX_AXES = 32
+"""Largest number of axes that every version of NumPy can have."""
+
 MAX_HEADER_BYTES = 100_000_000
 """Largest header, as in the `safetensors` package: a larger size is a damaged file."""
 
@@ -96,9 +99,9 @@ class SafetensorsFile:
             header = json.loads(self._bytes[8 : 8 + length].tobytes())
             metadata = header.pop("__metadata__", {})
             entries = {name: self._entry(name, value, 8 + length) for name, value in header.items()}
-        except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
-            if isinstance(error, InteropError):
-                raise
+        except InteropError:
+            raise
+        except Exception as error:
             raise self._damaged(f"has a header that is not valid ({error})") from error
         end = 8 + length
         for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
@@ -115,6 +118,8 @@ class SafetensorsFile:
         dtype = str(value["dtype"])
         if start < 0 or stop < start or any(each < 0 for each in shape):
             raise self._damaged(f"has a negative size for {name}")
+        if len(shape) > MAX_AXES:
+            raise self._damaged(f"has {len(shape)} axes for {name}")
         if dtype in DTYPES and math.prod(shape) * DTYPES[dtype].itemsize != stop - start:
             raise self._damaged(f"has {stop - start} bytes for {name} of shape {list(shape)}")
         return Entry(dtype, shape, data_start + start, data_start + stop)

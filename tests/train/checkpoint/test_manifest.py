@@ -78,13 +78,6 @@ def test_every_flipped_bit_of_the_manifest_is_detected(folder: epath.Path) -> No
         assert manifest.find_manifest_problem(folder, "full") is not None
 
 
-@pytest.mark.parametrize("name", ["../c", "/etc/passwd", "a/../../c", "", ".", "nul\0"], ids=ascii)
-def test_paths_outside_the_checkpoint_raise(name: str) -> None:
-    text = manifest.serialize_manifest({name: FileEntry(0, DIGEST)})
-    with pytest.raises(ValueError, match="is not a manifest"):
-        manifest.parse_manifest(text)
-
-
 def test_manifest_is_written_atomically(folder: epath.Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
 
@@ -107,10 +100,8 @@ def test_manifest_in_an_object_store(folder: epath.Path, bucket: str) -> None:
     assert manifest.find_manifest_problem(remote, "full") is None
     (remote / "c").write_bytes(b"more")
     assert manifest.find_manifest_problem(remote, "sizes") == "c has 4 bytes instead of 0"
-    assert list_steps(remote.parent, committed=True) == [1]
+    assert list_steps(remote.parent) == [1]
+    (remote / manifest.MANIFEST_NAME).unlink()
+    assert list_steps(remote.parent) == [1]  # it was complete
     delete_checkpoint(remote.parent, 1)
-    assert (
-        list_steps(remote.parent, committed=True)
-        == list_steps(remote.parent, committed=False)
-        == []
-    )
+    assert list(remote.parent.iterdir()) == []

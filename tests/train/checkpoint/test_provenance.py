@@ -88,7 +88,7 @@ def test_stale_rollback_record_is_ignored_by_a_new_run(
         (Rollback(first=3, step=3, checkpoint=2, cursor=50, rate=0.5, attempts=1),)
     )
     stale.write(run / "recovery.json")
-    train.fit(trained[0], str(run), quiet=True)
+    train.fit(trained[0], str(run), from_scratch=True, quiet=True)
     assert not (run / "recovery.json").exists()
     assert RollbackRecord.read(run / "recovery.json.earlier") == stale
     assert not [line for line in lines_of(run / "logbook.jsonl") if line["event"] == "rolled back"]

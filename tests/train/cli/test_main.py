@@ -400,7 +400,8 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
     assert losses(broken) == losses(full)
     ends = [lines_of(workdir / "metrics.jsonl")[-1] for workdir in (broken, full)]
     assert ends[0] == ends[1]
-    assert [line["event"] for line in lines_of(broken / "logbook.jsonl")] == [
+    events = [line["event"] for line in lines_of(broken / "logbook.jsonl")]
+    assert [event for event in events if event != "saved"] == [
         "started",
         "preempted",
         "resumed",

@@ -1,5 +1,6 @@
 """Continuous inputs: patches, frames, built-in sets and files, against plain loops."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,40 @@ def test_npz_file_is_read_and_a_damaged_one_refused(tmp_path: Path) -> None:
     array = (tmp_path / "array.npy").read_bytes()
     for content in (b"no archive", b"", b"PK\x03\x04", array, bytes(member)):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"mine.npz: is not an .npz file of arrays; write it"):
+        with pytest.raises(
+            UserError, match=r"mine.npz: is not an .npz file of arrays \(.+\); write it"
+        ):
             read_features(config, "train")
+
+
+def write_archive(file: Path, dtype: str, shape: str) -> FeatureDataConfig:
+    """Write an .npz file whose array has this header and no data."""
+    header = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    with zipfile.ZipFile(file, "w") as archive:
+        length = len(header).to_bytes(2, "little")
+        archive.writestr("labels.npy", b"\x93NUMPY\x01\x00" + length + header)
+    return FeatureDataConfig(path=str(file))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("|O", "(1,)"), ("<f8", f"({10**14},)"), ("<f8", f"({10**30},)"), ("<f8", "(" * 3000)],
+    ids=["pickle", "no memory", "overflow", "nested"],
+)
+def test_invalid_array_is_one_line(tmp_path: Path, dtype: str, shape: str) -> None:
+    config = write_archive(tmp_path / "a.npz", dtype, shape)
+    with pytest.raises(UserError, match=r"a.npz: is not an .npz file of arrays \(.+\); write it"):
+        read_features(config, "train")
+
+
+def test_archive_that_fills_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez_compressed(tmp_path / "a.npz", labels=np.zeros(2**20, np.uint8))
+    assert (tmp_path / "a.npz").stat().st_size < 2**12
+    monkeypatch.setattr("train.data.features.host_memory_bytes", lambda: 2**21)
+    with pytest.raises(UserError, match=r"a.npz: has 1 MiB or more, and at most 524288 bytes"):
+        read_features(FeatureDataConfig(path=str(tmp_path / "a.npz")), "train")
 
 
 IMAGES = {"images": np.zeros((2, 4, 4)), "labels": np.zeros(2, int)}

@@ -276,8 +276,10 @@ def test_early_stopping_ends_the_run(
     assert len(kept_steps) <= 4
     assert max(losses(workdir)) == end
     events = lines_of(workdir / "logbook.jsonl")
-    assert [e["event"] for e in events] == ["started", "stopped early", "weights", "finished"]
-    assert events[1]["best"] == {"step": best, "value": value, "waited": 3}
+    assert [e["event"] for e in events] == [
+        *("started", "saved", "stopped early", "weights", "finished")
+    ]
+    assert events[2]["best"] == {"step": best, "value": value, "waited": 3}
 
 
 @pytest.mark.full

@@ -82,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.mark.full
 def test_clean_run_has_no_rollback(runs: Runs) -> None:
     names = [line["event"] for line in lines_of(runs.folder / "clean" / "logbook.jsonl")]
-    assert set(names) <= {"started", "weights", "finished"}
+    assert set(names) <= {"started", "saved", "weights", "finished"}
     assert not (runs.folder / "clean" / "recovery.json").exists()
     assert int(last_state(runs.clean).cursor) == STEPS
 

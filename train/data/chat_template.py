@@ -134,8 +134,10 @@ class ChatTemplate:
             for i in counted:
                 cuts += [(messages[:i], True), (messages[: i + 1], False)]
         marked, *texts = self._render(cuts, variables)
+        text, marks = _split_marked(marked)
+        if not counted:
+            return ChatText(text, ())
         if not texts:
-            text, marks = _split_marked(marked)
             if len(marks) == len(answers):
                 marks = [marks[answers.index(i)] for i in counted]
             elif counted != answers:

@@ -428,8 +428,8 @@ def _encode(
         )
     if dropped := len(cut) - len(kept):
         notes.append(
-            f"the {name} split: {dropped:,} of {len(encoded):,} conversations have no answer in "
-            "their first data.max_length tokens and are left out"
+            f"the {name} split: {dropped:,} of {len(encoded):,} conversations have no answer to "
+            "learn in their first data.max_length tokens and are left out"
         )
     if not kept:
         raise UserError(

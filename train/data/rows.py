@@ -283,8 +283,11 @@ def find_format(stream: IO[bytes], file: TextFile) -> Format:
             f"{file.path}: is a zip archive or a workbook; unpack it, or save the sheet as CSV"
         )
     text = head.removeprefix(codecs.BOM_UTF8).lstrip()
-    first, newline, _ = text.partition(b"\n")
+    first, newline, rest = text.partition(b"\n")
     if text.startswith(b"{"):
+        # All in one line may be one document: {"version": "1", "data": [...]}.
+        if name.endswith(".json") and not rest.strip():
+            return "json"
         if _is_json_object(first) or (not newline and _OBJECT_START.match(first)):
             return "json lines"
         if name.endswith(".json"):
@@ -429,8 +432,17 @@ def _skip_bytes(stream: IO[bytes], count: int) -> None:
 
 
 def _json_document(text: str, file: TextFile) -> list[Any]:
-    """Return the rows of an array, or of the only array in an object: {"data": [...]}."""
-    value = parse_json(text, str(file.path))
+    """Return the rows of an array, or of the only array in an object: {"data": [...]}.
+
+    A first line that is longer than what the format was found by may have others behind it.
+    """
+    try:
+        value = parse_json(text, str(file.path))
+    except UserError:
+        lines = [line for line in split_lines(text) if line.strip()]
+        if not all(line.lstrip().startswith("{") for line in lines):
+            raise
+        return [parse_json(line, line_location(file, n)) for n, line in enumerate(lines)]
     if isinstance(value, dict):
         arrays = [each for each in value.values() if isinstance(each, list) and each]
         return arrays[0] if len(arrays) == 1 and isinstance(arrays[0][0], dict) else [value]

@@ -86,6 +86,7 @@ def test_answers_of_weight_zero_are_not_learned() -> None:
         for field in ({"weight": 0}, {"train": False}):
             turns = [TURNS[0], TURNS[1] | field, TURNS[2], TURNS[3] | {"weight": 1}]
             assert counted(make_tokenizer(template), turns) == parts
+            assert counted(make_tokenizer(template), turns[:2]) == []
 
 
 def test_answers_are_found_where_a_template_rewrites_earlier_turns() -> None:
@@ -193,7 +194,7 @@ def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> Non
     ]
     corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer())
     assert "2 of 3 conversations are longer than data.max_length 64" in corpus.notes[0]
-    assert "1 of 3 conversations have no answer" in corpus.notes[1]
+    assert "1 of 3 conversations have no answer to learn" in corpus.notes[1]
     assert corpus.split("train").lengths.max() <= 64
     with pytest.raises(UserError, match="has no answers of an assistant"):
         prepare_conversations(write(tmp_path, records[1]), make_tokenizer())

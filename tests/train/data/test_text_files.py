@@ -220,3 +220,14 @@ def test_missing_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         find_file(str(tmp_path), "data.path")
     with pytest.raises(UserError, match=r"data\.test_path: is empty; give the path of a file"):
         find_file("", "data.test_path")
+
+
+@pytest.mark.parametrize("lines", [1, 2])
+def test_one_line_of_json_is_a_document_or_a_row(tmp_path: pathlib.Path, lines: int) -> None:
+    """A line longer than the buffer that the format is found by does not tell either."""
+    long = "word " * 30_000
+    text = json.dumps({"version": 1, "data": [{"text": "a"}, {"text": long}]})
+    if lines == 2:
+        text = "\n".join(json.dumps({"text": each}) for each in (long, "b"))
+    texts = [each.text for each in read(written(tmp_path, text.encode(), "a.json").path)]
+    assert texts == (["a", long] if lines == 1 else [long, "b"])

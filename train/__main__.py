@@ -7,7 +7,6 @@ import io
 import logging
 import sys
 
-from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
 from train.runtime.startup import (
     LenientStream,
     check_own_packages,
@@ -23,6 +22,9 @@ def run() -> None:
     # stream looks up `sys.stderr` each time, which a progress bar replaces.
     logging.basicConfig(format="%(message)s", stream=LenientStream())
     check_own_packages()
+    # Not at the top: what it imports of our packages may be shadowed, which was just checked.
+    from train.cli.main import HELP_FLAGS, MODEL_VERBS, main
+
     # glibc reads the setting for huge pages only when a process starts.
     # Verbs that run no model, and help, do not pay for a second start of Python.
     if MODEL_VERBS.intersection(sys.argv[1:2]) and HELP_FLAGS.isdisjoint(sys.argv):

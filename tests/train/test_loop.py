@@ -76,6 +76,7 @@ def test_run_folder_contents(finished: Finished) -> None:
         "checkpoints",
         "config.json",
         "config.txt",
+        "generation_config.json",
         "logbook.jsonl",
         "loss.png",
         "metrics.jsonl",

@@ -207,14 +207,6 @@ def test_default_cache_dtype_is_the_compute_dtype(name: str) -> None:
     assert all(program != other for program, other in zip(narrow, default, strict=True))
 
 
-@pytest.mark.sampled("cheng", "gnmt")
-@pytest.mark.parametrize("name", WITH_TOKENS)
-def test_full_pass_does_not_depend_on_cache_dtype(name: str) -> None:
-    default, narrow = (Decoder(name, dtype) for dtype in ("compute", "bfloat16"))
-    programs = {each.run.lower(*each.full_pass_arguments()).as_text() for each in (default, narrow)}
-    assert len(programs) == 1
-
-
 @pytest.mark.parametrize("name", sorted(ONLY_STATES))
 def test_recurrent_states_keep_their_dtype(name: str) -> None:
     """States rounded at each token would accumulate errors."""

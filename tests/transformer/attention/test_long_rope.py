@@ -1,4 +1,4 @@
-"""LongRoPE against its formula, and its error messages."""
+"""LongRoPE against its formula."""
 
 import jax
 import jax.numpy as jnp

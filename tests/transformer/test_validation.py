@@ -142,6 +142,7 @@ REFUSED: list[tuple[Any, dict[str, Any]]] = [
     (T5RelativeBias, dict(num_buckets=6, bidirectional=True)),
     (T5RelativeBias, dict(max_distance=16)),
     (BigBirdConfig, dict(num_heads=0)),
+    (BigBirdConfig, dict(block_size=0)),
     (BigBirdConfig, dict(num_window_blocks=2)),
     (BigBirdConfig, dict(random_block_span=16)),
     (LinformerConfig, dict(num_heads=0)),

@@ -1,6 +1,7 @@
 """Blockwise attention equals the reference in values and gradients, for every mask and score."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -62,35 +63,18 @@ MASKS: dict[str, Any] = {
 }
 
 
-def scaled_dot(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(0.3)
-
-
-def with_soft_cap(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(3.0, soft_cap=2.0)
-
-
-def with_alibi(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(0.3, bias=functools.partial(alibi_bias, N))
-
-
-def with_t5_bias(positions: Any, extra: Any) -> ScoreSpec:
-    """Return a spec whose bias has trainable parameters."""
-    config = T5RelativeBias(num_buckets=8)
-    return ScoreSpec(0.3, bias=lambda q, k: t5_relative_bias(extra[:8], config, q, k))
-
-
-def with_mlp_score(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(0.3, score_fn=functools.partial(additive_scores, extra.T[:, :H]))
-
-
-SCORE_SPECS = {
-    "plain": scaled_dot,
-    "capped": with_soft_cap,
-    "slopes": with_alibi,
-    "buckets": with_t5_bias,
-    "an MLP": with_mlp_score,
+SCORE_SPECS: dict[str, Callable[[Any], ScoreSpec]] = {
+    "plain": lambda extra: ScoreSpec(0.3),
+    "capped": lambda extra: ScoreSpec(3.0, soft_cap=2.0),
+    "slopes": lambda extra: ScoreSpec(0.3, bias=functools.partial(alibi_bias, N)),
+    "buckets": lambda extra: ScoreSpec(
+        0.3, bias=functools.partial(t5_relative_bias, extra[:8], T5RelativeBias(num_buckets=8))
+    ),
+    "an MLP": lambda extra: ScoreSpec(
+        0.3, score_fn=functools.partial(additive_scores, extra.T[:, :H])
+    ),
 }
+"""Scores, some with weights of their own in `extra` [16, N]."""
 
 
 @pytest.mark.full
@@ -117,13 +101,11 @@ SCORE_SPECS = {
 def test_matches_reference(queries: int, keys: int, masks: str, kv_heads: int, extras: str) -> None:
     mask, make = MASKS[masks](queries, keys), SCORE_SPECS[extras]
     arrays, extra = inputs(queries, keys, kv_heads), normal(4, 16, N)
-    if extras == "an MLP":
-        extra = normal(4, 16, N)
     cotangent = normal(3, B, queries, N, VALUES)
 
     def run(blocks: bool, arrays: Any, extra: Any) -> Any:
         q, k, v = arrays
-        score_spec = make(mask.positions, extra)
+        score_spec = make(extra)
         if blocks:
             return attend_blockwise(q, k, v, mask, score_spec, block_size=16).y
         return attend_reference(q, k, v, mask, score_spec)[0]

@@ -3,7 +3,6 @@
 `bench.drills.splash` compiles it for TPUs.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,9 +15,8 @@ import pytest
 from tests.transformer.formulas import assert_close, assert_trees_close, normal
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import make_sharding_constraint
-from transformer import Hardware, Mask, MaskPattern
+from transformer import Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend_reference
-from transformer.attention.backends.choose import AttentionSpec, choose_backend
 from transformer.attention.backends.splash import attend_splash
 
 B, T, N, H = 2, 193, 4, 24
@@ -80,35 +78,3 @@ def test_sharded_kernel_matches_reference() -> None:
     expected = jax.jit(lambda *x: jax.vjp(reference, *x)[1](arrays[0]))(*arrays)
     for result, wanted in zip(actual, expected, strict=True):
         assert_close(result, wanted)
-
-
-CASE = AttentionSpec(
-    Hardware("tpu", "TPU v5e"), MaskPattern(causal=True), "bfloat16", 4096, 4096, 128, 128
-)
-
-
-def test_auto_selects_splash_on_one_tpu() -> None:
-    assert choose_backend("auto", CASE).backend == "splash"
-    several = dataclasses.replace(CASE, hardware=Hardware("tpu", "TPU v5e", 8))
-    assert choose_backend("auto", several).backend == "blockwise"
-    assert choose_backend("auto", several).reason.startswith(
-        "splash cannot serve: its kernel is for one chip"
-    )
-    assert choose_backend("auto", dataclasses.replace(several, mesh_known=True)).backend == "splash"
-
-
-@pytest.mark.parametrize(
-    ("fields", "obstacle"),
-    [
-        (dict(hardware=Hardware()), "it runs on TPUs, not on cpu"),
-        (dict(value_head_dim=64), "queries and values have different widths"),
-        (dict(dot_product_only=False), "it supports dot products only, without a bias"),
-        (dict(returns_weights=True), "it neither returns attention weights nor drops them"),
-        (dict(has_sinks=True), "it does not support sinks"),
-        (dict(has_extra_masks=True), "the mask is more than causal, a window and segments"),
-        (dict(keys_match_queries=False), "it needs the queries' own keys in order"),
-    ],
-)
-def test_unsupported_cases_fall_back_with_a_reason(fields: Any, obstacle: str) -> None:
-    choice = choose_backend("splash", CASE.__class__(**{**vars(CASE), **fields}))
-    assert (choice.backend, choice.reason) == ("reference", f"splash cannot serve: {obstacle}")

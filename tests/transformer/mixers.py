@@ -110,7 +110,8 @@ def assert_matches_dense(
         return mixer.apply({"params": params}, x, inputs).y
 
     def run_dense(params: Any, x: Any) -> Any:
-        y = dense_attention(*projections(mixer, params, x, inputs)[:3], visible)
+        q, k, v = projections(mixer, params, x, inputs)[:3]
+        y = dense_attention(q, k, v, visible)
         return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
 
     assert_trees_close(

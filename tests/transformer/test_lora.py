@@ -74,7 +74,6 @@ def test_merged_stack_is_base_plus_update() -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(make_model(), id="attention"),
         pytest.param(make_model(layer_loop="scan"), id="scan"),
         pytest.param(make_model(layer_loop="scan", remat="full"), id="remat"),
         pytest.param(make_model(BlockConfig(ATTENTION, feed_forward=MIXTURE)), id="experts"),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import chex
 import jax
 import numpy as np
 import pytest
@@ -68,12 +67,6 @@ CASES: dict[str, tuple[Sizes, Callable[..., Any], Callable[..., Any]]] = {
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     return make_case(request.param)
-
-
-def test_parameters_match_the_model(case: Case) -> None:
-    ids = np.zeros((1, 1), int)
-    model = jax.eval_shape(case.model.init, jax.random.key(0), ids)["params"]
-    chex.assert_trees_all_equal_shapes_and_dtypes(case.params, model)
 
 
 def test_logits(case: Case) -> None:

@@ -123,24 +123,7 @@ def test_nnx_bridge_gives_the_same_outputs_and_gradients(params: Params) -> None
     assert_trees_close(nnx.to_pure_dict(gradient(bridged)), expected)
 
 
-def test_tabulate_lists_all_parameters() -> None:
-    text = MODEL.tabulate(jax.random.key(0), TOKENS, console_kwargs={"width": 200})
-    shapes = jax.eval_shape(MODEL.init_params, jax.random.key(0))
-    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    assert "LanguageModel Summary" in text
-    assert f"Total Parameters: {count:,}" in text
-
-
 # Transformations
-
-
-@pytest.mark.full
-def test_vmap_over_an_ensemble() -> None:
-    init, keys = jax.jit(MODEL.init_params), jax.random.split(jax.random.key(1), 3)
-    members, stacked = map(init, keys), jax.jit(jax.vmap(MODEL.init_params))(keys)
-    logits = jax.jit(jax.vmap(logits_of, in_axes=(0, None)))(stacked, TOKENS)
-    for member, member_logits in zip(members, logits, strict=True):
-        assert_trees_close(member_logits, logits_of(member, TOKENS))
 
 
 def test_per_example_gradients(params: Params) -> None:

@@ -174,7 +174,7 @@ def test_scanned_equals_unrolled_with_dropout() -> None:
     assert not np.allclose(dropped, unrolled(params, SOURCE, TOKENS).logits, atol=1e-2)
 
 
-@pytest.mark.full
+@pytest.mark.sampled("1")
 @pytest.mark.parametrize("beams", [1, 3])
 def test_cached_search_matches_search_by_full_passes(beams: int) -> None:
     """Each step of a NumPy search over full passes ends where the cached search does."""

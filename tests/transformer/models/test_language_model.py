@@ -99,14 +99,6 @@ def test_embeddings_and_the_final_norm() -> None:
     assert_close(by_index, run({"params": params}, TOKENS, positions=np.arange(T)[None]).hidden)
 
 
-def test_final_norm_is_optional() -> None:
-    run, params = make_model(dataclasses.replace(CONFIG, final_norm=None))
-    params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
-    assert "final_norm" not in params
-    hidden = run({"params": params}, TOKENS).hidden
-    assert_close(hidden, params["embedding"][TOKENS] + params["positions"][None, :T])
-
-
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
 def test_vocabulary_padding_is_never_predicted_or_trained(config: Any) -> None:
     run, params = make_model(config)
@@ -127,14 +119,6 @@ def test_vocabulary_padding_is_never_predicted_or_trained(config: Any) -> None:
     for each in rows:
         assert not np.any(each[V:])
         assert np.any(each[:V])
-
-
-def test_vocabulary_padding_does_not_change_outputs() -> None:
-    run, params = make_model(UNTIED)
-    bare_run, _ = make_model(dataclasses.replace(UNTIED, pad_vocab_to_multiple=1))
-    cut = params | {"embedding": params["embedding"][:V], "output": params["output"][:, :V]}
-    logits = bare_run({"params": cut}, TOKENS).logits
-    assert_close(run({"params": params}, TOKENS).logits[..., :V], logits, 1e-6)
 
 
 def test_scanned_equals_unrolled() -> None:

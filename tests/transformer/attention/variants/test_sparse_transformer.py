@@ -60,7 +60,7 @@ def test_patterns_by_hand() -> None:
     assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
 
 
-@pytest.mark.full
+@pytest.mark.sampled("'stride': 5, 'num_summary_tokens': 2}-True")
 @pytest.mark.parametrize(
     ("kind", "causal"),
     [(kind, True) for kind in KINDS] + [(KINDS[each], False) for each in (0, 1, 4, 5)],

@@ -1,10 +1,13 @@
 """Every field of a mask as a drawing: one row per query, `x` where it sees the key."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array
+from tests.transformer.refused import assert_refused
 from transformer import Mask, MaskPattern
 from transformer.attention.backends.dispatch import causal_block
 from transformer.attention.masks import dense_mask
@@ -190,3 +193,14 @@ def test_other_keys_may_leave_rows_empty(pattern: MaskPattern) -> None:
     )
     assert not causal_block(mask, 1, 2, 2).may_have_empty_rows(1, 2)
     assert not Mask().with_keys(others).may_have_empty_rows(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (MaskPattern, dict(window=-1)),
+        (MaskPattern, dict(dilation=0)),
+    ],
+)
+def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
+    assert_refused(config, fields)

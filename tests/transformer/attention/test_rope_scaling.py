@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from tests.fixtures.positions import ROTARY
 from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.refused import assert_refused
 from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
 from transformer.attention.rope import apply_rope as rotate_eagerly
 from transformer.attention.rope_scaling import RopeScaling
@@ -99,3 +101,17 @@ def test_yarn_attention_factor() -> None:
 def test_ntk_requires_two_pairs() -> None:
     with pytest.raises(ValueError, match=r"^rope.scaling NTKScaling: needs 4 rotated entries"):
         NTKScaling(2.0).frequencies(10_000.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (LinearScaling, dict(factor=0.5)),
+        (NTKScaling, dict(factor=0.5)),
+        (YaRNScaling, dict(original_max_length=0)),
+        (YaRNScaling, dict(beta_slow=32.0)),
+        (Llama3Scaling, dict(low_freq_factor=0.0)),
+    ],
+)
+def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
+    assert_refused(config, fields)

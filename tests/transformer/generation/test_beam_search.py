@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.refused import assert_refused
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 
 V, T, STOP = 5, 4, 3
@@ -105,3 +106,14 @@ def test_matches_search_with_lists(seed: int, beams: int) -> None:
         row = np.asarray(result.tokens[example, 0])
         assert row[row != NO_TOKEN].tolist() == tokens
         assert np.isclose(result.scores[example, 0], best, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (BeamSearchConfig, dict(num_beams=0)),
+        (BeamSearchConfig, dict(length_penalty=-1.0)),
+    ],
+)
+def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
+    assert_refused(config, fields)

@@ -1,11 +1,13 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.refused import assert_refused
 from transformer.generation.sampling import (
     SamplingConfig,
     apply_temperature,
@@ -197,3 +199,17 @@ def test_draw_excludes_tokens_of_probability_zero() -> None:
     keys = jax.random.split(jax.random.key(0), 200)
     logits = jnp.broadcast_to(jnp.array([[-jnp.inf, 0.0, -jnp.inf, 0.0]]), (200, 4))
     assert set(sample_gumbel(logits, keys).tolist()) == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (SamplingConfig, dict(temperature=-0.1)),
+        (SamplingConfig, dict(temperature=math.nan)),
+        (SamplingConfig, dict(top_k=-1)),
+        (SamplingConfig, dict(top_p=0.0)),
+        (SamplingConfig, dict(top_p=1.5)),
+    ],
+)
+def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
+    assert_refused(config, fields)

@@ -143,7 +143,8 @@ def test_query_without_visible_keys_gives_zeros_and_no_gradient(backend: Any) ->
     mask, spec = Mask(MaskPattern(causal=True), segments=segments), ScoreSpec(1.0)
 
     def run(arrays: Any) -> Any:
-        return attend(*arrays, mask, spec, backend=backend, hardware=Hardware()).y
+        q, k, v = arrays
+        return attend(q, k, v, mask, spec, backend=backend, hardware=Hardware()).y
 
     def total(arrays: Any, cotangent: Any) -> Any:
         return (run(arrays) * cotangent).sum()

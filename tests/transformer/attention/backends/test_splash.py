@@ -3,16 +3,15 @@
 `bench.drills.splash` compiles it for TPUs.
 """
 
-import functools
 from typing import Any
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, assert_trees_close, normal
+from tests.transformer.formulas import assert_trees_close, normal
+from tests.transformer.mixers import value_and_gradients
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import make_sharding_constraint
 from transformer import Mask, MaskPattern
@@ -43,21 +42,12 @@ CASES: dict[str, Any] = {
 def test_interpreted_kernel_matches_reference(name: str) -> None:
     mask, kv_heads, scoring = CASES[name]
     arrays = normal(0, B, T, N, H), normal(1, B, T, kv_heads, H), normal(2, B, T, kv_heads, H)
-    cotangent = normal(3, B, T, N, H)
-
-    def run(kernel: bool, q: Any, k: Any, v: Any) -> Any:
-        if kernel:
-            return attend_splash(q, k, v, mask, scoring, interpret=True)
-        return attend_reference(q, k, v, mask, scoring)[0]
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def both(kernel: bool) -> Any:
-        y, vjp_fn = jax.vjp(functools.partial(run, kernel), *arrays)
-        return y, vjp_fn(cotangent)
-
-    actual = both(True)
+    actual = value_and_gradients(
+        lambda q, k, v: attend_splash(q, k, v, mask, scoring, interpret=True), *arrays
+    )
     chex.assert_tree_all_finite(actual)
-    assert_trees_close(actual, both(False))
+    reference = lambda q, k, v: attend_reference(q, k, v, mask, scoring)[0]  # noqa: E731
+    assert_trees_close(actual, value_and_gradients(reference, *arrays))
 
 
 @pytest.mark.full
@@ -70,11 +60,5 @@ def test_sharded_kernel_matches_reference() -> None:
     def run(q: Any, k: Any, v: Any) -> Any:
         return attend_splash(q, k, v, mask, ScoreSpec(0.3), constrain=constrain, interpret=True)
 
-    actual = jax.jit(lambda *x: jax.vjp(run, *x)[1](arrays[0]))(*arrays)
-
-    def reference(q: Any, k: Any, v: Any) -> Any:
-        return attend_reference(q, k, v, mask, ScoreSpec(0.3))[0]
-
-    expected = jax.jit(lambda *x: jax.vjp(reference, *x)[1](arrays[0]))(*arrays)
-    for result, wanted in zip(actual, expected, strict=True):
-        assert_close(result, wanted)
+    reference = lambda q, k, v: attend_reference(q, k, v, mask, ScoreSpec(0.3))[0]  # noqa: E731
+    assert_trees_close(value_and_gradients(run, *arrays), value_and_gradients(reference, *arrays))

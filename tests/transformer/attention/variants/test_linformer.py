@@ -1,6 +1,5 @@
 """Linformer against dense matrices, with a separate padded matrix for every document."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
-from tests.transformer.mixers import apply_mixer, axes, make_mixer
+from tests.transformer.mixers import apply_mixer, axes, make_mixer, value_and_gradients
 from transformer import (
     BlockConfig,
     LanguageModel,
@@ -101,15 +100,11 @@ def test_matches_dense_matrices(settings: Any, mask: Mask, keys: int) -> None:
     def run_dense(w: Any, x: Any, other: Any, xp: Any = jnp) -> Any:
         return expected_output(mask, x, x if keys == T else other, w, xp)
 
-    def values_and_gradients(f: Any, *settings: Any) -> Any:
-        y, vjp_fn = jax.vjp(f, *settings)
-        return y, vjp_fn(normal(2, B, T, D))
-
-    y, gradients = jax.jit(functools.partial(values_and_gradients, run_mixer))(w, x, other)
-    assert_close(y, run_dense(jax.tree.map(np.float64, w), np.float64(x), np.float64(other), np))
-    expected = jax.jit(functools.partial(values_and_gradients, run_dense))(w, x, other)[1]
-    assert_trees_close(gradients, expected)
-    assert memory is None or np.any(gradients[2])
+    actual = value_and_gradients(run_mixer, w, x, other)
+    exact = run_dense(jax.tree.map(np.float64, w), np.float64(x), np.float64(other), np)
+    assert_close(actual[0], exact)
+    assert_trees_close(actual, value_and_gradients(run_dense, w, x, other))
+    assert memory is None or np.any(actual[1][2])
 
 
 def test_weight_shapes_and_axes() -> None:

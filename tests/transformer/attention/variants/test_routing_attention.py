@@ -1,7 +1,6 @@
 """Routing attention against clusters found in NumPy."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -13,10 +12,18 @@ from tests.transformer.formulas import (
     Array,
     array,
     assert_close,
+    assert_trees_close,
     layer_norm,
     normal,
 )
-from tests.transformer.mixers import apply_mixer, axes, make_mixer, project_and_select
+from tests.transformer.mixers import (
+    apply_mixer,
+    axes,
+    dense_attention,
+    make_mixer,
+    project_and_select,
+    value_and_gradients,
+)
 from transformer import (
     Mask,
     MaskPattern,
@@ -79,7 +86,7 @@ def balanced_cluster_mask(params: Any, x: Array, is_token: Array) -> Array:
     return visible
 
 
-def dense_attention(seen: Array, keys: str, x: Array) -> Any:
+def masked_attention(seen: Array, keys: str, x: Array) -> Any:
     """Return the mixer as a function: softmax attention under the given masks, differentiable."""
 
     def heads(p: Any, name: str) -> Any:
@@ -91,11 +98,7 @@ def dense_attention(seen: Array, keys: str, x: Array) -> Any:
 
     def run(p: Any) -> Any:
         q, k = (normalize(heads(p, name)) for name in ("query", keys))
-        exp_scores = jnp.exp(jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)) * seen
-        total = exp_scores.sum(-1, keepdims=True)
-        y = jnp.einsum(
-            "BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), heads(p, "value")
-        )
+        y = dense_attention(q, k, heads(p, "value"), seen)
         return jnp.einsum("BTNH,NHD->BTD", y, p["output"]) + p["output_bias"][None, None]
 
     return run
@@ -106,21 +109,9 @@ def assert_matches_dense(
 ) -> None:
     """Compare outputs, and the gradients of all weights."""
     mixer, _ = make_mixer(config, D)
-
-    def value_and_gradients(f: Any) -> Any:  # y and the gradients
-        def weighted_sum(p: Any) -> tuple[jax.Array, jax.Array]:
-            y = f(p)
-            return jnp.sum(jnp.sin(y)), y
-
-        (_, y), actual = jax.jit(jax.value_and_grad(weighted_sum, has_aux=True))(params)
-        return y, actual
-
-    y, gradients = value_and_gradients(lambda p: apply_mixer(mixer, p, x, mask=mask).y)
-    expected_y, expected_gradients = value_and_gradients(run)
-    assert_close(y, expected_y)
-    for name, each in expected_gradients.items():
-        assert_close(gradients[name], each)
-    assert not np.any(gradients["centroids"])
+    actual = value_and_gradients(lambda p: apply_mixer(mixer, p, x, mask=mask).y, params)
+    assert_trees_close(actual, value_and_gradients(run, params))
+    assert not np.any(actual[1][0]["centroids"])
 
 
 @pytest.mark.sampled("True")
@@ -130,7 +121,7 @@ def test_nearest_clusters_match_dense_attention(causal: bool) -> None:
     x, mask = normal(1, B, T, D), Mask(MaskPattern(causal=causal), segments=DOCUMENTS)
     visible = nearest_cluster_mask(params, x, DOCUMENTS, causal)
     assert 0.02 < visible.mean() < 0.5
-    assert_matches_dense(CONFIG, params, x, mask, dense_attention(visible, "query", x))
+    assert_matches_dense(CONFIG, params, x, mask, masked_attention(visible, "query", x))
 
 
 PADDED = {
@@ -153,10 +144,10 @@ def test_balanced_clusters_match_dense_attention(padded: str) -> None:
     inputs = MixerInputs(array(np.arange(T)[None]), mask)
     _, chosen = project_and_select(mixer, params, x, inputs)
     assert np.array_equal(chosen, visible)
-    assert_matches_dense(BALANCED, params, x, mask, dense_attention(visible, "key", x))
+    assert_matches_dense(BALANCED, params, x, mask, masked_attention(visible, "key", x))
     if padded != "between":
         lengths = Mask(key_lengths=array(is_token.sum(1)))
-        assert_matches_dense(BALANCED, params, x, lengths, dense_attention(visible, "key", x))
+        assert_matches_dense(BALANCED, params, x, lengths, masked_attention(visible, "key", x))
 
 
 @pytest.mark.full

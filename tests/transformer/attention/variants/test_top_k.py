@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from tests.transformer.compiled import largest_array
-from tests.transformer.formulas import Array, array, assert_close, attention, normal
-from tests.transformer.mixers import apply_mixer, make_mixer
+from tests.transformer.formulas import (
+    Array,
+    array,
+    assert_close,
+    assert_trees_close,
+    attention,
+    normal,
+)
+from tests.transformer.mixers import apply_mixer, dense_attention, make_mixer, value_and_gradients
 from transformer import Mask, MaskPattern, TopKConfig
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import dense_mask
@@ -54,19 +61,11 @@ def test_gradients_do_not_depend_on_block_size(block: int) -> None:
     order = np.argsort(np.argsort(-np.where(shown, plain, -np.inf), axis=-1, kind="stable"), -1)
     chosen = (order < CHOSEN) & shown
 
-    def top_k_loss(q: Any, k: Any, v: Any) -> jax.Array:
-        return jnp.sum(jnp.sin(attend_top_k(q, k, v, mask, score_spec, CHOSEN, block_size=block)))
-
-    def dense_loss(q: Any, k: Any, v: Any) -> jax.Array:
-        k, v = (jnp.repeat(each, N // K, axis=2) for each in (k, v))
-        exp_scores = jnp.exp(jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(H)) * chosen
-        weights = exp_scores / jnp.maximum(exp_scores.sum(-1, keepdims=True), 1e-9)
-        return jnp.sum(jnp.sin(jnp.einsum("BNTS,BSNH->BTNH", weights, v)))
-
-    actual = jax.jit(jax.grad(top_k_loss, (0, 1, 2)))(q, k, v)
-    expected = jax.jit(jax.grad(dense_loss, (0, 1, 2)))(q, k, v)
-    for each, expected_gradient in zip(actual, expected, strict=True):
-        assert_close(each, expected_gradient)
+    actual = value_and_gradients(
+        lambda q, k, v: attend_top_k(q, k, v, mask, score_spec, CHOSEN, block_size=block), q, k, v
+    )
+    expected = value_and_gradients(lambda q, k, v: dense_attention(q, k, v, chosen), q, k, v)
+    assert_trees_close(actual, expected)
 
 
 def test_ties_select_the_first_keys() -> None:

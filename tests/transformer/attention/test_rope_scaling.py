@@ -1,18 +1,33 @@
-"""RoPE scaling for longer contexts, against Hugging Face."""
+"""RoPE scaling for longer contexts, against Hugging Face; LongRoPE against its formula."""
 
 import math
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.fixtures.positions import ROTARY
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.refused import assert_refused
-from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    LanguageModel,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NoScaling,
+    NTKScaling,
+    RoPE,
+    TransformerConfig,
+    YaRNScaling,
+    generate,
+)
 from transformer.attention.rope import apply_rope as rotate_eagerly
+from transformer.attention.rope import rope_angles
 from transformer.attention.rope_scaling import RopeScaling
 
 rotate = jax.jit(rotate_eagerly, static_argnums=2)
@@ -36,50 +51,6 @@ def frequencies(config: RopeScaling, base: float, width: int) -> Array:  # [R / 
     return np.asarray(jax.jit(config.frequencies, static_argnums=(0, 1))(base, width))
 
 
-def linear(config: LinearScaling, base: float, width: int) -> list[float]:
-    return [base ** (-2 * i / width) / config.factor for i in range(width // 2)]
-
-
-def ntk(config: NTKScaling, base: float, width: int) -> list[float]:
-    larger = base * config.factor ** (width / (width - 2))
-    return [larger ** (-2 * i / width) for i in range(width // 2)]
-
-
-def yarn(config: YaRNScaling, base: float, width: int) -> list[float]:
-    """Return YaRN's frequencies: a linear ramp between two pair indices mixes plain and scaled
-    ones.
-    """
-
-    def pair(turns: float) -> float:
-        return width / 2 * math.log(config.original_max_length / (2 * math.pi * turns), base)
-
-    start, end = max(0, math.floor(pair(config.beta_fast))), math.ceil(pair(config.beta_slow))
-    frequencies_of_pairs = []
-    for i in range(width // 2):
-        plain = base ** (-2 * i / width)
-        ramp = min(1.0, max(0.0, 1 - (i - start) / (end - start)))
-        frequencies_of_pairs.append(ramp * plain + (1 - ramp) * plain / config.factor)
-    return frequencies_of_pairs
-
-
-def llama3(config: Llama3Scaling, base: float, width: int) -> list[float]:
-    """Return Llama 3's frequencies, by wavelength as in the published code."""
-    frequencies_of_pairs = []
-    for i in range(width // 2):
-        plain = base ** (-2 * i / width)
-        wavelength = 2 * math.pi / plain
-        if wavelength < config.original_max_length / config.high_freq_factor:
-            frequencies_of_pairs.append(plain)
-        elif wavelength > config.original_max_length / config.low_freq_factor:
-            frequencies_of_pairs.append(plain / config.factor)
-        else:
-            smooth = (config.original_max_length / wavelength - config.low_freq_factor) / (
-                config.high_freq_factor - config.low_freq_factor
-            )
-            frequencies_of_pairs.append((1 - smooth) * plain / config.factor + smooth * plain)
-    return frequencies_of_pairs
-
-
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_match_hugging_face(name: str) -> None:
     config, case = SCALINGS[name], ROTARY[name]
@@ -101,6 +72,60 @@ def test_yarn_attention_factor() -> None:
 def test_ntk_requires_two_pairs() -> None:
     with pytest.raises(ValueError, match=r"^rope.scaling NTKScaling: needs 4 rotated entries"):
         NTKScaling(2.0).frequencies(10_000.0, 2)
+
+
+SHORT, LONG, TRAINED = (1.0, 1.5, 2.0), (2.0, 5.0, 7.0), 8
+
+
+def expected_angles(length: int, factors: tuple[float, ...]) -> np.ndarray:
+    frequencies = 100.0 ** (-np.arange(0, 6, 2) / 6) / np.array(factors)
+    return np.arange(length)[:, None] * frequencies
+
+
+@pytest.mark.parametrize(("length", "factors"), [(TRAINED, SHORT), (TRAINED + 1, LONG)])
+def test_row_length_selects_the_factors(length: int, factors: tuple[float, ...]) -> None:
+    rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
+    angles = rope_angles(jnp.arange(length)[None], 6, rope)[0]
+    expected = expected_angles(length, factors)
+    np.testing.assert_allclose(np.cos(angles), np.cos(expected), atol=1e-5)
+    np.testing.assert_allclose(np.sin(angles), np.sin(expected), atol=1e-5)
+
+
+def test_rows_are_independent() -> None:
+    rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
+    rows = jnp.stack([jnp.arange(5), jnp.arange(20, 25)])
+    both = rope_angles(rows, 6, rope)
+    np.testing.assert_array_equal(both[:1], rope_angles(rows[:1], 6, rope))
+    np.testing.assert_array_equal(both[1:], rope_angles(rows[1:], 6, rope))
+    np.testing.assert_allclose(np.cos(both[1]), np.cos(expected_angles(25, LONG)[20:]), atol=1e-5)
+
+
+def test_cache_beyond_the_short_factors_raises() -> None:
+    def model(factors: str) -> LanguageModel:
+        scaling = LongRoPEScaling(SHORT, LONG, TRAINED, factors=factors)  # type: ignore[arg-type]
+        mixer = AttentionConfig(num_heads=2, head_dim=6, position=RoPE(scaling=scaling))
+        return LanguageModel(
+            TransformerConfig(
+                vocab_size=11, d_model=12, num_layers=1, layer_pattern=(BlockConfig(mixer=mixer),)
+            )
+        )
+
+    short = model("by_length")
+    assert short.init_cache(1, TRAINED)
+    # A cache is longer than it need be, but not longer than the factors allow.
+    params = short.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    found = generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 3)
+    assert len(found.tokens[0]) == TRAINED - 3
+    assert model("long").init_cache(1, TRAINED + 1)
+    with pytest.raises(ValueError, match="a cache of 9 tokens: LongRoPE changes its factors"):
+        model("by_length").init_cache(1, TRAINED + 1)
+
+
+def test_invalid_factors_raise() -> None:
+    with pytest.raises(ValueError, match="has 3 factors and a head 2 rotated pairs"):
+        LongRoPEScaling(SHORT, LONG).frequencies(100.0, 4)
+    with pytest.raises(ValueError, match="is not positive; give numbers above 0"):
+        LongRoPEScaling((1.0, 0.0), (1.0, 1.0))
 
 
 @pytest.mark.parametrize(

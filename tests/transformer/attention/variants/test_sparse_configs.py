@@ -24,6 +24,7 @@ from transformer.attention.variants.sparse_configs import (
         (LongformerConfig, dict(num_heads=0)),
         (LongformerConfig, dict(dilations=(1, 2), num_heads=3)),
         (LongformerConfig, dict(one_sided_window=-1)),
+        (LongformerConfig, dict(num_global_tokens=-1)),
         (ReformerConfig, dict(num_heads=0)),
         (ReformerConfig, dict(num_buckets=3)),
         (ReformerConfig, dict(num_hashes=0)),

@@ -11,7 +11,6 @@ from bench.pictures import (
     activation_curves,
     largest_errors,
     learning_rates,
-    main,
     spike_run,
 )
 
@@ -75,10 +74,3 @@ def test_spike_is_skipped(tmp_path: Path) -> None:
     others = [each["grad_norm"] for each in steps if "reason" not in each]
     assert min(each["grad_norm"] for each in skipped) > 20 * max(others)
     assert {each["step"] for each in steps if "reason" not in each} == set(range(1, 121))
-
-
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    names = ("activations", "learning_rates", "float_formats")
-    main(folder=tmp_path, only=names)
-    for name in names:
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000

@@ -1,22 +1,16 @@
 """Senses by context: which characters are prose, where words stand, whose neighbour is whose."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
 from bench.senses import (
-    LENGTH,
     Occurrence,
     balance,
-    find_occurrences,
     is_prose,
     nearest,
     prose_spans,
     same_sense,
 )
-from train.data.token_file import TokenStream
 
 SOURCE = """def f(x):
     # not for all
@@ -31,38 +25,6 @@ def test_prose_is_comments_and_strings() -> None:
     for index, letter in enumerate(SOURCE):
         inside = any(begin <= index < end for begin, end in spans)
         assert is_prose(spans, index) == inside, (index, letter)
-
-
-class Words:
-    """Tokenizer of a list of pieces."""
-
-    def __init__(self, pieces: list[str]):
-        self.pieces = pieces
-
-    def decode(self, tokens: Any) -> str:
-        return "".join(self.pieces[int(token)] for token in tokens)
-
-
-def test_occurrences_have_their_sense() -> None:
-    tokenizer = Words(["<eos>", "x", " in", " x\n", "#", "é\n", "("])
-    filler = [1, 3] * (LENGTH // 2)  # "x x\n" again and again
-    documents = [
-        [0, 1, 2, 3, 4, 2, 3, *filler],  # x in x, then # in x
-        [0, 5, 1, 2, 3, *filler],  # not ASCII
-        [0, 6, 2, 3, *filler],  # no Python: an open bracket
-    ]
-    tokens = np.array([token for each in documents for token in each] + [0], np.uint16)
-    starts = np.cumsum([0, *map(len, documents)])[:-1]
-    stream = TokenStream("validation", tokens, starts, num_bytes=1)
-    run: Any = SimpleNamespace(tokenizer=tokenizer)
-    windows, found = find_occurrences(run, stream, {2: "in"}, limit=5)
-    assert len(windows) == 1
-    np.testing.assert_array_equal(windows[0], documents[0][:LENGTH])
-    assert [(each.place, each.is_code) for each in found["in"]] == [(2, True), (5, False)]
-    assert "# in" in found["in"][1].context
-    windows, found = find_occurrences(run, stream, {2: "in"}, limit=0)
-    assert not windows
-    assert not found["in"]
 
 
 def test_neighbours_are_in_another_file() -> None:

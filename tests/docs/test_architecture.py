@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.reading_paths import PAGE, ROOT, documented
+from tests.docs.reading_paths import ROOT, documented
 
 PATHS = ("forward", "step", "resume")
 
@@ -28,18 +28,3 @@ def measured() -> dict[str, list[str]]:
 def test_reading_paths_list_the_executed_files(measured: dict[str, list[str]], name: str) -> None:
     """If this fails: python -m tests.docs.reading_paths --write."""
     assert sorted(documented(name)) == sorted(measured[name])
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_listed_files_exist(name: str) -> None:
-    assert documented(name)
-    assert all((ROOT / each).exists() for each in documented(name))
-
-
-def test_no_line_of_the_page_names_a_missing_file() -> None:
-    text = PAGE.read_text()
-    names = {word.strip("`(),.") for word in text.split() if "/" in word and ".py" in word}
-    for name in names:
-        for part in name.replace("](../", " ").replace("`", " ").replace(")", " ").split():
-            if part.endswith(".py") and part.startswith(("train/", "transformer/", "tests/")):
-                assert (ROOT / part).exists(), part

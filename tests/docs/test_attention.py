@@ -6,14 +6,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from tests.train.support import command, lines_of, losses, write_config
 from train.config import plugins
 from transformer import MIXERS
-from transformer.attention.attention_config import Backend
 from transformer.testing.contract import check_mixer
 from transformer.testing.mixer_under_test import default_config
 
@@ -48,35 +47,6 @@ def test_table_has_declared_abilities(kind: str) -> None:
     assert said == {name: declared[name] for name in said}
     assert (row["segments"] == "by index") == config.depends_on_row_index
     assert all(row[title] in ("yes", "–", "by index") for title in COLUMNS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_table_has_measured_cost_growth(kind: str) -> None:
-    """At twice the length, a token costs as many FLOPs or about twice as many."""
-    config = default_config(kind)
-    counts = [MIXERS[kind].score_flops(config, 64, length) for length in (2**14, 2**15)]
-    shorter, longer = (count.full for count in counts if count is not None)
-    assert longer / shorter == pytest.approx(1 if KINDS[kind]["cost in T"] == "T" else 2, rel=0.3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_table_has_the_file_of_each_mixer(kind: str) -> None:
-    actual = re.search(r"\((.*)\)", KINDS[kind]["file"])
-    assert actual is not None
-    path = (PAGE.parent / actual[1]).resolve()
-    assert path.exists()
-    assert MIXERS[kind].__module__.replace(".", "/") + ".py" == str(
-        path.relative_to(PAGE.parents[1])
-    )
-
-
-def test_every_backend_is_documented() -> None:
-    assert set(rows("backend")) == set(get_args(Backend)) - {"auto"}
-
-
-def test_links_resolve() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", PAGE.read_text()):
-        assert (PAGE.parent / target).exists(), target
 
 
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

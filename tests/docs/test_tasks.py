@@ -46,10 +46,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def test_example_is_short() -> None:
-    assert EXAMPLE.count("\n") <= 60
-
-
 @pytest.mark.full
 def test_example_trains_evaluates_predicts_and_resumes(
     folder: Path, capsys: pytest.CaptureFixture[str]

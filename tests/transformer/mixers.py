@@ -1,12 +1,14 @@
-"""Build one mixer with random weights, and call it compiled."""
+"""Build one mixer with random weights, call it compiled, and compare it with dense attention."""
 
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from tests.transformer.formulas import Array, random_params_like
+from tests.transformer.formulas import Array, assert_trees_close, random_params_like
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
 from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
 from transformer.model_context import ModelContext
@@ -73,3 +75,45 @@ def _first(width: int) -> tuple[Array]:
 
 def _key() -> jax.Array:
     return jax.random.key(0)
+
+
+def dense_attention(
+    q: Any,  # [B, T, N, H]
+    k: Any,  # [B, S, K, H]
+    v: Any,  # [B, S, K, H of values]
+    visible: Any,  # [B or 1, N or 1, T, S] booleans
+) -> jax.Array:  # [B, T, N, H of values]
+    """Compute softmax attention over the visible pairs by its formula, to be differentiated."""
+    k, v = (jnp.repeat(each, q.shape[2] // k.shape[2], axis=2) for each in (k, v))
+    scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
+    exp_scores = jnp.where(visible, jnp.exp(scores), 0)
+    total = exp_scores.sum(-1, keepdims=True)
+    return jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), v)
+
+
+def value_and_gradients(run: Any, *arrays: Any) -> Any:
+    """Return the compiled value of a function, and gradients for a cotangent that depends on it."""
+
+    def both(*arrays: Any) -> Any:
+        y, vjp_fn = jax.vjp(run, *arrays)
+        return y, vjp_fn(jnp.cos(3 * y))
+
+    return jax.jit(both)(*arrays)
+
+
+def assert_matches_dense(
+    mixer: Any, params: Any, x: Array, inputs: MixerInputs, visible: Array
+) -> None:
+    """Compare a mixer, in value and gradients, with dense attention of its own projections."""
+
+    def run_mixer(params: Any, x: Any) -> Any:
+        return mixer.apply({"params": params}, x, inputs).y
+
+    def run_dense(params: Any, x: Any) -> Any:
+        q, k, v = projections(mixer, params, x, inputs)[:3]
+        y = dense_attention(q, k, v, visible)
+        return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
+
+    assert_trees_close(
+        value_and_gradients(run_mixer, params, x), value_and_gradients(run_dense, params, x)
+    )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
+from tests.transformer.formulas import Array, assert_close, assert_trees_close, normal
 from transformer import Hardware
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
 from transformer.online_softmax import logsumexp_in_one_pass
@@ -53,7 +53,7 @@ def value_and_gradients(
 
 @pytest.mark.parametrize(
     ("chunks", "unroll", "one_pass"),
-    [(1, False, False), (2, False, True), (7, False, False), (4, True, True)],
+    [(1, False, False), (2, False, True), (4, True, True)],
 )
 def test_matches_loop_over_tokens(chunks: int, unroll: bool, one_pass: bool) -> None:
     form = ChunkedCrossEntropy(V, chunks, unroll, one_pass=one_pass)
@@ -62,12 +62,6 @@ def test_matches_loop_over_tokens(chunks: int, unroll: bool, one_pass: bool) -> 
     assert_close(loss, total)
     assert_close(d_hidden, expected_hidden)
     assert_close(d_matrix, expected_matrix)
-
-
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_value_without_gradients(chunks: int) -> None:
-    loss = jax.jit(ChunkedCrossEntropy(V, chunks))(HIDDEN, MATRIX, TARGETS, WEIGHTS)
-    assert_close(loss, expected_by_loop(HIDDEN, MATRIX)[0])
 
 
 def run_on_six_tokens(spread: bool, chunks: int) -> Any:
@@ -80,13 +74,12 @@ def run_on_six_tokens(spread: bool, chunks: int) -> Any:
     return jax.value_and_grad(total, argnums=(0, 1))
 
 
-@pytest.mark.parametrize("chunks", [1, 3])  # chunk counts that divide the tokens of each device
-def test_sharded_tokens_stay_on_their_devices(chunks: int) -> None:
+def test_sharded_tokens_stay_on_their_devices() -> None:
     mesh = jax.make_mesh((2,), ("context",), devices=jax.devices()[:2])
     rows = NamedSharding(mesh, PartitionSpec(None, "context"))
     full = NamedSharding(mesh, PartitionSpec())
     run = jax.jit(
-        run_on_six_tokens(spread=True, chunks=chunks),
+        run_on_six_tokens(spread=True, chunks=3),
         in_shardings=(rows, full),
         out_shardings=(full, (rows, full)),
     )
@@ -126,9 +119,8 @@ def expected_smoothed(
     return total, (d_logits @ matrix[:, :V].T, d_matrix, d_bias)
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
-def test_label_smoothing_and_bias_match_formula(chunks: int, smoothing: float) -> None:
+@pytest.mark.parametrize(("smoothing", "chunks"), [(0.0, 3), (0.1, 1), (0.7, 3)])
+def test_label_smoothing_and_bias_match_formula(smoothing: float, chunks: int) -> None:
     form = ChunkedCrossEntropy(V, chunks, label_smoothing=smoothing)
 
     def total(hidden: Any, matrix: Any, bias: Any) -> Any:
@@ -142,14 +134,13 @@ def test_label_smoothing_and_bias_match_formula(chunks: int, smoothing: float) -
         assert_close(one, other)
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_accuracy_is_the_fraction_of_correct_argmaxes(chunks: int) -> None:
+def test_accuracy_is_the_fraction_of_correct_argmaxes() -> None:
     """The bias decides some argmaxes, and vocabulary padding would win if it counted."""
     bias = BIAS.copy()
     bias[V:] = 99
     best = np.argmax((HIDDEN @ MATRIX[:, :V]) + bias[:V], axis=-1)
     right = np.where(np.arange(B * T).reshape(B, T) % 3 == 0, best, (best + 1) % V)
-    form = ChunkedCrossEntropy(V, chunks)
+    form = ChunkedCrossEntropy(V, 3)
     actual = jax.jit(form.accuracy)(HIDDEN, MATRIX, right, WEIGHTS, bias)
     assert_close(actual, WEIGHTS[right == best].sum())
 
@@ -161,8 +152,7 @@ def test_targets_of_weight_0_do_not_count() -> None:
     assert float(loss) == 0
 
 
-@pytest.mark.parametrize("number", [-100, -1, V, ROWS + 5, 2**31 - 1])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("number", "smoothing"), [(-100, 0.0), (V, 0.0), (2**31 - 1, 0.1)])
 def test_targets_of_weight_0_may_be_any_number(number: int, smoothing: float) -> None:
     """-100 is what PyTorch's cross entropy ignores."""
     form = ChunkedCrossEntropy(V, 2, label_smoothing=smoothing)
@@ -185,15 +175,6 @@ def test_vocabulary_padding_has_no_probability_and_no_gradient() -> None:
     without: Any = MATRIX[:, :V]
     bare = jax.jit(ChunkedCrossEntropy(V, 2))(HIDDEN, without, TARGETS, WEIGHTS)
     assert_close(bare, loss, 1e-6)
-
-
-def test_by_hand() -> None:
-    """Logits (ln 3, 0): the probabilities are 3/4 and 1/4."""
-    hidden, matrix = array([[[1.0], [1.0]]]), array([[math.log(3.0), 0.0]])
-    loss = ChunkedCrossEntropy(2)(
-        hidden.astype("float32"), matrix.astype("float32"), array([[0, 1]]), array([[1.0, 0.5]])
-    )
-    assert float(loss) == pytest.approx(math.log(4 / 3) + 0.5 * math.log(4))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -228,7 +209,7 @@ def largest_array(chunks: int, unroll: bool) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
-@pytest.mark.parametrize(("chunks", "unroll"), [(4, False), (8, False), (4, True)])
+@pytest.mark.parametrize(("chunks", "unroll"), [(4, False), (4, True)])
 def test_full_logits_are_never_materialized(chunks: int, unroll: bool) -> None:
     assert largest_array(1, False) == 4 * 64 * 1009
     assert largest_array(chunks, unroll) == 4 * 64 // chunks * 1009

@@ -145,15 +145,6 @@ def test_decode_step_of_a_language_model_uses_all_weights() -> None:
     assert count_decode_step_flops(model, 13) == count_token_flops(model, 13)
 
 
-def test_sum_and_fraction_of_nothing() -> None:
-    one = count_token_flops(LanguageModel(TINY), 23)
-    both = one.plus(one)
-    assert (both.sequence_length, both.scores) == (23, 2 * one.scores)
-    assert both.total(causal=True) == 2 * one.total(causal=True)
-    nothing = dataclasses.replace(one, projections=0, scores=0, feed_forward=0)
-    assert nothing.feed_forward_fraction() == 0
-
-
 def test_encoder_decoder_decode_step_reads_decoder_weights() -> None:
     """A decoder is a language model with other layers, plus cross attention without keys and
     values.

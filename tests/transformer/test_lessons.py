@@ -11,23 +11,14 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_close, normal, random_params_like
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import (
-    ALiBi,
     AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
-    Hardware,
     LanguageModel,
-    Mask,
-    RelativePositions,
-    RoPE,
     SinusoidalPositions,
-    T5RelativeBias,
     TransformerConfig,
 )
-from transformer.attention.attend import ScoreSpec, attend
 from transformer.layers.position_embedding import sinusoidal_embedding
-
-WEIGHTS = frozenset({"weights"})
 
 
 def test_products_of_unit_entries_have_variance_d_k() -> None:
@@ -37,25 +28,6 @@ def test_products_of_unit_entries_have_variance_d_k() -> None:
         scores = (q * k).sum(-1)
         assert scores.var() == pytest.approx(d_k, rel=0.05)
         assert (scores / math.sqrt(d_k)).var() == pytest.approx(1, rel=0.05)
-
-
-def test_without_the_scale_softmax_saturates() -> None:
-    """One key takes nearly all the weight, so the gradient of the scores, weights (1 - weights),
-    vanishes.
-    """
-    q, k = normal(0, 4, 32, 2, 256), normal(1, 4, 32, 2, 256)
-
-    def weights(scale: float) -> Array:
-        kwargs: Any = dict(hardware=Hardware(), outputs=WEIGHTS)
-        score_spec = ScoreSpec(scale)
-        run = jax.jit(lambda q, k: attend(q, k, k, Mask(), score_spec, **kwargs).aux["weights"])
-        return np.asarray(run(q, k))
-
-    plain, scaled = weights(1.0), weights(256**-0.5)
-    assert np.median(plain.max(-1)) > 0.95
-    assert np.median(scaled.max(-1)) < 0.35
-    median_slope = lambda w: np.median((w * (1 - w)).sum(-1))  # noqa: E731
-    assert median_slope(plain) < 0.1 * median_slope(scaled)
 
 
 def sinusoids(count: int, width: int) -> Array:  # [count, D]
@@ -87,25 +59,6 @@ def test_products_of_sinusoids_encode_distance_not_direction() -> None:
     envelope = [products[0, start:end].max() for start, end in ranges]
     assert envelope == sorted(envelope, reverse=True)
     assert envelope[-1] < 0.6 * envelope[0]
-
-
-@pytest.mark.parametrize(
-    "position",
-    [RoPE(theta=100.0), RelativePositions(3), T5RelativeBias(8, 20, bidirectional=True), ALiBi()],
-    ids=lambda position: type(position).__name__,
-)
-def test_scores_depend_only_on_m_minus_n(position: Any) -> None:
-    """Shifting all tokens by 37 positions leaves the weights unchanged; changing distances does
-    not.
-    """
-    mixer, params = make_mixer(AttentionConfig(num_heads=2, position=position), 8)
-    x, places = normal(1, 2, 5, 8), np.arange(5)[None]
-    weights = [
-        apply_mixer(mixer, params, x, WEIGHTS, positions=at).aux["weights"]
-        for at in (places, places + 37, 3 * places)
-    ]
-    assert_close(weights[1], weights[0])
-    assert np.abs(weights[2] - weights[0]).max() > 1e-3
 
 
 def hidden(config: TransformerConfig, tokens: Any) -> Array:  # [B, T, D]

@@ -5,14 +5,11 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from bench.norm_placement import gradient_norms
-from bench.rank_collapse import STACKS, shares
-from tests.transformer.formulas import Array, assert_close, random_params_like
+from tests.transformer.formulas import Array
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -22,8 +19,6 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
-from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.layers.embedding import get_output_matrix
 
 V, T, D = 13, 16, 32
 STEPS, ROWS = 250, 32
@@ -117,76 +112,3 @@ def test_model_without_causal_mask_generates_nonsense() -> None:
         right[causal] = np.isin(jumps[:, T // 2 - 2 :], TRANSITIONS).mean()
     assert right[True] > 0.97
     assert right[False] < 0.35
-
-
-@pytest.mark.full
-def test_model_without_causal_mask_predicts_worse_than_chance() -> None:
-    held_out = text(STEPS, 64)
-    prompts, next_tokens = held_out[:, : T // 2], held_out[:, T // 2]
-
-    def loss(model: Trained) -> float:
-        log_probs = jax.nn.log_softmax(model.next_token_logits(prompts))
-        return -float(np.take_along_axis(np.asarray(log_probs), next_tokens[:, None], 1).mean())
-
-    assert loss(train_model(causal=True)) < math.log(2) + 0.2
-    assert loss(train_model(causal=False)) > math.log(V)
-
-
-@pytest.mark.full
-def test_one_causal_pass_equals_a_loop_over_prefixes() -> None:
-    """Looped over prefixes, collapsed to [B T, V], or in chunks: the same loss as one pass."""
-    vocab, batch, length = 11, 2, 5
-    block = BlockConfig(mixer=AttentionConfig(num_heads=2), feed_forward=FeedForwardConfig(7))
-    config = TransformerConfig(
-        vocab_size=vocab,
-        d_model=6,
-        num_layers=1,
-        layer_pattern=(block,),
-        position_embedding=LearnedPositions(length),
-        pad_vocab_to_multiple=16,
-    )
-    model = LanguageModel(config)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *model.example_inputs())["params"]
-    params, run = random_params_like(shapes), jax.jit(model.apply)
-    tokens = np.random.default_rng(0).integers(0, vocab, (batch, length + 1))
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-
-    looped = 0.0
-    for t in range(length):
-        visible = np.broadcast_to(np.arange(length) <= t, inputs.shape).astype(int)
-        logits = run({"params": params}, inputs * visible, segments=visible).logits[:, t]
-        probs = np.asarray(jax.nn.softmax(logits))
-        looped -= np.log(probs[np.arange(batch), targets[:, t]]).sum()
-
-    out = run({"params": params}, inputs)
-    flat = np.asarray(jax.nn.log_softmax(out.logits.reshape(batch * length, -1)))
-    collapsed = -flat[np.arange(batch * length), targets.reshape(-1)].sum()
-    assert_close(collapsed, looped)
-    weights = jnp.ones(targets.shape)
-    for chunks in (1, 2, length):
-        form = ChunkedCrossEntropy(vocab, chunks)
-        loss = form(out.hidden, get_output_matrix(params, config), jnp.asarray(targets), weights)
-        assert_close(loss, looped)
-
-
-@pytest.mark.full
-def test_pre_norm_gradients_are_level_over_depth_and_post_norm_are_not() -> None:
-    """The norm of each layer's gradient at initialization, twelve layers deep."""
-    post, pre = (gradient_norms(placement, 12)["decoder"] for placement in ("post", "pre"))
-    assert post[-1] > 25 * post[0]
-    assert pre.max() < 4 * pre.min()
-
-
-@pytest.mark.parametrize("name", ["attention alone", "attention and feed-forward"])
-def test_rank_collapse_without_residuals(name: str) -> None:
-    """The part that differs between tokens shrinks faster with each layer."""
-    differing = np.median(shares(STACKS[name], 5), axis=1)
-    assert differing[0] > 0.9
-    assert differing[2] < differing[1] ** 2 < 0.7
-    assert differing[3] < differing[2] ** 2
-    assert differing[5] < 1e-6
-
-
-def test_no_rank_collapse_with_residuals() -> None:
-    assert np.median(shares(STACKS["attention and residuals"], 5), axis=1).min() > 0.5
-    assert np.median(shares(STACKS["whole layers, pre-norm"], 12), axis=1).min() > 0.4

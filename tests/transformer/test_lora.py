@@ -25,7 +25,6 @@ from transformer.lora import LoRALayout, LowRankWeight, merge_weights
 ATTENTION = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=6, position=RoPE())
 GATED = FeedForwardConfig(d_ff=14, gated=True)
 MIXTURE = MoEConfig(num_experts=3, num_experts_per_token=2, expert=GATED)
-LIMITED = dataclasses.replace(MIXTURE, capacity_factor=2.0)
 TOKENS = jnp.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5, 8, 9, 7]])
 
 
@@ -74,7 +73,6 @@ def test_merged_stack_is_base_plus_update() -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        pytest.param(make_model(), id="attention"),
         pytest.param(make_model(layer_loop="scan"), id="scan"),
         pytest.param(make_model(layer_loop="scan", remat="full"), id="remat"),
         pytest.param(make_model(BlockConfig(ATTENTION, feed_forward=MIXTURE)), id="experts"),

@@ -1,7 +1,6 @@
 """The built-in mixers by name, and the modules of their settings."""
 
 import dataclasses
-import importlib
 import subprocess
 import sys
 from typing import ClassVar, get_type_hints
@@ -67,12 +66,6 @@ def test_settings_follow_a_replaced_mixer(monkeypatch: pytest.MonkeyPatch) -> No
     assert MixerConfigRegistry()["identity"] is MixerConfigRegistry()["convolution"]
     monkeypatch.undo()
     assert MixerConfigRegistry()["identity"] is before
-
-
-def test_table_names_the_module_of_settings() -> None:
-    for home in BUILTIN_MIXERS.values():
-        result = getattr(importlib.import_module(home.config_module), home.config_name)
-        assert result.__module__ == home.config_module
 
 
 def test_mixer_without_a_method_is_refused_when_it_is_registered() -> None:

@@ -8,9 +8,7 @@ from transformer import (
     FeedForwardConfig,
     LanguageModel,
     LearnedPositions,
-    NormConfig,
     Precision,
-    RoPE,
     TransformerConfig,
 )
 from transformer.layers.layer_config import MoEConfig
@@ -72,53 +70,6 @@ def test_active_parameters_of_experts() -> None:
 
 def test_estimate() -> None:
     assert estimate_parameters(TINY) == 12 * 3 * 49 + 17 * 7
-
-
-@pytest.mark.parametrize(
-    ("layers", "width", "heads", "total"),
-    [
-        (12, 768, 12, 124_439_808),
-        (24, 1024, 16, 354_823_168),
-        (36, 1280, 20, 774_030_080),
-        (48, 1600, 25, 1_557_611_200),
-    ],
-)
-def test_gpt2_has_the_published_parameter_count(
-    layers: int, width: int, heads: int, total: int
-) -> None:
-    config = TransformerConfig(
-        vocab_size=50257,
-        d_model=width,
-        num_layers=layers,
-        layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=heads)),),
-        position_embedding=LearnedPositions(1024),
-    )
-    assert count_parameters(LanguageModel(config)).total == total
-
-
-@pytest.mark.parametrize(
-    ("words", "kv_heads", "hidden", "total"),
-    [(32000, 32, 11008, 6_738_415_616), (128256, 8, 14336, 8_030_261_248)],
-    ids=["llama-2-7b", "llama-3-8b"],
-)
-def test_llama_has_the_published_parameter_count(
-    words: int, kv_heads: int, hidden: int, total: int
-) -> None:
-    rms = NormConfig(kind="rms")
-    block = BlockConfig(
-        mixer=AttentionConfig(num_heads=32, num_kv_heads=kv_heads, bias=False, position=RoPE()),
-        feed_forward=FeedForwardConfig(d_ff=hidden, activation="silu", gated=True, bias=False),
-        norm=rms,
-    )
-    config = TransformerConfig(
-        vocab_size=words,
-        d_model=4096,
-        num_layers=32,
-        layer_pattern=(block,),
-        tie_embeddings=False,
-        final_norm=rms,
-    )
-    assert count_parameters(LanguageModel(config)).total == total
 
 
 def test_model_without_vocabulary_is_an_error() -> None:

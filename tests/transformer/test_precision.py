@@ -1,5 +1,4 @@
 import dataclasses
-import re
 from typing import Any
 
 import jax
@@ -57,16 +56,15 @@ def test_policy_text_round_trip() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("float8", "precision float8: float8 is not known; give one of float32, bfloat16,"),
-        ("compute=int8", "precision.compute int8: is not a supported dtype; give one of float32,"),
-        ("sums=float32", "precision sums=float32: sums is not known; give one of float32,"),
+        ("float8", "precision float8: float8 is not known"),
+        ("compute=int8", "precision.compute int8: is not a supported dtype"),
+        ("sums=float32", "precision sums=float32: sums is not known"),
+        (None, "precision of type NoneType: give a string"),
     ],
 )
-def test_errors_name_the_part_and_the_remedy(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
+def test_errors_name_the_part(text: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
         Precision.parse(text)
-    with pytest.raises(ValueError, match=r"^precision of type NoneType: give a string"):
-        Precision.parse(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

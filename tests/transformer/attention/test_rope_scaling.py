@@ -1,19 +1,33 @@
-"""RoPE scaling for longer contexts, against loops from the formulas and against Hugging Face."""
+"""RoPE scaling for longer contexts, against Hugging Face; LongRoPE against its formula."""
 
-import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.fixtures.positions import ROTARY
 from tests.transformer.formulas import Array, array, assert_close, normal
-from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
+from tests.transformer.refused import assert_refused
+from transformer import (
+    AttentionConfig,
+    BlockConfig,
+    LanguageModel,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NoScaling,
+    NTKScaling,
+    RoPE,
+    TransformerConfig,
+    YaRNScaling,
+    generate,
+)
 from transformer.attention.rope import apply_rope as rotate_eagerly
+from transformer.attention.rope import rope_angles
 from transformer.attention.rope_scaling import RopeScaling
 
 rotate = jax.jit(rotate_eagerly, static_argnums=2)
@@ -37,58 +51,6 @@ def frequencies(config: RopeScaling, base: float, width: int) -> Array:  # [R / 
     return np.asarray(jax.jit(config.frequencies, static_argnums=(0, 1))(base, width))
 
 
-def linear(config: LinearScaling, base: float, width: int) -> list[float]:
-    return [base ** (-2 * i / width) / config.factor for i in range(width // 2)]
-
-
-def ntk(config: NTKScaling, base: float, width: int) -> list[float]:
-    larger = base * config.factor ** (width / (width - 2))
-    return [larger ** (-2 * i / width) for i in range(width // 2)]
-
-
-def yarn(config: YaRNScaling, base: float, width: int) -> list[float]:
-    """Return YaRN's frequencies: a linear ramp between two pair indices mixes plain and scaled
-    ones.
-    """
-
-    def pair(turns: float) -> float:
-        return width / 2 * math.log(config.original_max_length / (2 * math.pi * turns), base)
-
-    start, end = max(0, math.floor(pair(config.beta_fast))), math.ceil(pair(config.beta_slow))
-    frequencies_of_pairs = []
-    for i in range(width // 2):
-        plain = base ** (-2 * i / width)
-        ramp = min(1.0, max(0.0, 1 - (i - start) / (end - start)))
-        frequencies_of_pairs.append(ramp * plain + (1 - ramp) * plain / config.factor)
-    return frequencies_of_pairs
-
-
-def llama3(config: Llama3Scaling, base: float, width: int) -> list[float]:
-    """Return Llama 3's frequencies, by wavelength as in the published code."""
-    frequencies_of_pairs = []
-    for i in range(width // 2):
-        plain = base ** (-2 * i / width)
-        wavelength = 2 * math.pi / plain
-        if wavelength < config.original_max_length / config.high_freq_factor:
-            frequencies_of_pairs.append(plain)
-        elif wavelength > config.original_max_length / config.low_freq_factor:
-            frequencies_of_pairs.append(plain / config.factor)
-        else:
-            smooth = (config.original_max_length / wavelength - config.low_freq_factor) / (
-                config.high_freq_factor - config.low_freq_factor
-            )
-            frequencies_of_pairs.append((1 - smooth) * plain / config.factor + smooth * plain)
-    return frequencies_of_pairs
-
-
-FORMULAS: dict[type, Callable[[Any, float, int], list[float]]] = {
-    LinearScaling: linear,
-    NTKScaling: ntk,
-    YaRNScaling: yarn,
-    Llama3Scaling: llama3,
-}
-
-
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_match_hugging_face(name: str) -> None:
     config, case = SCALINGS[name], ROTARY[name]
@@ -96,19 +58,6 @@ def test_frequencies_match_hugging_face(name: str) -> None:
     actual = frequencies(config, case.base, case.width)
     assert_close(actual / fixtures[f"rotary/{name}"], np.ones(case.width // 2))
     assert config.amplitude == pytest.approx(float(fixtures[f"factor/{name}"]))
-
-
-@pytest.mark.parametrize("name", [name for name in SCALINGS if name != "plain"])
-def test_frequencies_match_formula(name: str) -> None:
-    config, (base, width, *_) = SCALINGS[name], ROTARY[name]
-    expected = FORMULAS[type(config)](config, base, width)
-    assert_close(frequencies(config, base, width) / expected, np.ones(width // 2))
-
-
-def test_ntk_scales_the_slowest_pair_by_the_full_factor() -> None:
-    plain, scaled = (frequencies(config, 10_000.0, 14) for config in (NoScaling(), NTKScaling(5.0)))
-    assert plain[0] / scaled[0] == pytest.approx(1)
-    assert plain[-1] / scaled[-1] == pytest.approx(5)
 
 
 def test_yarn_attention_factor() -> None:
@@ -120,39 +69,74 @@ def test_yarn_attention_factor() -> None:
     assert_close(np.linalg.norm(y, axis=-1), (0.1 * math.log(16) + 1) * np.linalg.norm(x, axis=-1))
 
 
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-def test_linear_scaling_interpolates_positions(layout: Any) -> None:
-    x, config = normal(0, 1, 4, 3, 14), RoPE(layout=layout)
-    positions, interpolated = array([[0, 6, 12, 27]]), array([[0, 2, 4, 9]])
-    scaled = dataclasses.replace(config, scaling=LinearScaling(3.0))
-    assert_close(rotate(x, positions, scaled), rotate(x, interpolated, config))
-
-
-@pytest.mark.parametrize(
-    ("make", "fields", "message"),
-    [
-        (LinearScaling, {"factor": 0.5}, "linear_scaling.factor 0.5: give 1 or more"),
-        (NTKScaling, {"factor": 0.5}, "ntk_scaling.factor 0.5: give 1 or more"),
-        (YaRNScaling, {"original_max_length": 0}, "yarn_scaling.original_max_length 0: give 1 .*"),
-        (
-            YaRNScaling,
-            {"beta_slow": 32.0},
-            "yarn_scaling.beta_slow 32.0: give more than 0 and less than beta_fast, 32.0",
-        ),
-        (
-            Llama3Scaling,
-            {"low_freq_factor": 0.0},
-            "llama3_scaling.low_freq_factor 0.0: give more than 0 and less .*",
-        ),
-    ],
-)
-def test_invalid_fields_raise(
-    make: Callable[..., RopeScaling], fields: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        make(**fields)
-
-
 def test_ntk_requires_two_pairs() -> None:
     with pytest.raises(ValueError, match=r"^rope.scaling NTKScaling: needs 4 rotated entries"):
         NTKScaling(2.0).frequencies(10_000.0, 2)
+
+
+SHORT, LONG, TRAINED = (1.0, 1.5, 2.0), (2.0, 5.0, 7.0), 8
+
+
+def expected_angles(length: int, factors: tuple[float, ...]) -> np.ndarray:
+    frequencies = 100.0 ** (-np.arange(0, 6, 2) / 6) / np.array(factors)
+    return np.arange(length)[:, None] * frequencies
+
+
+@pytest.mark.parametrize(("length", "factors"), [(TRAINED, SHORT), (TRAINED + 1, LONG)])
+def test_row_length_selects_the_factors(length: int, factors: tuple[float, ...]) -> None:
+    rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
+    angles = rope_angles(jnp.arange(length)[None], 6, rope)[0]
+    expected = expected_angles(length, factors)
+    np.testing.assert_allclose(np.cos(angles), np.cos(expected), atol=1e-5)
+    np.testing.assert_allclose(np.sin(angles), np.sin(expected), atol=1e-5)
+
+
+def test_rows_are_independent() -> None:
+    rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
+    rows = jnp.stack([jnp.arange(5), jnp.arange(20, 25)])
+    both = rope_angles(rows, 6, rope)
+    np.testing.assert_array_equal(both[:1], rope_angles(rows[:1], 6, rope))
+    np.testing.assert_array_equal(both[1:], rope_angles(rows[1:], 6, rope))
+    np.testing.assert_allclose(np.cos(both[1]), np.cos(expected_angles(25, LONG)[20:]), atol=1e-5)
+
+
+def test_cache_beyond_the_short_factors_raises() -> None:
+    def model(factors: str) -> LanguageModel:
+        scaling = LongRoPEScaling(SHORT, LONG, TRAINED, factors=factors)  # type: ignore[arg-type]
+        mixer = AttentionConfig(num_heads=2, head_dim=6, position=RoPE(scaling=scaling))
+        return LanguageModel(
+            TransformerConfig(
+                vocab_size=11, d_model=12, num_layers=1, layer_pattern=(BlockConfig(mixer=mixer),)
+            )
+        )
+
+    short = model("by_length")
+    assert short.init_cache(1, TRAINED)
+    # A cache is longer than it need be, but not longer than the factors allow.
+    params = short.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    found = generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 3)
+    assert len(found.tokens[0]) == TRAINED - 3
+    assert model("long").init_cache(1, TRAINED + 1)
+    with pytest.raises(ValueError, match="a cache of 9 tokens: LongRoPE changes its factors"):
+        model("by_length").init_cache(1, TRAINED + 1)
+
+
+def test_invalid_factors_raise() -> None:
+    with pytest.raises(ValueError, match="has 3 factors and a head 2 rotated pairs"):
+        LongRoPEScaling(SHORT, LONG).frequencies(100.0, 4)
+    with pytest.raises(ValueError, match="is not positive; give numbers above 0"):
+        LongRoPEScaling((1.0, 0.0), (1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (LinearScaling, dict(factor=0.5)),
+        (NTKScaling, dict(factor=0.5)),
+        (YaRNScaling, dict(original_max_length=0)),
+        (YaRNScaling, dict(beta_slow=32.0)),
+        (Llama3Scaling, dict(low_freq_factor=0.0)),
+    ],
+)
+def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
+    assert_refused(config, fields)

@@ -1,4 +1,4 @@
-"""Each attention score by hand and against loops, in self and cross attention."""
+"""Each attention score against loops, in self and cross attention."""
 
 import math
 from collections.abc import Callable
@@ -17,8 +17,6 @@ from transformer import (
     DotScore,
     Mask,
     MaskPattern,
-    RelativePositions,
-    RoPE,
     ScaledDotScore,
 )
 from transformer.attention.attention_config import AttentionScore
@@ -60,7 +58,7 @@ def test_self_attention(score: AttentionScore) -> None:
     assert_close(output.y, y)
 
 
-@pytest.mark.parametrize("score", FORMULAS)
+@pytest.mark.parametrize("score", [BilinearScore(), AdditiveScore(11)])
 def test_cross_attention(score: AttentionScore) -> None:
     mixer, params = make_mixer(config(score), D)
     x, memory = normal(1, B, T, D), normal(2, B, S, D)
@@ -70,40 +68,6 @@ def test_cross_attention(score: AttentionScore) -> None:
     y, weights = formulas.attention(x, memory, params, visible, FORMULAS[score](params))
     assert_close(output.aux["weights"], weights)
     assert_close(output.y, y)
-
-
-@pytest.mark.parametrize(
-    ("score", "weights", "difference"),
-    [
-        (DotScore(), {}, 3 - 5),
-        (ScaledDotScore(), {}, (3 - 5) / math.sqrt(2)),
-        # q W = (4, 1): 6 and 12.
-        (BilinearScore(), {"score_query": [[[0, 1], [2, 0]]]}, 12 - 6),
-        # W q = 1; U k = 1 and 0.
-        (
-            AdditiveScore(1),
-            {
-                "score_query": [[[1], [0]]],
-                "score_key": [[[0], [0.5]]],
-                "score_vector": [[3]],
-            },
-            3 * math.tanh(1) - 3 * math.tanh(2),
-        ),
-    ],
-    ids=["dot", "scaled dot", "bilinear", "additive"],
-)
-def test_weights_by_hand(score: AttentionScore, weights: dict[str, Any], difference: float) -> None:
-    """Query (1, 2), keys (1, 2) and (3, 0).
-
-    Scores are logarithms of the weights up to a constant.
-    """
-    mixer, params = make_mixer(AttentionConfig(num_heads=1, bias=False, score=score), 2)
-    identity = np.eye(2, dtype=np.float32)[:, None]
-    params |= {"query": identity, "key": identity}
-    params |= {name: np.array(values, np.float32) for name, values in weights.items()}
-    x = array([[[1, 2], [3, 0]]]).astype(np.float32)
-    actual = apply_mixer(mixer, params, x, WEIGHTS).aux["weights"][0, 0, 0]
-    assert float(np.log(actual[1] / actual[0])) == pytest.approx(difference, abs=1e-5)
 
 
 def test_logical_axes_of_weights() -> None:
@@ -120,15 +84,3 @@ def test_cache_stores_projected_keys() -> None:
     assert isinstance(mixer, Attention)
     for cache in (mixer.init_cache(2, 7), mixer.init_memory_cache(2, 7)):
         assert (cache.keys.shape, cache.values.shape) == ((2, 7, 3, 11), (2, 7, 3, 5))
-
-
-@pytest.mark.parametrize("position", [RoPE(), RelativePositions()])
-def test_dot_product_positions_reject_additive_scores(position: Any) -> None:
-    message = f"^attention.position {type(position).__name__}: needs scores that are dot products"
-    with pytest.raises(ValueError, match=message):
-        AttentionConfig(score=AdditiveScore(), position=position)
-
-
-def test_invalid_fields_raise() -> None:
-    with pytest.raises(ValueError, match=r"^additive_score.hidden_dim -1: give 0 or more$"):
-        AdditiveScore(-1)

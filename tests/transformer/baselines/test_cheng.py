@@ -1,7 +1,6 @@
 """Cheng's LSTM with intra-attention, against its formula with lists as tapes."""
 
 import numpy as np
-import pytest
 
 from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
@@ -52,8 +51,3 @@ def test_axes_and_flops() -> None:
     )
     assert flops.projections == 2 * (4 * D * 2 * D + 3 * D * A)
     assert (flops.scores, flops.scores_causal) == (2 * (A + 2 * D) * T, (A + 2 * D) * (T - 1))
-
-
-def test_invalid_calls_raise() -> None:
-    with pytest.raises(ValueError, match=r"^cheng.score_size -1: give 0 or more$"):
-        ChengConfig(score_size=-1)

@@ -37,9 +37,11 @@ def expected_convolution(x: Array, w: dict[str, Array], ahead: int, segments: Ar
     return y
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
-def test_convolution_within_documents(config: ConvolutionConfig, causal: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "causal"), [("full", False), ("even", True), ("even", False), ("separable", True)]
+)
+def test_convolution_within_documents(name: str, causal: bool) -> None:
+    config = CONFIGS[name]
     mixer, params = make_mixer(config, D)
     x = normal(1, B, T, D)
     y = apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=causal), segments=SEGMENTS)).y
@@ -85,14 +87,3 @@ def test_logical_axes() -> None:
         "output": ("embed", "hidden"),
         "output_bias": ("hidden",),
     }
-
-
-def test_unsupported_calls_raise() -> None:
-    with pytest.raises(ValueError, match=r"^convolution.kernel_size 0: give 1 or more$"):
-        ConvolutionConfig(kernel_size=0)
-    mixer, params = make_mixer(CONFIGS["full"], D)
-    cache = np.zeros((B, 2, D), np.float32)
-    with pytest.raises(
-        ValueError, match=r"^mixer convolution: decoding with a cache needs a causal mask"
-    ):
-        apply_mixer(mixer, params, normal(0, B, T, D), cache=cache)

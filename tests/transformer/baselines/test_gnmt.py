@@ -1,6 +1,5 @@
 """GNMT against loops over tokens, and as a whole model."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -87,15 +86,3 @@ def test_flops(model: EncoderDecoder) -> None:
     flops = count_token_flops(model, 23)
     assert flops.scores == flops.scores_causal == 2 * 23 * (D + D)
     assert flops.uncounted == ()
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"num_layers": 1}, "gnmt_encoder.num_layers 1: give 2 or more"),
-        ({"dropout": 1.0}, r"gnmt_encoder.dropout 1.0: give a fraction in \[0, 1\)"),
-    ],
-)
-def test_invalid_fields_raise(fields: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        dataclasses.replace(GNMTEncoderConfig(), **fields)

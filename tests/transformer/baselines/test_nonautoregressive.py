@@ -131,13 +131,11 @@ def test_parameter_names() -> None:
 
 
 def test_invalid_configs_and_calls_raise() -> None:
-    with pytest.raises(
-        ValueError, match=r"^model.causal True: a non-autoregressive model predicts"
-    ):
+    with pytest.raises(ValueError, match="causal True: a non-autoregressive model predicts"):
         NonAutoregressive(dataclasses.replace(CONFIG, causal=True))
-    with pytest.raises(ValueError, match=r"^model.encoder: is missing; give an EncoderConfig$"):
+    with pytest.raises(ValueError, match="encoder: is missing"):
         NonAutoregressive(dataclasses.replace(CONFIG, encoder=None))
-    with pytest.raises(ValueError, match=r"^source 1: is empty; give it at least one token$"):
+    with pytest.raises(ValueError, match="source 1: is empty"):
         translate_nonautoregressive(MODEL, {}, [[1], []], stop=0)
 
 

@@ -1,11 +1,7 @@
-"""Skip-gram with negative samples: its formula, and what it learns."""
-
-from typing import Any
+"""Skip-gram with negative samples: its formula and its data."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal
@@ -71,35 +67,6 @@ def test_frequent_words_are_subsampled() -> None:
     assert (left == 0).sum() == pytest.approx(4_000, rel=0.1)
 
 
-def test_words_with_the_same_contexts_become_similar() -> None:
-    """Each sentence has three words of one kind: 0 to 4, or 5 to 9."""
-    random = np.random.default_rng(0)
-    pairs = np.concatenate(
-        [skip_gram_pairs(random.permutation(5)[:3] + 5 * (n % 2), 2, n) for n in range(300)]
-    )
-    counts = np.bincount(pairs[:, 0], minlength=10)
-    noise_probs = jnp.asarray(noise_distribution(counts))
-    model, adam = SkipGram(10, D), optax.adam(0.05)
-    params = {"embedding": 0.1 * normal(0, 10, D), "contexts": 0.1 * normal(1, 10, D)}
-
-    def loss(params: Any, key: jax.Array) -> jax.Array:
-        negatives = jax.random.choice(key, len(counts), (len(pairs), M), p=noise_probs)
-        losses: Any = model.apply({"params": params}, pairs[:, 0], pairs[:, 1], negatives)
-        return jnp.mean(losses)
-
-    def step(carry: Any, key: jax.Array) -> Any:
-        params, state = carry
-        updates, state = adam.update(jax.grad(loss)(params, key), state)
-        return (optax.apply_updates(params, updates), state), None
-
-    keys = jax.random.split(jax.random.key(0), 60)
-    learn = jax.jit(lambda params: jax.lax.scan(step, (params, adam.init(params)), keys)[0][0])
-    table = np.asarray(learn(params)["embedding"])
-    unit_vectors = table / np.linalg.norm(table, axis=1, keepdims=True)
-    similarity = (unit_vectors @ unit_vectors.T).reshape(2, 5, 2, 5)
-    assert similarity[[0, 1], :, [0, 1]].min() > similarity[[0, 1], :, [1, 0]].max()
-
-
 def test_vectors_replace_embeddings() -> None:
     model = Classifier(bag_of_embeddings_config(D, 7, vocab_size=V, pad_vocab_to_multiple=16))
     params = jax.jit(model.init_params)(jax.random.key(0))
@@ -108,7 +75,5 @@ def test_vectors_replace_embeddings() -> None:
     assert np.array_equal(actual["embedding"][:V], table)
     assert np.array_equal(actual["embedding"][V:], params["embedding"][V:])
     assert actual["layers"] is params["layers"]
-    with pytest.raises(
-        ValueError, match=r"^word vectors 11 x 4: the model's table is 16 x 5; train"
-    ):
+    with pytest.raises(ValueError, match="word vectors 11 x 4: the model's table is 16 x 5"):
         replace_embeddings(params, table[:, :4])

@@ -100,17 +100,17 @@ def test_encoder_decoder_reads_the_source() -> None:
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        ([[1], []], {}, r"^sequence 1: is empty; begin it with"),
-        ([[1, 61]], {}, r"^sequence 0: "),
-        ([[1] * 42], {}, r"^sequence 0: 42 tokens are more than the model's 41 learned positions"),
-        ([[1, 2]], {"context_lengths": [3]}, r"^context_lengths\[0\] 3: the sequence has 2 tokens"),
-        ([[1, 2]], {"context_lengths": [0]}, r"^context_lengths\[0\]"),
-        ([[1, 2]], {"context_lengths": [1, 1]}, r"^context_lengths: 2 for 1 sequences"),
-        ([[1, 2]], {"sources": [[1]]}, r"^sources: a LanguageModel has no encoder; leave them out"),
+        ([[1], []], {}, "sequence 1: is empty"),
+        ([[1, 61]], {}, "sequence 0: "),
+        ([[1] * 42], {}, "sequence 0: 42 tokens are more than the model's 41 learned positions"),
+        ([[1, 2]], {"context_lengths": [3]}, r"context_lengths\[0\] 3: the sequence has 2 tokens"),
+        ([[1, 2]], {"context_lengths": [0]}, r"context_lengths\[0\]"),
+        ([[1, 2]], {"context_lengths": [1, 1]}, "context_lengths: 2 for 1 sequences"),
+        ([[1, 2]], {"sources": [[1]]}, "sources: a LanguageModel has no encoder"),
     ],
 )
 def test_wrong_arguments_raise(rows: Any, settings: dict[str, Any], message: str) -> None:
     model = LanguageModel(GPT)
     params = {"embedding": jnp.zeros((61, 20))}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^{message}"):
         log_likelihoods(model, params, rows, **settings)

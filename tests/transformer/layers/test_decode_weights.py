@@ -8,14 +8,13 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, assert_trees_close
+from tests.transformer.formulas import assert_trees_close
 from tests.transformer.generation.decoders import (
     GPT,
     GREEDY,
     PROMPTS,
     make_decoder,
     read,
-    step,
 )
 from transformer.generation import generate as generate_module
 from transformer.generation.generate import (
@@ -112,16 +111,3 @@ def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]
     before = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(own["layers"])}
     after = step(own)
     assert {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(after["layers"])} == before
-
-
-@pytest.mark.full
-def test_cache_rows_can_be_gathered(gpt: tuple[LanguageModel, Any]) -> None:
-    """Beam search continues a hypothesis from another one's cache."""
-    model, params = gpt
-    cut, order = unstack_for_decoding(params), np.array([2, 0, 0])
-    lengths, tokens = np.array([2, 5, 3]), np.arange(15).reshape(3, 5)
-    cache, _ = read(model, cut, tokens, lengths, 8)
-    chosen = jax.tree.map(lambda leaf: leaf[order], cache)
-    _, logits = step(model, cut, cache, np.array([6, 7, 8]), lengths)
-    _, actual = step(model, cut, chosen, np.array([8, 6, 6]), lengths[order])
-    assert_close(actual, np.asarray(logits)[order])

@@ -19,16 +19,10 @@ def test_entries_are_zero_or_rescaled() -> None:
     assert (y == 0).mean() == pytest.approx(0.25, abs=0.01)
 
 
-def test_examples_have_different_masks() -> None:
-    dropped = np.asarray(dropout(np.ones((3, 101)), 0.5, KEYS)) == 0
-    assert len({row.tobytes() for row in dropped}) == 3
-
-
-@pytest.mark.parametrize("rows", [[2], [2, 0, 1]])
-def test_masks_do_not_depend_on_the_batch_size(rows: list[int]) -> None:
-    x = normal(0, 3, 7, 11)
+def test_masks_depend_on_the_key_of_the_example_alone() -> None:
+    x, rows = normal(0, 3, 7, 11), np.array([2, 0])
     full = np.asarray(dropout(x, 0.5, KEYS))
-    assert np.array_equal(dropout(x[rows], 0.5, KEYS[np.array(rows)]), full[rows])
+    assert np.array_equal(dropout(x[rows], 0.5, KEYS[rows]), full[rows])
 
 
 def test_no_dropout_without_rngs_or_rate() -> None:
@@ -41,12 +35,6 @@ def test_gradient_of_kept_entries() -> None:
     x = normal(0, 3, 101)
     gradient = jax.jit(jax.grad(lambda x: dropout_eagerly(x, 0.75, KEYS).sum()))(x)
     assert np.array_equal(gradient, np.where(np.asarray(dropout(x, 0.75, KEYS)) == 0, 0, 4))
-
-
-def test_output_keeps_the_input_dtype() -> None:
-    assert jax.eval_shape(lambda x: dropout(x, 0.5, KEYS), jnp.ones((3, 7), "bfloat16")).dtype == (
-        jnp.bfloat16
-    )
 
 
 def test_rngs_are_folded_per_example() -> None:

@@ -1,7 +1,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.core import meta
@@ -9,30 +8,12 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal, random_params_like
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
-from transformer.layers.activations import ACTIVATIONS, swish
+from transformer.layers.activations import ACTIVATIONS
 from transformer.layers.feedforward import FeedForward, resolve_d_ff
 from transformer.model_context import ModelContext
 
 B, T, D, F = 2, 3, 5, 7
 CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())
-
-
-@pytest.mark.parametrize(
-    ("name", "x", "expected"),
-    [
-        ("relu", 3.0, 3.0),
-        ("relu", -3.0, 0.0),
-        ("gelu", 1.0, 0.8413447),  # 1 times the normal distribution at 1
-        ("gelu", -1.0, -0.1586553),
-        ("gelu_tanh", 1.0, 0.8411920),
-        ("silu", 1.0, 0.7310586),
-        ("silu", -1.0, -0.2689414),
-        ("squared_relu", 3.0, 9.0),
-        ("squared_relu", -3.0, 0.0),
-    ],
-)
-def test_activations_by_hand(name: Any, x: float, expected: float) -> None:
-    assert float(ACTIVATIONS[name](jnp.array(x))) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -41,39 +22,15 @@ def test_activations_match_numpy(name: Any) -> None:
     assert_close(ACTIVATIONS[name](x), formulas.ACTIVATIONS[name](x), 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("x", "beta", "expected"),
-    [
-        (1.0, 1.0, 0.7310586),  # SiLU
-        (3.0, 0.0, 1.5),  # half of x
-        (1.0, 2.0, 0.8807971),
-        (-1.0, 2.0, -0.1192029),
-        (3.0, 100.0, 3.0),  # ReLU
-        (-3.0, 100.0, 0.0),
-    ],
-)
-def test_swish_by_hand(x: float, beta: float, expected: float) -> None:
-    assert float(swish(jnp.array(x), beta)) == pytest.approx(expected, abs=1e-6)
-
-
 def make_module(config: FeedForwardConfig) -> tuple[FeedForward, Any]:
     module = FeedForward(config, CONTEXT)
     boxed = jax.eval_shape(module.init, jax.random.key(0), normal(0, B, T, D))
     return module, random_params_like(meta.unbox(boxed)["params"])
 
 
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("activation", "gated"),
-    [
-        ("relu", False),
-        ("gelu", False),
-        ("gelu_tanh", False),
-        ("squared_relu", False),
-        ("relu", True),
-        ("gelu", True),
-        ("silu", True),
-    ],
+    ("activation", "gated", "bias"),
+    [("squared_relu", False, True), ("gelu", True, True), ("silu", True, False)],
 )
 def test_matches_formula(activation: Any, gated: bool, bias: bool) -> None:
     module, params = make_module(FeedForwardConfig(F, activation, gated, bias))
@@ -86,9 +43,8 @@ def test_matches_formula(activation: Any, gated: bool, bias: bool) -> None:
     assert output.aux == {}
 
 
-@pytest.mark.parametrize("gated", [True, False])
-def test_fixed_beta(gated: bool) -> None:
-    module, params = make_module(FeedForwardConfig(F, "swish", gated, swish_beta=1.7))
+def test_fixed_beta() -> None:
+    module, params = make_module(FeedForwardConfig(F, "swish", gated=True, swish_beta=1.7))
     x = normal(1, B, T, D)
     y = jax.jit(module.apply)({"params": params}, x).y
     assert_close(y, formulas.feed_forward(x, params, "swish", 1.7))
@@ -115,20 +71,6 @@ def test_learned_beta_gets_a_gradient() -> None:
     derivative = (expected(np.float64(beta) + 1e-4) - expected(np.float64(beta) - 1e-4)) / 2e-4
     assert abs(derivative) > 0.1
     assert_close(jax.jit(jax.grad(total))(beta), derivative)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"d_ff": -1}, "feed_forward.d_ff -1: give 0 or more"),
-        ({"dropout": 1.0}, r"feed_forward.dropout 1.0: give a fraction in \[0, 1\)"),
-        ({"activation": "tanh"}, "feed_forward.activation tanh: is not known; give one of relu,"),
-        ({"swish_beta": 2.0}, "feed_forward.swish_beta 2.0: gelu_tanh has none; leave it at 1"),
-    ],
-)
-def test_invalid_fields_raise(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FeedForwardConfig(**settings)
 
 
 @pytest.mark.parametrize(

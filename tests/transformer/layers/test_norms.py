@@ -21,34 +21,8 @@ def make_context(
     return ModelContext(11, 1, precision, Initialization(), hardware)
 
 
-@pytest.mark.parametrize(
-    ("x", "epsilon", "expected"),
-    [
-        ([1.0, 3.0], 0.0, [-2.0 + 0.5, 3.0 - 1]),
-        ([1.0, 3.0], 3.0, [-1.0 + 0.5, 1.5 - 1]),  # the root of 1 + 3 halves it
-        ([7.0, 7.0], 1e-5, [0.5, -1.0]),
-    ],
-)
-def test_layer_norm_by_hand(x: list[float], epsilon: float, expected: list[float]) -> None:
-    y = layer_norm(jnp.array(x), jnp.array([2.0, 3.0]), jnp.array([0.5, -1.0]), epsilon)
-    assert_close(y, np.array(expected), 1e-6)
-
-
-@pytest.mark.parametrize(
-    ("x", "epsilon", "expected"),
-    [
-        ([1.0, 7.0], 0.0, [0.4, 4.2]),  # the mean square is 25
-        ([1.0, 7.0], 75.0, [0.2, 2.1]),
-        ([0.0, 0.0], 1e-6, [0.0, 0.0]),
-    ],
-)
-def test_rms_norm_by_hand(x: list[float], epsilon: float, expected: list[float]) -> None:
-    assert_close(rms_norm(jnp.array(x), jnp.array([2.0, 3.0]), epsilon), np.array(expected), 1e-6)
-
-
-@pytest.mark.parametrize("shape", [(11,), (5, 11), (2, 3, 5, 11)])
-def test_norms_match_numpy(shape: tuple[int, ...]) -> None:
-    x, gain, bias = 3 + normal(0, *shape), normal(1, 11), normal(2, 11)
+def test_norms_match_numpy() -> None:
+    x, gain, bias = 3 + normal(0, 2, 3, 11), normal(1, 11), normal(2, 11)
     assert_close(layer_norm(x, gain, bias, 0.1), formulas.layer_norm(x, gain, bias, 0.1))
     assert_close(layer_norm(x, gain, None, 0.1), formulas.layer_norm(x, gain, 0.0, 0.1))
     assert_close(rms_norm(x, gain, 0.1), formulas.rms_norm(x, gain, 0.1))
@@ -92,22 +66,14 @@ def test_16_bit_input_is_normalized_in_the_policy_dtype(config: NormConfig) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("config", "dtype"),
     [
-        ({"kind": "batch"}, "norm.kind batch: is not known; give one of layer, rms"),
-        ({"epsilon": -1e-5}, "norm.epsilon -1e-05: give 0 or more"),
+        (NormConfig(), "float32"),
+        (NormConfig(), "bfloat16"),
+        (NormConfig(bias=False), "float32"),
+        (NormConfig("rms"), "bfloat16"),
+        (NormConfig("rms_offset"), "float32"),
     ],
-)
-def test_invalid_fields_raise(settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        NormConfig(**settings)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "config",
-    [NormConfig(), NormConfig(bias=False), NormConfig("rms"), NormConfig("rms_offset")],
-    ids=["layer", "layer without bias", "rms", "rms_offset"],
 )
 def test_gradients_on_a_gpu_equal_those_of_autodiff(config: NormConfig, dtype: DType) -> None:
     x = jnp.asarray(2 + normal(0, 2, 5, 33), dtype)

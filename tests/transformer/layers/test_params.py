@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from flax.core import meta
 
 from transformer import Initialization
 from transformer.layers.basic import declare_weight
@@ -36,25 +35,6 @@ def test_weight_has_shape_axes_and_dtype() -> None:
     assert boxed.axes == LogicalAxes(inputs=("heads",), outputs=("embed", "mlp"))
 
 
-class Stacked(nn.Module):
-    @nn.compact
-    def __call__(self) -> jax.Array:
-        init, sizes = nn.initializers.zeros, dict(inputs={"embed": 5}, outputs={"mlp": 7})
-        return declare_weight(self, "w", stack={"heads": 3}, init=init, dtype="float32", **sizes)
-
-
-def test_stacked_weight() -> None:
-    boxed = jax.eval_shape(Stacked().init, jax.random.key(0))["params"]["w"]
-    assert boxed.value.shape == (3, 5, 7)
-    assert boxed.axes == LogicalAxes(stack=("heads",), inputs=("embed",), outputs=("mlp",))
-
-
-def test_module_reads_the_unboxed_array() -> None:
-    value = np.full((2, 5, 7), 11, np.float32)
-    read: Any = Declares().apply({"params": {"w": value}})
-    assert np.array_equal(read, value)
-
-
 @pytest.mark.parametrize(
     ("axes", "names", "is_matrix"),
     [
@@ -72,32 +52,14 @@ def test_axis_names_and_is_matrix(
     assert axes.names == (names or ("layers", "embed", "mlp"))
 
 
-def test_repetition_axes_come_first() -> None:
-    box = (
-        BoxedWeight(np.zeros((2, 3, 5)), MATRIX)
-        .with_stack_axis("layers")
-        .with_stack_axis("experts")
-    )
-    assert box.axes.names == ("experts", "layers", "heads", "head", "embed")
-
-
 def test_flax_transforms_stack_and_unstack() -> None:
     params: dict[Any, Any] = {nn.PARTITION_NAME: "layers"}
-    box = BoxedWeight(np.zeros((2, 3, 5)), MATRIX).add_axis(0, params)
-    assert box.axes.stack == ("layers",)
-    assert box.remove_axis(0, params).axes == MATRIX
+    expert = LogicalAxes(("experts",), ("embed",), ("mlp",))
+    box = BoxedWeight(np.zeros((2, 3, 5)), expert).add_axis(0, params)
+    assert box.axes.stack == ("layers", "experts")
+    assert box.remove_axis(0, params).axes == expert
     with pytest.raises(ValueError, match=r"first axis, not axis 1$"):
         box.add_axis(1, params)
-
-
-def test_unboxing_keeps_axes() -> None:
-    tree: Any = {
-        "a": BoxedWeight(np.ones(3), LogicalAxes(outputs=("embed",))),
-        "b": {"c": BoxedWeight(2, MATRIX)},
-    }
-    assert unbox_axes(tree) == {"a": LogicalAxes(outputs=("embed",)), "b": {"c": MATRIX}}
-    assert meta.unbox(tree)["b"]["c"] == 2
-    assert tree["b"]["c"].replace_boxed(5) == BoxedWeight(5, MATRIX)
 
 
 @pytest.mark.parametrize(

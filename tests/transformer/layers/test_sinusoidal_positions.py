@@ -19,8 +19,3 @@ def test_matches_formula(width: int) -> None:
         angle = positions[b, t] / 10_000 ** ((entry - entry % 2) / width)
         expected[b, t, entry] = math.cos(angle) if entry % 2 else math.sin(angle)
     assert_close(sinusoid(positions, width), expected, 1e-6)
-
-
-def test_by_hand() -> None:
-    expected = [[[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]]
-    assert_close(sinusoid(array([[0, 1]]), 4), np.array(expected), 1e-6)

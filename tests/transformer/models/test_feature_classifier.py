@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.formulas import random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -34,7 +35,8 @@ def model_and_params(config: TransformerConfig = CONFIG, **settings: Any) -> tup
     model = FeatureClassifier(
         config, num_features=NUM_FEATURES, num_classes=NUM_CLASSES, **settings
     )
-    return model, jax.jit(model.init_params)(jax.random.key(0))
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
+    return model, jax.tree.map(jnp.asarray, params)
 
 
 FEATURES = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, NUM_FEATURES)), jnp.float32)
@@ -66,22 +68,6 @@ def test_receptive_field_grows_by_one_edge_per_layer() -> None:
     for node in range(T):
         changed = apply(FEATURES.at[:, node].add(1.0))
         assert np.array_equal(changed, before) == (node > 2), node
-
-
-def test_output_is_invariant_to_node_order() -> None:
-    """Renumbering the nodes of a graph does not change the output."""
-    config = dataclasses.replace(CONFIG, position_embedding=NoPosition())
-    model, params = model_and_params(config)
-    random = np.random.default_rng(2)
-    adjacency = random.random((B, T, T)) < 0.5
-    adjacency |= np.eye(T, dtype=bool)
-    order = random.permutation(T)
-    apply = jax.jit(lambda x, a: model.apply({"params": params}, x, adjacency=a).logits)
-    original = apply(FEATURES, jnp.asarray(adjacency))
-    permuted = apply(FEATURES[:, order], jnp.asarray(adjacency[:, order][:, :, order]))
-    np.testing.assert_allclose(original, permuted, atol=1e-5)
-    without = apply(FEATURES, jnp.ones((1, T, T), bool))
-    assert not np.allclose(original, without, atol=1e-3)
 
 
 def test_padding_does_not_change_the_output() -> None:
@@ -123,20 +109,18 @@ def test_invalid_inputs_raise() -> None:
     )
     with pytest.raises(ValueError, match="features"):
         apply(FEATURES[..., :2])
-    with pytest.raises(ValueError, match="6 inputs: the table of learned positions has 5 rows; "):
+    with pytest.raises(ValueError, match="6 inputs: the table of learned positions has 5 rows"):
         apply(jnp.zeros((1, 6, NUM_FEATURES)))
     for position in (-2, T):
         positions = jnp.arange(T)[None].at[0, 1].set(position)
-        with pytest.raises(ValueError, match=f"position {position}: the table of learned posit"):
+        with pytest.raises(ValueError, match=f"position {position}: "):
             apply(FEATURES, positions=positions)
     apply(FEATURES, positions=jnp.array([[0, 1, 2, 3, -1]]))  # -1: padding
-    with pytest.raises(
-        ValueError, match="outputs 'head_output': the model has no such value; give"
-    ):
+    with pytest.raises(ValueError, match="outputs 'head_output'"):
         apply(FEATURES, outputs=frozenset({"head_output"}))
-    with pytest.raises(ValueError, match="pooling first: the first token of a causal model sees"):
-        FeatureClassifier(dataclasses.replace(CONFIG, causal=True), pooling="first")
     with pytest.raises(ValueError, match="adjacency"):
         apply(FEATURES, adjacency=jnp.ones((B, T, T)))
+    with pytest.raises(ValueError, match="pooling first: the first token of a causal model sees"):
+        FeatureClassifier(dataclasses.replace(CONFIG, causal=True), pooling="first")
     with pytest.raises(ValueError, match="num_features 0: give 1 or more"):
         FeatureClassifier(CONFIG, num_features=0)

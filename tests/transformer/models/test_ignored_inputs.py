@@ -63,19 +63,11 @@ def test_variables_and_parameters() -> None:
             call()
 
 
-@pytest.mark.parametrize(
-    ("rngs", "message"),
-    [
-        (
-            {"Dropout": jax.random.key(0)},
-            r"^rngs 'Dropout': models use no such keys; give {\"dropo",
-        ),
-        (jax.random.key(0), r"^rngs: is not a dict; give {\"dropout\": key}"),
-    ],
-)
-def test_random_keys_that_would_be_ignored(rngs: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        trace(MODEL, PARAMS, TOKENS, rngs=rngs)
+def test_random_keys_that_would_be_ignored() -> None:
+    with pytest.raises(ValueError, match="rngs 'Dropout': models use no such keys"):
+        trace(MODEL, PARAMS, TOKENS, rngs={"Dropout": jax.random.key(0)})
+    with pytest.raises(ValueError, match="rngs: is not a dict"):
+        trace(MODEL, PARAMS, TOKENS, rngs=jax.random.key(0))
 
 
 def test_keys_of_both_kinds_are_keys_of_dropout() -> None:
@@ -87,52 +79,35 @@ def test_keys_of_both_kinds_are_keys_of_dropout() -> None:
     assert not np.array_equal(found[0], run(jax.random.key(4)))
 
 
-@pytest.mark.parametrize("rng", [0, None, jax.random.split(jax.random.key(0), 2), "key"])
+@pytest.mark.parametrize("rng", [0, jax.random.split(jax.random.key(0), 2)])
 def test_initial_parameters_need_a_random_key(rng: Any) -> None:
     for call in (MODEL.init_params, lambda rng: MODEL.init(rng, TOKENS)):
-        with pytest.raises(
-            ValueError, match=r"^rng of .*: give one random key, such as jax.random"
-        ):
+        with pytest.raises(ValueError, match=r"^rng of .*: give one random key"):
             call(rng)
+
+
+AT: dict[str, Any] = {"positions": POSITIONS}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokens": TOKENS + 2}, "tokens: 11 is not one of the model's 11; use the tokenizer that"),
-        ({"tokens": TOKENS - 1}, "tokens: -1 is not one of the model's 11; use the tokenizer that"),
-        (
-            {"segments": TOKENS * 0},
-            "segments: are all 0, which is padding; number documents from 1",
-        ),
-        (
-            {"segments": TOKENS * 0 - 1},
-            "segments: -1 is not a document; number documents from 1, padding is 0",
-        ),
-        ({"segments": TOKENS / 2}, "segments of dtype float64: give integers, such as int32"),
-        (
-            {"cache": 3, "positions": POSITIONS},
-            "cache of type int: give that of the model's init_c",
-        ),
-        ({"cache": [1, 2], "positions": POSITIONS}, "cache of type list: give that of the model's"),
-        ({"edits": [1]}, "edits of type list: give a dict"),
-        ({"edits": {"residual_post": 3}}, "edit of residual_post of type int: give a function"),
-        (
-            {"edits": {"residual_pre": lambda value, layer: None}},
-            "edit of residual_pre: a result of type NoneType: is not an array",
-        ),
-        (
-            {"cache": MODEL.init_cache(3, 5), "positions": POSITIONS},
-            "cache: is for 3 examples, tokens has 2; give init_cache this batch size",
-        ),
-        (
-            {"cache": MODEL.init_cache(2, 5)[:1], "positions": POSITIONS},
-            "cache: has 1 layers, the model 2; give that of its init_cache",
-        ),
+        ({"tokens": TOKENS + 2}, "tokens: 11 is not one of the model's 11"),
+        ({"tokens": TOKENS - 1}, "tokens: -1 is not one of the model's 11"),
+        ({"segments": TOKENS * 0}, "segments: are all 0, which is padding"),
+        ({"segments": TOKENS * 0 - 1}, "segments: -1 is not a document"),
+        ({"segments": TOKENS / 2}, "segments of dtype float64"),
+        (AT | {"cache": 3}, "cache of type int"),
+        (AT | {"cache": [1, 2]}, "cache of type list"),
+        (AT | {"cache": MODEL.init_cache(3, 5)}, "cache: is for 3 examples, tokens has 2"),
+        (AT | {"cache": MODEL.init_cache(2, 5)[:1]}, "cache: has 1 layers, the model 2"),
         (
             {"cache": MODEL.init_cache(2, 6), "positions": POSITIONS + 2},
-            "positions: 5 tokens from position 2 are beyond the cache of 6; give init_cache a l",
+            "positions: 5 tokens from position 2 are beyond the cache of 6",
         ),
+        ({"edits": [1]}, "edits of type list"),
+        ({"edits": {"residual_post": 3}}, "edit of residual_post of type int"),
+        ({"edits": {"residual_pre": lambda value, layer: None}}, "edit of residual_pre: a result"),
     ],
 )
 def test_inputs_that_would_be_read_wrongly(arguments: dict[str, Any], message: str) -> None:
@@ -145,9 +120,9 @@ def test_a_source_has_a_vocabulary_and_segments_of_its_own() -> None:
     encoder = EncoderConfig(num_layers=1, vocab_size=3)
     model = EncoderDecoder(dataclasses.replace(CONFIG, layer_pattern=(block,), encoder=encoder))
     variables = {"params": zeros(model)}
-    with pytest.raises(ValueError, match=r"^tokens: 9 is not one of the model's 3; use the token"):
+    with pytest.raises(ValueError, match="tokens: 9 is not one of the model's 3"):
         model.apply(variables, TOKENS, TOKENS)
-    with pytest.raises(ValueError, match=r"^source_segments: are all 0, which is padding; number"):
+    with pytest.raises(ValueError, match="source_segments: are all 0"):
         model.apply(variables, TOKENS, TOKENS, source_segments=TOKENS * 0)
 
 
@@ -163,9 +138,7 @@ def test_a_boolean_mask_of_padding_is_one_document() -> None:
 
 
 def test_models_that_read_both_sides_are_not_causal() -> None:
-    with pytest.raises(
-        ValueError, match=r"^config.causal True: a masked language model reads both"
-    ):
+    with pytest.raises(ValueError, match="causal True: a masked language model reads both"):
         MaskedLanguageModel(CONFIG)
     with pytest.raises(ValueError, match=r"^pooling first: the first token of a causal model sees"):
         Classifier(CONFIG)

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +8,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import linen as nn
 
@@ -40,10 +40,14 @@ UNTIED = dataclasses.replace(CONFIG, tie_embeddings=False)
 TOKENS: Any = np.random.default_rng(0).integers(0, V, (B, T))
 
 
+@functools.cache
+def compiled(config: TransformerConfig) -> Any:
+    return jax.jit(LanguageModel(config).apply, static_argnames="outputs")
+
+
 def make_model(config: TransformerConfig) -> tuple[Any, Any]:
     """Return the model as a compiled function, and random parameters for it."""
-    model = LanguageModel(config)
-    return jax.jit(model.apply, static_argnames="outputs"), make_params(model)
+    return compiled(config), make_params(LanguageModel(config))
 
 
 def make_params(model: LanguageModel) -> Any:
@@ -95,14 +99,6 @@ def test_embeddings_and_the_final_norm() -> None:
     assert_close(by_index, run({"params": params}, TOKENS, positions=np.arange(T)[None]).hidden)
 
 
-def test_final_norm_is_optional() -> None:
-    run, params = make_model(dataclasses.replace(CONFIG, final_norm=None))
-    params["layers"] = jax.tree.map(np.zeros_like, params["layers"])
-    assert "final_norm" not in params
-    hidden = run({"params": params}, TOKENS).hidden
-    assert_close(hidden, params["embedding"][TOKENS] + params["positions"][None, :T])
-
-
 @pytest.mark.parametrize("config", [CONFIG, UNTIED], ids=["tied", "untied"])
 def test_vocabulary_padding_is_never_predicted_or_trained(config: Any) -> None:
     run, params = make_model(config)
@@ -123,14 +119,6 @@ def test_vocabulary_padding_is_never_predicted_or_trained(config: Any) -> None:
     for each in rows:
         assert not np.any(each[V:])
         assert np.any(each[:V])
-
-
-def test_vocabulary_padding_does_not_change_outputs() -> None:
-    run, params = make_model(UNTIED)
-    bare_run, _ = make_model(dataclasses.replace(UNTIED, pad_vocab_to_multiple=1))
-    cut = params | {"embedding": params["embedding"][:V], "output": params["output"][:, :V]}
-    logits = bare_run({"params": cut}, TOKENS).logits
-    assert_close(run({"params": params}, TOKENS).logits[..., :V], logits, 1e-6)
 
 
 def test_scanned_equals_unrolled() -> None:
@@ -183,15 +171,6 @@ def initial_params() -> Any:
     return jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
 
 
-def test_parameters_are_plain_dicts_of_arrays(initial_params: Any) -> None:
-    def check(tree: Any) -> None:
-        assert type(tree) is dict or isinstance(tree, jax.Array)
-        for each in tree.values() if isinstance(tree, dict) else ():
-            check(each)
-
-    check(initial_params)
-
-
 def test_initial_statistics_of_parameters(initial_params: Any) -> None:
     layers = initial_params["layers"]["place_0"]
     deviation = lambda leaf: float(np.std(leaf))  # noqa: E731
@@ -206,13 +185,6 @@ def test_initial_statistics_of_parameters(initial_params: Any) -> None:
         assert (norm["bias"] == 0).all()
     assert not np.any(layers["mixer"]["query_bias"])
     assert not np.any(layers["feed_forward"]["down_bias"])
-
-
-def test_new_model_predicts_nearly_uniformly(initial_params: Any) -> None:
-    run, _ = make_model(dataclasses.replace(CONFIG, d_model=66, tie_embeddings=False))
-    logits = run({"params": initial_params}, TOKENS).logits[..., :V]
-    target_probs = jnp.take_along_axis(jax.nn.softmax(logits), TOKENS[..., None], axis=-1)
-    assert float(-jnp.log(target_probs).mean()) == pytest.approx(math.log(V), abs=0.1)
 
 
 def test_axes_follow_the_parameter_tree() -> None:
@@ -235,44 +207,24 @@ def test_axes_follow_the_parameter_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "given", "message"),
+    ("shape", "given", "message"),
     [
-        ((B, T + 3), {}, "8 tokens: the table of learned positions has 7 rows; give shorter"),
-        (
-            (B, 1),
-            {"positions": np.full((B, 1), 7)},
-            "position 7: the table of learned positions has 7 rows, from 0; give positions from",
-        ),
-        ((T,), {}, r"tokens of shape \(5,\): has 1 axes; give \[B, T\]"),
-        ((B, 1), {"cache": ()}, "cache: needs positions; give those of the new tokens"),
+        ((B, T + 3), {}, "8 tokens: the table of learned positions has 7 rows"),
+        ((B, 1), {"positions": np.full((B, 1), 7)}, "position 7: the table of learned positions"),
+        ((T,), {}, r"tokens of shape \(5,\)"),
+        ((B, 1), {"cache": ()}, "cache: needs positions"),
         (
             (B, 1),
             {"cache": (), "positions": np.zeros((B, 1), int), "segments": np.ones((B, 1), int)},
-            "cache: cannot be combined with segments; decode one document for each example",
+            "cache: cannot be combined with segments",
         ),
     ],
     ids=["too long", "too far", "no batch", "no positions", "segments"],
 )
-def test_invalid_inputs_raise(tokens: tuple[int, ...], given: Any, message: str) -> None:
-    model = LanguageModel(CONFIG)
+def test_invalid_inputs_raise(shape: tuple[int, ...], given: Any, message: str) -> None:
+    tokens = np.zeros(shape, int)
     with pytest.raises(ValueError, match=f"^{message}"):
-        model.init(jax.random.key(0), np.zeros(tokens, int), **given)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"d_model": 0}, "model.d_model 0: give 1 or more$"),
-        ({"num_layers": 0}, "model.num_layers 0: give 1 or more$"),
-        ({"d_model": 11}, "attention.num_heads 3: does not divide"),
-        ({"pad_vocab_to_multiple": 0}, "model.pad_vocab_to_multiple 0: give 1 or more$"),
-        ({"layer_pattern": ()}, r"model.layer_pattern \(\): has no layers; give one BlockConfig"),
-        ({"layer_pattern": (BLOCK,) * 3}, "model.num_layers 1: is fewer than the 3 blocks of"),
-    ],
-)
-def test_invalid_configs_raise(fields: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        dataclasses.replace(CONFIG, **fields)
+        jax.eval_shape(lambda: LanguageModel(CONFIG).init(jax.random.key(0), tokens, **given))
 
 
 @pytest.mark.parametrize(
@@ -306,26 +258,16 @@ def test_prefix_is_visible_to_all_and_the_rest_is_causal() -> None:
             assert moved[example].tolist() == [t >= first for t in range(T)]
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "places", "message"),
-    [
-        (1, 1, r"parameters layers/place_0: have 2 layers, but the model has 1"),
-        (3, 1, r"parameters layers/place_0: have 2 layers, but the model has 3"),
-        (5, 1, r"parameters layers/place_0: have 2 layers, but the model has 5"),
-        (2, 2, r"parameters layers/place_0: have 2 layers, but the model has 1"),
-    ],
-)
+@pytest.mark.parametrize(("num_layers", "places"), [(1, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("loop", ["scan", "unroll"])
-def test_parameters_of_another_depth_raise(
-    num_layers: int, places: int, message: str, loop: Any
-) -> None:
+def test_parameters_of_another_depth_raise(num_layers: int, places: int, loop: Any) -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2, layer_loop=loop)
     params = make_params(LanguageModel(config))
     other = dataclasses.replace(
         config, num_layers=num_layers, layer_pattern=config.layer_pattern * places
     )
     for given in (params, unstack_for_decoding(params)):
-        with pytest.raises(ValueError, match=f"^{message}; give the parameters of this config"):
+        with pytest.raises(ValueError, match="layers/place_0: have 2 layers, but the model has"):
             jax.eval_shape(LanguageModel(other).apply, {"params": given}, np.zeros((1, 2), int))
 
 
@@ -333,9 +275,7 @@ def test_parameters_of_a_longer_pattern_raise() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
     longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
     params, tokens = make_params(LanguageModel(longer)), np.zeros((1, 2), int)
-    with pytest.raises(
-        ValueError, match=r"^params layers/place_1/.* and .* more: the model has no"
-    ):
+    with pytest.raises(ValueError, match=r"params layers/place_1/.* more: the model has no"):
         jax.eval_shape(LanguageModel(config).apply, {"params": params}, tokens)
 
     class Wrapper(nn.Module):
@@ -373,28 +313,8 @@ def test_flax_rngs_turn_dropout_on() -> None:
 def test_one_dropout_key_for_all_examples_raises(rngs: jax.Array) -> None:
     model = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
     variables = {"params": make_params(model)}
-    message = r"^dropout_rngs of shape \(.*\): has to be one typed key for each of the 3 examples; "
-    with pytest.raises(
-        ValueError, match=message + r"give jax.random.split\(jax.random.key\(0\), 3"
-    ):
+    with pytest.raises(ValueError, match="one typed key for each of the 3 examples"):
         model.apply(variables, jnp.zeros((3, 4), jnp.int32), dropout_rngs=rngs)
-
-
-def test_logits_exclude_vocabulary_padding() -> None:
-    """So that label smoothing and means over the vocabulary are finite."""
-    model: Any = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))
-    variables = {"params": make_params(model)}
-    tokens = jnp.zeros((1, 4), jnp.int32)
-
-    @jax.jit
-    def run(variables: Any) -> Any:
-        logits = model.apply(variables, tokens).logits
-        labels = optax.smooth_labels(jax.nn.one_hot(tokens, 9), 0.1)
-        return logits, optax.softmax_cross_entropy(logits, labels)
-
-    logits, losses = run(variables)
-    assert logits.shape == (1, 4, 9)
-    assert np.isfinite(losses).all()
 
 
 def test_model_without_vocabulary_raises() -> None:

@@ -1,6 +1,10 @@
-"""Blockwise attention equals the reference in values and gradients, for every mask and score."""
+"""Blockwise attention and query blocks equal the reference in values and gradients, for every mask
+and score.
+"""
 
 import functools
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -9,14 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
-from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend_reference
+from tests.transformer.formulas import array, assert_close, assert_trees_close, normal
+from tests.transformer.mixers import value_and_gradients
+from transformer import Hardware, Mask, MaskPattern
+from transformer.attention.attend import ScoreSpec, attend, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import merge_partials
-from transformer.attention.position_bias import alibi_bias, t5_relative_bias
+from transformer.attention.masks import dense_mask
+from transformer.attention.position_bias import RelativeTables, alibi_bias, t5_relative_bias
 from transformer.attention.position_config import T5RelativeBias
 from transformer.attention.scores import add_sinks, additive_scores
+from transformer.testing.mixer_under_test import reference_softmax_attention
 
 B, N, K, H, VALUES = 2, 6, 3, 11, 13
 
@@ -62,84 +69,122 @@ MASKS: dict[str, Any] = {
 }
 
 
-def scaled_dot(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(0.3)
-
-
-def with_soft_cap(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(3.0, soft_cap=2.0)
-
-
-def with_alibi(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(0.3, bias=functools.partial(alibi_bias, N))
-
-
-def with_t5_bias(positions: Any, extra: Any) -> ScoreSpec:
-    """Return a spec whose bias has trainable parameters."""
-    config = T5RelativeBias(num_buckets=8)
-    return ScoreSpec(0.3, bias=lambda q, k: t5_relative_bias(extra[:8], config, q, k))
-
-
-def with_mlp_score(positions: Any, extra: Any) -> ScoreSpec:
-    return ScoreSpec(0.3, score_fn=functools.partial(additive_scores, extra.T[:, :H]))
-
-
-SCORE_SPECS = {
-    "plain": scaled_dot,
-    "capped": with_soft_cap,
-    "slopes": with_alibi,
-    "buckets": with_t5_bias,
-    "an MLP": with_mlp_score,
+SCORE_SPECS: dict[str, Callable[[Any], ScoreSpec]] = {
+    "plain": lambda extra: ScoreSpec(0.3),
+    "capped": lambda extra: ScoreSpec(3.0, soft_cap=2.0),
+    "slopes": lambda extra: ScoreSpec(0.3, bias=functools.partial(alibi_bias, N)),
+    "buckets": lambda extra: ScoreSpec(
+        0.3, bias=functools.partial(t5_relative_bias, extra[:8], T5RelativeBias(num_buckets=8))
+    ),
+    "tables": lambda extra: ScoreSpec(
+        0.3, relative_tables=RelativeTables(normal(5, 5, H), normal(6, 5, VALUES))
+    ),
+    "an MLP": lambda extra: ScoreSpec(
+        0.3, score_fn=functools.partial(additive_scores, extra.T[:, :H])
+    ),
 }
+"""Scores, some with weights of their own in `extra` [16, N]."""
+
+
+@pytest.mark.sampled("blocks-131-131-segments-3-plain", "257", "blockwise-67-67-segments-3-buckets")
+@pytest.mark.parametrize(
+    ("backend", "queries", "keys", "masks", "kv_heads", "scores"),
+    [
+        ("query_blocks", 131, 131, "causal", N, "plain"),
+        ("query_blocks", 131, 131, "segments", K, "plain"),
+        ("query_blocks", 131, 131, "window", 1, "plain"),
+        ("query_blocks", 257, 257, "globals", K, "an MLP"),
+        ("query_blocks", 131, 131, "an array", K, "plain"),
+        ("query_blocks", 131, 131, "segments", K, "slopes"),
+        ("query_blocks", 131, 131, "segments", K, "tables"),
+        ("blockwise", 67, 67, "causal", N, "plain"),
+        ("blockwise", 64, 64, "all", K, "plain"),
+        ("blockwise", 67, 67, "window", 1, "plain"),
+        ("blockwise", 67, 67, "window both ways", K, "plain"),
+        ("blockwise", 67, 41, "lengths", K, "plain"),
+        ("blockwise", 73, 73, "globals", K, "plain"),
+        ("blockwise", 19, 67, "an array", K, "plain"),
+        ("blockwise", 67, 67, "a prefix", K, "plain"),
+        ("blockwise", 67, 67, "tokens in another order", K, "plain"),
+        ("blockwise", 67, 67, "causal", K, "capped"),
+        ("blockwise", 67, 67, "segments", K, "slopes"),
+        ("blockwise", 67, 67, "segments", K, "buckets"),
+        ("blockwise", 67, 67, "segments", K, "an MLP"),
+        ("blockwise", 1, 1, "causal", K, "plain"),
+    ],
+)
+def test_matches_reference(
+    backend: Any, queries: int, keys: int, masks: str, kv_heads: int, scores: str
+) -> None:
+    mask, make = MASKS[masks](queries, keys), SCORE_SPECS[scores]
+    arrays, extra = inputs(queries, keys, kv_heads), normal(4, 16, N)
+
+    def run(q: Any, k: Any, v: Any, extra: Any) -> Any:
+        if backend == "blockwise":
+            return attend_blockwise(q, k, v, mask, make(extra), block_size=16).y
+        return attend(q, k, v, mask, make(extra), backend=backend, hardware=Hardware()).y
+
+    def reference(q: Any, k: Any, v: Any, extra: Any) -> Any:
+        return attend_reference(q, k, v, mask, make(extra))[0]
+
+    actual = value_and_gradients(run, *arrays, extra)
+    chex.assert_tree_all_finite(actual)
+    assert_trees_close(actual, value_and_gradients(reference, *arrays, extra))
+
+
+BACKENDS = ("reference", "query_blocks", "blockwise")
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("queries", "keys", "masks", "kv_heads", "extras"),
-    [
-        (67, 67, "causal", N, "plain"),
-        (64, 64, "all", K, "plain"),
-        (67, 67, "segments", K, "plain"),
-        (67, 67, "window", 1, "plain"),
-        (67, 67, "window both ways", K, "plain"),
-        (67, 41, "lengths", K, "plain"),
-        (73, 73, "globals", K, "plain"),
-        (19, 67, "an array", K, "plain"),
-        (67, 67, "a prefix", K, "plain"),
-        (67, 67, "tokens in another order", K, "plain"),
-        (67, 67, "causal", K, "capped"),
-        (67, 67, "segments", K, "slopes"),
-        (67, 67, "segments", K, "buckets"),
-        (67, 67, "segments", K, "an MLP"),
-        (1, 1, "causal", K, "plain"),
-    ],
-)
-def test_matches_reference(queries: int, keys: int, masks: str, kv_heads: int, extras: str) -> None:
-    mask, make = MASKS[masks](queries, keys), SCORE_SPECS[extras]
-    arrays, extra = inputs(queries, keys, kv_heads), normal(4, 16, N)
-    if extras == "an MLP":
-        extra = normal(4, 16, N)
-    cotangent = normal(3, B, queries, N, VALUES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_query_without_visible_keys_gives_zeros_and_no_gradient(backend: Any) -> None:
+    length = 131
+    segments: Any = np.where(np.arange(length) % 3 == 1, 0, 1)[None].repeat(B, 0)
+    mask, spec = Mask(MaskPattern(causal=True), segments=segments), ScoreSpec(1.0)
 
-    def run(blocks: bool, arrays: Any, extra: Any) -> Any:
+    def run(arrays: Any) -> Any:
         q, k, v = arrays
-        score_spec = make(mask.positions, extra)
-        if blocks:
-            return attend_blockwise(q, k, v, mask, score_spec, block_size=16).y
-        return attend_reference(q, k, v, mask, score_spec)[0]
+        return attend(q, k, v, mask, spec, backend=backend, hardware=Hardware()).y
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def both(blocks: bool, arrays: Any, extra: Any) -> Any:
-        y, vjp_fn = jax.vjp(functools.partial(run, blocks), arrays, extra)
-        return y, vjp_fn(cotangent)
+    def total(arrays: Any, cotangent: Any) -> Any:
+        return (run(arrays) * cotangent).sum()
 
-    (y, gradients), (expected, expected_gradients) = (
-        both(True, arrays, extra),
-        both(False, arrays, extra),
-    )
-    assert_close(y, expected)
-    chex.assert_tree_all_finite(gradients)
-    assert_trees_close(gradients, expected_gradients)
+    empty = (segments == 0)[..., None, None]
+    y = jax.jit(run)(inputs(length, length))
+    assert not np.any(np.where(empty, y, 0))
+    assert np.any(y)
+    gradient = jax.jit(jax.grad(total))
+    of_empty = gradient(inputs(length, length), empty.astype(np.float32))
+    assert not any(np.any(each) for each in of_empty)  # neither NaN nor anything else
+    of_all = gradient(inputs(length, length), np.ones(empty.shape, np.float32))
+    assert all(np.isfinite(each).all() and np.any(each) for each in of_all)
+    assert not any(np.any(np.where(empty, each, 0)) for each in of_all)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sink_adds_a_key_without_a_value(backend: Any) -> None:
+    length, sinks = 131, normal(7, N)
+    q, k, v = inputs(length, length, N)
+    mask, spec = MASKS["segments"](length, length), ScoreSpec(0.3)
+    kwargs: Any = dict(backend=backend, hardware=Hardware(), sink_logits=sinks)
+    y = jax.jit(lambda q, k, v: attend(q, k, v, mask, spec, **kwargs).y)(q, k, v)
+    visible = np.asarray(dense_mask(mask, length, length))[:, None]
+    exp_scores = np.where(visible, np.exp(0.3 * np.einsum("BTNH,BSNH->BNTS", q, k)), 0)
+    weights = exp_scores / (exp_scores.sum(-1, keepdims=True) + np.exp(sinks)[None, :, None, None])
+    assert_close(y, np.einsum("BNTS,BSNH->BTNH", weights, v))
+
+
+@pytest.mark.parametrize("backend", ["auto", "query_blocks"])
+def test_prefix_is_visible_to_earlier_queries(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays, mask = inputs(131, 131), MASKS["a prefix"](131, 131)
+    with caplog.at_level(logging.WARNING):
+        y = attend(*arrays, mask, ScoreSpec(H**-0.5), backend=backend, hardware=Hardware()).y
+    visible = np.asarray(dense_mask(mask, 131, 131))[:, None]
+    assert visible[0, 0, 64, 90]  # later in the same document, inside the prefix
+    assert_close(y, reference_softmax_attention(*arrays, visible))
+    assert ("query_blocks cannot serve" in caplog.text) is (backend == "query_blocks")
 
 
 @pytest.mark.full
@@ -169,16 +214,9 @@ def test_merged_partials_are_one_softmax() -> None:
         q, k, v = arrays
         return attend_reference(q, k, v, Mask(), ScoreSpec(0.3), sinks)[0]
 
-    def both(run: Any) -> tuple[Array, Any]:
-        def inner(*given: Any) -> Any:
-            y, vjp_fn = jax.vjp(run, *given)
-            return y, vjp_fn(jnp.cos(y))
-
-        return jax.jit(inner)(arrays, sinks)
-
-    (y, gradients), (expected, expected_gradients) = both(merged), both(whole)
-    assert_close(y, expected)
-    assert_trees_close(gradients, expected_gradients)
+    assert_trees_close(
+        value_and_gradients(merged, arrays, sinks), value_and_gradients(whole, arrays, sinks)
+    )
 
 
 @pytest.mark.full

@@ -3,22 +3,19 @@
 `bench.drills.splash` compiles it for TPUs.
 """
 
-import dataclasses
-import functools
 from typing import Any
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_close, assert_trees_close, normal
+from tests.transformer.formulas import assert_trees_close, normal
+from tests.transformer.mixers import value_and_gradients
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import make_sharding_constraint
-from transformer import Hardware, Mask, MaskPattern
+from transformer import Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend_reference
-from transformer.attention.backends.choose import AttentionSpec, choose_backend
 from transformer.attention.backends.splash import attend_splash
 
 B, T, N, H = 2, 193, 4, 24
@@ -45,21 +42,12 @@ CASES: dict[str, Any] = {
 def test_interpreted_kernel_matches_reference(name: str) -> None:
     mask, kv_heads, scoring = CASES[name]
     arrays = normal(0, B, T, N, H), normal(1, B, T, kv_heads, H), normal(2, B, T, kv_heads, H)
-    cotangent = normal(3, B, T, N, H)
-
-    def run(kernel: bool, q: Any, k: Any, v: Any) -> Any:
-        if kernel:
-            return attend_splash(q, k, v, mask, scoring, interpret=True)
-        return attend_reference(q, k, v, mask, scoring)[0]
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def both(kernel: bool) -> Any:
-        y, vjp_fn = jax.vjp(functools.partial(run, kernel), *arrays)
-        return y, vjp_fn(cotangent)
-
-    actual = both(True)
+    actual = value_and_gradients(
+        lambda q, k, v: attend_splash(q, k, v, mask, scoring, interpret=True), *arrays
+    )
     chex.assert_tree_all_finite(actual)
-    assert_trees_close(actual, both(False))
+    reference = lambda q, k, v: attend_reference(q, k, v, mask, scoring)[0]  # noqa: E731
+    assert_trees_close(actual, value_and_gradients(reference, *arrays))
 
 
 @pytest.mark.full
@@ -72,43 +60,5 @@ def test_sharded_kernel_matches_reference() -> None:
     def run(q: Any, k: Any, v: Any) -> Any:
         return attend_splash(q, k, v, mask, ScoreSpec(0.3), constrain=constrain, interpret=True)
 
-    actual = jax.jit(lambda *x: jax.vjp(run, *x)[1](arrays[0]))(*arrays)
-
-    def reference(q: Any, k: Any, v: Any) -> Any:
-        return attend_reference(q, k, v, mask, ScoreSpec(0.3))[0]
-
-    expected = jax.jit(lambda *x: jax.vjp(reference, *x)[1](arrays[0]))(*arrays)
-    for result, wanted in zip(actual, expected, strict=True):
-        assert_close(result, wanted)
-
-
-CASE = AttentionSpec(
-    Hardware("tpu", "TPU v5e"), MaskPattern(causal=True), "bfloat16", 4096, 4096, 128, 128
-)
-
-
-def test_auto_selects_splash_on_one_tpu() -> None:
-    assert choose_backend("auto", CASE).backend == "splash"
-    several = dataclasses.replace(CASE, hardware=Hardware("tpu", "TPU v5e", 8))
-    assert choose_backend("auto", several).backend == "blockwise"
-    assert choose_backend("auto", several).reason.startswith(
-        "splash cannot serve: its kernel is for one chip"
-    )
-    assert choose_backend("auto", dataclasses.replace(several, mesh_known=True)).backend == "splash"
-
-
-@pytest.mark.parametrize(
-    ("fields", "obstacle"),
-    [
-        (dict(hardware=Hardware()), "it runs on TPUs, not on cpu"),
-        (dict(value_head_dim=64), "queries and values have different widths"),
-        (dict(dot_product_only=False), "it supports dot products only, without a bias"),
-        (dict(returns_weights=True), "it neither returns attention weights nor drops them"),
-        (dict(has_sinks=True), "it does not support sinks"),
-        (dict(has_extra_masks=True), "the mask is more than causal, a window and segments"),
-        (dict(keys_match_queries=False), "it needs the queries' own keys in order"),
-    ],
-)
-def test_unsupported_cases_fall_back_with_a_reason(fields: Any, obstacle: str) -> None:
-    choice = choose_backend("splash", CASE.__class__(**{**vars(CASE), **fields}))
-    assert (choice.backend, choice.reason) == ("reference", f"splash cannot serve: {obstacle}")
+    reference = lambda q, k, v: attend_reference(q, k, v, mask, ScoreSpec(0.3))[0]  # noqa: E731
+    assert_trees_close(value_and_gradients(run, *arrays), value_and_gradients(reference, *arrays))

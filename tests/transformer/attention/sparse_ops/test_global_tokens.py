@@ -12,6 +12,7 @@ from transformer.attention.masks import Mask
 from transformer.attention.sparse_ops.global_tokens import (
     attend_from_packed_globals,
     attend_to_packed_globals,
+    mask_duplicates,
 )
 
 T, FIRST, H = 2560, 2048, 4  # row length, length of the first document, head width
@@ -41,6 +42,11 @@ def assert_near(got: Any, expected: Array) -> None:
     """
     assert got.dtype == jnp.bfloat16
     assert np.abs(to_float64(got) - expected).max() <= 0.02 * np.abs(expected).max()
+
+
+def test_repeated_positions_count_once() -> None:
+    found = mask_duplicates(array([[3, 0, 3, -1], [5, 5, 5, 8]]))
+    assert found.tolist() == [[3, 0, -1, -1], [5, -1, -1, 8]]
 
 
 def test_global_rows_and_gradients_match_formula() -> None:

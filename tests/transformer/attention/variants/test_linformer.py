@@ -1,6 +1,5 @@
 """Linformer against dense matrices, with a separate padded matrix for every document."""
 
-import functools
 from typing import Any
 
 import jax
@@ -9,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, assert_trees_close, normal
-from tests.transformer.mixers import apply_mixer, axes, make_mixer
+from tests.transformer.mixers import apply_mixer, axes, make_mixer, value_and_gradients
 from transformer import (
     BlockConfig,
-    Classifier,
     LanguageModel,
     LinformerConfig,
     Mask,
@@ -102,15 +100,11 @@ def test_matches_dense_matrices(settings: Any, mask: Mask, keys: int) -> None:
     def run_dense(w: Any, x: Any, other: Any, xp: Any = jnp) -> Any:
         return expected_output(mask, x, x if keys == T else other, w, xp)
 
-    def values_and_gradients(f: Any, *settings: Any) -> Any:
-        y, vjp_fn = jax.vjp(f, *settings)
-        return y, vjp_fn(normal(2, B, T, D))
-
-    y, gradients = jax.jit(functools.partial(values_and_gradients, run_mixer))(w, x, other)
-    assert_close(y, run_dense(jax.tree.map(np.float64, w), np.float64(x), np.float64(other), np))
-    expected = jax.jit(functools.partial(values_and_gradients, run_dense))(w, x, other)[1]
-    assert_trees_close(gradients, expected)
-    assert memory is None or np.any(gradients[2])
+    actual = value_and_gradients(run_mixer, w, x, other)
+    exact = run_dense(jax.tree.map(np.float64, w), np.float64(x), np.float64(other), np)
+    assert_close(actual[0], exact)
+    assert_trees_close(actual, value_and_gradients(run_dense, w, x, other))
+    assert memory is None or np.any(actual[1][2])
 
 
 def test_weight_shapes_and_axes() -> None:
@@ -137,25 +131,6 @@ def test_packed_documents_are_independent_and_too_many_give_nan() -> None:
     assert np.isfinite(y[1]).all()
 
 
-@pytest.mark.full
-def test_padding_does_not_change_a_classifier() -> None:
-    block = BlockConfig(mixer=config(max_documents=2))
-    model = Classifier(
-        TransformerConfig(
-            vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,), causal=False
-        ),
-        pooling="mean",
-    )
-    tokens = array(np.arange(8)[None])
-    params = jax.jit(model.init)(jax.random.key(0), tokens)["params"]
-    run = jax.jit(
-        lambda tokens, segments: model.apply({"params": params}, tokens, segments=segments)
-    )
-    unpadded = run(tokens, np.ones((1, 8), int)).logits
-    padded = np.concatenate([tokens, [[5, 6]]], axis=1)
-    assert_close(run(padded, array([[1] * 8 + [0] * 2])).logits, unpadded)
-
-
 def test_flops() -> None:
     block = BlockConfig(mixer=config(sharing="none"), feed_forward=None)
     model = LanguageModel(
@@ -168,20 +143,13 @@ def test_flops() -> None:
     assert flops.projections == 2 * D * H * (2 * N + 2 * K)
 
 
-def test_invalid_configs_and_calls_raise() -> None:
+def test_inputs_that_do_not_fit_the_projections_raise() -> None:
     mixer, w = make_mixer(config(), D)
     x = normal(0, 1, LENGTH + 1, D)
-    with pytest.raises(ValueError, match=r"^mixer linformer: 14 tokens are more than the 13 col"):
+    with pytest.raises(ValueError, match="14 tokens are more than the 13"):
         apply_mixer(mixer, w, x)
-    with pytest.raises(ValueError, match=r"^mixer linformer: does not support a causal mask"):
+    with pytest.raises(ValueError, match="does not support a causal mask"):
         apply_mixer(mixer, w, x[:, :3], mask=Mask(MaskPattern(causal=True)))
-    with pytest.raises(ValueError, match=r"^mixer linformer: cannot decode, because each"):
-        mixer.init_cache(1, 3)
     one_document, _ = make_mixer(config(max_documents=1), D)
-    with pytest.raises(ValueError, match=r"^mixer linformer: max_documents 1 cannot keep"):
+    with pytest.raises(ValueError, match="max_documents 1 cannot keep"):
         apply_mixer(one_document, w, x[:, :3], mask=Mask(segments=array([[1, 1, 0]])))
-    for name in ("max_length", "rank", "max_documents"):
-        with pytest.raises(ValueError, match=rf"^linformer.{name} 0: give 1 or more$"):
-            config(**{name: 0})
-    with pytest.raises(ValueError, match=r"^linformer.sharing layers: is not known; give one of"):
-        config(sharing="layers")

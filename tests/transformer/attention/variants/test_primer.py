@@ -105,17 +105,3 @@ def test_axes_and_flops() -> None:
     flops = count_token_flops(model, T)
     assert (flops.projections, flops.scores) == (2 * 4 * D * N * H, 2 * N * 2 * H * T)
     assert flops.scores_causal == N * 2 * H * (T + 1)
-
-
-def test_invalid_configs_and_calls_raise() -> None:
-    with pytest.raises(
-        ValueError, match=r"^primer.num_heads 4: does not divide the width 6; give a di"
-    ):
-        PrimerConfig(num_heads=4).check_d_model(D)
-    with pytest.raises(ValueError, match=r"^primer.num_heads 0: give 1 or more$"):
-        PrimerConfig(num_heads=0)
-    mixer, params = make_mixer(CONFIG, D)
-    with pytest.raises(
-        ValueError, match=r"^mixer primer: decoding with a cache needs a causal mask"
-    ):
-        apply_mixer(mixer, params, normal(0, B, T, D), cache=mixer.init_cache(B, T))

@@ -72,10 +72,6 @@ def make_pair(product: float) -> Any:
     return (length * H**0.25 * np.array([x, y])).astype(np.float32)
 
 
-AT_HOME: dict[FeatureMapKind, float] = {"positive": -0.25, "trigonometric": 0.5}
-"""Products at which errors are not ruled by a few seeds."""
-
-
 @functools.lru_cache
 def estimates(
     kind: FeatureMapKind, orthogonal: bool, features: int, product: float
@@ -95,39 +91,9 @@ def estimates(
     return np.asarray(jax.jit(jax.vmap(estimate))(np.array(drawn)))
 
 
-def rms_error(kind: FeatureMapKind, orthogonal: bool, features: int, product: float) -> float:
-    """Return the root mean square error of the estimates."""
-    off = estimates(kind, orthogonal, features, product) - np.exp(product)
-    return float(np.sqrt(np.mean(np.float64(off) ** 2)))
-
-
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("kind", ["positive", "trigonometric"])
 def test_estimates_are_unbiased(kind: FeatureMapKind, orthogonal: bool) -> None:
     for product in (-2.0, 0.5):
         result = estimates(kind, orthogonal, 16, product)
         assert abs(result.mean() - np.exp(product)) < 4 * result.std() / SEEDS**0.5
-
-
-@pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_error_falls_with_the_square_root_of_num_features(kind: FeatureMapKind) -> None:
-    counts = [16, 64, 256]
-    for orthogonal in (True, False):
-        errors = [rms_error(kind, orthogonal, count, AT_HOME[kind]) for count in counts]
-        slope = np.polyfit(np.log(counts), np.log(errors), 1)[0]
-        assert -0.62 < slope < -0.4
-
-
-@pytest.mark.parametrize("kind", ["positive", "trigonometric"])
-def test_orthogonal_vectors_have_smaller_error(kind: FeatureMapKind) -> None:
-    for features in (16, 64):
-        actual = [rms_error(kind, each, features, AT_HOME[kind]) for each in (True, False)]
-        assert actual[0] < 0.95 * actual[1]
-
-
-def test_positive_features_have_smaller_error_only_for_small_weights() -> None:
-    for orthogonal in (True, False):
-        small = [rms_error(kind, orthogonal, 64, -2.0) for kind in ("positive", "trigonometric")]
-        large = [rms_error(kind, orthogonal, 64, 2.0) for kind in ("positive", "trigonometric")]
-        assert small[0] < small[1] / 5
-        assert large[0] > large[1]

@@ -1,0 +1,30 @@
+from typing import Any
+
+import pytest
+
+from tests.transformer.refused import assert_refused
+from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (NormConfig, dict(kind="batch")),
+        (NormConfig, dict(epsilon=-1e-5)),
+        (FeedForwardConfig, dict(d_ff=-1)),
+        (FeedForwardConfig, dict(dropout=1.0)),
+        (FeedForwardConfig, dict(activation="tanh")),
+        (FeedForwardConfig, dict(swish_beta=2.0)),  # the activation has none
+        (MoEConfig, dict(num_experts=0)),
+        (MoEConfig, dict(num_experts_per_token=0)),
+        (MoEConfig, dict(num_experts_per_token=9)),
+        (MoEConfig, dict(capacity_factor=-1.0)),
+        (MoEConfig, dict(load_balance_loss_weight=-1.0)),
+        (MoEConfig, dict(router_z_loss_weight=-1.0)),
+        (MoEConfig, dict(dispatcher="ragged")),
+        (MoEConfig, dict(dispatcher="dense", capacity_factor=1.0)),
+        (MoEConfig, dict(normalize_gates=True, num_experts_per_token=1)),
+    ],
+)
+def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
+    assert_refused(config, fields)

@@ -75,6 +75,9 @@ SWAP_WEIGHT = 0.3
 MOST_TEST_FILES = 8
 """Test files that run for one fault: the mirrored one, then the nearest by imports."""
 
+COMMUTATIVE = ("max", "min", "maximum", "minimum", "logaddexp", "union", "isclose")
+"""Functions whose arguments may be swapped."""
+
 SECONDS = 900
 """Time after which the tests of a fault are stopped. A fault that makes them hang is noticed."""
 
@@ -220,9 +223,11 @@ class _Finder(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
         for left, right in zip(node.args, node.args[1:], strict=False):
             texts = self.source(left), self.source(right)
-            if texts[0] != texts[1] and not any(isinstance(a, ast.Starred) for a in (left, right)):
+            starred = any(isinstance(each, ast.Starred) for each in (left, right))
+            if texts[0] != texts[1] and not starred and name not in COMMUTATIVE:
                 (start, _), (_, end) = self.span(left), self.span(right)
                 change = Change("swap two arguments", start, end, f"{texts[1]}, {texts[0]}")
                 self.found.append((".".join(self._function), change))

@@ -67,12 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Each worker has a folder of its own, gone when it ends, and in it one for the processes that its
     tests start: JAX writes an entry in place, so one that is killed may leave half of it.
+    `TESTS_COMPILATION_CACHE` names a folder that is kept, for one process that runs the same tests
+    many times (`bench.drills.mutations`).
     """
     folder = tempfile.TemporaryDirectory(prefix="transformer-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ["TRANSFORMER_CACHE"] = f"{folder.name}/data"
     os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{folder.name}/started"
-    jax.config.update("jax_compilation_cache_dir", f"{folder.name}/compiled")
+    compiled = os.environ.get("TESTS_COMPILATION_CACHE", f"{folder.name}/compiled")
+    jax.config.update("jax_compilation_cache_dir", compiled)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     # A million objects of JAX live as long as the process: the default visits them all too often.
     gc.set_threshold(50_000, 20, 50)

@@ -1,11 +1,11 @@
-"""Write the table of the fields of config.json that `transformers` reads, for each supported type.
+"""Compare the table of the fields of config.json with what `transformers` reads.
 
-    python -m bench.drills.config_fields [--check]
+    python -m bench.drills.config_fields [--write]
 
 The table is `transformer/interop/config_fields.py`. It is made from the source of transformers: a
 field counts as read if the modelling code of a supported class, the code that it calls for masks,
 rotary positions and caches, or the configuration class itself reads it. Initial values of weights
-are left out. `--check` compares the committed table instead, and prints what differs.
+are left out. `--write` writes the table.
 """
 
 import argparse
@@ -44,7 +44,7 @@ NO_BREAK = "\0"
 
 HEADER = '''"""Fields of config.json that `transformers` {version} reads, by `model_type`.
 
-Written by `python -m bench.drills.config_fields`; not edited by hand.
+Written by `python -m bench.drills.config_fields --write`; not edited by hand.
 """
 
 from typing import Any, NamedTuple
@@ -271,12 +271,12 @@ def _wrapped(items: Iterable[str]) -> str:
 
 
 def main() -> int:
-    """Write or check the table; return 1 if the committed one differs."""
+    """Check or write the table; return 1 if the committed one differs."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     table = make_table()
-    if not options.check:
+    if options.write:
         TABLE.write_text(table)
         return 0
     differs = table != TABLE.read_text()

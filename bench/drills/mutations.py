@@ -1,7 +1,7 @@
 """Plant small faults made by machine, one at a time: which do the tests notice?
 
-    python -m bench.drills.mutations --results FILE [--faults 300] [--seed 0] [--tier test|full]
-    python -m bench.drills.mutations --results FILE --table
+    python -m bench.drills.mutations [--results FILE] [--faults 300] [--seed 0] [--tier test|full]
+    python -m bench.drills.mutations [--results FILE] --table
 
 A fault is one change of the source: a comparison flipped, a constant shifted, two arguments
 swapped, a term or a statement dropped, a condition negated, an axis replaced. Places are drawn with
@@ -450,13 +450,15 @@ def plant_all(faults: list[Fault], results: Path, tier: str, workers: int) -> No
 def main() -> None:
     """Plant the faults, or print the table of those that were planted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, required=True, help="file of outcomes, JSON lines")
+    results = ROOT / "build" / "mutations.jsonl"
+    parser.add_argument("--results", type=Path, default=results, help="outcomes, JSON lines")
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tier", choices=TIERS, default="test")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
     options = parser.parse_args()
+    options.results.parent.mkdir(parents=True, exist_ok=True)
     if not options.table:
         faults = draw(options.faults, options.seed)
         plant_all(faults, options.results, options.tier, options.workers)

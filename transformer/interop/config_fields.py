@@ -1,6 +1,6 @@
 """Fields of config.json that `transformers` 5.23.0 reads, by `model_type`.
 
-Written by `python -m bench.drills.config_fields`; not edited by hand.
+Written by `python -m bench.drills.config_fields --write`; not edited by hand.
 """
 
 from typing import Any, NamedTuple

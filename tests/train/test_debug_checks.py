@@ -103,8 +103,8 @@ def test_planted_token_is_named(
 ) -> None:
     original = RunSetup.__init__
 
-    def plant(self: Any, *given: Any) -> None:
-        original(self, *given)
+    def plant(self: Any, *given: Any, **named: Any) -> None:
+        original(self, *given, **named)
         host_batch = self.batches.host_batch
 
         def bad_batch(cursor: int, *hosts: int) -> Any:

@@ -98,7 +98,10 @@ def test_loss_decreases(trained: Trained) -> None:
 
 def test_tokens_are_counted(trained: Trained) -> None:
     lines = [x for x in lines_of(trained.workdir / "metrics.jsonl") if x["split"] == "train"]
-    assert all(line["tokens_per_second"] > 0 for line in lines[1:])
+    # A step that compiles a program, for the first time or for another shape, is not counted.
+    speeds = [line["tokens_per_second"] for line in lines if "tokens_per_second" in line]
+    assert speeds
+    assert min(speeds) > 0
 
 
 @pytest.mark.full

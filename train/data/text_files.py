@@ -20,7 +20,6 @@ from train.data.rows import (
     field_of_row,
     file_rows,
     find_format,
-    line_location,
     open_decompressed,
     plain_name,
     read_text,
@@ -94,8 +93,7 @@ class DocumentReader:
             return
         num_nulls = 0
         for row in file_rows(file, start=start, column=self._field, text="document"):
-            location = line_location(file, row.number - 1)
-            text_of_row = field_of_row(row.value, self._field, location, self._setting)
+            text_of_row = field_of_row(row, self._field, self._setting)
             num_nulls += text_of_row is None
             yield row.end, Document(f"{file.name}:{row.number}", text_of_row or "")
         if num_nulls:

@@ -20,7 +20,7 @@ from train.data.examples import (
     tokenizer_for_splits,
     with_leading_space,
 )
-from train.data.files import Notes, TextFile, find_optional_file, find_splits
+from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
@@ -133,10 +133,10 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
             )
         if found:
             return {"train": found}
-        names = {"train": ("train",), "validation": ("val", "valid", "dev"), "test": ("test",)}
+        validation = ("validation", "valid", "val", "dev")
         in_folder = {
             split: pair
-            for split, starts in names.items()
+            for split, starts in zip(SPLITS, (("train",), validation, ("test",)), strict=True)
             for start in starts
             if len(pair := two_files(f"{path}/{start}")) == 2
         }

@@ -169,7 +169,10 @@ def test_digest_depends_on_the_pairs(files: Path) -> None:
     assert prepared(files).digest != digest
 
 
-def test_folder_of_two_files_a_split(files: Path) -> None:
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_folder_of_two_files_a_split(files: Path, name: str) -> None:
+    for language in ("en", "de"):
+        (files / f"val.{language}.gz").rename(files / f"{name}.{language}.gz")
     splits = read_sentence_pairs(BitextDataConfig(path=str(files)))
     assert splits["train"] == list(zip(ENGLISH, GERMAN, strict=True))
     assert splits["validation"] == [("a man .", "ein Mann ."), ("a", "ein Mann ein Hund")]

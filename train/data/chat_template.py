@@ -269,7 +269,7 @@ class ChatTemplate:
 
 def is_learned(message: Message) -> bool:
     """Return True for an answer that counts in the loss."""
-    is_off = message.get("weight") == 0 or message.get("train") is False
+    is_off = message.get("weight", 1) == 0 or message.get("train", 1) == 0  # False is 0
     return message["role"] == ASSISTANT and not is_off
 
 

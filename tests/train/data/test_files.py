@@ -143,7 +143,15 @@ def test_data_folder_has_splits(tmp_path: pathlib.Path) -> None:
             {"train": ["a.py", "b.py", "tests/x.json", "train.csv"]},
         ),
     ],
-    ids=["texts", "folders", "files before folders", "one table", "no data", "texts with a README", "a program"],
+    ids=[
+        "texts",
+        "folders",
+        "files before folders",
+        "one table",
+        "no data",
+        "texts with a README",
+        "a program",
+    ],
 )
 def test_folders_with_and_without_splits(
     tmp_path: pathlib.Path, paths: list[str], expected: dict[str, list[str]]

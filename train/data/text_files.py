@@ -60,7 +60,7 @@ class DocumentReader:
         self.files = files
         self._field, self._setting = text_field, setting
         self._notes = Notes() if notes is None else notes
-        self._beside_text = not all(is_table(file.name) for file in files)
+        self._beside_text = len(files) > 1 and not all(is_table(file.name) for file in files)
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents in order, except those without text.
@@ -106,22 +106,22 @@ class DocumentReader:
             kind = find_format(stream, file)
         if kind == "text":
             return True
+        is_named = plain_name(file).endswith(JSON_LINES_ENDINGS)
+        if kind != "table" and not is_named and self._beside_text:
+            try:
+                first = next(file_rows(file), None)
+                fields = first.value if first is not None and isinstance(first.value, dict) else ()
+                has_field = self._field in fields
+            except UserError:  # a comment in JSON, a template
+                has_field = False
+            if not has_field:
+                name = kind.partition(" ")[0].upper()
+                note = f"is {name} without a field {self._field!r}, beside text: read so too"
+                self._notes.add(file.path, note)
+                return True
         if kind in ("json", "json lines") and not is_table(file.name):
             self._notes.add(file.path, f"is read as {kind.replace('json', 'JSON')}, by its content")
-        is_named = plain_name(file).endswith(JSON_LINES_ENDINGS)
-        if kind == "table" or is_named or not self._beside_text:
-            return False
-        try:
-            first = next(file_rows(file), None)
-            fields = first.value if first is not None and isinstance(first.value, dict) else ()
-            has_field = self._field in fields
-        except UserError:  # a comment in JSON, a template
-            has_field = False
-        if not has_field:
-            name = plain_name(file).rpartition(".")[2].upper()
-            note = f"is {name} without a field {self._field!r}, beside text: read so too"
-            self._notes.add(file.path, note)
-        return not has_field
+        return False
 
 
 def read_documents(

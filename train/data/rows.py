@@ -153,8 +153,7 @@ def file_rows(
         if kind == "table":
             numbered = enumerate(_table_rows(stream, file, column, start.record), start.record + 1)
         else:
-            encoded = read_text(stream, file, allow_zero_bytes=_has_zeros(encoding))
-            content = decode_text(encoded, file, encoding)
+            content = read_text(stream, file, encoding)
             if kind == "json":
                 numbered = enumerate(_json_document(content, file), 1)
             elif text == "cells" or kind == "csv":
@@ -252,10 +251,7 @@ def _as_utf8(stream: IO[bytes], file: TextFile) -> IO[bytes]:
     """Return the stream, or one in UTF-8 if it begins with the byte order mark of UTF-16."""
     if not _peek(stream).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return stream
-    try:
-        return io.BytesIO(read_text(stream, file, allow_zero_bytes=True).decode("utf-16").encode())
-    except UnicodeError as error:
-        raise UserError(f"{file.path}: damaged UTF-16 ({error}); fetch it again") from error
+    return io.BytesIO(read_text(stream, file, "utf-16").encode())
 
 
 def _peek(stream: IO[bytes]) -> bytes:
@@ -320,17 +316,31 @@ def _is_json_object(line: bytes) -> bool:
         return False
 
 
-def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
-    """Return all bytes of an opened file.
+def read_text(stream: IO[bytes], file: TextFile, encoding: str = "utf-8") -> str:
+    """Return the text of an opened file without a byte order mark.
 
     Args:
       stream: As `open_decompressed` gives it.
       file: The file, for error messages.
-      allow_zero_bytes: Accept zero bytes, which UTF-16 has and UTF-8 text does not.
+      encoding: Encoding of text that is not UTF-8.
 
     Raises:
-      UserError: The memory has no room for it, or it is plainly no text.
+      UserError: The memory has no room for it, it is plainly no text, or it is in neither encoding.
     """
+    writes_zeros = "\0".encode(encoding) != b"\0"  # in ASCII, as UTF-16 does
+    encoded = _read_bytes(stream, file, allow_zero_bytes=writes_zeros)
+    if encoding != "utf-8" and not writes_zeros:
+        # Few texts in another encoding happen to be UTF-8 too, and then they say the same.
+        with contextlib.suppress(UnicodeDecodeError):
+            return encoded.decode("utf-8-sig")
+    try:
+        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+    except UnicodeDecodeError as error:
+        line = encoded.count(b"\n", 0, error.start)
+        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
+
+
+def _read_bytes(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool) -> bytes:
     # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
     limit = (host_memory_bytes() or 2**36) // 4
     size = file.fingerprint()[1] if stream.seekable() else 0
@@ -344,33 +354,6 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
             "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
         )
     return start + read_all(stream, file.path, limit)
-
-
-def _has_zeros(encoding: str) -> bool:
-    """Return True for an encoding that writes ASCII with zero bytes, as UTF-16 does."""
-    return "\0".encode(encoding) != b"\0"
-
-
-def decode_text(encoded: bytes, file: TextFile, encoding: str = "utf-8") -> str:
-    """Return the text of bytes without a byte order mark.
-
-    Args:
-      encoded: All bytes of a file.
-      file: The file, for error messages.
-      encoding: Encoding of text that is not UTF-8.
-
-    Raises:
-      UserError: It is in neither encoding.
-    """
-    if encoding != "utf-8" and not _has_zeros(encoding):
-        # Few texts in another encoding happen to be UTF-8 too, and then they say the same.
-        with contextlib.suppress(UnicodeDecodeError):
-            return encoded.decode("utf-8-sig")
-    try:
-        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
-    except UnicodeDecodeError as error:
-        line = encoded.count(b"\n", 0, error.start)
-        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
 
 
 def _not_encoded(

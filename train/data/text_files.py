@@ -16,7 +16,6 @@ from train.data.rows import (
     JSON_LINES_ENDINGS,
     START,
     RecordPosition,
-    decode_text,
     field_of_row,
     file_rows,
     find_format,
@@ -88,7 +87,7 @@ class DocumentReader:
         if self._is_text(file):
             if start == START:
                 with open_decompressed(file) as stream:
-                    text = decode_text(read_text(stream, file), file)
+                    text = read_text(stream, file)
                 yield RecordPosition(1, 1), Document(file.name, text)
             return
         num_nulls = 0
@@ -165,8 +164,7 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
       UserError: The file is unreadable, damaged, has another encoding, or only white space.
     """
     with open_decompressed(file) as stream:
-        encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
-    lines = split_lines(decode_text(encoded, file, encoding))
+        lines = split_lines(read_text(stream, file, encoding))
     if not any(map(str.strip, lines)):
         raise UserError(f"{file.path}: is empty; give a file that has something in it")
     return lines

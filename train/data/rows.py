@@ -521,6 +521,8 @@ def _table_rows(stream: IO[bytes], file: TextFile, column: str, start: int) -> I
     Classes that the Hugging Face hub stores as numbers get their names; -1 stands for none.
     """
     pyarrow = import_pyarrow(file.path)
+    if not stream.seekable():  # compressed; a table is read from its end
+        stream = io.BytesIO(_read_bytes(stream, file, allow_zero_bytes=True))
     try:
         schema, batches = _open_table(pyarrow, stream, column, start)
         names = _class_names(schema.metadata)

@@ -102,6 +102,7 @@ def test_compressed_under_any_name(
 @pytest.mark.parametrize("write", [table, arrow])
 def test_tables_under_any_name(tmp_path: Path, write: Callable[[list[Any]], bytes]) -> None:
     assert read(tmp_path, "a", write(ROWS)) == ROWS
+    assert read(tmp_path, "b", gzip.compress(write(ROWS))) == ROWS
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])

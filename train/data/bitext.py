@@ -128,7 +128,12 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
 
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
         found = two_files(path)
-        if len(found) == 1 or (not found and path.endswith(tuple(f".{e}" for e in languages))):
+        if not found and path.endswith(tuple(f".{language}" for language in languages)):
+            raise UserError(
+                f"{setting} {path}: is one of two files; give the common start of both names, "
+                f"{path.rpartition('.')[0]} ({FORMATS_PAGE}#sentence-pairs)"
+            )
+        if len(found) == 1:
             raise UserError(
                 f"{setting} {path}: has only one of {path}.{languages[0]} and {path}.{languages[1]}"
                 f"; give the common start of both names, or a file with two columns "
@@ -204,7 +209,8 @@ def parse_sentence_pair(location: str, row: Any, config: BitextDataConfig) -> Se
         row = row["translation"]
     source, target = find_sides(row, config) if isinstance(row, Mapping) else (None, None)
     if source is None or target is None:
-        has = ", ".join(row)[:200] if isinstance(row, Mapping) else "one text"
+        names = [*row] if isinstance(row, Mapping) else ["0"]
+        has = "one text" if names == ["0"] else ", ".join(names)[:200]
         raise UserError(
             f"{location}: has no sentences in {config.source_lang!r} and {config.target_lang!r} "
             f"(it has {has}); set data.source_lang and data.target_lang "

@@ -157,8 +157,11 @@ def file_rows(
             if kind == "json":
                 numbered = enumerate(_json_document(content, file), 1)
             elif text == "cells" or kind == "csv":
-                cells = _csv_cells(content, file)
+                separator = _find_separator(content, file)
+                cells = _csv_cells(content, file, separator)
                 has_names = bool(cells) and is_header(cells[0].cells)
+                if kind == "text" and not has_names and separator != "\t":
+                    cells = _csv_cells(content, file, "\t")  # sentences have commas
                 if text != "lines" or has_names:
                     rows = _csv_rows(cells, file, has_names)
                     yield from (row for row in rows if row.end.record > start.record)
@@ -460,16 +463,19 @@ def _csv_rows(rows: list[_Cells], file: TextFile, has_names: bool) -> Iterator[R
         yield Row(RecordPosition(number, number), line, location, value)
 
 
-def _csv_cells(text: str, file: TextFile) -> list[_Cells]:
+def _find_separator(text: str, file: TextFile) -> str:
+    first_line = text.partition("\n")[0]
+    separators = ",;\t|" if plain_name(file).endswith(".csv") else "\t,;|"
+    return next((each for each in separators if each in first_line), separators[0])
+
+
+def _csv_cells(text: str, file: TextFile, separator: str) -> list[_Cells]:
     """Return the rows that are not empty.
 
     Many tables separated by tabs have no quotes, and " is a character like others: where reading
     them with quotes fails, or gives rows of several lengths or cells that hold the ends of rows,
     they are read without.
     """
-    first_line = text.partition("\n")[0]
-    separators = ",;\t|" if plain_name(file).endswith(".csv") else "\t,;|"
-    separator = next((each for each in separators if each in first_line), separators[0])
     csv.field_size_limit(_MAX_ROW_BYTES)
     readings: list[list[_Cells]] = []
     problem: csv.Error | None = None

@@ -205,6 +205,12 @@ def test_pairs_of_one_file(tmp_path: Path, name: str, lines: list[str]) -> None:
     assert sorted([*splits["train"], *splits["validation"]]) == sorted(PAIRS)
 
 
+def test_commas_of_plain_text_separate_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("So, two men.\nOh, a dog.\n")
+    with pytest.raises(UserError, match=r"p\.txt:1: has no sentences in .*it has one text"):
+        read_sentence_pairs(BitextDataConfig(path=str(tmp_path / "p.txt")))
+
+
 def test_files_of_unequal_length_are_an_error(files: Path) -> None:
     (files / "train.de").write_text("\n".join(GERMAN[:3]) + "\n")
     with pytest.raises(

@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from train.data.files import TextFile, expand_path
-from train.data.rows import open_decompressed
+from train.data.rows import open_decompressed, plain_name
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
@@ -39,7 +39,7 @@ MAX_WORD_BYTES = 2000
 
 
 def read_word_vectors(path: str) -> WordVectors:
-    """Read word vectors, decompressed if the name ends in .gz or .zst.
+    """Read word vectors, which may be compressed.
 
     A file named .bin is word2vec's binary format, any other is text. Of two equal words the vector
     of the first counts.
@@ -51,9 +51,9 @@ def read_word_vectors(path: str) -> WordVectors:
     place = expand_path(path)
     rows: dict[str, int] = {}
     vectors: list[np.ndarray] = []
-    name = place.name.removesuffix(".gz").removesuffix(".zst")
-    read = _read_binary if name.endswith(".bin") else _read_text
-    with open_decompressed(TextFile(place.name, place)) as stream:
+    file = TextFile(place.name, place)
+    read = _read_binary if plain_name(file).endswith(".bin") else _read_text
+    with open_decompressed(file) as stream:
         for word, vector in read(stream, str(place)):
             if word not in rows:
                 rows[word] = len(vectors)
@@ -110,9 +110,10 @@ def _read_binary(stream: IO[bytes], place: str) -> Iterator[tuple[str, np.ndarra
                     "word2vec's binary format; fetch it again"
                 )
             word += byte
-        numbers = np.frombuffer(stream.read(4 * width), "<f4")
-        if byte == b"" or len(numbers) < width:
+        encoded = stream.read(4 * width)
+        if byte == b"" or len(encoded) < 4 * width:
             raise _missing_words(place, read, announced)
+        numbers = np.frombuffer(encoded, "<f4")
         if not np.isfinite(numbers).all():
             raise UserError(
                 f"{place}: the numbers of word {read + 1} are not finite; the file is damaged, or "

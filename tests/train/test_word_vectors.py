@@ -85,7 +85,7 @@ def test_binary_format_of_word2vec(tmp_path: Path, end: bytes, suffix: str) -> N
     ("content", "complaint"),
     [
         (b"2 2\na " + bytes(8), "has 1 words, and its first line says 2; fetch it again"),
-        (b"2 2\na " + bytes(8) + b"b " + bytes(4), "has 1 words, and its first line says 2"),
+        (b"2 2\na " + bytes(8) + b"b " + bytes(6), "has 1 words, and its first line says 2"),
         (b"1 1\na \x00\x00\x80\x7f", "the numbers of word 1 are not finite"),
         (b"\xba\x16\x4f\x2f\x0c" + bytes(90), "give the vectors as text .fastText: the .vec"),
         (b"3 2\n" + b"x" * 3000, "word 1 does not end; the file is damaged"),

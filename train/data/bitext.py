@@ -20,7 +20,8 @@ from train.data.examples import (
     tokenizer_for_splits,
     with_leading_space,
 )
-from train.data.files import Notes, TextFile, find_optional_file, find_splits
+from train.data.files import SPLITS, Notes, TextFile, find_optional_file, find_splits
+from train.data.http_files import SCHEMES
 from train.data.rows import FORMATS_PAGE, line_location, located_rows, plain_name
 from train.data.text_files import read_lines
 from train.data.token_file import HostBatch
@@ -120,12 +121,19 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
     languages = (config.source_lang, config.target_lang)
 
     def two_files(start: str) -> list[TextFile]:
+        if start.startswith(SCHEMES):  # an address is that of one file
+            return []
         files = [find_optional_file(f"{start}.{ending}") for ending in languages]
         return [file for file in files if file is not None]
 
     def find(path: str, setting: str, notes: Notes) -> Mapping[str, Sequence[TextFile]]:
         found = two_files(path)
-        if len(found) == 1 or (not found and path.endswith(tuple(f".{e}" for e in languages))):
+        if not found and path.endswith(tuple(f".{language}" for language in languages)):
+            raise UserError(
+                f"{setting} {path}: is one of two files; give the common start of both names, "
+                f"{path.rpartition('.')[0]} ({FORMATS_PAGE}#sentence-pairs)"
+            )
+        if len(found) == 1:
             raise UserError(
                 f"{setting} {path}: has only one of {path}.{languages[0]} and {path}.{languages[1]}"
                 f"; give the common start of both names, or a file with two columns "
@@ -133,10 +141,10 @@ def read_sentence_pairs(config: BitextDataConfig) -> ExampleSplits[SentencePair]
             )
         if found:
             return {"train": found}
-        names = {"train": ("train",), "validation": ("val", "valid", "dev"), "test": ("test",)}
+        validation = ("validation", "valid", "val", "dev")
         in_folder = {
             split: pair
-            for split, starts in names.items()
+            for split, starts in zip(SPLITS, (("train",), validation, ("test",)), strict=True)
             for start in starts
             if len(pair := two_files(f"{path}/{start}")) == 2
         }
@@ -201,7 +209,8 @@ def parse_sentence_pair(location: str, row: Any, config: BitextDataConfig) -> Se
         row = row["translation"]
     source, target = find_sides(row, config) if isinstance(row, Mapping) else (None, None)
     if source is None or target is None:
-        has = ", ".join(row)[:200] if isinstance(row, Mapping) else "one text"
+        names = [*row] if isinstance(row, Mapping) else ["0"]
+        has = "one text" if names == ["0"] else ", ".join(names)[:200]
         raise UserError(
             f"{location}: has no sentences in {config.source_lang!r} and {config.target_lang!r} "
             f"(it has {has}); set data.source_lang and data.target_lang "

@@ -44,6 +44,9 @@ WRITTEN_FIELDS = (("tool_calls",), ("function_call",), REASONING)
 MAX_TEMPLATE = 1_000_000
 """Characters of a template. Published ones have up to 20,000."""
 
+MAX_TEXTS = 16
+"""Texts of a request: all beginnings of a long conversation exceed the memory of the process."""
+
 DEFAULT_TEMPLATE = """\
 {{- bos_token or eos_token -}}
 {%- for message in messages -%}
@@ -246,30 +249,32 @@ class ChatTemplate:
                 "name another with data.chat_template"
             )
         common = {"tools": None, "documents": None, **dict(self.special_tokens), **variables}
-        request = {
-            "source": self.source,
-            "variables": [
-                common
-                | {
-                    "messages": [_as_template_reads(each) for each in messages],
-                    "add_generation_prompt": add_generation_prompt,
-                }
-                for messages, add_generation_prompt in conversations
-            ],
-        }
-        answer = _process.ask(request)
-        if "error" in answer:
-            raise UserError(
-                f"chat template: {answer['error']}; correct it, or name another with "
-                "data.chat_template"
-            )
-        texts: list[str] = answer["texts"]
+        texts: list[str] = []
+        for start in range(0, len(conversations), MAX_TEXTS):
+            request = {
+                "source": self.source,
+                "variables": [
+                    common
+                    | {
+                        "messages": [_as_template_reads(each) for each in messages],
+                        "add_generation_prompt": add_generation_prompt,
+                    }
+                    for messages, add_generation_prompt in conversations[start : start + MAX_TEXTS]
+                ],
+            }
+            answer = _process.ask(request)
+            if "error" in answer:
+                raise UserError(
+                    f"chat template: {answer['error']}; correct it, or name another with "
+                    "data.chat_template"
+                )
+            texts += answer["texts"]
         return texts
 
 
 def is_learned(message: Message) -> bool:
     """Return True for an answer that counts in the loss."""
-    is_off = message.get("weight") == 0 or message.get("train") is False
+    is_off = message.get("weight", 1) == 0 or message.get("train", 1) == 0  # False is 0
     return message["role"] == ASSISTANT and not is_off
 
 

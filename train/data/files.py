@@ -37,9 +37,9 @@ _PACKED = re.compile(r"\.(parquet|pq|arrow|gz|zst|bz2|xz)$", re.I)
 _TEXT_OF_A_SPLIT = re.compile(r"\.(txt|conllu?)" + _COMPRESSED, re.I)
 _ABOUT = re.compile(r"(readme|licen[cs]e|citation|changelog|notice|dataset_infos?|state)\b", re.I)
 
-# The names that the Hugging Face hub gives a split, as a whole word of a path.
+# The names that the Hugging Face hub gives a split, as a whole word of a part of a path.
 _SPLIT_WORD = re.compile(
-    r"(?:^|[/._ -])(?:(?P<train>train|training)|(?P<validation>validation|valid|val|dev)"
+    r"(?:^|[._ -])(?:(?P<train>train|training)|(?P<validation>validation|valid|val|dev)"
     r"|(?P<test>test|testing|eval|evaluation))(?=[/._ 0-9-])",
     re.I,
 )
@@ -189,12 +189,17 @@ def _split_folder(
     tables = [file for file in described if is_table(file.name)]
     splits: dict[str, list[TextFile]] = {}
     for file in described:
-        word = _SPLIT_WORD.search(file.name)
+        # The name of a file before those of its folders: training/validation.jsonl.
+        parts = reversed(pathlib.PurePath(file.name).parts)
+        word = next(filter(None, (_SPLIT_WORD.search(f"{part}/") for part in parts)), None)
         if word and word.lastgroup and (is_table(file.name) or _TEXT_OF_A_SPLIT.search(file.name)):
             splits.setdefault(word.lastgroup, []).append(file)
     num_in_splits = sum(map(len, splits.values()))
     # A program may have a folder `tests` and a file train.txt: most files must be data.
     if "train" not in splits or 2 * num_in_splits <= len(described):
+        if splits and len(tables) == len(described):
+            others = " and ".join(sorted(splits))
+            notes.add(place, f"has files named {others}, but none named train: all are trained on")
         splits = {"train": tables if len(tables) == len(described) else list(files)}
         num_in_splits = len(splits["train"])
     if num_in_splits == len(files) and len(splits) == 1:

@@ -289,7 +289,7 @@ class StreamedSplits:
         """Yield the documents of a split."""
         if split in self._sources:
             return self._sources[split].documents()
-        return self._text.documents(held_out=split == "validation")
+        return self._text.documents(held_out=split == "validation", notes=self.notes)
 
     def estimate_characters(self, split: str) -> float:
         """Return the size of a split that has files of its own; 0 for the stream."""

@@ -89,6 +89,9 @@ def _parse_answer(location: str, row: Mapping[str, Any], name: str) -> Conversat
         if isinstance(answer, str):
             answer = [{"role": ASSISTANT, "content": answer}]
     elif isinstance(answer, str):
+        if not field:
+            has = ", ".join(map(str, row))
+            raise UserError(f"{location}: has no prompt beside its texts (it has {has}); {REMEDY}")
         answer_field = "completion" if field == "prompt" else ANSWERS[0]
         return parse_conversation(location, others | {answer_field: answer})
     else:  # both have the question, and a text beside them repeats it

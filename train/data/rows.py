@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import lzma
+import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,8 @@ class Row(NamedTuple):
     """Position after it."""
     number: int
     """Number of its first line, or of the row in a format without lines, from 1."""
+    location: str
+    """Place for error messages: "path:number"."""
     value: Any
     """A dict, by the names of the fields; or a text."""
 
@@ -115,7 +118,7 @@ def located_rows(
         for row in file_rows(file, text=text, encoding=encoding, is_header=is_header):
             if not isinstance(row.value, str) or row.value.strip():
                 is_empty = False
-                yield line_location(file, row.number - 1), row.value
+                yield row.location, row.value
         if is_empty:
             raise UserError(f"{file.path}: is empty; give a file that has something in it")
 
@@ -150,13 +153,15 @@ def file_rows(
         if kind == "table":
             numbered = enumerate(_table_rows(stream, file, column, start.record), start.record + 1)
         else:
-            encoded = read_text(stream, file, allow_zero_bytes=_has_zeros(encoding))
-            content = decode_text(encoded, file, encoding)
+            content = read_text(stream, file, encoding)
             if kind == "json":
                 numbered = enumerate(_json_document(content, file), 1)
             elif text == "cells" or kind == "csv":
-                cells = _csv_cells(content, file)
+                separator = _find_separator(content, file)
+                cells = _csv_cells(content, file, separator)
                 has_names = bool(cells) and is_header(cells[0].cells)
+                if kind == "text" and not has_names and separator != "\t":
+                    cells = _csv_cells(content, file, "\t")  # sentences have commas
                 if text != "lines" or has_names:
                     rows = _csv_rows(cells, file, has_names)
                     yield from (row for row in rows if row.end.record > start.record)
@@ -168,7 +173,8 @@ def file_rows(
                 numbered = enumerate(split_lines(content), 1)
         for number, value in numbered:
             if number > start.record:
-                yield Row(RecordPosition(number, number), number, value)
+                location = line_location(file, number - 1)
+                yield Row(RecordPosition(number, number), number, location, value)
 
 
 @contextlib.contextmanager
@@ -178,7 +184,9 @@ def open_decompressed(file: TextFile) -> Iterator[IO[bytes]]:
     Raises:
       UserError: The file cannot be read, or it is damaged.
     """
-    with as_user_error(str(file.path)), file.path.open("rb") as stream:
+    # The default buffer of 8 KiB is shorter than the first line of many files of JSON lines.
+    buffer = (_BUFFER_BYTES,) if isinstance(file.path, pathlib.Path) else ()
+    with as_user_error(str(file.path)), file.path.open("rb", *buffer) as stream:
         head = stream.read(10)
         stream.seek(0)
         compression = ""
@@ -246,10 +254,7 @@ def _as_utf8(stream: IO[bytes], file: TextFile) -> IO[bytes]:
     """Return the stream, or one in UTF-8 if it begins with the byte order mark of UTF-16."""
     if not _peek(stream).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return stream
-    try:
-        return io.BytesIO(read_text(stream, file, allow_zero_bytes=True).decode("utf-16").encode())
-    except UnicodeError as error:
-        raise UserError(f"{file.path}: damaged UTF-16 ({error}); fetch it again") from error
+    return io.BytesIO(read_text(stream, file, "utf-16").encode())
 
 
 def _peek(stream: IO[bytes]) -> bytes:
@@ -314,17 +319,31 @@ def _is_json_object(line: bytes) -> bool:
         return False
 
 
-def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = False) -> bytes:
-    """Return all bytes of an opened file.
+def read_text(stream: IO[bytes], file: TextFile, encoding: str = "utf-8") -> str:
+    """Return the text of an opened file without a byte order mark.
 
     Args:
       stream: As `open_decompressed` gives it.
       file: The file, for error messages.
-      allow_zero_bytes: Accept zero bytes, which UTF-16 has and UTF-8 text does not.
+      encoding: Encoding of text that is not UTF-8.
 
     Raises:
-      UserError: The memory has no room for it, or it is plainly no text.
+      UserError: The memory has no room for it, it is plainly no text, or it is in neither encoding.
     """
+    writes_zeros = "\0".encode(encoding) != b"\0"  # in ASCII, as UTF-16 does
+    encoded = _read_bytes(stream, file, allow_zero_bytes=writes_zeros)
+    if encoding != "utf-8" and not writes_zeros:
+        # Few texts in another encoding happen to be UTF-8 too, and then they say the same.
+        with contextlib.suppress(UnicodeDecodeError):
+            return encoded.decode("utf-8-sig")
+    try:
+        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
+    except UnicodeDecodeError as error:
+        line = encoded.count(b"\n", 0, error.start)
+        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
+
+
+def _read_bytes(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool) -> bytes:
     # A quarter of the memory: its bytes, its characters and its tokens are in memory together.
     limit = (host_memory_bytes() or 2**36) // 4
     size = file.fingerprint()[1] if stream.seekable() else 0
@@ -338,33 +357,6 @@ def read_text(stream: IO[bytes], file: TextFile, *, allow_zero_bytes: bool = Fal
             "the file out with a glob, or convert it (iconv -f utf-16 -t utf-8, say)"
         )
     return start + read_all(stream, file.path, limit)
-
-
-def _has_zeros(encoding: str) -> bool:
-    """Return True for an encoding that writes ASCII with zero bytes, as UTF-16 does."""
-    return "\0".encode(encoding) != b"\0"
-
-
-def decode_text(encoded: bytes, file: TextFile, encoding: str = "utf-8") -> str:
-    """Return the text of bytes without a byte order mark.
-
-    Args:
-      encoded: All bytes of a file.
-      file: The file, for error messages.
-      encoding: Encoding of text that is not UTF-8.
-
-    Raises:
-      UserError: It is in neither encoding.
-    """
-    if encoding != "utf-8" and not _has_zeros(encoding):
-        # Few texts in another encoding happen to be UTF-8 too, and then they say the same.
-        with contextlib.suppress(UnicodeDecodeError):
-            return encoded.decode("utf-8-sig")
-    try:
-        return encoded.decode(encoding).removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}")
-    except UnicodeDecodeError as error:
-        line = encoded.count(b"\n", 0, error.start)
-        raise _not_encoded(line_location(file, line), encoded, error, encoding, 0) from error
 
 
 def _not_encoded(
@@ -419,7 +411,7 @@ def _json_lines(stream: IO[bytes], file: TextFile, start: RecordPosition) -> Ite
             raise _not_encoded(location, line, error, "utf-8", offset) from error
         offset += len(line)
         if text.strip():
-            yield Row(RecordPosition(offset, number), number, parse_json(text, location))
+            yield Row(RecordPosition(offset, number), number, location, parse_json(text, location))
 
 
 def _skip_bytes(stream: IO[bytes], count: int) -> None:
@@ -461,25 +453,31 @@ def _csv_rows(rows: list[_Cells], file: TextFile, has_names: bool) -> Iterator[R
     width = len(rows[0].cells) if rows else 0
     names = [name.strip() for name in rows[0].cells] if has_names else list(map(str, range(width)))
     for number, (line, cells) in enumerate(rows[has_names:], start=1):
+        location = line_location(file, line - 1)
         if len(cells) != len(names):
             raise UserError(
-                f"{line_location(file, line - 1)}: has {len(cells)} columns, and the first row "
+                f"{location}: has {len(cells)} columns, and the first row "
                 f"has {len(names)}; correct it, and quote cells that have the separator in them"
             )
-        yield Row(RecordPosition(number, number), line, dict(zip(names, cells, strict=True)))
+        value = dict(zip(names, cells, strict=True))
+        yield Row(RecordPosition(number, number), line, location, value)
 
 
-def _csv_cells(text: str, file: TextFile) -> list[_Cells]:
+def _find_separator(text: str, file: TextFile) -> str:
+    first_line = text.partition("\n")[0]
+    separators = ",;\t|" if plain_name(file).endswith(".csv") else "\t,;|"
+    return next((each for each in separators if each in first_line), separators[0])
+
+
+def _csv_cells(text: str, file: TextFile, separator: str) -> list[_Cells]:
     """Return the rows that are not empty.
 
     Many tables separated by tabs have no quotes, and " is a character like others: where reading
-    them with quotes fails or gives rows of several lengths, they are read without.
+    them with quotes fails, or gives rows of several lengths or cells that hold the ends of rows,
+    they are read without.
     """
-    first_line = text.partition("\n")[0]
-    separators = ",;\t|" if plain_name(file).endswith(".csv") else "\t,;|"
-    separator = next((each for each in separators if each in first_line), separators[0])
     csv.field_size_limit(_MAX_ROW_BYTES)
-    found: list[list[_Cells]] = []
+    readings: list[list[_Cells]] = []
     problem: csv.Error | None = None
     for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
         source = io.StringIO(text, newline="")
@@ -494,12 +492,21 @@ def _csv_cells(text: str, file: TextFile) -> list[_Cells]:
         except csv.Error as error:
             problem = problem or csv.Error(f"{line_location(file, line)}: {error}")
             continue
-        if len({len(each.cells) for each in rows}) <= 1:
+        # The quote of a sentence `"Oh, he said.` may end with another sentence, rows further on.
+        has_joined_rows = separator == "\t" and any(
+            "\t" in cell and "\n" in cell for each in rows for cell in each.cells
+        )
+        if _is_rectangle(rows) and not has_joined_rows:
             return rows
-        found.append(rows)
+        readings.append(rows)
     if problem is not None and separator != "\t":
         raise UserError(f"{problem}; double each quote that stands in a quoted cell") from problem
-    return found[-1 if separator == "\t" else 0]
+    default = readings[-1 if separator == "\t" else 0]
+    return next(filter(_is_rectangle, readings), default)
+
+
+def _is_rectangle(rows: list[_Cells]) -> bool:
+    return len({len(each.cells) for each in rows}) <= 1
 
 
 def import_pyarrow(name: object) -> Any:
@@ -520,6 +527,8 @@ def _table_rows(stream: IO[bytes], file: TextFile, column: str, start: int) -> I
     Classes that the Hugging Face hub stores as numbers get their names; -1 stands for none.
     """
     pyarrow = import_pyarrow(file.path)
+    if not stream.seekable():  # compressed; a table is read from its end
+        stream = io.BytesIO(_read_bytes(stream, file, allow_zero_bytes=True))
     try:
         schema, batches = _open_table(pyarrow, stream, column, start)
         names = _class_names(schema.metadata)
@@ -601,32 +610,32 @@ def _named(value: Any, names: list[str] | None) -> Any:
     return value
 
 
-def field_of_row(row: Any, field: str, location: str, setting: str) -> str | None:
+def field_of_row(row: Row, field: str, setting: str) -> str | None:
     """Return the text of a row; None if it is null.
 
     Args:
-      row: Value of a `Row`.
+      row: The row.
       field: Name of the field that holds the text.
-      location: Place of the row, for error messages.
       setting: Name of the setting of field, for error messages.
 
     Raises:
       UserError: It has no text of this name.
     """
-    if isinstance(row, str):
-        return row
-    if not isinstance(row, dict):
+    value = row.value
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict):
         raise UserError(
-            f"{location}: not a JSON object; each line must be one, with the text in it "
+            f"{row.location}: not a JSON object; each line must be one, with the text in it "
             f"({FORMATS_PAGE}#running-text)"
         )
-    if field not in row:
-        has = ", ".join(row)[:200] or "none"
+    if field not in value:
+        has = ", ".join(value)[:200] or "none"
         raise UserError(
-            f"{location}: has no field {field!r} (it has {has}); set {setting} "
+            f"{row.location}: has no field {field!r} (it has {has}); set {setting} "
             f"({FORMATS_PAGE}#running-text)"
         )
-    text = row[field]
+    text = value[field]
     if text is not None and not isinstance(text, str):
-        raise UserError(f"{location}: field {field!r} is not a text; set {setting} to another")
+        raise UserError(f"{row.location}: field {field!r} is not a text; set {setting} to another")
     return text

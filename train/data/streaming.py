@@ -66,20 +66,28 @@ class StreamedText:
         held_out = 0 if has_validation else streaming.validation_documents
         return cls(section, name, files, source.text_field, held_out)
 
-    def documents(self, *, held_out: bool = False) -> Iterator[Document]:
-        """Yield the documents in the order of the files, those to train on or those held out."""
+    def documents(
+        self, *, held_out: bool = False, notes: Notes | None = None
+    ) -> Iterator[Document]:
+        """Yield the documents in the order of the files, those to train on or those held out.
+
+        Args:
+          held_out: Which of both.
+          notes: Receives how the files were read.
+        """
         for index in range(1 if held_out else len(self.files)):
-            for position, document in self.records(index, START):
+            for position, document in self.records(index, START, notes):
                 if held_out and position.record > self.held_out:
                     return
                 if held_out == self.is_held_out(index, position):
                     yield document
 
     def records(
-        self, index: int, start: RecordPosition
+        self, index: int, start: RecordPosition, notes: Notes | None = None
     ) -> Iterator[tuple[RecordPosition, Document]]:
         """Yield the documents of a file that have text, each with the position after it."""
-        reader = DocumentReader(self.files, self.text_field, f"{self.section}.text_field")
+        setting = f"{self.section}.text_field"
+        reader = DocumentReader(self.files, self.text_field, setting, notes)
         all_records = reader.records(self.files[index], start)
         return ((position, document) for position, document in all_records if document.text)
 

@@ -16,11 +16,9 @@ from train.data.rows import (
     JSON_LINES_ENDINGS,
     START,
     RecordPosition,
-    decode_text,
     field_of_row,
     file_rows,
     find_format,
-    line_location,
     open_decompressed,
     plain_name,
     read_text,
@@ -61,7 +59,7 @@ class DocumentReader:
         self.files = files
         self._field, self._setting = text_field, setting
         self._notes = Notes() if notes is None else notes
-        self._beside_text = not all(is_table(file.name) for file in files)
+        self._beside_text = len(files) > 1 and not all(is_table(file.name) for file in files)
 
     def documents(self) -> Iterator[Document]:
         """Yield the documents in order, except those without text.
@@ -89,13 +87,12 @@ class DocumentReader:
         if self._is_text(file):
             if start == START:
                 with open_decompressed(file) as stream:
-                    text = decode_text(read_text(stream, file), file)
+                    text = read_text(stream, file)
                 yield RecordPosition(1, 1), Document(file.name, text)
             return
         num_nulls = 0
         for row in file_rows(file, start=start, column=self._field, text="document"):
-            location = line_location(file, row.number - 1)
-            text_of_row = field_of_row(row.value, self._field, location, self._setting)
+            text_of_row = field_of_row(row, self._field, self._setting)
             num_nulls += text_of_row is None
             yield row.end, Document(f"{file.name}:{row.number}", text_of_row or "")
         if num_nulls:
@@ -108,22 +105,22 @@ class DocumentReader:
             kind = find_format(stream, file)
         if kind == "text":
             return True
+        is_named = plain_name(file).endswith(JSON_LINES_ENDINGS)
+        if kind != "table" and not is_named and self._beside_text:
+            try:
+                first = next(file_rows(file), None)
+                fields = first.value if first is not None and isinstance(first.value, dict) else ()
+                has_field = self._field in fields
+            except UserError:  # a comment in JSON, a template
+                has_field = False
+            if not has_field:
+                name = kind.partition(" ")[0].upper()
+                note = f"is {name} without a field {self._field!r}, beside text: read so too"
+                self._notes.add(file.path, note)
+                return True
         if kind in ("json", "json lines") and not is_table(file.name):
             self._notes.add(file.path, f"is read as {kind.replace('json', 'JSON')}, by its content")
-        is_named = plain_name(file).endswith(JSON_LINES_ENDINGS)
-        if kind == "table" or is_named or not self._beside_text:
-            return False
-        try:
-            first = next(file_rows(file), None)
-            fields = first.value if first is not None and isinstance(first.value, dict) else ()
-            has_field = self._field in fields
-        except UserError:  # a comment in JSON, a template
-            has_field = False
-        if not has_field:
-            name = plain_name(file).rpartition(".")[2].upper()
-            note = f"is {name} without a field {self._field!r}, beside text: read so too"
-            self._notes.add(file.path, note)
-        return not has_field
+        return False
 
 
 def read_documents(
@@ -167,8 +164,7 @@ def read_lines(file: TextFile, encoding: str = "utf-8") -> list[str]:
       UserError: The file is unreadable, damaged, has another encoding, or only white space.
     """
     with open_decompressed(file) as stream:
-        encoded = read_text(stream, file, allow_zero_bytes="\0".encode(encoding) != b"\0")
-    lines = split_lines(decode_text(encoded, file, encoding))
+        lines = split_lines(read_text(stream, file, encoding))
     if not any(map(str.strip, lines)):
         raise UserError(f"{file.path}: is empty; give a file that has something in it")
     return lines

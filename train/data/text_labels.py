@@ -204,7 +204,13 @@ def prepare_classification(
         label is not among ``labels``.
     """
     splits = read_labeled_texts(config, config)
-    names = labels or sorted({example.label for example in splits.before_holdout()})
+    examples = splits.before_holdout()
+    names = labels or sorted({example.label for example in examples})
+    if len(names) > max(10, len(examples) // 2):
+        splits.notes.append(
+            f"the train split: its {len(examples):,} texts have {len(names):,} labels; see whether "
+            "data.label_column and data.text_column are the right columns"
+        )
     return make_classification_corpus(config, splits, names, tokenizer, splits.notes)
 
 

@@ -99,7 +99,7 @@ def _sentence_of_row(
     file: TextFile, row: Row, config: TokenLabelDataConfig
 ) -> TaggedSentence | None:
     """Return the sentence of {"tokens": [...], "tags": [...]}; None if one of both is null."""
-    location, value = line_location(file, row.number - 1), row.value
+    location, value = row.location, row.value
     names = [*value] if isinstance(value, Mapping) else []
     words, tags = (
         next((value[name] for name in fields if name in names), ())

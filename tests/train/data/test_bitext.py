@@ -169,7 +169,10 @@ def test_digest_depends_on_the_pairs(files: Path) -> None:
     assert prepared(files).digest != digest
 
 
-def test_folder_of_two_files_a_split(files: Path) -> None:
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_folder_of_two_files_a_split(files: Path, name: str) -> None:
+    for language in ("en", "de"):
+        (files / f"val.{language}.gz").rename(files / f"{name}.{language}.gz")
     splits = read_sentence_pairs(BitextDataConfig(path=str(files)))
     assert splits["train"] == list(zip(ENGLISH, GERMAN, strict=True))
     assert splits["validation"] == [("a man .", "ein Mann ."), ("a", "ein Mann ein Hund")]
@@ -200,6 +203,12 @@ def test_pairs_of_one_file(tmp_path: Path, name: str, lines: list[str]) -> None:
     (tmp_path / name).write_text("\n".join(lines))
     splits = read_sentence_pairs(BitextDataConfig(path=str(tmp_path / name)))
     assert sorted([*splits["train"], *splits["validation"]]) == sorted(PAIRS)
+
+
+def test_commas_of_plain_text_separate_nothing(tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("So, two men.\nOh, a dog.\n")
+    with pytest.raises(UserError, match=r"p\.txt:1: has no sentences in .*it has one text"):
+        read_sentence_pairs(BitextDataConfig(path=str(tmp_path / "p.txt")))
 
 
 def test_files_of_unequal_length_are_an_error(files: Path) -> None:

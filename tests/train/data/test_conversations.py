@@ -83,7 +83,7 @@ def test_loss_counts_answers_and_their_ends() -> None:
 
 def test_answers_of_weight_zero_are_not_learned() -> None:
     for template, parts in ((CHATML, ["dd<|im_end|>\n"]), (MARKED, ["dd."])):
-        for field in ({"weight": 0}, {"train": False}):
+        for field in ({"weight": 0}, {"train": False}, {"train": 0}):
             turns = [TURNS[0], TURNS[1] | field, TURNS[2], TURNS[3] | {"weight": 1}]
             assert counted(make_tokenizer(template), turns) == parts
             assert counted(make_tokenizer(template), turns[:2]) == []
@@ -275,6 +275,8 @@ def test_formats_of_pairs() -> None:
     assert [each["content"] for each in asked.chosen.messages] == ["s", "q", "g"]
     with pytest.raises(UserError, match="do not begin with the same prompt"):
         parse_pair("x", {"prompt": "other", "chosen": [question, good], "rejected": [question]})
+    with pytest.raises(UserError, match=r"no prompt beside its texts \(it has chosen, rejected"):
+        parse_pair("x", {"chosen": "q g", "rejected": "q b"})
 
 
 def test_fields_without_effect_are_reported(tmp_path: Path) -> None:

@@ -131,6 +131,10 @@ def test_data_folder_has_splits(tmp_path: pathlib.Path) -> None:
     [
         (["train.txt", "valid.txt"], {"train": ["train.txt"], "validation": ["valid.txt"]}),
         (["dev/a.csv", "train/a.csv"], {"train": ["train/a.csv"], "validation": ["dev/a.csv"]}),
+        (
+            ["training/train.csv", "training/dev.csv"],
+            {"train": ["training/train.csv"], "validation": ["training/dev.csv"]},
+        ),
         (["LICENSE", "README.md", "reviews.csv"], {"train": ["reviews.csv"]}),
         (["a-training.md", "test.md"], {"train": ["a-training.md", "test.md"]}),
         (["README.md", "a.txt"], {"train": ["README.md", "a.txt"]}),
@@ -139,7 +143,15 @@ def test_data_folder_has_splits(tmp_path: pathlib.Path) -> None:
             {"train": ["a.py", "b.py", "tests/x.json", "train.csv"]},
         ),
     ],
-    ids=["texts", "folders", "one table", "no data", "texts with a README", "a program"],
+    ids=[
+        "texts",
+        "folders",
+        "files before folders",
+        "one table",
+        "no data",
+        "texts with a README",
+        "a program",
+    ],
 )
 def test_folders_with_and_without_splits(
     tmp_path: pathlib.Path, paths: list[str], expected: dict[str, list[str]]

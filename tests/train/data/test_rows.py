@@ -102,6 +102,7 @@ def test_compressed_under_any_name(
 @pytest.mark.parametrize("write", [table, arrow])
 def test_tables_under_any_name(tmp_path: Path, write: Callable[[list[Any]], bytes]) -> None:
     assert read(tmp_path, "a", write(ROWS)) == ROWS
+    assert read(tmp_path, "b", gzip.compress(write(ROWS))) == ROWS
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -120,6 +121,11 @@ def test_cells_without_quotes_or_names(tmp_path: Path) -> None:
     content = b'"so\tx\n\nso\t"x" y\n"z"\ta\n'
     names = read(tmp_path, "a.tsv", content, text="cells", is_header=lambda cells: False)
     assert names == [{"0": '"so', "1": "x"}, {"0": "so", "1": '"x" y'}, {"0": '"z"', "1": "a"}]
+    content = b'text\tn\n"Oh, he said.\t1\nNo."\t2\n'
+    assert read(tmp_path, "a.tsv", content) == [
+        {"text": '"Oh, he said.', "n": "1"},
+        {"text": 'No."', "n": "2"},
+    ]
 
 
 def test_location_of_cells_is_their_first_line(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_tables_beside_text(tmp_path: pathlib.Path) -> None:
     )
 
 
+def test_single_file_of_rows_needs_the_field(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text('{"content": "x"}\n' * 2)
+    with pytest.raises(UserError, match=r"a\.txt:1: has no field 'text' \(it has content\)"):
+        list(DocumentReader(find_files(str(tmp_path / "a.txt"), "data.path")).documents())
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

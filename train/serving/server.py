@@ -143,7 +143,7 @@ class Server(http.server.ThreadingHTTPServer):
             raise UsageError(
                 f"allowed_hosts {wrong[0]}: is no name of a host; give names, such as example.org"
             )
-        self._host_patterns = (*LOOPBACK_NAMES, *names.values())
+        self._host_patterns = (*LOOPBACK_NAMES, address[0].lower(), *names.values())
         self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self.parsing = threading.Lock()
         self.max_body_bytes = max(
@@ -164,7 +164,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def is_allowed(self, host: str) -> bool:
         """Return True for a name of this machine, and for one that was allowed."""
-        return any(fnmatch.fnmatchcase(host, each) for each in self._host_patterns)
+        return bool(host) and any(fnmatch.fnmatchcase(host, each) for each in self._host_patterns)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print the error of a connection, unless the client has ended it."""
@@ -330,7 +330,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _pieces(self, length: int) -> Iterator[bytes]:
         """Yield what the client sends, up to a length."""
         end = time.monotonic() + IDLE_SECONDS
-        while length and (piece := self.rfile.read(min(length, 1 << 16))):
+        # `read1` returns what is there: `read` would wait for the whole piece.
+        while length and (piece := self.rfile.read1(min(length, 1 << 16))):
             length -= len(piece)
             yield piece
             if time.monotonic() > end:

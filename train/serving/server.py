@@ -255,6 +255,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _check_hosts(self) -> None:
         """Raise RequestError for a request that a page of another host may have sent."""
+        if self._path() == "/health":  # asked by the probes of a cluster, which give an address
+            return
         hosts = self.headers.get_all("Host", [])  # none: not a browser
         names = [host_name(each) for each in hosts]
         for host, name in zip(hosts, names, strict=True):

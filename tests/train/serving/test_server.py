@@ -351,6 +351,7 @@ def test_pages_of_other_hosts_are_refused(
 ) -> None:
     with serving(run, generator=generator, host=host, allowed_hosts=allowed_hosts) as server:
         assert ask(server, "/v1/models", **headers)[0] == status
+        assert ask(server, "/health", **headers)[0] == 200
         expected = 404 if status == 200 else status
         assert ask(server, "/v1/completions", {"model": "none"}, **headers)[0] == expected
 

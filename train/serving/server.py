@@ -138,7 +138,7 @@ class Server(http.server.ThreadingHTTPServer):
     ):
         self.generator, self.model_name, self.api_key = generator, model_name, api_key
         self.created = int(time.time())
-        names = {each: host_name(each) for each in allowed_hosts}
+        names = {each: allowed_name(each) for each in allowed_hosts}
         if wrong := [each for each, name in names.items() if not re.fullmatch(r"[\w.*:-]+", name)]:
             raise UsageError(
                 f"allowed_hosts {wrong[0]}: is no name of a host; give names, such as example.org"
@@ -482,6 +482,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send_json(status, error_body(status, message, field))
         except OSError:
             self.close_connection = True
+
+
+def allowed_name(text: str) -> str:
+    """Return the host that a user allows: a name, a URL, or an address without brackets."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(text))
+    return host_name(text)
 
 
 def host_name(place: str) -> str:

@@ -334,6 +334,7 @@ LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
         ("127.0.0.1", ("*.example.com",), {"Host": "a.example.com"}, 200),
         ("127.0.0.1", ("https://example.com:1/",), LOCAL | PAGE, 200),
         ("127.0.0.1", ("example.org",), {"Host": "example.com"}, 403),
+        ("127.0.0.1", ("2001:db8::5",), {"Host": "[2001:db8::5]:80"}, 200),
         ("0.0.0.0", (), {"Host": "example.com"}, 200),
         ("0.0.0.0", (), {"Host": "example.org"} | PAGE, 403),
         ("0.0.0.0", (), {"Host": "example.com"} | PAGE, 200),

@@ -46,6 +46,7 @@ from train.tasks.task_configs import (
     TaskConfig,
     Translation,
 )
+from train.telemetry.event_log import EventLog
 from train.telemetry.stages import stage
 from transformer.interop.fields import InteropError
 from transformer.interop.peft_reader import Adapter
@@ -151,6 +152,7 @@ def import_model(
             auto_choices={},
             hardware=local_hardware(),
         )
+        EventLog(folder.event_log).write("saved", step=0)
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         if existed:

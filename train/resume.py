@@ -32,8 +32,9 @@ from train.telemetry.event_log import EventLog
 from train.telemetry.metrics_log import is_step_number
 from transformer.hardware import Hardware
 
-_EVENTS_WITH_CHECKPOINT = ("saved", "resumed", "preempted", "finished")
-"""Events of the logbook that show that the run has saved a checkpoint."""
+_EVENTS_WITH_CHECKPOINT = ("saved", "started", "resumed", "preempted", "finished")
+"""Events of the logbook that show that the run had a checkpoint; a `started` that is not `new` is
+from a checkpoint of step 0."""
 
 
 class PreviousRun(NamedTuple):

@@ -177,11 +177,13 @@ class RunSetup:
     def write_run_files(self) -> None:
         """Write the files of the run's folder that describe the run."""
         if self.is_new_run:
-            # A record of rollbacks is from an earlier run here, whose checkpoints were deleted.
+            # A record of rollbacks is from an earlier run here, whose checkpoints are lost.
             # A resume would take it for this run's.
             set_aside_file(self.folder.rollback_record, "earlier")
             if self.warm_start is not None:
                 copy_files_of_source(self.warm_start, self.folder, self.corpus.tokenizer)
+            else:
+                set_aside_file(self.folder.pretrained, "earlier")
         write_run_files(
             self.folder,
             self.experiment,

@@ -35,12 +35,14 @@ from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
+from train.resume import read_previous_run
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
 from train.runtime.signals import PreemptedError
 from train.state import TrainState
 from train.tasks.task_registry import make_task
+from train.telemetry.event_log import EventLog
 from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, BlockConfig, SlidingWindowConfig
 
@@ -392,6 +394,16 @@ def test_run_that_lost_its_checkpoints_is_an_error(
     assert sorted(losses(copy)) == list(range(1, STEPS + 1))
     with CheckpointManager(copy / "checkpoints", read_only=True) as checkpoints:
         assert checkpoints.steps() == [4, 8, 12]
+
+
+def test_run_that_began_at_a_checkpoint_of_step_0_had_one(tmp_path: Path) -> None:
+    """As a merged run does; a new start in the folder forgets what was before it."""
+    folder, hardware = RunFolder.create(tmp_path / "run"), local_hardware()
+    EventLog(folder.event_log).write("started", step=0, new=False)
+    with pytest.raises(UserError, match="the run saved one at step 0"):
+        read_previous_run(folder, hardware)
+    EventLog(folder.event_log).write("started", step=0, new=True)
+    assert read_previous_run(folder, hardware) is None
 
 
 def test_from_scratch_resumes_where_a_checkpoint_is_intact(

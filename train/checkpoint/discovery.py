@@ -25,6 +25,7 @@ UNFINISHED_ENDING = ".unfinished"
 """Ending of the empty file `<step>.unfinished` beside a checkpoint that is saved or deleted."""
 
 _STEP_NAME = re.compile("0|[1-9][0-9]{0,8}")  # at most nine digits: steps are int32
+UNFINISHED_NAME = re.compile(f"({_STEP_NAME.pattern}){re.escape(UNFINISHED_ENDING)}")
 _SHOWN_CHECKPOINTS = 3
 
 

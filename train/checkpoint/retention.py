@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from etils import epath
 
-from train.checkpoint.discovery import ORBAX_TMP_MARKER, UNFINISHED_ENDING
+from train.checkpoint.discovery import ORBAX_TMP_MARKER, UNFINISHED_ENDING, UNFINISHED_NAME
 from train.checkpoint.manifest import MANIFEST_NAME
 
 
@@ -74,7 +74,7 @@ def delete_unfinished(directory: epath.Path) -> None:
         with contextlib.suppress(OSError):
             if ORBAX_TMP_MARKER in path.name:
                 path.rmtree()
-            elif path.name.endswith(UNFINISHED_ENDING):
+            elif UNFINISHED_NAME.fullmatch(path.name):
                 checkpoint = directory / path.name.removesuffix(UNFINISHED_ENDING)
                 if checkpoint.exists() and not (checkpoint / MANIFEST_NAME).exists():
                     checkpoint.rmtree()

@@ -119,7 +119,9 @@ class CheckpointWriter:
         self.saved_step = step
         # Deleting comes last: at every moment the newest committed checkpoint exists.
         if jax.process_index() == 0:
-            retention.unfinished_mark(self.directory, step).unlink()
+            # A mark beside a manifest means nothing, and the next save deletes it.
+            with contextlib.suppress(OSError):
+                retention.unfinished_mark(self.directory, step).unlink()
             for old in steps_to_delete:
                 retention.delete_checkpoint(self.directory, old)
 

@@ -97,7 +97,8 @@ def with_own_data(experiment: Experiment, arguments: list[str]) -> Experiment:
     """Return the experiment without the held-out files of other data than `--data.path` names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("path", "validation_path", "test_path"):
-        parser.add_argument(f"--data.{name}", f"--data.{name.replace('_', '-')}", dest=name)
+        flags = f"--data.{name}", f"--data.{name.replace('_', '-')}"
+        parser.add_argument(*flags, dest=name, nargs="?")  # tyro says that a path is missing
     given = parser.parse_known_args(arguments)[0]
     if given.path in (None, experiment.data.path):
         return experiment

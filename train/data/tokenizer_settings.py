@@ -23,6 +23,9 @@ TOKENS_FILE = "special_tokens_map.json"
 ADDED_FILE = "added_tokens.json"
 GENERATION_FILE = "generation_config.json"
 
+SETTINGS_FILES = (TEMPLATE_FILE, CONFIG_FILE, GENERATION_FILE)
+"""Files that `settings_files` may write."""
+
 ROLES = (
     "bos_token",
     "eos_token",

@@ -15,6 +15,7 @@ from train.lora.lora_config import LoRAConfig
 from train.run import Run, for_local_devices, load, read_experiment
 from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
+from train.telemetry.event_log import EventLog
 from train.warm_start import copy_as, copy_pretrained_files
 from transformer.interop.peft_writer import write_adapter
 
@@ -105,4 +106,5 @@ def merge_run(workdir: str, target: str, *, step: int | None = None) -> Run:
         auto_choices=engine.auto_choices(),
         hardware=run.model.hardware,
     )
+    EventLog(folder.event_log).write("saved", step=_STEP)
     return load(target)

@@ -223,6 +223,8 @@ class RollbackManager:
         # A save in progress is of a step before the anomaly, as only normal states are saved.
         checkpoints.wait()
         due = [step for step in checkpoints.steps() if step == 0 or checkpoints.is_due(step)]
+        # Later checkpoints are set aside before this one is restored, so it must be intact.
+        due = checkpoints.valid_steps(due)
         # As if the policy had just removed the others: which ones still lie on the disk depends on
         # when a process was interrupted, and the choice must not.
         candidates = rollback_retention(self._experiment).steps_to_keep(due)

@@ -12,10 +12,10 @@ from train.config.io import experiment_to_dict, experiment_to_text
 from train.config.plugins import imports_of
 from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
-from train.data.tokenizer_settings import settings_files
+from train.data.tokenizer_settings import SETTINGS_FILES, settings_files
 from train.experiment import Experiment
 from train.run_folder.folder import RunFolder
-from train.run_folder.writing import write_atomically
+from train.run_folder.writing import set_aside_file, write_atomically
 from train.tasks.vocabulary import Labels
 from transformer.hardware import Hardware
 
@@ -50,12 +50,17 @@ def write_run_files(
     if imports := imports_of(experiment):
         record["imports"] = imports
     auto_lines = "".join(f"# auto: {name} = {choice}\n" for name, choice in auto_choices.items())
+    files: dict[str, str] = {}
     if tokenizer is not None:
-        write_atomically(folder.tokenizer, tokenizer.to_json())
-        for name, text in settings_files(tokenizer.settings, end_tokens(tokenizer)).items():
-            write_atomically(folder.path / name, text)
+        files[folder.tokenizer.name] = tokenizer.to_json()
+        files |= settings_files(tokenizer.settings, end_tokens(tokenizer))
     if labels:
-        write_atomically(folder.labels, json.dumps(labels, ensure_ascii=False) + "\n")
+        files[folder.labels.name] = json.dumps(labels, ensure_ascii=False) + "\n"
+    for name, text in files.items():
+        write_atomically(folder.path / name, text)
+    # An earlier run here, whose checkpoints are lost, may have had files that this one has not.
+    for name in {*SETTINGS_FILES, folder.labels.name} - files.keys():
+        set_aside_file(folder.path / name, "earlier")
     write_atomically(folder.config_text, experiment_to_text(experiment) + auto_lines)
     # config.json marks the folder as a run, so it is written last: a process that is killed
     # before this line leaves a folder that the next `fit` starts from scratch.

@@ -138,12 +138,12 @@ class Server(http.server.ThreadingHTTPServer):
     ):
         self.generator, self.model_name, self.api_key = generator, model_name, api_key
         self.created = int(time.time())
-        names = {each: host_name(each) for each in allowed_hosts}
+        names = {each: allowed_name(each) for each in allowed_hosts}
         if wrong := [each for each, name in names.items() if not re.fullmatch(r"[\w.*:-]+", name)]:
             raise UsageError(
                 f"allowed_hosts {wrong[0]}: is no name of a host; give names, such as example.org"
             )
-        self._host_patterns = (*LOOPBACK_NAMES, *names.values())
+        self._host_patterns = (*LOOPBACK_NAMES, address[0].lower(), *names.values())
         self.large_bodies = threading.BoundedSemaphore(MAX_LARGE_BODIES)
         self.parsing = threading.Lock()
         self.max_body_bytes = max(
@@ -164,7 +164,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def is_allowed(self, host: str) -> bool:
         """Return True for a name of this machine, and for one that was allowed."""
-        return any(fnmatch.fnmatchcase(host, each) for each in self._host_patterns)
+        return bool(host) and any(fnmatch.fnmatchcase(host, each) for each in self._host_patterns)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print the error of a connection, unless the client has ended it."""
@@ -255,6 +255,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def _check_hosts(self) -> None:
         """Raise RequestError for a request that a page of another host may have sent."""
+        if self._path() == "/health":  # asked by the probes of a cluster, which give an address
+            return
         hosts = self.headers.get_all("Host", [])  # none: not a browser
         names = [host_name(each) for each in hosts]
         for host, name in zip(hosts, names, strict=True):
@@ -330,7 +332,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _pieces(self, length: int) -> Iterator[bytes]:
         """Yield what the client sends, up to a length."""
         end = time.monotonic() + IDLE_SECONDS
-        while length and (piece := self.rfile.read(min(length, 1 << 16))):
+        # `read1` returns what is there: `read` would wait for the whole piece.
+        while length and (piece := self.rfile.read1(min(length, 1 << 16))):
             length -= len(piece)
             yield piece
             if time.monotonic() > end:
@@ -479,6 +482,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._send_json(status, error_body(status, message, field))
         except OSError:
             self.close_connection = True
+
+
+def allowed_name(text: str) -> str:
+    """Return the host that a user allows: a name, a URL, or an address without brackets."""
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(text))
+    return host_name(text)
 
 
 def host_name(place: str) -> str:

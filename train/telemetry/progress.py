@@ -96,9 +96,12 @@ class ProgressBar:
             self.print(self._line())
 
     @contextlib.contextmanager
-    def leave_out_step(self) -> Iterator[None]:
-        """Estimate the time left without the step that is made in the block: it compiles."""
-        began = self._clock()
+    def leave_out_step(self, step: int) -> Iterator[None]:
+        """Estimate the time left without the step that is made in the block: it compiles.
+
+        Before the first step, the time until its block is left out too: data are prepared then.
+        """
+        began = self._timed_from if step == self._timed_from_step + 1 else self._clock()
         yield
         self._timed_from_step += 1
         self._timed_from += self._clock() - began

@@ -111,7 +111,7 @@ class Reporter:
     @contextlib.contextmanager
     def compilation(self, step: int) -> Iterator[None]:
         """Leave a step out of the time left and count it as compilation, as its program is new."""
-        with self.pause("compile"), self._progress.leave_out_step():
+        with self.pause("compile"), self._progress.leave_out_step(step):
             yield
         self._time_log.start_stepping(step)
 

@@ -5,9 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.train.checkpoint.support import abstract, assert_same, make_state, save
+from train.checkpoint import manifest
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
@@ -167,6 +169,35 @@ def test_saving_a_step_twice_is_ignored(tmp_path: pathlib.Path) -> None:
         with pytest.raises(UserError, match=r"/2: exists already"):
             checkpoints.save(2, first, {})
         assert_same(checkpoints.restore(2, abstract(first)).state, second)
+
+
+def test_save_deletes_nothing_but_unfinished_checkpoints(tmp_path: pathlib.Path) -> None:
+    save(tmp_path, make_state())
+    (tmp_path / "notes").mkdir()
+    for mark in (".unfinished", "notes.unfinished", "7.unfinished"):
+        (tmp_path / mark).touch()
+    with CheckpointManager(tmp_path, keep_last=2) as checkpoints:
+        checkpoints.save(2, make_state(), {})
+        checkpoints.wait()
+        assert checkpoints.steps() == [1, 2]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"1", "2", "notes", ".unfinished", "notes.unfinished"}
+
+
+def test_save_is_whole_without_its_mark(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that fails for a moment after the commit does not end the run."""
+    write = manifest.write_manifest
+
+    def write_and_delete_mark(folder: epath.Path, files: manifest.FileEntries) -> None:
+        write(folder, files)
+        (tmp_path / "1.unfinished").unlink()
+
+    monkeypatch.setattr(manifest, "write_manifest", write_and_delete_mark)
+    save(tmp_path, make_state())
+    with CheckpointManager(tmp_path, read_only=True) as checkpoints:
+        assert checkpoints.steps() == [1]
 
 
 def test_reading_does_not_change_the_folder(tmp_path: pathlib.Path) -> None:

@@ -189,6 +189,9 @@ def test_merged_run_is_an_ordinary_run(
     # It can be trained further, with all of its weights; the other settings of LoRA mean nothing.
     lora = LoRAConfig(0, targets=("all",), train_fully=("embedding",))
     further = make_experiment(folder, ema=EmaConfig(0.5), steps=2, lora=lora)
+    lost = shutil.copytree(merged, folder / "lost", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(UserError, match="there is none, but the run saved one at step 0"):
+        train.fit(further, str(lost), quiet=True)
     assert train.fit(further, merged, quiet=True).step == 2
     with pytest.raises(UserError, match="init_adapter x: this run trains all of its weights"):
         train.fit(further, merged, init_from="x", init_adapter="x", quiet=True)

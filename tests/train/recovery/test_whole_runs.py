@@ -19,7 +19,8 @@ from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
-from train.recovery.rollback_record import RollbackRecord
+from train.recovery.rollback import RollbackManager
+from train.recovery.rollback_record import Rollback, RollbackRecord
 from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
@@ -114,6 +115,23 @@ def test_poisoned_batches_are_detected_and_skipped(runs: Runs) -> None:
     )
     state = last_state(runs.poisoned)
     assert (int(state.step), int(state.cursor)) == (STEPS, STEPS + 30 - 16)
+
+
+def test_rollback_passes_over_a_damaged_checkpoint(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later ones are set aside before it is restored: without it nothing would be left."""
+    record = RollbackManager.record_rollback
+
+    def damage_and_record(self: RollbackManager, *given: Any) -> Rollback:
+        for step in (8, 16):
+            (runs.folder / "damaged" / "checkpoints" / str(step) / "manifest.json").unlink(True)
+        return record(self, *given)
+
+    monkeypatch.setattr(RollbackManager, "record_rollback", damage_and_record)
+    assert fit(runs.folder, "damaged", POISON, steps=40).step == 40
+    [rollback] = events(runs.folder / "damaged", "rolled back")
+    assert rollback["checkpoint"] == 24
 
 
 @pytest.mark.full

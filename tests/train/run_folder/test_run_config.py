@@ -26,6 +26,12 @@ def test_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
     experiment = task.resolve_experiment(corpus)
     engine = make_engine(experiment, local_hardware())
     folder = RunFolder.create(tmp_path / "run")
+    # Of an earlier run that lost its checkpoints, with another task and tokenizer.
+    for name, text in {
+        "labels.json": '["x"]',
+        "tokenizer_config.json": '{"bos_token": "a"}',
+    }.items():
+        (folder.path / name).write_text(text)
     write_run_files(
         folder,
         experiment,

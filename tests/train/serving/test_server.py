@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,7 +67,8 @@ def ask(
     server: Server, path: str, body: Any = None, method: str = "", **headers: str
 ) -> tuple[int, Any]:
     """Return the status and the JSON object of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    host = str(server.server_address[0])
+    connection = http.client.HTTPConnection(host, server.server_port, timeout=120)
     data = body if isinstance(body, bytes | None) else json.dumps(body)
     headers = {name.replace("_", "-"): value for name, value in (JSON | headers).items()}
     connection.request(method or ("GET" if body is None else "POST"), path, data, headers)
@@ -295,6 +297,22 @@ def test_large_body_is_refused(server: Server, chunked: bool) -> None:
     assert status.split()[1] == (b"411" if chunked else b"413")
 
 
+def test_slow_body_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that sends something now and then must not keep the place of a large body."""
+    monkeypatch.setattr("train.serving.server.IDLE_SECONDS", 0.2)
+    address = "127.0.0.1", server.server_port
+    with socket.create_connection(address, timeout=0.02) as connection:
+        connection.sendall(POST + b"Content-Length: 70000\r\n\r\n")
+        for _ in range(500):
+            with contextlib.suppress(TimeoutError):
+                connection.sendall(b" ")
+                if not connection.recv(1):
+                    return
+    pytest.fail("the server still reads")
+
+
+HAS_ALL_LOOPBACK = pytest.mark.skipif(sys.platform == "darwin", reason="has 127.0.0.1 alone")
+
 LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
 
 
@@ -305,6 +323,9 @@ LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
         ("127.0.0.1", (), {"Host": "[::1]:80"}, 200),
         ("127.0.0.1", (), {"Host": "LocalHost:123"}, 200),
         ("127.0.0.1", (), {"Host": "example.com"}, 403),
+        ("127.0.0.1", (), {"Host": "127.0.0.2"}, 403),
+        ("127.0.0.1", (), {"Host": ""}, 403),
+        pytest.param("127.0.0.2", (), {"Host": "127.0.0.2"}, 200, marks=HAS_ALL_LOOPBACK),
         ("127.0.0.1", (), {"Host": "localhost.example.com"}, 403),
         ("127.0.0.1", (), {"Host": "[::"}, 403),
         ("127.0.0.1", (), LOCAL | PAGE, 403),
@@ -313,6 +334,7 @@ LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
         ("127.0.0.1", ("*.example.com",), {"Host": "a.example.com"}, 200),
         ("127.0.0.1", ("https://example.com:1/",), LOCAL | PAGE, 200),
         ("127.0.0.1", ("example.org",), {"Host": "example.com"}, 403),
+        ("127.0.0.1", ("2001:db8::5",), {"Host": "[2001:db8::5]:80"}, 200),
         ("0.0.0.0", (), {"Host": "example.com"}, 200),
         ("0.0.0.0", (), {"Host": "example.org"} | PAGE, 403),
         ("0.0.0.0", (), {"Host": "example.com"} | PAGE, 200),
@@ -330,6 +352,7 @@ def test_pages_of_other_hosts_are_refused(
 ) -> None:
     with serving(run, generator=generator, host=host, allowed_hosts=allowed_hosts) as server:
         assert ask(server, "/v1/models", **headers)[0] == status
+        assert ask(server, "/health", **headers)[0] == 200
         expected = 404 if status == 200 else status
         assert ask(server, "/v1/completions", {"model": "none"}, **headers)[0] == expected
 

@@ -58,12 +58,13 @@ def test_last_step_is_always_printed() -> None:
 def test_time_left_ignores_compilation() -> None:
     console, clock = plain(), Clock()
     with ProgressBar(101, console=console, clock=clock) as progress:
-        with progress.leave_out_step():
-            clock.now += 20  # the first step compiles
+        clock.now += 7  # the data are opened
+        with progress.leave_out_step(1):
+            clock.now += 13  # the first step compiles
         clock.now += 5
         progress.update(11)
         clock.now += 20
-        with progress.leave_out_step():  # and so does the first one of another batch shape
+        with progress.leave_out_step(32):  # and so does the first one of another batch shape
             clock.now += 30
         progress.update(52)
         clock.now += 24.5

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import jax
 
-from train.data.bitext import find_start_token
+from train.data.bitext import find_start_token, sentence_ends
 from train.data.chat_template import end_tokens
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_settings import TEMPLATE_FILE
@@ -17,6 +17,7 @@ from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.telemetry.stages import stage
+from transformer.interop.config_fields import GENERATION
 from transformer.interop.fields import InteropError, is_kept
 from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
 from transformer.interop.weight_files import read_json
@@ -164,7 +165,9 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 def _end_tokens(run: Run) -> list[int]:
     """Return the tokens that end a text and that the model can write."""
     assert run.tokenizer is not None
-    return [each for each in end_tokens(run.tokenizer) if each < run.model.config.vocab_size]
+    translates = run.model.config.encoder is not None
+    ends = sentence_ends(run.tokenizer) if translates else end_tokens(run.tokenizer)
+    return [each for each in ends if each < run.model.config.vocab_size]
 
 
 def _write_tokenizer(run: Run, files_folder: Path, folder: Path) -> None:
@@ -199,8 +202,8 @@ def _write_generation_config(run: Run, files_folder: Path, folder: Path) -> None
         fields = read_json(folder / name)
     else:  # transformers takes them from config.json where there is no such file
         config = read_json(folder / "config.json")
-        ids = {field: config[field] for field in sorted(config) if field.endswith("token_id")}
-        fields = {field: token for field, token in ids.items() if token is not None}
+        names = [each for each in sorted(config) if each in GENERATION or each.endswith("token_id")]
+        fields = {each: config[each] for each in names if config[each] is not None}
     written = fields.get("eos_token_id")
     known = written if isinstance(written, list) else [written]
     ends = list(dict.fromkeys([*(each for each in known if each is not None), *_end_tokens(run)]))

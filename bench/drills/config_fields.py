@@ -219,16 +219,21 @@ def fields_of_type(
     return {name: defaults[name] for name in read | unread}, unread, aliases, classes
 
 
+def generation_fields() -> set[str]:
+    """Return the settings of generation, which a config.json of earlier versions may have."""
+    return {*transformers.GenerationConfig._get_default_generation_params()}
+
+
 def common_fields() -> set[str]:
     """Return the fields of every configuration, and those of generation, which it takes out."""
-    generation = transformers.GenerationConfig._get_default_generation_params().keys()
     popped = {
         name
         for function in ast.walk(class_tree(PreTrainedConfig))
         if getattr(function, "name", "") == "__post_init__"
         for name, _ in keyword_arguments(function)
     }
-    names = {*declared(PreTrainedConfig), *generation, *popped, "model_type", "_name_or_path"}
+    own = {*declared(PreTrainedConfig), *popped, "model_type", "_name_or_path"}
+    names = own | generation_fields()
     return names - set(OF_ALL_LAYERS)
 
 
@@ -237,7 +242,9 @@ def make_table() -> str:
     common = common_fields()
     parts = [
         HEADER.format(version=transformers.__version__),
-        f"COMMON = frozenset({_list(common)})\n",
+        f"GENERATION = frozenset({_list(generation_fields())})\n",
+        '"""Settings of generation, which a config.json of earlier versions may have."""\n\n',
+        f"COMMON = GENERATION | frozenset({_list(common - generation_fields())})\n",
         '"""Fields of all configurations, and of generation."""\n\n',
         "CONFIG_FIELDS = {\n",
     ]

@@ -148,6 +148,18 @@ def test_export_names_every_token_that_ends_a_text(tmp_path: Path) -> None:
     assert written == {"eos_token_id": [0, 3, 8], "temperature": 0.7}
 
 
+def test_settings_of_generation_in_config_json_survive(tmp_path: Path) -> None:
+    """`transformers` reads them there where there is no generation_config.json."""
+    source = make_source(tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    beams = {"num_beams": 4, "bad_words_ids": [[2]]}
+    (source / "config.json").write_text(json.dumps(config | beams))
+    import_model(str(source), str(tmp_path / "run"))
+    export_run(str(tmp_path / "run"), str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert {name: written[name] for name in beams} == beams
+
+
 def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, flag in ((["import", "x"], "--workdir"), (["export", "x"], "--output")):
         with pytest.raises(SystemExit) as stop:

@@ -163,7 +163,9 @@ def _tokenize(
     tokenizer: Tokenizer,
 ) -> TextCorpus:
     """Return the token streams of splits, from the cache if it has them."""
-    entry = folder / f"tokens-{cache_key(_FORMAT, sources, tokenizer.digest)}"
+    # The files beside a tokenizer decide the separator, which its digest does not have.
+    key = cache_key(_FORMAT, sources, tokenizer.digest, tokenizer.eos_token_id)
+    entry = folder / f"tokens-{key}"
     get_or_create(entry, lambda partial: _write(partial, splits, names, tokenizer), _is_complete)
     metadata = json.loads((entry / _METADATA).read_text())
     streams = {name: read_stream(entry, name, metadata["streams"][name]) for name in names}

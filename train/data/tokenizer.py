@@ -375,13 +375,11 @@ class Tokenizer:
     def text_frame(self) -> tuple[np.ndarray, np.ndarray]:  # [n] and [m] int32
         """Tokens that a model expects before and after a text that it reads alone.
 
-        Those that a published tokenizer adds, which training windows have too (`DocumentFrame`),
-        or else the token that separates documents, and none.
+        Those that a published tokenizer adds, and before a text otherwise the token that separates
+        documents: training windows have the same (`DocumentFrame`).
         """
         before, after = self.added_token_ids
-        if len(before) or len(after):
-            return before, after
-        return np.array([self.eos_token_id], np.int32), after
+        return (before if len(before) else np.array([self.eos_token_id], np.int32)), after
 
     def encode(self, text: str) -> np.ndarray:  # [T] int32
         """Return the tokens of a text. No special tokens are added.

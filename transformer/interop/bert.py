@@ -90,6 +90,7 @@ def read_bert(fields: Fields, offset: int, mixers: Sequence[MixerConfig] = ()) -
       mixers: Mixers of the layer pattern; default: full attention.
     """
     fields.expect("position_embedding_type", "absolute")  # of transformers 4
+    fields.expect("is_causal", False)
     if offset:
         fields.expect("pad_token_id", offset - 1)
     name = fields.choose("hidden_act", HEAD_ACTIVATIONS)
@@ -207,6 +208,7 @@ ROBERTA = Family(
 
 
 def _read_distilbert(fields: Fields) -> TransformerConfig:
+    fields.expect("is_causal", False)
     activation = fields.choose("activation", HEAD_ACTIVATIONS)
     return _encoder(
         vocab_size=fields.size("vocab_size"),

@@ -20,21 +20,26 @@ class ConfigFields(NamedTuple):
 
 
 # fmt: off
-COMMON = frozenset([
-            "_commit_hash", "_name_or_path", "architectures", "assistant_confidence_threshold",
-            "assistant_lookbehind", "attn_implementation", "bad_words_ids",
-            "begin_suppress_tokens", "chunk_size_feed_forward", "diversity_penalty", "do_sample",
-            "dtype", "early_stopping", "encoder_no_repeat_ngram_size",
-            "encoder_repetition_penalty", "epsilon_cutoff", "eta_cutoff", "experts_implementation",
-            "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id",
-            "id2label", "is_encoder_decoder", "label2id", "length_penalty", "max_length",
-            "min_length", "model_type", "name_or_path", "no_repeat_ngram_size",
-            "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups",
-            "num_beams", "num_labels", "num_return_sequences", "output_attentions",
-            "output_hidden_states", "output_scores", "problem_type", "remove_invalid_values",
-            "repetition_penalty", "return_dict", "return_dict_in_generate", "rope_scaling",
-            "rope_theta", "suppress_tokens", "target_lookbehind", "temperature", "top_k", "top_p",
-            "torch_dtype", "transformers_version", "typical_p", "use_cache"
+GENERATION = frozenset([
+            "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids",
+            "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+            "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "epsilon_cutoff",
+            "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id",
+            "forced_eos_token_id", "length_penalty", "max_length", "min_length",
+            "no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule",
+            "num_beam_groups", "num_beams", "num_return_sequences", "output_scores",
+            "remove_invalid_values", "repetition_penalty", "return_dict_in_generate",
+            "suppress_tokens", "target_lookbehind", "temperature", "top_k", "top_p", "typical_p",
+            "use_cache"
+        ])
+"""Settings of generation, which a config.json of earlier versions may have."""
+
+COMMON = GENERATION | frozenset([
+            "_commit_hash", "_name_or_path", "architectures", "attn_implementation",
+            "chunk_size_feed_forward", "dtype", "experts_implementation", "id2label",
+            "is_encoder_decoder", "label2id", "model_type", "name_or_path", "num_labels",
+            "output_attentions", "output_hidden_states", "problem_type", "return_dict",
+            "rope_scaling", "rope_theta", "torch_dtype", "transformers_version"
         ])
 """Fields of all configurations, and of generation."""
 

@@ -30,6 +30,7 @@ THETA_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "loca
 
 
 def _read_modernbert(fields: Fields) -> TransformerConfig:
+    fields.expect("is_causal", False)
     depth = fields.size("num_hidden_layers")
     period = fields.take("global_attn_every_n_layers")
     default = [

@@ -42,6 +42,7 @@ def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
 
 
 def _read_t5(fields: Fields) -> TransformerConfig:
+    fields.expect("is_causal", None)  # of the encoder as well as the decoder
     rms = NormConfig(kind="rms", epsilon=fields.take("layer_norm_epsilon"))
     dropout = fields.take("dropout_rate")
     projection = fields.take("feed_forward_proj")
@@ -179,6 +180,7 @@ def _read_bart(fields: Fields) -> TransformerConfig:
 def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig:
     """Return the config of BART or a relative with its fields."""
     fields.expect("add_bias_logits", False)
+    fields.expect("is_causal", None)  # of the encoder as well as the decoder
     layer_norm, dropout = NormConfig(), fields.take("dropout")
     hidden_dropout = fields.take("activation_dropout")
     activation = fields.choose("activation_function", ACTIVATION_NAMES)

@@ -288,6 +288,10 @@ def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> Non
     tokenizer = TokenizerConfig("file", path=str(folder.parent / "tokenizer.json"))
     result = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
     assert result.digest == prepare_text(config(folder), cache_dir=cache).digest
+    # Another separator, which is not in tokenizer.json.
+    (folder.parent / "generation_config.json").write_text('{"eos_token_id": 0}')
+    other = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
+    assert other.split("train").tokens[-1] == 0
 
 
 def test_max_bytes_limits_the_text(folder: pathlib.Path, cache: pathlib.Path) -> None:

@@ -156,6 +156,13 @@ def test_documents_are_between_the_tokens_of_the_template(tmp_path: Path) -> Non
     assert [each.tolist() for each in tokenizer.text_frame] == [[CLS], [SEP]]
 
 
+def test_texts_without_a_first_token_begin_with_the_separator(tmp_path: Path) -> None:
+    """As T5's: documents of training windows have a separator before them."""
+    tokenizer = load(tmp_path, "$A [SEP]")
+    assert DocumentFrame.of(tokenizer).piece(np.array([A, B])).tolist() == [SEP, A, B]
+    assert [each.tolist() for each in tokenizer.text_frame] == [[SEP], [SEP]]
+
+
 def test_decoder_start_of_the_files(tmp_path: Path) -> None:
     assert load(tmp_path).decoder_start_token_id == END_OF_TEXT
     config = {"model_type": "bart", "decoder_start_token_id": B}

@@ -154,6 +154,13 @@ def from_fixture(name: str, tmp_path: Path, **fields: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("name", ["bert-mlm", "modernbert-local", "t5-gated", "bart-scaled"])
+def test_causal_encoders_are_refused(name: str, tmp_path: Path) -> None:
+    """`is_causal` masks the future of an encoder too in `transformers`."""
+    with pytest.raises(InteropError, match="is_causal True is not supported"):
+        read_model(from_fixture(name, tmp_path, is_causal=True))
+
+
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_unsupported_architectures_raise_by_name(name: str, tmp_path: Path) -> None:
     folder = from_fixture("llama-grouped", tmp_path, model_type=name)

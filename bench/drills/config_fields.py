@@ -213,7 +213,7 @@ def fields_of_type(
         if inspect.isclass(cls)
         and issubclass(cls, transformers.PreTrainedModel)
         and cls.__module__ == modeling.__name__
-        and cls.config_class is config_class
+        and getattr(cls, "config_class", None) is config_class
         and not name.lower().endswith("pretrainedmodel")
     ]
     return {name: defaults[name] for name in read | unread}, unread, aliases, classes

@@ -354,6 +354,16 @@ def test_load_reads_newest_valid_checkpoint(copy: Path, capsys: pytest.CaptureFi
     assert contents(copy) == before
 
 
+def damage_all(folder: Path) -> None:
+    for step in (4, 5):
+        damage(folder / str(step))
+
+
+def keep_one_without_manifest(folder: Path) -> None:
+    shutil.rmtree(folder / "4")
+    (folder / "5" / "manifest.json").unlink()
+
+
 def rename_checkpoints(folder: Path, ending: str) -> None:
     for step in (4, 5):
         (folder / str(step)).rename(folder / f"{step}{ending}")
@@ -365,13 +375,10 @@ def rewrite_manifests(folder: Path, change: Callable[[Path], object]) -> None:
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {
-    "files damaged": lambda folder: [damage(folder / str(step)) for step in (4, 5)],
+    "files damaged": damage_all,
     "manifests lost": lambda folder: rewrite_manifests(folder, Path.unlink),
     "manifests truncated": lambda folder: rewrite_manifests(folder, lambda x: x.write_text("{")),
-    "one left, manifest lost": lambda folder: (
-        shutil.rmtree(folder / "4"),
-        (folder / "5" / "manifest.json").unlink(),
-    ),
+    "one left, manifest lost": keep_one_without_manifest,
     "renamed": lambda folder: rename_checkpoints(folder, ".orbax-checkpoint-tmp"),
     "folders lost": shutil.rmtree,
 }

@@ -29,8 +29,8 @@ FORMATS_PAGE = "docs/tasks.md"
 Format = Literal["json lines", "json", "csv", "table", "text"]
 """Format of a file: rows of JSON, one document of JSON, CSV, Parquet or Arrow, plain text."""
 
-TextForm = Literal["document", "lines", "cells"]
-"""What plain text is: one row, a row a line, or separated cells."""
+TextForm = Literal["lines", "cells"]
+"""What plain text is: a row a line, or separated cells."""
 
 _BUFFER_BYTES = 2**17
 _MAX_ZERO_BYTES = 64  # zero bytes that a buffer of text may have
@@ -154,9 +154,7 @@ def file_rows(
             numbered = enumerate(_table_rows(stream, file, column, start.record), start.record + 1)
         else:
             content = read_text(stream, file, encoding)
-            if kind == "json":
-                numbered = enumerate(_json_document(content, file), 1)
-            elif text == "cells" or kind == "csv":
+            if kind == "csv" or (kind == "text" and text == "cells"):
                 separator = _find_separator(content, file)
                 cells = _csv_cells(content, file, separator)
                 has_names = bool(cells) and is_header(cells[0].cells)
@@ -166,11 +164,8 @@ def file_rows(
                     rows = _csv_rows(cells, file, has_names)
                     yield from (row for row in rows if row.end.record > start.record)
                     return
-                numbered = enumerate(split_lines(content), 1)
-            elif text == "document":
-                numbered = enumerate([content], 1)
-            else:
-                numbered = enumerate(split_lines(content), 1)
+            values = _json_document(content, file) if kind == "json" else split_lines(content)
+            numbered = enumerate(values, 1)
         for number, value in numbered:
             if number > start.record:
                 location = line_location(file, number - 1)
@@ -410,7 +405,7 @@ def _json_lines(stream: IO[bytes], file: TextFile, start: RecordPosition) -> Ite
         except UnicodeDecodeError as error:
             raise _not_encoded(location, line, error, "utf-8", offset) from error
         offset += len(line)
-        if text.strip():
+        if text and not text.isspace():
             yield Row(RecordPosition(offset, number), number, location, parse_json(text, location))
 
 

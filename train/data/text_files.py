@@ -91,7 +91,7 @@ class DocumentReader:
                 yield RecordPosition(1, 1), Document(file.name, text)
             return
         num_nulls = 0
-        for row in file_rows(file, start=start, column=self._field, text="document"):
+        for row in file_rows(file, start=start, column=self._field):
             text_of_row = field_of_row(row, self._field, self._setting)
             num_nulls += text_of_row is None
             yield row.end, Document(f"{file.name}:{row.number}", text_of_row or "")

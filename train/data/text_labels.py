@@ -139,7 +139,7 @@ def parse_labeled_text(
                 f"{location}: {text_name!r} is not a text or {label_name!r} not a label; set "
                 f"data.text_column and data.label_column ({FORMATS_PAGE}#labeled-texts)"
             )
-        label = f"{value:g}" if isinstance(value, float) else str(value).strip()
+        label = f"{value:.15g}" if isinstance(value, float) else str(value).strip()
     else:
         raise UserError(
             f"{location}: is no row; give objects with a label ({FORMATS_PAGE}#labeled-texts)"

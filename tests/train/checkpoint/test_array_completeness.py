@@ -7,18 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+import tensorstore
 from etils import epath
 
-from train.checkpoint import tree_paths
+from train.checkpoint import commit, tree_paths
 from train.checkpoint.commit import check_arrays_readable
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 STATE = {
     "params": {"a.b": jnp.arange(6.0).reshape(2, 3), "zero": jnp.zeros((300,), jnp.bfloat16)},
-    "large": jax.random.normal(
-        jax.random.key(0), (40, 50)
-    ),  # small arrays are stored in the index itself
+    # The only one outside the index, in which small arrays are stored.
+    "large": jax.random.normal(jax.random.key(0), (40, 50)),
     "key": jax.random.key(0),
     "step": jnp.int32(0),
     "empty": jnp.ones((0, 3)),
@@ -38,40 +38,60 @@ def arrays(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "state"))
 
 
-def check(folder: Path, state: Any = STATE) -> None:
-    check_arrays_readable(epath.Path(folder), tree_paths.named_leaves(state))
+def check(folder: Path, state: Any = STATE, host: int = 0, hosts: int = 1) -> None:
+    leaves = tree_paths.named_leaves(state)
+    check_arrays_readable(epath.Path(folder), leaves, process_index=host, process_count=hosts)
 
 
 def test_complete_arrays_pass(arrays: Path) -> None:
     check(arrays)
     for host in range(3):
-        check_arrays_readable(
-            epath.Path(arrays), tree_paths.named_leaves(STATE), process_index=host, process_count=3
-        )
+        check(arrays, host=host, hosts=3)
 
 
 def test_missing_index_is_detected(arrays: Path) -> None:
     """Orbax leaves this state if it finds no array to merge."""
     (arrays / "manifest.ocdbt").unlink()
-    with pytest.raises(OSError, match=r"array .* is not in the index"):
-        check(arrays)
-
-
-def test_missing_data_files_are_detected(arrays: Path) -> None:
-    for file in (arrays / "ocdbt.process_0" / "d").iterdir():
-        file.unlink()
-    with pytest.raises(OSError, match="read"):
+    with pytest.raises(OSError, match="not in the index"):
         check(arrays)
 
 
 def test_missing_array_is_detected(arrays: Path) -> None:
-    with pytest.raises(OSError, match=r"array params\.other is not in the index"):
+    with pytest.raises(OSError, match=r"params\.other is not in the index"):
         check(arrays, {"params": {**STATE["params"], "other": jnp.ones(3)}})
+
+
+def test_missing_chunk_is_detected(arrays: Path) -> None:
+    spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{arrays}/"}}
+    store = tensorstore.KvStore.open(spec).result()
+    assert store.read("large/0.0").result().value
+    store.delete_range(tensorstore.KvStore.KeyRange("large/0.0", "large/0.1")).result()
+    with pytest.raises(OSError, match="large is not whole"):
+        check(arrays)
 
 
 def test_wrong_array_size_is_detected(arrays: Path) -> None:
     with pytest.raises(OSError, match=r"shape \(4, 3\) was written as \[2, 3\]"):
         check(arrays, {"params": {"a.b": jnp.ones((4, 3))}})
+
+
+def test_missing_data_files_are_detected(arrays: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the process whose share they are, whatever the number of reads at a time."""
+    for file in (arrays / "ocdbt.process_0" / "d").iterdir():
+        file.unlink()
+    for reads in (1, 2, 64):
+        monkeypatch.setattr(commit, "_READS_IN_FLIGHT", reads)
+        with pytest.raises(OSError, match="read"):
+            check(arrays)
+    failed = 0
+    for host in range(3):
+        try:
+            check(arrays, host=host, hosts=3)
+        except OSError:
+            failed += 1
+    assert failed == 1  # one array is stored outside the index
+    monkeypatch.setattr(commit, "AUTO_VERIFY_BYTES", 1000)
+    check(arrays)  # too large to be read back
 
 
 def test_save_without_an_index_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """Two processes write a manifest together and restore the same checkpoint."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from etils import epath
 
 from tests.train.processes import run_two_processes
 from train.checkpoint import manifest
-from train.checkpoint.commit import commit_checkpoint
 
 PROGRAM = """
 import sys, jax, jax.numpy as jnp
@@ -46,10 +44,3 @@ def test_two_processes_write_one_manifest_and_skip_the_same_steps(tmp_path: Path
     )
     assert not list(folder.glob("manifest.json.*"))
     assert manifest.find_manifest_problem(folder, "full") is None
-
-
-def test_one_process_writes_its_manifest(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"three")
-    commit_checkpoint(epath.Path(tmp_path), {})
-    result = json.loads((tmp_path / "manifest.json").read_text())["files"]
-    assert {name: each["bytes"] for name, each in result.items()} == {"a": 5}

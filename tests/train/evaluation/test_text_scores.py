@@ -2,7 +2,6 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -82,9 +81,9 @@ def test_token_before_every_text_is_read_and_not_scored(
 
 
 def test_text_without_scored_tokens_is_refused(merging: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"^text 'a': has 1 tokens, and the first is not scored"):
+    with pytest.raises(UserError, match="the first is not scored"):
         encode_continuation(merging, "a", None)
-    with pytest.raises(UserError, match=r"^text '': has no tokens after its context"):
+    with pytest.raises(UserError, match="no tokens after its context"):
         encode_continuation(merging, "", "ab")
 
 
@@ -121,10 +120,8 @@ def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
     )
     assert run.tokenizer is not None
     found = run.score(["das", "ein rotes"], context="the red cat")
-    [source], targets = (
-        encode_sentences(run.tokenizer, ["the red cat"]),
-        encode_sentences(run.tokenizer, ["das", "ein rotes"]),
-    )
+    [source] = encode_sentences(run.tokenizer, ["the red cat"])
+    targets = encode_sentences(run.tokenizer, ["das", "ein rotes"])
     rows = [np.append(run.tokenizer.eos_token_id, target) for target in targets]
     assert isinstance(run.model, EncoderDecoder)
     assert found == log_likelihoods(run.model, run.params, rows, sources=[source] * 2)
@@ -133,12 +130,8 @@ def test_translation_is_scored_with_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_wrong_texts_raise(language: Run) -> None:
-    with pytest.raises(UserError, match=r"^context: 2 for 1 texts; give one for all"):
+def test_each_text_needs_a_context_if_one_has(language: Run) -> None:
+    with pytest.raises(UserError, match="context: 2 for 1 texts"):
         language.score(["ab"], context=["a", "b"])
-    wrong: Any = [7]
-    with pytest.raises(UserError, match=r"^texts: one is a int; give strings"):
-        language.score(wrong)
-    model = dataclasses.replace(language, tokenizer=None)
-    with pytest.raises(UserError, match=r"^score: task LanguageModeling does not predict"):
-        model.score("ab")
+    with pytest.raises(UserError, match="does not predict the next token"):
+        dataclasses.replace(language, tokenizer=None).score("ab")

@@ -1,17 +1,16 @@
 """SGD, Adam, AdamW and Lion against the formulas of their papers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests.train.optim.support import (
     AXES,
     MATRICES,
-    RATES,
-    SHAPES,
     Array,
     Layer,
     assert_like,
@@ -20,8 +19,10 @@ from tests.train.optim.support import (
     updated,
 )
 from tests.train.support import light_compiler as light_compiler
+from train.optim.adamw_8bit import AdamW8bit
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
-from train.optim.optimizer import is_hidden_matrix
+from train.optim.muon import Muon
+from train.optim.optimizer import Optimizer, is_hidden_matrix
 from train.optim.optimizer_registry import make_optimizer
 from transformer.layers.logical_axes import LogicalAxes
 
@@ -40,8 +41,10 @@ def sgd(momentum: float, nesterov: bool, l2: float) -> Layer:
     return layer
 
 
-@pytest.mark.parametrize("l2", [0.0, 0.3])
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.7, False), (0.7, True)])
+@pytest.mark.parametrize(
+    ("momentum", "nesterov", "l2"),
+    [(0.0, False, 0.3), (0.7, False, 0.0), (0.7, False, 0.3), (0.7, True, 0.3)],
+)
 def test_sgd_matches_formula(momentum: float, nesterov: bool, l2: float) -> None:
     config = Sgd(momentum=momentum, nesterov=nesterov, l2=l2)
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), sgd(momentum, nesterov, l2)))
@@ -76,49 +79,45 @@ def adam(l2: float = 0.0, decay: float = 0.0, hidden: float = 1.0) -> Layer:
     return layer
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_adamw_matches_formula(decay: float) -> None:
-    config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=decay)
-    assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(decay=decay)))
-
-
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 def test_adam_matches_formula(l2: float) -> None:
     config = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=l2)
     assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(l2=l2)))
 
 
-def test_hidden_matrices_have_their_own_learning_rate() -> None:
-    config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=0.3, matrix_lr_factor=0.25)
-    expected = by_layers(
-        drawn(0), adam(decay=0.3, hidden=0.25)
-    )  # the factor does not apply to the decay
-    assert_like(updated(config, drawn(0)), expected)
-    plain = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=0.3, matrix_lr_factor=4.0)
-    assert_like(updated(plain, drawn(0)), by_layers(drawn(0), adam(l2=0.3, hidden=4.0)))
+@pytest.mark.parametrize("hidden", [1.0, 0.25])
+def test_adamw_matches_formula(hidden: float) -> None:
+    """The factor of hidden matrices does not apply to the decay."""
+    config = AdamW(beta1=B1, beta2=B2, epsilon=EPSILON, weight_decay=0.3, matrix_lr_factor=hidden)
+    assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(decay=0.3, hidden=hidden)))
 
 
-@pytest.mark.parametrize(
-    ("names", "hidden"),
-    [
-        (("embed", "mlp"), True),
-        (("vocab", "embed"), False),
-        (("positions", "embed"), False),
-        (("types", "embed"), False),
-        (("features", "embed"), False),
-    ],
-)
-def test_tables_and_input_layers_are_not_hidden_matrices(names: Any, hidden: bool) -> None:
-    assert is_hidden_matrix(LogicalAxes((), names[:1], names[1:])) == hidden
+def test_adam_scales_hidden_matrices() -> None:
+    config = Adam(beta1=B1, beta2=B2, epsilon=EPSILON, l2=0.3, matrix_lr_factor=4.0)
+    assert_like(updated(config, drawn(0)), by_layers(drawn(0), adam(l2=0.3, hidden=4.0)))
 
 
-def test_only_matrices_decay() -> None:
-    with_decay = updated(AdamW(weight_decay=0.5), drawn(0), rates=RATES[:1])
-    without = updated(AdamW(weight_decay=0.0), drawn(0), rates=RATES[:1])
-    for name in SHAPES:
-        taken = RATES[0] * 0.5 * drawn(0)[name] * (name in MATRICES)
-        difference = np.asarray(without[name]) - np.asarray(with_decay[name])
-        np.testing.assert_allclose(difference, taken, atol=1e-6, err_msg=name)
+@pytest.mark.parametrize("config", [Adam(), AdamW(), AdamW8bit(), Muon()])
+def test_defaults_of_adam(config: Optimizer) -> None:
+    """Gradients of optax's epsilon: each default counts. Muon updates a table by Adam."""
+    nesterov = isinstance(config, Muon)
+    theirs = optax.scale_by_adam(b1=0.9, b2=0.95, nesterov=nesterov)
+    ours = make_optimizer(config, {"w": AXES["embedding"]})
+    params = {"w": jnp.ones((7, 5))}
+    decay = 0.1 if isinstance(config, (AdamW, AdamW8bit)) else 0.0
+    state, expected_state = ours.init(params), theirs.init(params)
+    for scale in (1e-8, 3e-8):
+        grads = {"w": jnp.asarray(drawn(1)["embedding"] * np.float32(scale))}
+        actual, state = ours.update(grads, state, params)
+        expected, expected_state = theirs.update(grads, expected_state, params)
+        np.testing.assert_allclose(actual["w"], np.asarray(expected["w"]) + decay, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vocab", "positions", "types", "features"])
+def test_tables_and_input_layers_are_not_hidden_matrices(name: str) -> None:
+    assert is_hidden_matrix(LogicalAxes((), ("mlp",), ("embed",)))
+    assert not is_hidden_matrix(LogicalAxes((), (name,), ("embed",)))
+    assert not is_hidden_matrix(LogicalAxes((), (), ("embed",)))
 
 
 def lion(name: str, w: Array, grads: list[Array], rates: Sequence[float]) -> Array:

@@ -4,17 +4,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.train.optim.support import AXES as SMALL
-from tests.train.optim.support import MATRICES, SHAPES, drawn, gradients
+from tests.train.optim.support import drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
-from train.optim.optimizer import matrix_mask
 from train.optim.optimizer_registry import OPTIMIZERS, make_optimizer
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig, make_mesh
@@ -36,26 +33,6 @@ AXES = {
 }
 RATES = {"sgd": 0.3, "adafactor": 0.3}
 LARGE = {"embedding": (32, 512), "up": (3, 16, 1024), "query": (3, 64, 4, 128), "gain": (3, 64)}
-
-
-def test_kinds_of_optimizers() -> None:
-    assert KINDS == ["adafactor", "adam", "adamw", "adamw8bit", "lion", "muon", "sgd"]
-    assert all(OPTIMIZERS[kind].kind == kind for kind in KINDS)
-
-
-def test_matrices_are_known_by_logical_axes() -> None:
-    assert {name for name, yes in matrix_mask(SMALL).items() if yes} == MATRICES
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_step_decreases_loss(kind: str) -> None:
-    """The direction has the gradient's sign. Parameters start at zero, so nothing decays."""
-    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    optimizer = make_optimizer(OPTIMIZERS[kind](), SMALL)
-    grads = gradients(params, 1)
-    directions, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
-    for name in SHAPES:
-        assert np.sum(directions[name] * grads[name]) > 0, name
 
 
 @pytest.mark.sampled("[adamw]", "[muon")
@@ -141,21 +118,15 @@ def test_train_on_mesh_and_resume(
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "message"),
+    ("kind", "settings"),
     [
-        ("adamw", {"beta1": 1.0}, r"optimizer.beta1 1.0: give a fraction in \[0, 1\)"),
-        ("adamw8bit", {"beta2": -0.1}, "optimizer.beta2 -0.1: give a fraction"),
-        ("sgd", {"momentum": 1.0}, "optimizer.momentum 1.0: give a fraction"),
-        ("sgd", {"l2": -1.0}, "optimizer.l2 -1.0: give 0 or more"),
-        ("lion", {"weight_decay": -1.0}, "optimizer.weight_decay -1.0: give 0 or more"),
-        ("muon", {"max_grad_norm": -1.0}, "optimizer.max_grad_norm -1.0: give 0 or more"),
-        (
-            "adafactor",
-            {"clip_threshold": float("nan")},
-            "optimizer.clip_threshold nan: give 0 or more",
-        ),
+        ("adamw", {"beta1": 1.0}),
+        ("adamw8bit", {"beta2": -0.1}),
+        ("sgd", {"momentum": 1.0}),
+        ("lion", {"weight_decay": -1.0}),
+        ("adafactor", {"clip_threshold": float("nan")}),
     ],
 )
-def test_invalid_optimizer_settings(kind: str, settings: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_invalid_optimizer_settings(kind: str, settings: Any) -> None:
+    with pytest.raises(ValueError, match=f"optimizer.{next(iter(settings))} .*: give"):
         OPTIMIZERS[kind](**settings)

@@ -11,7 +11,7 @@ from jax.sharding import SingleDeviceSharding
 
 from bench.jax_versions import CPU_HAS_PINNED_HOST
 from tests.train.optim.support import AXES, SHAPES, Tree, assert_like, drawn, gradients
-from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
+from tests.train.support import assert_close, random_rows, tiny
 from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine
 from train.optim.elementwise import AdamW
@@ -51,20 +51,10 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
 def test_offloaded_update_equals_plain_update(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update in between is rejected."""
     monkeypatch.setattr("train.optim.adamw_8bit.MIN_QUANTIZED_SIZE", 16)
-    (actual, state), (expected, expected_state) = (
-        after(kind, memory, (True, False, True)) for memory in MEMORIES
-    )
+    actual, state = after(kind, "host", (True, False, True))
+    expected, expected_state = after(kind, "device", (True, False, True))
     assert_like(actual, expected, 1e-6)
     assert_close(state, expected_state, 1e-6)
-
-
-@needs_pinned_host
-def test_rejected_update_keeps_state() -> None:
-    (_, before), (_, actual) = (
-        after("adamw", "host", (True,)),
-        after("adamw", "host", (True, False)),
-    )
-    assert_same_bits(actual, before)
 
 
 @needs_pinned_host

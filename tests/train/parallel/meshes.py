@@ -19,7 +19,6 @@ from train.jit_engine import JitEngine
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.tasks.task_configs import Translation
 from transformer import (
-    ALiBi,
     AttentionConfig,
     BlockConfig,
     EncoderConfig,
@@ -41,8 +40,6 @@ KINDS = {
     "tensor": {"all-reduce"},
 }
 """Collectives that each axis of the mesh needs. XLA's CPU compiler has no reduce-scatter."""
-
-CONTEXT: dict[str, Any] = {"alibi": ALiBi()}
 
 
 class Outcome(NamedTuple):
@@ -152,9 +149,7 @@ def kinds_by_axis(found: Iterable[Collective]) -> dict[str, set[str]]:
 
 
 def largest_weight(outcome: Outcome) -> int:
-    """Return the bytes of the largest weight of one layer, or embedding table, on one fsdp
-    shard.
-    """
+    """Return the bytes of the largest weight of a layer, or table, that fsdp gathers."""
     sizes = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(outcome.params):
         layered = "layers" in jax.tree_util.keystr(path)

@@ -63,18 +63,14 @@ def test_incomplete_distributed_settings_raise(changes: dict[str, str], message:
 
 
 def test_hosts_that_jax_does_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX needs a package on Kubernetes, and its error does not name it."""
-
     def initialize(*arguments: Any, **more: Any) -> None:
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr(jax.distributed, "initialize", initialize)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     pod = {"KUBERNETES_SERVICE_HOST": "a", "JOB_COMPLETION_INDEX": "0"}
-    with pytest.raises(UserError, match=r"cannot find .* install the package kube"):
+    with pytest.raises(UserError, match=r"cannot find .* install the package kubernetes"):
         initialize_distributed({"JAX_PLATFORMS": "cpu", **pod})
-    with pytest.raises(UserError, match=r"JAX_PROCESS_ID on each$"):
-        initialize_distributed({"JAX_PLATFORMS": "cpu", "OMPI_COMM_WORLD_SIZE": "2"})
 
 
 TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_STEP_NUM_NODES": "2"}
@@ -128,11 +124,8 @@ def test_gpus_of_a_slurm_task(
 
 def test_other_errors_are_unchanged() -> None:
     error = jax.errors.JaxRuntimeError("Gloo: connection closed by peer")
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError),
-        explain_lost_peers(),
-    ):  # there is but this process
-        raise error
+    with pytest.raises(jax.errors.JaxRuntimeError), explain_lost_peers():
+        raise error  # there is but this process
 
 
 def test_process_0_killed_ends_the_other_with_a_message() -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.train.parallel.meshes import (
-    CONTEXT,
     KINDS,
     Outcome,
     an_experiment,
@@ -29,9 +28,8 @@ from train.estimate.hlo import Program, array_shapes, find_collectives
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
-from transformer import FeedForwardConfig, Hardware
+from transformer import ALiBi, Hardware
 from transformer.attention.variants.sparse_configs import BigBirdConfig
-from transformer.layers.layer_config import MoEConfig
 
 
 @pytest.fixture(scope="module")
@@ -126,43 +124,31 @@ def test_weights_are_initialized_in_shards(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("model", "changes", "message"),
     [
-        (
-            {"mixer": BigBirdConfig(num_heads=4)},
-            r"mesh.context 2: model.layer_pattern.0.mixer is bigbird, which cannot",
-        ),
-        ({"position": CONTEXT["alibi"]}, "it supports dot products only, without a bias; set mesh"),
-        (
-            {"backend": "reference"},
-            r"attention.\w+ reference: cannot serve tokens that are spread",
-        ),
-        ({"sequence_length": 14}, "data.sequence_length 14: does not divide into 4 pieces"),
+        ("decoder", {"mixer": BigBirdConfig(num_heads=4)}, "is bigbird, which cannot"),
+        ("decoder", {"position": ALiBi()}, "dot products only, without a bias"),
+        ("decoder", {"backend": "reference"}, "cannot serve tokens that are spread"),
+        ("decoder", {"sequence_length": 14}, "does not divide into 4 pieces"),
+        ("encoder-decoder", {}, "sequences of several lengths"),
     ],
 )
 def test_unsupported_context_parallelism(
-    folder: Path, changes: dict[str, Any], message: str
+    folder: Path, model: str, changes: dict[str, Any], message: str
 ) -> None:
     mesh = MeshConfig(context=2)
-    experiment = an_experiment(folder, "decoder", mesh, **changes)
+    experiment = an_experiment(folder, model, mesh, **changes)
     with pytest.raises((UsageError, ValueError), match=message):
-        check_context_parallelism(experiment, make_mesh(mesh), Hardware())
-
-
-def test_context_parallelism_needs_text_windows(folder: Path) -> None:
-    mesh = MeshConfig(context=2)
-    experiment = an_experiment(folder, "encoder-decoder", mesh)
-    with pytest.raises(UsageError, match=r"mesh.context 2: task Translation has sequences of sev"):
         check_context_parallelism(experiment, make_mesh(mesh), Hardware())
 
 
 def test_cpu_rejects_host_placement(folder: Path) -> None:
     experiment = an_experiment(folder, "decoder", MeshConfig(optimizer_placement="host"))
-    with pytest.raises(UsageError, match=r"mesh.optimizer_placement host: a CPU computes in"):
+    with pytest.raises(UsageError, match="optimizer_placement host"):
         make_engine(experiment, Hardware(count=8))
     experiment = an_experiment(folder, "decoder", MeshConfig())
     model = dataclasses.replace(experiment.model, remat="offload")
-    with pytest.raises(UsageError, match=r"model.remat offload: a CPU computes in"):
+    with pytest.raises(UsageError, match="remat offload"):
         make_engine(dataclasses.replace(experiment, model=model), Hardware(count=8))
 
 
@@ -176,10 +162,3 @@ def test_host_placement_of_moments(folder: Path) -> None:
         assert leaf.sharding.spec == weight.sharding.spec
         assert weight.sharding.memory_kind != "pinned_host"
     assert shapes.step.sharding.memory_kind != "pinned_host"
-
-
-def test_indivisible_experts(folder: Path) -> None:
-    mixture = MoEConfig(3, 2, FeedForwardConfig(24))
-    experiment = an_experiment(folder, "decoder", MeshConfig(expert=2), feed_forward=mixture)
-    with pytest.raises(UsageError, match="axis experts of size 3: does not divide into 2 parts"):
-        make_engine(experiment, Hardware(count=8))

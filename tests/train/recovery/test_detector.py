@@ -65,9 +65,7 @@ def make_run(steps: int, *, noise: float = 0.05, seed: int = 0) -> tuple[np.ndar
 
 
 def growing_norms(steps: int) -> np.ndarray:  # [steps]
-    """Return parameter norms that grow linearly at first, and later as the square root of
-    the step.
-    """
+    """Return parameter norms that grow linearly at first, then as the square root of the step."""
     n = np.arange(1, steps + 1)
     return 10 * np.sqrt(1 + 0.02 * n)
 
@@ -150,17 +148,6 @@ def test_no_false_alarms_in_ordinary_runs() -> None:
         for seed in range(2):
             verdicts, _ = verdicts_on(*make_run(1000, noise=noise, seed=seed))
             assert not skipped_steps(verdicts)
-
-
-def test_heavy_tailed_noise_is_not_an_anomaly() -> None:
-    """Student's t with three degrees of freedom skips single updates, never several in a row."""
-    drawn = np.random.RandomState(0)
-    steps = 3000
-    losses = 3 * np.exp(0.03 * drawn.standard_t(3, steps))
-    norms = np.exp(0.2 * drawn.standard_t(3, steps))
-    verdicts, _ = verdicts_on(losses, norms)
-    assert len(skipped_steps(verdicts)) < steps / 200
-    assert verdicts[:, 1].max() < CONFIG.patience
 
 
 @pytest.mark.parametrize("at", [60, 980])

@@ -1,6 +1,9 @@
+import dataclasses
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +19,9 @@ def test_record_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "recovery.json"
     assert RollbackRecord.read(path) == RollbackRecord()
     assert RollbackRecord().last is None
-    record = RollbackRecord((Rollback(1, 2, 0, 9, 1.0, 1), ROLLBACK), cleared=False)
+    smallest = Rollback(first=1, step=1, checkpoint=0, cursor=0, rate=1.0, attempts=1)
+    largest = Rollback(*[2**31 - 1] * 4, rate=1e-9, attempts=2**31 - 1)
+    record = RollbackRecord((smallest, largest, ROLLBACK), cleared=False)
     record.write(path)
     assert RollbackRecord.read(path) == record
     assert record.last == ROLLBACK
@@ -46,13 +51,33 @@ def test_failed_write_keeps_the_previous_record(
     assert RollbackRecord.read(path) == before
 
 
+def assert_damaged(path: Path, text: str) -> None:
+    path.write_text(text)
+    with pytest.raises(UserError, match="restore the original file"):
+        RollbackRecord.read(path)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"rollbacks": [{"step": 1}], "cleared": true}', '{"rollbacks": 3}'],
 )
 def test_damaged_record_raises(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "recovery.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match="restore the original file") as caught:
-        RollbackRecord.read(path)
-    assert len(str(caught.value).splitlines()) == 1
+    assert_damaged(tmp_path / "recovery.json", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("first", [0, 2**31, 1.0]),
+        ("step", [0, 2**31]),
+        ("checkpoint", [-1, 2**31]),
+        ("cursor", [-1, 2**31, True]),
+        ("attempts", [0, 2**31]),
+        ("rate", [0, 1.5, True]),
+    ],
+)
+def test_number_out_of_range_raises(tmp_path: Path, name: str, values: list[Any]) -> None:
+    for value in values:
+        rollback = {**dataclasses.asdict(ROLLBACK), name: value}
+        record = {"rollbacks": [rollback], "cleared": True}
+        assert_damaged(tmp_path / "recovery.json", json.dumps(record))

@@ -53,13 +53,9 @@ def lock_of(folder: RunFolder, time: Time, said: list[str] | None = None) -> Run
 
 def test_live_local_owner_raises_immediately(folder: RunFolder) -> None:
     time = Time()
-    refused = r"is in use by process \d+ on .*, since 20.*; stop that process first, or give"
-    with (
-        lock_of(folder, time),
-        pytest.raises(UserError, match=refused),
-        lock_of(folder, time),
-    ):
-        pass
+    refused = r"is in use by process \d+ on .*, since 20"
+    with lock_of(folder, time), pytest.raises(UserError, match=refused):
+        lock_of(folder, time).__enter__()
     assert time.now == 100.0
 
 
@@ -136,9 +132,8 @@ def test_replaced_owner_notices_before_saving(folder: RunFolder) -> None:
             lock.verify_ownership()
         with pytest.raises(UserError, match="was taken over"):
             lock.check_ownership()
-    assert (
-        lease_store(folder.lease_folder).read(2) == ELSEWHERE
-    )  # it does not release another owner's lease
+    # It does not release another owner's lease.
+    assert lease_store(folder.lease_folder).read(2) == ELSEWHERE
 
 
 def test_suspended_owner_checks_immediately_after_waking(folder: RunFolder) -> None:

@@ -83,17 +83,8 @@ def test_kernels_of_every_attention_are_compiled(
         experiment = dataclasses.replace(experiment, task=Translation(), data=data, model=model)
     experiment = dataclasses.replace(experiment, model=model)
     gpu = Hardware("gpu", "NVIDIA H200", 1, "9.0")
-    [(name, _)] = mark_broken_kernels(experiment, gpu).broken_kernels
-    assert name == "cudnn"
-
-
-def test_broken_kernel_is_marked_with_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(backend_probes.KERNEL_PROBES, "splash", fail)
-    result = mark_broken_kernels(without_dropout(tmp_path), TPU)
     why = "Failed to deserialize the Mosaic module: expected <= 7 but got 8"
-    assert result.broken_kernels == (("splash", why),)
+    assert mark_broken_kernels(experiment, gpu).broken_kernels == (("cudnn", why),)
 
 
 def test_cudnn_is_not_used_under_deterministic_operations(
@@ -102,16 +93,13 @@ def test_cudnn_is_not_used_under_deterministic_operations(
     """Only where the model would use it: never in float32."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
     gpu = Hardware("gpu", "NVIDIA H200", 1, "9.0")
-    base, block = without_dropout(tmp_path), BlockConfig(mixer=AttentionConfig(num_heads=2))
-    float32, bfloat16 = (
-        dataclasses.replace(
-            base,
-            model=dataclasses.replace(
-                base.model, layer_pattern=(block,), precision=Precision.parse(name)
-            ),
-        )
-        for name in ("float32", "bfloat16")
+    float32 = without_dropout(tmp_path)
+    model = dataclasses.replace(
+        float32.model,
+        layer_pattern=(BlockConfig(mixer=AttentionConfig(num_heads=2)),),
+        precision=Precision.parse("bfloat16"),
     )
+    bfloat16 = dataclasses.replace(float32, model=model)
     assert mark_broken_kernels(float32, gpu) == gpu
     marked = mark_broken_kernels(bfloat16, gpu)
     [(name, reason)] = marked.broken_kernels

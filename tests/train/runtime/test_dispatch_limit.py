@@ -13,7 +13,6 @@ from tests.train.support import tiny
 from train.engine import MAX_PROGRAMS_IN_FLIGHT, Engine, make_engine
 from train.evaluation.eval_weights import eval_params
 from train.evaluation.metrics import mean_losses
-from train.jit_engine import DispatchLimit
 from train.pmap_engine import PmapEngine
 from train.state import TrainState
 from transformer import Hardware
@@ -101,13 +100,6 @@ def test_steps_and_evaluations_share_one_limit(tmp_path: Path) -> None:
         engine.evaluate({}, {})
     assert device.most == MAX_PROGRAMS_IN_FLIGHT + 1
     assert device.dispatched == 2 * MANY
-
-
-def test_limit_waits_for_the_oldest() -> None:
-    device, limit = Device(), DispatchLimit(2)
-    for number in range(1, MANY + 1):
-        limit.add({"sum": device.dispatch()})
-        assert device.ended == max(number - 2, 0)
 
 
 class CountingEngine:

@@ -102,9 +102,7 @@ def test_ignored_interrupt_is_not_repeated() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_unraisable_errors_are_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_unraisable_errors_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(what.exc_type))
 

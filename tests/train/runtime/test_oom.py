@@ -13,47 +13,34 @@ from transformer import TransformerConfig
 MODEL = TransformerConfig(d_model=768, num_layers=12)
 EXPERIMENT = Experiment(model=MODEL, batch_size=32, grad_accum_steps=4)
 
-COMPILER = (
-    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. "
-    "Used 19.68G of 15.48G hbm. Exceeded hbm capacity by 4.20G."
-)
-DEVICE = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12884901888 bytes."
 COUNTED_DEVICES = 8
 
-GPU = "RESOURCE_EXHAUSTED: Failed to allocate request for 2.00GiB (2147483648B) on device"
 CPU = "RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes."
 
 
 @pytest.mark.parametrize(
     ("message", "amount"),
     [
-        (COMPILER, "ran out asking for 19.68G;"),
-        (DEVICE, "ran out asking for 12884901888 bytes;"),
-        (CPU, "ran out asking for 123 bytes;"),
-        (GPU, "ran out asking for 2.00GiB;"),
-        ("RESOURCE_EXHAUSTED", "memory: ran out;"),
+        ("Used 19.68G of 15.48G hbm. Exceeded hbm capacity by 4.20G.", " asking for 19.68G"),
+        ("while trying to allocate 12884901888 bytes.", " asking for 12884901888 bytes"),
+        (CPU, " asking for 123 bytes"),
+        ("Failed to allocate request for 2.00GiB (2147483648B)", " asking for 2.00GiB"),
+        ("RESOURCE_EXHAUSTED", ""),
     ],
 )
 def test_requested_bytes_are_parsed(message: str, amount: str) -> None:
     text = oom_message(["give less", "have more"], message)
-    assert amount in text
-    assert text.endswith("; give less, or have more")
+    assert text == f"memory: ran out{amount}; give less, or have more"
 
 
 def test_remedies_name_settings_and_values() -> None:
-    text = oom_message(generic_remedies(EXPERIMENT), CPU)
-    places = [
-        text.index(part)
-        for part in (
-            f"set mesh.fsdp to {jax.device_count()} (now 1)",
-            "raise grad_accum_steps (now 4) or lower batch_size (now 32)",
-            "set model.remat to full (now none)",
-            "lower data.sequence_length (now 256)",
-            "lower model.d_model (now 768) or model.num_layers (now 12)",
-        )
+    assert generic_remedies(EXPERIMENT) == [
+        "set mesh.fsdp to 8 (now 1)",
+        "raise grad_accum_steps (now 4) or lower batch_size (now 32)",
+        "set model.remat to full (now none)",
+        "lower data.sequence_length (now 256)",
+        "lower model.d_model (now 768) or model.num_layers (now 12)",
     ]
-    assert places == sorted(places)
-    assert "\n" not in text
 
 
 @pytest.mark.parametrize(
@@ -65,10 +52,9 @@ def test_remedies_name_settings_and_values() -> None:
     ],
 )
 def test_applied_settings_are_not_suggested(changes: dict[str, Any], remedy: str) -> None:
-    assert any(remedy in each for each in generic_remedies(EXPERIMENT))
-    assert not any(
-        remedy in each for each in generic_remedies(dataclasses.replace(EXPERIMENT, **changes))
-    )
+    remedies = generic_remedies(dataclasses.replace(EXPERIMENT, **changes))
+    assert len(remedies) == 4
+    assert not any(remedy in each for each in remedies)
 
 
 @pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError(CPU), MemoryError()])

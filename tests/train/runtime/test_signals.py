@@ -35,13 +35,6 @@ def test_signal_is_recorded_without_ending_the_process(number: signal.Signals) -
     assert signal.getsignal(number) is before
 
 
-def test_handlers_are_restored_after_an_error() -> None:
-    before = [signal.getsignal(each) for each in STOP_SIGNALS]
-    with pytest.raises(ValueError, match="this"), StopRequest():
-        raise ValueError("this")
-    assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
-
-
 def test_handlers_are_unchanged_outside_the_main_thread() -> None:
     result: list[str | None] = []
 

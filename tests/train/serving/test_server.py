@@ -193,41 +193,33 @@ def test_chat(run: Run) -> None:
     }
 
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def user(content: str, **more: Any) -> dict[str, Any]:
+    """Return the body of a chat with one message."""
+    return {"messages": [{"role": "user", "content": content}], **more}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/v1/nothing", {}, 404, "/v1/nothing: is not served; use one of /v1/models, /v1/comp"),
+        ("/v1/nothing", {}, 404, "/v1/nothing: is not served"),
         ("/v1/models", {}, 405, "/v1/models: takes no POST; use GET"),
-        ("/v1/completions", None, 405, "/v1/completions: takes no GET; use POST"),
-        ("/v1/completions", b"{", 400, "body: is not JSON"),
-        ("/v1/completions", [1], 400, "body: is no JSON object"),
-        ("/v1/completions", {"model": "gpt"}, 404, "model 'gpt': is not served; give 'tiny'"),
-        ("/v1/completions", {"max_tokens": 21}, 400, "max_tokens 21: is more than this server"),
-        ("/v1/completions", {"prompt": [10**6]}, 400, "prompt 0: "),
-        ("/v1/completions", {"prompt": "a" * 15}, 400, "prompt: has 16 tokens, and this server"),
-        ("/v1/completions", {"prompt": [1] * 16}, 400, "prompt: has 16 tokens, and this server"),
-        ("/v1/completions", {"prompt": "a" * 2000}, 400, "prompt: has 2000 characters, and this s"),
-        ("/v1/completions", {"prompt": "\N{SNOWMAN}"}, 400, "the text: has characters that the"),
-        ("/v1/completions", {"prompt": "\ud800"}, 400, "the text: surrogates not allowed at"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "\ud800"}]},
-            400,
-            "the text: surrogates not allowed at",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "assistant", "content": "a"}]},
-            400,
-            "messages: end with an answer",
-        ),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]},
-            400,
-            "chat template: does not read tools; leave tools out",
-        ),
-        ("/v1/completions", {"model": "a" * 5000}, 404, "model 'aaa"),
+        (COMPLETIONS, None, 405, "/v1/completions: takes no GET; use POST"),
+        (COMPLETIONS, b"{", 400, "body: is not JSON"),
+        (COMPLETIONS, [1], 400, "body: is no JSON object"),
+        (COMPLETIONS, {"model": "gpt"}, 404, "model 'gpt': is not served"),
+        (COMPLETIONS, {"model": "a" * 5000}, 404, "model 'aaa"),
+        (COMPLETIONS, {"max_tokens": 21}, 400, "max_tokens 21: is more than"),
+        (COMPLETIONS, {"prompt": [10**6]}, 400, "prompt 0: "),
+        (COMPLETIONS, {"prompt": "a" * 15}, 400, "prompt: has 16 tokens"),
+        (COMPLETIONS, {"prompt": [1] * 16}, 400, "prompt: has 16 tokens"),
+        (COMPLETIONS, {"prompt": "a" * 2000}, 400, "prompt: has 2000 characters"),
+        (COMPLETIONS, {"prompt": "\N{SNOWMAN}"}, 400, "the text: has characters that the"),
+        (CHAT, user("\ud800"), 400, "the text: surrogates not allowed at"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "a"}]}, 400, "messages: end with"),
+        (CHAT, user("a", tools=[{"type": "function"}]), 400, "chat template: does not read tools"),
     ],
 )
 def test_wrong_requests_have_an_error(
@@ -319,11 +311,8 @@ LOCAL, PAGE = {"Host": "localhost:1"}, {"Origin": "https://example.com"}
 @pytest.mark.parametrize(
     ("host", "allowed_hosts", "headers", "status"),
     [
-        ("127.0.0.1", (), {"Host": "127.0.0.1"}, 200),
         ("127.0.0.1", (), {"Host": "[::1]:80"}, 200),
         ("127.0.0.1", (), {"Host": "LocalHost:123"}, 200),
-        ("127.0.0.1", (), {"Host": "example.com"}, 403),
-        ("127.0.0.1", (), {"Host": "127.0.0.2"}, 403),
         ("127.0.0.1", (), {"Host": ""}, 403),
         pytest.param("127.0.0.2", (), {"Host": "127.0.0.2"}, 200, marks=HAS_ALL_LOOPBACK),
         ("127.0.0.1", (), {"Host": "localhost.example.com"}, 403),

@@ -17,8 +17,9 @@ from train.errors import UserError
 
 STATE = {
     "params": {"a.b": jnp.arange(6.0).reshape(2, 3), "zero": jnp.zeros((300,), jnp.bfloat16)},
-    # The only one outside the index, in which small arrays are stored.
-    "large": jax.random.normal(jax.random.key(0), (40, 50)),
+    # Outside the index, in which small arrays are stored. The first and the last by name.
+    "a": jax.random.normal(jax.random.key(0), (40, 50)),
+    "z": jax.random.normal(jax.random.key(1), (40, 50)),
     "key": jax.random.key(0),
     "step": jnp.int32(0),
     "empty": jnp.ones((0, 3)),
@@ -64,9 +65,9 @@ def test_missing_array_is_detected(arrays: Path) -> None:
 def test_missing_chunk_is_detected(arrays: Path) -> None:
     spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{arrays}/"}}
     store = tensorstore.KvStore.open(spec).result()
-    assert store.read("large/0.0").result().value
-    store.delete_range(tensorstore.KvStore.KeyRange("large/0.0", "large/0.1")).result()
-    with pytest.raises(OSError, match="large is not whole"):
+    assert store.read("z/0.0").result().value
+    store.delete_range(tensorstore.KvStore.KeyRange("z/0.0", "z/0.1")).result()
+    with pytest.raises(OSError, match="z is not whole"):
         check(arrays)
 
 
@@ -83,13 +84,13 @@ def test_missing_data_files_are_detected(arrays: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(commit, "_READS_IN_FLIGHT", reads)
         with pytest.raises(OSError, match="read"):
             check(arrays)
-    failed = 0
-    for host in range(3):
+    failed = []
+    for host in range(6):  # as many as arrays, each of one chunk
         try:
-            check(arrays, host=host, hosts=3)
+            check(arrays, host=host, hosts=6)
         except OSError:
-            failed += 1
-    assert failed == 1  # one array is stored outside the index
+            failed.append(host)
+    assert failed == [0, 5]
     monkeypatch.setattr(commit, "AUTO_VERIFY_BYTES", 1000)
     check(arrays)  # too large to be read back
 

@@ -41,9 +41,7 @@ def test_asyncio_reports_other_errors(
     assert ["never retrieved" in each.getMessage() for each in caplog.records] == [True] * told
 
 
-def test_python_reports_other_errors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_python_reports_other_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", shown.append)
     install_log_filters()

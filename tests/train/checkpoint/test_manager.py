@@ -149,16 +149,12 @@ def test_checkpoint_counts_once_it_is_complete(tmp_path: pathlib.Path) -> None:
         assert checkpoints.steps() == []
         checkpoints.wait()
         assert checkpoints.steps() == [1]
+    with CheckpointManager(tmp_path, keep_last=2, asynchronous=False) as checkpoints:
+        checkpoints.save(2, make_state(), {})
+        assert checkpoints.steps() == [1, 2]
 
 
-def test_synchronous_save_is_complete_on_return(tmp_path: pathlib.Path) -> None:
-    with CheckpointManager(tmp_path, asynchronous=False) as checkpoints:
-        checkpoints.save(1, make_state(), {})
-        assert checkpoints.steps() == [1]
-        assert (tmp_path / "1").exists()
-
-
-def test_saving_a_step_twice_is_ignored(tmp_path: pathlib.Path) -> None:
+def test_saving_a_step_twice_raises(tmp_path: pathlib.Path) -> None:
     first, second = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
     with CheckpointManager(tmp_path) as checkpoints, CheckpointManager(tmp_path) as another:
         another.save(1, first, {})
@@ -219,9 +215,7 @@ def test_reading_does_not_change_the_folder(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_unsupported_leaves_raise_before_writing(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_unsupported_leaves_raise_before_writing(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "checkpoints"
     with CheckpointManager(folder) as checkpoints:
         with pytest.raises(TypeError, match=r"b/0: is a ndarray; a checkpoint holds jax arrays"):

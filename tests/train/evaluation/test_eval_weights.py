@@ -14,7 +14,6 @@ import pytest
 import train
 from tests.train.resumed_runs import fit, preempted_after, state_at
 from tests.train.support import (
-    NO_DETECTOR,
     assert_close,
     assert_same_bits,
     command,
@@ -72,35 +71,6 @@ def test_without_intermediate_checkpoints_one_is_averaged() -> None:
     assert steps_to_average([5, 12], 12, 0, 3) == [12]
 
 
-def test_final_weights_are_the_last_or_the_mean_of_the_last(tmp_path: Path) -> None:
-    """Also while the last checkpoint is still being saved."""
-    folder = RunFolder.create(tmp_path / "run")
-    experiment = make_experiment(
-        tmp_path,
-        recovery=NO_DETECTOR,
-        checkpoint=CheckpointConfig(every=2),
-        evaluation=EvaluationConfig(every=0, average_checkpoints=2),
-    )
-    model = dataclasses.replace(experiment.model, vocab_size=30)
-    experiment = dataclasses.replace(experiment, model=model)
-    engine = make_engine(experiment, local_hardware())
-    state = engine.init()
-    states = [
-        state.replace(params=jax.tree.map(lambda leaf, n=n: leaf + n, state.params))
-        for n in (10, 3, 8)
-    ]
-    with CheckpointManager(folder.checkpoints, keep_last=3) as checkpoints:
-        for step, each in zip((2, 4, 6), states, strict=True):
-            checkpoints.save(step, each, {})
-        found = Evaluator(experiment, engine, None, folder).final_weights(state, 6, checkpoints)
-        assert found.steps == [4, 6]
-        assert_close(found.params, jax.tree.map(lambda leaf: leaf + 5.5, state.params), 1e-6)
-        once = dataclasses.replace(experiment, evaluation=EvaluationConfig(every=0))
-        found = Evaluator(once, engine, None, folder).final_weights(state, 7, checkpoints)
-        assert found.steps == [7]
-        assert found.params is state.params
-
-
 @pytest.fixture(scope="module")
 def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path, train.Run]:
     folder = tmp_path_factory.mktemp("averaged")
@@ -112,6 +82,26 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
         ema=EmaConfig(decay=0.5),
     )
     return experiment, folder / "run", fit(experiment, folder / "run")
+
+
+def test_final_weights_are_the_last_or_the_mean_of_the_last(
+    averaged: tuple[Experiment, Path, train.Run], tmp_path: Path
+) -> None:
+    """Also while the last checkpoint is still being saved."""
+    experiment, folder = averaged[2].experiment, RunFolder.create(tmp_path)
+    engine = make_engine(experiment, local_hardware())
+    states = [state_at(averaged[1], step) for step in (4, 6, 8)]
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, states[1].ema, states[2].ema)
+    with CheckpointManager(folder.checkpoints, keep_last=3) as checkpoints:
+        for state in states:
+            checkpoints.save(int(state.step), state, {})
+        for count, steps, expected in ((2, [6, 8], mean), (1, [8], states[2].ema)):
+            settings = EvaluationConfig(every=0, average_checkpoints=count)
+            asked = dataclasses.replace(experiment, evaluation=settings)
+            evaluator = Evaluator(asked, engine, None, folder)
+            found = evaluator.final_weights(states[2], STEPS, checkpoints)
+            assert found.steps == steps
+            assert_close(found.params, expected, 1e-6)
 
 
 @pytest.mark.full

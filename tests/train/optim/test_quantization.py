@@ -92,5 +92,6 @@ def test_blocks_follow_layer_memory(
 
     codes, found_scales, again = jax.jit(both)(x)
     assert (codes.dtype, codes.shape) == (np.uint8, shape)
+    assert (np.asarray(codes)[x == 0] == (127 if signed else 0)).all()
     assert (found_scales.dtype, found_scales.shape) == (np.float32, scales)
     np.testing.assert_allclose(again, blocks(x, stack, signed), rtol=1e-6)

@@ -25,7 +25,6 @@ from tests.train.support import light_compiler as light_compiler
 from train.engine import make_engine
 from train.errors import UsageError
 from train.estimate.hlo import Program, array_shapes, find_collectives
-from train.optim.optimizer_registry import OPTIMIZERS
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import ALiBi, Hardware
@@ -89,19 +88,6 @@ def test_sixteen_devices_equal_one(folder: Path) -> None:
     """Four axes at once, in a process with sixteen devices."""
     program = "from tests.train.parallel.meshes import sixteen; sixteen()"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
-
-
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_no_device_holds_a_whole_weight(folder: Path, optimizer: str) -> None:
-    """Nor a whole moment, including 8-bit codes and their scales."""
-    experiment = an_experiment(folder, "decoder", MeshConfig(data=1, fsdp=2, tensor=4), width=64)
-    experiment = dataclasses.replace(experiment, optimizer=OPTIMIZERS[optimizer]())
-    shapes = make_engine(experiment, Hardware(count=8)).abstract_state()
-    largest = max(leaf.size for leaf in jax.tree.leaves(shapes.params))
-    for path, leaf in jax.tree_util.tree_leaves_with_path((shapes.params, shapes.optimizer)):
-        if leaf.size * 16 >= largest:
-            share = np.prod(leaf.sharding.shard_shape(leaf.shape)) / leaf.size
-            assert share <= 1 / 2, jax.tree_util.keystr(path)
 
 
 @pytest.mark.full

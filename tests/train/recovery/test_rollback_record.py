@@ -20,7 +20,8 @@ def test_record_round_trip(tmp_path: Path) -> None:
     assert RollbackRecord.read(path) == RollbackRecord()
     assert RollbackRecord().last is None
     smallest = Rollback(first=1, step=1, checkpoint=0, cursor=0, rate=1.0, attempts=1)
-    largest = Rollback(*[2**31 - 1] * 4, rate=1e-9, attempts=2**31 - 1)
+    most = 2**31 - 1
+    largest = Rollback(most, most, most, most, rate=1e-9, attempts=most)
     record = RollbackRecord((smallest, largest, ROLLBACK), cleared=False)
     record.write(path)
     assert RollbackRecord.read(path) == record

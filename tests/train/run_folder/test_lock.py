@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 
@@ -136,6 +137,18 @@ def test_replaced_owner_notices_before_saving(folder: RunFolder) -> None:
     assert lease_store(folder.lease_folder).read(2) == ELSEWHERE
 
 
+def test_owner_renews_its_lease_in_the_background(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.run_folder.lock.RENEW_INTERVAL_SECONDS", 0.01)
+    store = lease_store(folder.lease_folder)
+    with lock_of(folder, Time()):
+        end = monotonic() + 60
+        while (lease := store.read(1) or Lease()).renewals < 3:
+            assert monotonic() < end, lease
+            sleep(0.01)
+
+
 def test_suspended_owner_checks_immediately_after_waking(folder: RunFolder) -> None:
     time = Time()
     with lock_of(folder, time) as lock:
@@ -145,10 +158,11 @@ def test_suspended_owner_checks_immediately_after_waking(folder: RunFolder) -> N
             lock.check_ownership()
 
 
-def test_damaged_lease_file_is_waited_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{"token": 5}', "{", '{"no": 1}', "[" * 100_000])
+def test_damaged_lease_file_is_waited_for(tmp_path: Path, text: str) -> None:
     folder = RunFolder.create(str(tmp_path))
     folder.lease_folder.mkdir()
-    (folder.lease_folder / "3.json").write_text('{"token": 5}')
+    (folder.lease_folder / "3.json").write_text(text)
     time = Time()
     with lock_of(folder, time):
         assert time.now == 100.0 + LEASE_SECONDS

@@ -1,7 +1,5 @@
 """A run is created without trainer or evaluator, as an importer of weights does."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import chex
@@ -48,12 +46,3 @@ def test_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
     run = train.load(str(tmp_path / "run"))
     assert (run.step, run.experiment.model) == (0, experiment.model)
     chex.assert_trees_all_equal(run.params, expected)
-
-
-def test_run_files_are_written_without_importing_trainer_or_evaluator() -> None:
-    code = "import sys, train.run_folder.run_config; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
-    assert "train.run_folder.run_config" in loaded
-    unneeded = {"train.loop", "train.engine", "train.step", "train.evaluation.evaluator", "jax"}
-    assert not loaded & unneeded

@@ -118,7 +118,6 @@ def test_run_uses_fallback_and_reports_it(
     ]
     assert event["kernel"] == "splash"
     assert event["reason"]
-    config = (tmp_path / "run/config.txt").read_text()
-    assert "mixer.backend = reference (splash cannot serve: its kernel cannot be" in config
+    assert "mixer.backend = reference" in (tmp_path / "run/config.txt").read_text()
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("attention kernel splash: cannot be compiled here") == 1

@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from tests.train.optim.support import drawn, gradients
 from tests.train.support import assert_close, assert_same_bits, random_rows, tiny
@@ -58,26 +57,6 @@ def test_eight_devices_equal_one(kind: str) -> None:
     large = [leaf for leaf in jax.tree.leaves(sharded_state) if leaf.size >= 1024]
     assert large or kind == "adafactor"
     assert not any(leaf.sharding.is_fully_replicated for leaf in large)
-
-
-def test_state_of_other_shape_is_sharded_where_divisible() -> None:
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
-    params = {"layers": {"w": jax.ShapeDtypeStruct((3, 16, 8), jnp.float32)}}
-    own = {"layers": {"w": NamedSharding(mesh, PartitionSpec(None, ("fsdp",), ("tensor",)))}}
-    shapes: Any = {"scales": (3, 16, 2), "rows": (3, 16), "odd": (3, 5, 2), "mean": (3, 16, 8)}
-    state = {
-        name: {"layers": {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}}
-        for name, shape in shapes.items()
-    }
-    state["count"] = jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[assignment]
-    actual = optimizer_state_shardings(state, params, own, replicated_sharding(mesh))
-    assert actual["count"].spec == PartitionSpec()
-    assert {name: actual[name]["layers"]["w"].spec for name in shapes} == {
-        "scales": PartitionSpec(None, ("fsdp",), ("tensor",)),
-        "rows": PartitionSpec(None, ("fsdp",)),
-        "odd": PartitionSpec(None, None, ("tensor",)),
-        "mean": PartitionSpec(None, ("fsdp",), ("tensor",)),
-    }
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests.train.support import light_compiler as light_compiler
@@ -21,6 +22,8 @@ from train.parallel.sharding import (
     leaf_shardings,
     logical_to_sharding,
     make_sharding_constraint,
+    optimizer_state_shardings,
+    replicated_sharding,
 )
 from transformer import Hardware
 
@@ -173,9 +176,30 @@ def test_state_is_initialized_in_its_shards(tmp_path: Path) -> None:
     engine = an_engine(tmp_path, MeshConfig(data=1, fsdp=8))
     state, placed = engine.init(), engine.abstract_state()
     assert leaf_shardings(state) == leaf_shardings(placed)
-    query = state.params["layers"]["place_0"]["mixer"]["query"]["kernel"]
-    for array in (query, state.optimizer[0].mu["layers"]["place_0"]["mixer"]["query"]["kernel"]):
+    query = state.params["layers"]["place_0"]["mixer"]["query"]
+    for array in (query, state.optimizer[0].mu["layers"]["place_0"]["mixer"]["query"]):
         assert {shard.data.size * 8 for shard in array.addressable_shards} == {array.size}
+
+
+def test_state_of_other_shape_is_sharded_where_divisible() -> None:
+    """Such as the row means of Adafactor, and the scales of blocks of 8-bit moments."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    params = {"layers": {"w": jax.ShapeDtypeStruct((3, 16, 8), jnp.float32)}}
+    own = {"layers": {"w": NamedSharding(mesh, P(None, ("fsdp",), ("tensor",)))}}
+    shapes: Any = {"scales": (3, 16, 2), "rows": (3, 16), "odd": (3, 5, 2), "mean": (3, 16, 8)}
+    state = {
+        name: {"layers": {"w": jax.ShapeDtypeStruct(shape, jnp.float32)}}
+        for name, shape in shapes.items()
+    }
+    state["count"] = jax.ShapeDtypeStruct((), jnp.int32)  # type: ignore[assignment]
+    actual = optimizer_state_shardings(state, params, own, replicated_sharding(mesh))
+    assert actual["count"].spec == P()
+    assert {name: actual[name]["layers"]["w"].spec for name in shapes} == {
+        "scales": P(None, ("fsdp",), ("tensor",)),
+        "rows": P(None, ("fsdp",)),
+        "odd": P(None, None, ("tensor",)),
+        "mean": P(None, ("fsdp",), ("tensor",)),
+    }
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

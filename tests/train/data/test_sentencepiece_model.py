@@ -35,19 +35,11 @@ def varint(value: int) -> bytes:
 def model_file(
     pieces: list[tuple[str, float, int]], trainer: bytes = b"", normalizer: bytes = b""
 ) -> bytes:
-    return b"".join(
-        [
-            *(
-                field(
-                    1,
-                    field(1, text.encode()) + field(2, score) + field(3, kind),
-                )
-                for text, score, kind in pieces
-            ),
-            field(2, trainer),
-            field(3, normalizer),
-        ]
-    )
+    listed = [
+        field(1, field(1, text.encode()) + field(2, score) + field(3, kind))
+        for text, score, kind in pieces
+    ]
+    return b"".join([*listed, field(2, trainer), field(3, normalizer)])
 
 
 PIECES = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("▁", -1.0, 1), ("a", -2.0, 1)]

@@ -1,7 +1,6 @@
-"""Labels of texts and words: word dropout, span F1, the number of labels."""
-
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from tests.train.tasks.support import tiny_classifier, tiny_tagger
 from train.data.token_labels import TokenLabelSplit
 from train.errors import UserError
 from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
-from train.tasks.task import Metric
+from train.tasks.task import Metric, SampleOptions
 from train.tasks.task_configs import Classification, Tagging
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
@@ -54,10 +53,37 @@ def test_f1_of_part_of_a_split(task: TaggingTask) -> None:
 
 def test_num_labels_must_match_the_data(tmp_path: Path) -> None:
     wrong = TaggingTask(dataclasses.replace(tiny_tagger(tmp_path), task=Tagging(9)))
-    with pytest.raises(
-        UserError, match=r"task\.num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"
-    ):
+    with pytest.raises(UserError, match=r"num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"):
         wrong.resolve_experiment(wrong.prepare_corpus())
+
+
+def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> None:
+    """The tag of a word is that of its first token, in the row of the words around it."""
+    corpus = task.prepare_corpus()
+    tagger = TaggingTask(task.resolve_experiment(corpus))
+    model = tagger.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    run: Any = SimpleNamespace(
+        model=model, params=params, labels=corpus.labels, tokenizer=corpus.tokenizer
+    )
+    drawn = np.random.default_rng(0)
+    # Rows of 16 words, one token each: one that is short, one that is full, and two.
+    sentences = [drawn.choice(["the", "red", "cat", "dog"], size).tolist() for size in (5, 16, 19)]
+    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens).logits)
+    expected = []
+    for words in sentences:
+        rows = [words[:16], words[16:]] if len(words) > 16 else [words]
+        logits = [np.asarray(forward(run.tokenizer.encode(" ".join(row))[None])) for row in rows]
+        best = np.concatenate([each[0].argmax(axis=-1) for each in logits])
+        pairs = zip(words, best, strict=True)
+        expected.append(" ".join(f"{word}/{corpus.labels[index]}" for word, index in pairs))
+    assert len({pair.partition("/")[2] for text in expected for pair in text.split()}) > 1
+    pieces: list[str] = []
+    texts = [" ".join(words) for words in sentences]
+    assert tagger.sample(run, texts, SampleOptions(), on_text=pieces.append) == expected
+    assert pieces == ["".join(expected)]
+    assert tagger.sample(run, [""], SampleOptions()) == [""]
 
 
 def test_word_dropout_drops_each_token_with_its_rate() -> None:
@@ -68,9 +94,8 @@ def test_word_dropout_drops_each_token_with_its_rate() -> None:
     dropped = np.asarray(drop_words(segments, 0.3, keys))
     assert np.all(dropped <= segments)
     assert dropped.any(axis=1).all()  # no text loses all of its tokens
-    long = (
-        lengths >= 10
-    )  # long enough that the exception for short texts changes the rate by less than 1e-5
+    # The exception for texts that would lose all tokens changes the rate by less than 1e-5.
+    long = lengths >= 10
     tokens = lengths[long].sum()
     deviation = np.sqrt(0.3 * 0.7 / tokens)
     assert abs(1 - dropped[long].sum() / tokens - 0.3) < 4 * deviation

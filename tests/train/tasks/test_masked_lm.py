@@ -1,5 +1,6 @@
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from train.estimate.description import describe
 from train.experiment import SampleConfig
 from train.tasks.masked_language_modeling import (
     MaskedLanguageModelTask,
+    _predict_tokens,
     encode_masked_prompt,
     gather_targets,
 )
@@ -98,11 +100,6 @@ def test_mask_replaces_a_word_and_its_space(
     assert encode_masked_prompt(tokenizer, prompt).tolist() == tokens
 
 
-def test_prompt_without_mask_is_an_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"prompt 'MASK': has no \[MASK\]; write \[MASK\]"):
-        encode_masked_prompt(tokenizer, "MASK")
-
-
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> MaskedLanguageModelTask:
     experiment = tiny_masked(tmp_path_factory.mktemp("masked"))
@@ -147,21 +144,44 @@ def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training:
 
 def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
     experiment = tiny_masked(tmp_path, sample=SampleConfig(every=5))
-    with pytest.raises(UserError, match=r"sample\.prompt '': has no \[MASK\]; write \[MASK\]"):
+    with pytest.raises(UserError, match=r"sample\.prompt '': has no \[MASK\]"):
         train.fit(experiment, str(tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_long_prompt_is_an_error(task: MaskedLanguageModelTask) -> None:
+@pytest.fixture(scope="module")
+def run(task: MaskedLanguageModelTask) -> Any:
+    """A run whose weights are large enough for its predictions to differ."""
     model = task.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    return SimpleNamespace(
+        tokenizer=task.prepare_corpus().tokenizer,
+        folder=SimpleNamespace(model_type=""),
+        model=model,
+        params=params,
+    )
 
-    class Folder:
-        model_type = ""
 
-    class Run:
-        tokenizer, folder = task.prepare_corpus().tokenizer, Folder()
+def test_masks_are_filled_as_without_padding(task: MaskedLanguageModelTask, run: Any) -> None:
+    """Alone, a prompt is a row without padding: no position may see what fills up the row."""
+    prompts = ["the [MASK]at sat", "[MASK]", "on a[MASK] [MASK]", "[MASK]the cat s[MASK]at"]
+    pieces: list[str] = []
+    texts = task.sample(run, prompts, SampleOptions(), on_text=pieces.append)
+    assert "".join(pieces) == "".join(texts)
+    forward = jax.jit(lambda tokens: run.model.apply({"params": run.params}, tokens).logits)
+    mask = run.tokenizer.mask_token_id
+    for prompt, text in zip(prompts, texts, strict=True):
+        tokens = encode_masked_prompt(run.tokenizer, prompt)
+        best = np.argmax(np.asarray(forward(tokens[None]))[0], axis=-1)
+        assert text == run.tokenizer.decode(np.where(tokens == mask, best, tokens)).strip()
+        row = np.full((1, 16), 3, np.int32)
+        row[0, : len(tokens)] = tokens
+        padded = _predict_tokens(run.params, row, np.int32(len(tokens)), model=run.model)
+        np.testing.assert_array_equal(np.asarray(padded)[0, : len(tokens)], best)
 
-    run: Any = Run()
-    run.model = model
-    with pytest.raises(UserError, match="prompt: has 17 tokens and the model reads 16; shorten"):
+
+def test_long_prompt_is_an_error(task: MaskedLanguageModelTask, run: Any) -> None:
+    task.encode_prompt("the cat sat [MASK]a", run.tokenizer)  # 16 tokens
+    with pytest.raises(UserError, match="prompt: has 17 tokens and the model reads 16"):
         task.sample(run, ["the cat sat on[MASK]a"], SampleOptions())

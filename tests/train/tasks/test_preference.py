@@ -1,5 +1,3 @@
-"""DPO: the loss against its formula in NumPy, a whole run, exact resume, errors."""
-
 import dataclasses
 import json
 import random
@@ -186,12 +184,11 @@ def test_missing_adapter_raises(folder: Path, source: train.Run) -> None:
 
 
 def test_invalid_lines_raise() -> None:
+    record: dict[str, Any] = {"prompt": "a", "chosen": "b"}
     with pytest.raises(UserError, match=r"x:1: has no field 'rejected' \(it has prompt, chosen\)"):
-        parse_pair("x:1", {"prompt": "a", "chosen": "b"})
+        parse_pair("x:1", record)
     with pytest.raises(UserError, match="chosen is not a list of messages"):
-        parse_pair(
-            "x:1", {"prompt": "a", "chosen": "b", "rejected": [{"role": "a", "content": ""}]}
-        )
+        parse_pair("x:1", record | {"rejected": [{"role": "a", "content": ""}]})
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +196,9 @@ def scored(folder: Path, source: train.Run) -> Path:
     """The pairs, with the log-likelihoods of the source run."""
     make_experiment(folder)
     path = folder / "scored.jsonl"
-    assert (
-        add_reference(
-            str(source.folder.path),
-            str(folder / "pairs.jsonl"),
-            str(path),
-            max_length=32,
-            batch_size=7,
-        )
-        == 60
-    )
+    pairs = str(folder / "pairs.jsonl")
+    count = add_reference(str(source.folder.path), pairs, str(path), max_length=32, batch_size=7)
+    assert count == 60
     return path
 
 
@@ -219,10 +209,9 @@ def test_log_likelihoods_that_are_not_finite_are_not_written(
     params = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, np.nan), source.params)
     monkeypatch.setattr("train.run.load", lambda _: dataclasses.replace(source, params=params))
     output = folder / "nan.jsonl"
-    with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\); us"):
-        add_reference(
-            str(source.folder.path), str(folder / "pairs.jsonl"), str(output), max_length=32
-        )
+    pairs = str(folder / "pairs.jsonl")
+    with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\)"):
+        add_reference(str(source.folder.path), pairs, str(output), max_length=32)
     assert not output.exists()
 
 

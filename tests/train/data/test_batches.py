@@ -15,11 +15,7 @@ def training(
     stream: TokenStream, batch_size: int, length: int, *, seed: int = 5, masking: bool = True
 ) -> TextTrainingBatches:
     return TextTrainingBatches(
-        stream,
-        batch_size=batch_size,
-        sequence_length=length,
-        seed=seed,
-        document_masking=masking,
+        stream, batch_size=batch_size, sequence_length=length, seed=seed, document_masking=masking
     )
 
 
@@ -43,11 +39,7 @@ def rows(batches: TextTrainingBatches, count: int) -> list[list[int]]:
     ids=["whole", "in the first", "at the second", "in the second"],
 )
 def test_window_matches_hand_computed_values(
-    make_stream: MakeStream,
-    seed: int,
-    tokens: list[int],
-    segments: list[int],
-    positions: list[int],
+    make_stream: MakeStream, seed: int, tokens: list[int], segments: list[int], positions: list[int]
 ) -> None:
     # 0 1 2 3 0 4 5 0 6 (0): nine targets; a window of nine is a full circle from a seeded start.
     batch = training(make_stream([1, 2, 3], [4, 5], [6]), 1, 9, seed=seed)[0]

@@ -13,10 +13,9 @@ from train.data.bitext import (
     prepare_bitext,
     read_sentence_pairs,
 )
-from train.data.buckets import bucket_by_tokens
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
-from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
+from train.data.examples import ExampleCorpus
 from train.errors import UserError
 
 ENGLISH = ["A dog .", "two dogs run", "a man runs", "two men"]
@@ -113,32 +112,6 @@ def test_evaluation_truncates_long_pairs(files: Path) -> None:
     ein, mann = corpus.tokenizer.encode("ein mann")
     assert split.target[1].tolist() == [ein, mann, ein, end]
     assert [note[:29] for note in corpus.notes] == ["the validation split: 1 of 2 "]
-
-
-def test_every_pair_is_seen_once_per_epoch(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    lines = [" ".join("ab"[n] for n in draw.integers(0, 2, size)) for size in range(1, 31)] * 3
-    for ending in ("en", "de"):
-        (tmp_path / f"train.{ending}").write_text("\n".join(lines))
-    corpus = prepared(tmp_path, validation_path="", max_length=40)
-    split = corpus.split("train")
-    assert len(split.pairs) == 81
-    buckets = bucket_by_tokens(split.lengths, batch_tokens=100, batch_size_multiple=2)
-    training = ExampleTrainingBatches(split, buckets, seed=0)
-    for batches, count in (
-        (training, training.batches_per_epoch),
-        (held := ExampleEvaluationBatches(split, buckets), len(held)),
-    ):
-        seen = []
-        for cursor in range(count):
-            batch = batches.host_batch(cursor, 0, 1)
-            real = batch["weights"].any(axis=1)
-            seen += batch["examples"][real].tolist()
-            for row in np.flatnonzero(real):
-                pair = split.pairs[batch["examples"][row]]
-                assert decode_sentence(corpus.tokenizer, batch["source"][row]) == pair.source
-                assert decode_sentence(corpus.tokenizer, batch["targets"][row]) == pair.target
-        assert sorted(seen) == list(range(81))
 
 
 def test_digest_depends_on_the_pairs(files: Path) -> None:

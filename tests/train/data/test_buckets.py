@@ -23,8 +23,7 @@ def test_each_side_has_its_own_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_multiple", "rows"),
-    [(1, [20, 5, 1]), (4, [20, 4, 4]), (3, [18, 3, 3])],
+    ("row_multiple", "rows"), [(1, [20, 5, 1]), (4, [20, 4, 4]), (3, [18, 3, 3])]
 )
 def test_rows_depend_on_the_longer_side(row_multiple: int, rows: list[int]) -> None:
     lengths = np.array([[3, 5]] * 180 + [[20, 11]] * 60 + [[70, 2]] * 60)
@@ -53,10 +52,7 @@ def test_rows_are_minimal_for_the_number_of_batches(
     assert bucket.batch_size == rows
 
 
-@given(
-    st.lists(st.integers(1, 12), min_size=1, max_size=20),
-    st.integers(1, 5),
-)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 5))
 def test_buckets_minimize_padding(numbers: list[int], most: int) -> None:
     lengths = np.array(numbers)[:, None]
     buckets = bucket_by_rows(lengths, batch_size=1, max_buckets=most)

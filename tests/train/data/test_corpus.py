@@ -1,5 +1,4 @@
 import gzip
-import json
 import lzma
 import os
 import pathlib
@@ -11,12 +10,7 @@ from train.data import corpus, text_files
 from train.data.corpus import compressed_bits_per_byte, prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.files import Notes
-from train.data.text_splits import (
-    TextSource,
-    TextSplits,
-    choose_held_out_documents,
-    find_sources,
-)
+from train.data.text_splits import TextSource, TextSplits, choose_held_out_documents, find_sources
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
@@ -109,17 +103,6 @@ def test_too_little_text_to_hold_out_is_an_error(tmp_path: pathlib.Path) -> None
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match=r"1 characters are too few to hold out 0\.1 of them"):
         texts(TextSplits(TextDataConfig(str(tmp_path))), "train")
-
-
-def test_whole_documents_are_held_out(tmp_path: pathlib.Path) -> None:
-    lines = [json.dumps({"text": f"{n:05}"}) for n in range(211)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    splits = TextSplits(TextDataConfig(str(tmp_path)))
-    train, validation = texts(splits, "train"), texts(splits, "validation")
-    assert sorted(train + validation) == [f"{n:05}" for n in range(211)]
-    assert len(validation) == 21
-    assert train == sorted(train)
-    assert validation not in (sorted(train)[:21], sorted(train)[-21:])
 
 
 def test_held_out_documents_depend_on_names_only() -> None:
@@ -266,14 +249,6 @@ def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> Non
     (folder.parent / "generation_config.json").write_text('{"eos_token_id": 0}')
     other = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
     assert other.split("train").tokens[-1] == 0
-
-
-def test_missing_splits_are_errors(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    result = prepare_text(config(folder), cache_dir=cache)
-    with pytest.raises(UserError, match=r"split 'test': .* train, validation; set data\.test_path"):
-        result.split("test")
-    with pytest.raises(UserError, match=r"split 'dev': .* only train, validation; choose"):
-        result.split("dev")
 
 
 def test_text_without_words_is_an_error(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:

@@ -67,21 +67,18 @@ def test_folder_with_splits_and_rows_that_are_left_out(tmp_path: Path) -> None:
     assert splits.notes[1].endswith("rows that are left out, as a field is null: 4")
 
 
-def test_held_out_examples_depend_on_the_seed(tmp_path: Path) -> None:
+def test_held_out_examples_match_the_recorded_ones(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "a", 20)
-
-    def held_out(seed: int) -> list[str]:
-        splits = read(path=str(tmp_path / "a"), validation_fraction=0.25, split_seed=seed)
-        assert list(splits) == ["train", "validation"]
-        assert sorted([*splits["train"], *splits["validation"]]) == sorted(lines)
-        return list(splits["validation"])
-
-    assert len(held_out(0)) == 5
-    assert held_out(0) == held_out(0) != held_out(1)
-
-
-def test_held_out_examples_match_the_recorded_ones() -> None:
-    assert sorted(choose_held_out_examples(20, 0.25, 0)) == [3, 7, 9, 11, 18]
+    splits = read(path=str(tmp_path / "a"), validation_fraction=0.25, split_seed=0)
+    held_out = [lines[number] for number in (3, 7, 9, 11, 18)]
+    assert list(splits) == ["train", "validation"]
+    assert splits == {
+        "train": [line for line in lines if line not in held_out],
+        "validation": held_out,
+    }
+    assert not splits.has_own_validation
+    assert splits.before_holdout() == [*splits["train"], *held_out]
+    assert choose_held_out_examples(20, 0.25, 1) != {3, 7, 9, 11, 18}
 
 
 @pytest.mark.parametrize(("fraction", "drawn"), [(0.01, 1), (0.5, 2), (0.99, 2)])

@@ -55,10 +55,7 @@ def test_fractions_follow_the_settings(tokenizer: Tokenizer) -> None:
 
     def masked(chosen: float, mask: float, replaced: float) -> HostBatch:
         return Masking(
-            tokenizer,
-            mlm_probability=chosen,
-            mask_replace_prob=mask,
-            random_replace_prob=replaced,
+            tokenizer, mlm_probability=chosen, mask_replace_prob=mask, random_replace_prob=replaced
         ).mask_batch(batch)
 
     assert (masked(1, 1, 0)["tokens"] == MASK).all()

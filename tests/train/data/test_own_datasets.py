@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from train.data.bitext import prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
-    BitextDataConfig,
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
@@ -51,11 +49,6 @@ class OwnTags(Own, TokenLabelDataConfig):
     pass
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnPairs(Own, BitextDataConfig):
-    pass
-
-
 def test_texts(tmp_path: Path) -> None:
     Own.splits = {"train": ["one", "", "two"], "validation": ["three"], "test": ["four"]}
     config = OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path))
@@ -72,15 +65,6 @@ def test_texts(tmp_path: Path) -> None:
     assert prepare_text(config).digest != corpus.digest
 
 
-def test_texts_are_held_out(tmp_path: Path) -> None:
-    Own.splits = {"train": [f"text {index}" for index in range(10)]}
-    corpus = prepare_text(OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path)))
-    counts = [len(corpus.split(name).document_starts) for name in ("train", "validation")]
-    assert counts == [9, 1]
-    with pytest.raises(UserError, match="the data have only train, validation; "):
-        corpus.split("test")
-
-
 def test_labels() -> None:
     Own.splits = {
         "train": [("red fish", "a"), ["blue", "b"], ("x", "a")],
@@ -90,20 +74,6 @@ def test_labels() -> None:
     assert corpus.labels == ("a", "b")
     assert corpus.split("train").texts == ["red fish", "blue", "x"]
     assert corpus.split("validation").targets.tolist() == [1]
-
-
-def test_tags() -> None:
-    sentence = [("the", "D"), ("fish", "N")]
-    Own.splits = {"train": [sentence, sentence[1:]], "validation": [sentence]}
-    corpus = prepare_token_labels(OwnTags(tokenizer=BYTES))
-    assert corpus.labels == ("D", "N")
-    assert len(corpus.split("train").lengths) == 2
-
-
-def test_pairs() -> None:
-    Own.splits = {"train": [("a b", "c"), ("d", "e f")], "validation": [("a", "c")]}
-    corpus = prepare_bitext(OwnPairs(tokenizer=BYTES))
-    assert corpus.split("train").pairs == [("a b", "c"), ("d", "e f")]
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,18 @@
 """Streams: the order of documents, windows against one long token stream, and exact positions."""
 
-import csv
 import dataclasses
 import gzip
 import json
 import re
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.train.data import formats
 from train.data import stream_batches
 from train.data.batches import host_rows
 from train.data.corpus import prepare_text
@@ -34,46 +33,18 @@ def text_of(number: int) -> str:
     return f"<{number}>" + "x" * (number * 7 % 19)
 
 
-def write_jsonl(path: Path, numbers: range) -> None:
-    path.write_text("".join(json.dumps({"text": text_of(n)}) + "\n" for n in numbers))
+def records(numbers: range) -> list[dict[str, Any]]:
+    return [{"text": text_of(number)} for number in numbers]
 
 
-def write_gzip(path: Path, numbers: range) -> None:
-    lines = "".join(json.dumps({"text": text_of(n)}) + "\n" for n in numbers)
-    path.write_bytes(gzip.compress(lines.encode()))
-
-
-def write_zstd(path: Path, numbers: range) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    lines = "".join(json.dumps({"text": text_of(n)}) + "\n" for n in numbers)
-    with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
-        stream.write(lines.encode())
-
-
-def write_parquet(path: Path, numbers: range) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.table({"id": list(numbers), "text": [text_of(n) for n in numbers]})
-    parquet.write_table(table, path, row_group_size=7)
-
-
-def write_csv(path: Path, numbers: range) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([("id", "text"), *((n, text_of(n)) for n in numbers)])
-
-
-def write_array(path: Path, numbers: range) -> None:
-    path.write_text(json.dumps([{"text": text_of(n)} for n in numbers], indent=1))
-
-
-WRITERS: dict[str, Callable[[Path, range], None]] = {
-    ".jsonl": write_jsonl,
-    ".jsonl.gz": write_gzip,
-    ".jsonl.zst": write_zstd,
-    ".parquet": write_parquet,
-    ".csv": write_csv,
-    ".json": write_array,
+WRITERS: dict[str, formats.Write] = {
+    ".jsonl": formats.json_lines,
+    ".jsonl.gz": lambda rows: gzip.compress(formats.json_lines(rows)),
+    ".jsonl.zst": lambda rows: formats.zstd(formats.json_lines(rows)),
+    ".parquet": formats.parquet,
+    ".arrow": formats.arrow,
+    ".csv": formats.cells,
+    ".json": formats.json_array,
 }
 
 
@@ -81,7 +52,7 @@ def write_files(folder: Path, *, files: int = 3, each: int = 20, ending: str = "
     folder.mkdir(exist_ok=True)
     for number in range(files):
         numbers = range(number * each, (number + 1) * each)
-        WRITERS[ending](folder / f"part{number}{ending}", numbers)
+        (folder / f"part{number}{ending}").write_bytes(WRITERS[ending](records(numbers)))
     return str(folder)
 
 
@@ -422,8 +393,8 @@ def test_unsupported_settings_raise(tmp_path: Path, changes: dict[str, Any], mes
 
 
 def test_parquet_errors_name_the_column(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    write_parquet(tmp_path / "a.parquet", range(3))
+    rows = [{"id": number, "text": "a"} for number in range(3)]
+    (tmp_path / "a.parquet").write_bytes(formats.parquet(rows))
     for column, message in (
         ("body", r"has no field 'body' \(it has id, text\)"),
         ("id", r"field 'id' is not a text"),

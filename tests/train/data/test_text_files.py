@@ -78,12 +78,6 @@ def test_tables_beside_text(tmp_path: pathlib.Path) -> None:
     )
 
 
-def test_single_file_of_rows_needs_the_field(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text('{"content": "x"}\n' * 2)
-    with pytest.raises(UserError, match=r"a\.txt:1: has no field 'text' \(it has content\)"):
-        list(DocumentReader(find_files(str(tmp_path / "a.txt"), "data.path")).documents())
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -107,14 +101,6 @@ def test_error_names_the_damaged_file(
     with pytest.raises(UserError, match=message) as caught:
         read(tmp_path / name)
     assert "\n" not in str(caught.value)
-
-
-def test_error_names_the_vanished_file(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "a.txt").write_text("x")
-    files = find_files(str(tmp_path), "data.path")
-    (tmp_path / "a.txt").unlink()
-    with pytest.raises(UserError, match=r"a\.txt: No such file"):
-        list(read_documents(files))
 
 
 def test_byte_limit_keeps_characters_whole() -> None:

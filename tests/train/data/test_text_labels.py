@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.buckets import bucket_by_rows
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
-from train.data.examples import ExampleCorpus, ExampleEvaluationBatches
+from train.data.examples import ExampleCorpus
 from train.data.text_labels import ClassificationSplit, encode_texts, prepare_classification
 from train.errors import UserError
 
@@ -113,16 +112,6 @@ def test_names_of_columns_are_recognized(files: Path, settings: dict[str, Any], 
     assert corpus.notes == (() if usual else (note,))
 
 
-def test_validation_is_held_out_of_training(files: Path) -> None:
-    rows = "".join(f"text {number}\t{number}\t{number % 3}\n" for number in range(30))
-    (files / "train.tsv").write_text(f"text\tid\tlabel\n{rows}")
-    corpus = prepared(files, validation_path="")
-    assert corpus.labels == ("0", "1", "2")
-    train, held_out = corpus.split("train").texts, corpus.split("validation").texts
-    assert (len(train), len(held_out)) == (27, 3)
-    assert set(train) | set(held_out) == {f"text {number}" for number in range(30)}
-
-
 def test_long_text_is_truncated(files: Path) -> None:
     corpus = prepared(files, max_length=2)
     assert corpus.split("train").lengths.max() == 2
@@ -142,20 +131,6 @@ def test_end_of_text_replaces_a_missing_class_token(files: Path) -> None:
     assert tokenizer.cls_token_id == tokenizer.eos_token_id
     (tokens,) = encode_texts(tokenizer, ["bad"])
     assert tokens.tolist() == [tokenizer.cls_token_id, *tokenizer.encode(" bad")]
-
-
-def test_evaluation_has_every_text_once(files: Path) -> None:
-    rows = "".join(f"{'a ' * (number % 7)}\t{number}\tpos\n" for number in range(29))
-    (files / "dev.tsv").write_text(f"text\tid\tlabel\n{rows}")
-    split = prepared(files).split("validation")
-    buckets = bucket_by_rows(split.lengths, batch_size=4, max_buckets=3)
-    batches = ExampleEvaluationBatches(split, buckets)
-    visible: list[int] = []
-    for cursor in range(len(batches)):
-        for host in range(2):
-            batch = batches.host_batch(cursor, host, 2)
-            visible += batch["examples"][batch["weights"] > 0].tolist()
-    assert sorted(visible) == list(range(29))
 
 
 def test_digest_depends_on_texts_and_labels(files: Path) -> None:

@@ -39,6 +39,13 @@ def test_invalid_values(config: type, settings: dict[str, Any], message: str) ->
         config(**settings)
 
 
+def test_smallest_settings_are_accepted() -> None:
+    TextDataConfig(sequence_length=1, max_bytes=0)
+    TokenizerConfig("bpe", vocab_size=257, training_characters=1)
+    SourceConfig(max_bytes=0, max_epochs=0)
+    StreamingConfig(readers=1, shuffle_window=1, validation_documents=1)
+
+
 def printed_by(script: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

@@ -85,6 +85,8 @@ def test_rows_of_words_and_tags(tmp_path: Path) -> None:
     splits = read_tagged_sentences(TokenLabelDataConfig(path=str(tmp_path / "a.json")))
     assert [word[:2] for word in splits["train"][0].words] == [("a", "O"), ("b", "B")]
     assert (len(splits["train"]), len(splits["validation"]), len(splits.notes)) == (1, 1, 1)
+    located = [each for split in splits.values() for each in split[0].tag_locations()]
+    assert sorted(where[-2:] for _, where in located) == [":1", ":1", ":3", ":3"]
 
 
 def test_error_locations_are_file_lines(tmp_path: Path) -> None:

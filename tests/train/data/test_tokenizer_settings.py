@@ -140,7 +140,13 @@ def test_texts_without_a_first_token_begin_with_the_separator(tmp_path: Path) ->
 def test_decoder_start_of_the_files(tmp_path: Path) -> None:
     assert load(tmp_path).decoder_start_token_id == END_OF_TEXT
     config = {"model_type": "bart", "decoder_start_token_id": B}
-    assert load(tmp_path, config=config).decoder_start_token_id == B
+    tokenizer = load(tmp_path, config=config)
+    assert tokenizer.decoder_start_token_id == B
+    run = tmp_path / "run"
+    run.mkdir()
+    tokenizer.save(run / "tokenizer.json")
+    write_folder(run, **settings_files(tokenizer.settings, ()))
+    assert Tokenizer.load(run).decoder_start_token_id == B
     config = {"model_type": "t5", "pad_token_id": CLS}
     assert load(tmp_path, config=config).decoder_start_token_id == CLS
 

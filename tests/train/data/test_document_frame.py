@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from tests.train.data.conftest import MakeStream
-from train.data.batches import TextTrainingBatches, make_text_evaluation_batches
+from train.data.batches import make_text_evaluation_batches
 from train.data.corpus import TokenArrays, prepare_token_arrays
 from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
 from train.data.streaming import StreamedText, StreamReader
@@ -115,14 +115,6 @@ def test_an_evaluation_counts_every_target_but_the_frame(stream: TokenStream, st
         stream, batch_size=2, sequence_length=4, document_masking=True, stride=stride
     )
     assert sum(batch["weights"].sum() for batch in batches) == stream.num_scored_targets
-
-
-def test_training_windows_have_the_weights(stream: TokenStream) -> None:
-    batches = TextTrainingBatches(
-        stream, batch_size=1, sequence_length=4, seed=0, document_masking=False
-    )
-    batch = batches[0]
-    assert np.array_equal(batch["weights"], batch["targets"] != S)
 
 
 def test_a_start_token_that_separates_documents_is_not_repeated(make_stream: MakeStream) -> None:

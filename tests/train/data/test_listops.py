@@ -1,6 +1,5 @@
 import itertools
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ PYTHON = {
     "SM": lambda values: sum(values) % 10,
 }
 
-Node = tuple[str, list["int | Node"]]
-
 
 def small(**changes: Any) -> ListOpsDataConfig:
     settings: dict[str, Any] = dict(
@@ -38,25 +35,19 @@ def value_by_python(text: str) -> int:
     return eval("".join(words).rstrip(","), {"__builtins__": {}}, PYTHON)
 
 
-def tree(tokens: Sequence[str]) -> "int | Node":
-    """Return nested operators with their arguments; raise if the tokens are not an expression."""
-    stack: list[Node] = [("", [])]
-    for token in tokens:
+def nesting(text: str) -> tuple[int, set[int]]:
+    """Return the depth of an expression, and the numbers of arguments of its operators."""
+    open_counts, counts, depth = [0], set(), 0
+    for token in text.split():
+        if token == "]":
+            counts.add(open_counts.pop())
+            continue
+        open_counts[-1] += 1
+        depth = max(depth, len(open_counts))
         if token.startswith("["):
-            stack.append((token[1:], []))
-        elif token == "]":
-            node = stack.pop()
-            stack[-1][1].append(node)
-        else:
-            stack[-1][1].append(int(token))
-    [(_, [root])] = stack
-    return root
-
-
-def nodes(node: "int | Node", depth: int = 1) -> "list[tuple[int | Node, int]]":
-    """Return every node with its depth; the root has depth 1."""
-    inner = [] if isinstance(node, int) else [nodes(each, depth + 1) for each in node[1]]
-    return [(node, depth), *itertools.chain.from_iterable(inner)]
+            open_counts.append(0)
+    assert open_counts == [1]
+    return depth, counts
 
 
 @pytest.mark.parametrize(
@@ -88,19 +79,13 @@ def test_values_match_python() -> None:
     assert {each.label for each in actual} == set("0123456789")
 
 
-def test_grammar_and_lengths() -> None:
+def test_depths_arguments_and_lengths_are_within_limits() -> None:
     config = small(min_length=20, max_length=40, max_depth=4, max_arguments=5)
-    depths, counts, lengths = set(), set(), set()
-    for example in itertools.islice(generate_examples(config), 300):
-        tokens = example.text.split()
-        lengths.add(len(tokens))
-        for node, depth in nodes(tree(tokens)):
-            depths.add(depth)
-            if not isinstance(node, int):
-                counts.add(len(node[1]))
-                assert node[0] in PYTHON
-                assert depth < 4
-    assert (depths, counts) == ({1, 2, 3, 4}, {2, 3, 4, 5})
+    texts = [example.text for example in itertools.islice(generate_examples(config), 300)]
+    depths, counts = zip(*map(nesting, texts), strict=True)
+    assert max(depths) == 4
+    assert set.union(*counts) == {2, 3, 4, 5}
+    lengths = [len(text.split()) for text in texts]
     assert (min(lengths), max(lengths)) == (21, 39)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from train.data.sentencepiece_model import parse_model
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 
@@ -147,16 +146,6 @@ def test_damaged_and_unsupported_models_raise(tmp_path: Path, data: bytes, messa
     with pytest.raises(UserError, match=rf"tokenizer\.model: {message}.*; (fetch|give)") as caught:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_truncated_files_raise_or_give_a_shorter_model() -> None:
-    data = (FIXTURES / "bpe.model").read_bytes()
-    for size in range(0, len(data), 41):
-        try:
-            model = parse_model(data[:size])
-        except ValueError:
-            continue
-        assert len(model.pieces) <= 420
 
 
 def test_model_with_other_ids_than_the_tokenizer_raises(tmp_path: Path) -> None:

@@ -9,12 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ChatTemplate, encode_chat, end_tokens
 from train.data.conversations import pack, parse_conversation, prepare_conversations
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
-from train.data.examples import ExampleTrainingBatches
 from train.data.preferences import parse_pair
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -150,8 +148,7 @@ def test_rows_hold_separate_whole_conversations(tmp_path: Path) -> None:
     ]
     corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
     split = corpus.split("train")
-    buckets = bucket_by_rows(split.lengths, batch_size=len(split.lengths), max_buckets=1)
-    batch = ExampleTrainingBatches(split, buckets, seed=0).host_batch(0, 0, 1)
+    batch = split.batch(np.arange(len(split.lengths)), (int(split.lengths.max()),))
     tokenizer = corpus.tokenizer
     names = {number: name for name, number in tokenizer.vocabulary.items()}
     result = []

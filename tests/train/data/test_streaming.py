@@ -271,16 +271,8 @@ def test_batches_whose_positions_are_forgotten_are_read_again(
 def test_realized_shares_are_counted(tmp_path: Path, readers: int) -> None:
     config = config_of(tmp_path, readers=readers)
     # Every window of the second source has a y, and none of the first.
-    (tmp_path / "two" / "part0.jsonl").write_text(json.dumps({"text": "y" * 40}) + "\n")
-    for number in range(1, 5):
-        text = (tmp_path / "two" / "part0.jsonl").read_text()
-        (tmp_path / "two" / f"part{number}.jsonl").write_text(text * 20)
-    config = dataclasses.replace(
-        config,
-        sources=tuple(
-            dataclasses.replace(each, validation_path=each.path) for each in config.sources
-        ),
-    )
+    for file in (tmp_path / "two").iterdir():
+        file.write_bytes(formats.json_lines([{"text": "y" * 40}] * 20))
     batches = make_batches(config)
     tokens = np.concatenate([batches.host_batch(c, 0, 1)["tokens"] for c in range(7)])
     second = float(np.mean((tokens == ord("y")).any(axis=1)))

@@ -33,6 +33,9 @@ def test_words_are_sorted_by_frequency() -> None:
     assert tokenizer.encode(" ".join(words)).tolist() == list(range(len(words)))
     assert tokenizer.encode("the dog\n \nsat").tolist() == [2, 0, 1, 1, 8]
     assert tokenizer.decode([2, 0, 1, 1, 8]) == "the <unk> \n \n sat"
+    text = "it is n't , he said ."  # marks stay apart, as in the file
+    tokenizer = train_tokenizer(TokenizerConfig("word"), [text])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_word_vocabulary_size() -> None:

@@ -113,18 +113,24 @@ def test_bleu_of_full_splits_or_of_every_evaluation(
 ) -> None:
     """Of the pairs that the loss is of: ten in the one batch of an evaluation during training."""
 
+    engine: Any = SimpleNamespace(mesh=make_mesh(MeshConfig(), jax.devices()[:1]))
+    indices: list[int] = []
+
+    def mean_losses(*arguments: Any) -> dict[str, float]:
+        assert arguments[:2] == (engine, "params")
+        return {"loss": 2.0}
+
     def bleu_scores(self: Any, *arguments: Any) -> dict[str, float]:
-        indices.extend(arguments[-1])
+        assert arguments[:4] == (engine, "params", corpus, corpus.split("test"))
+        indices.extend(arguments[4])
         return {"bleu": 3.0}
 
-    indices: list[int] = []
-    monkeypatch.setattr(translation, "mean_losses", lambda *_: {"loss": 2.0})
+    monkeypatch.setattr(translation, "mean_losses", mean_losses)
     monkeypatch.setattr(TranslationTask, "bleu_scores", bleu_scores)
     config = dataclasses.replace(task.task_config, compute_bleu=compute)
     other = TranslationTask(dataclasses.replace(task.experiment, task=config))
     corpus = other.prepare_corpus()
-    engine: Any = SimpleNamespace(mesh=make_mesh(MeshConfig(), jax.devices()[:1]))
-    metrics = other.evaluate(engine, None, corpus, "test", full_split=full_split)
+    metrics = other.evaluate(engine, "params", corpus, "test", full_split=full_split)
     expected = {"loss": 2.0, "perplexity": pytest.approx(np.exp(2.0))}
     assert metrics == (expected | {"bleu": 3.0} if scored else expected)
     assert len(indices) == scored

@@ -163,6 +163,9 @@ def config(path: object, kind: TokenizerKind = "byte", **settings: Any) -> TextD
 def test_whole_documents_are_held_out_and_encoded(folder: pathlib.Path) -> None:
     result = prepare_text(config(folder, validation_fraction=0.3))
     train, validation = result.split("train"), result.split("validation")
+    for name, remedy in (("test", r"set data\.test_path"), ("dev", "choose one of these")):
+        with pytest.raises(UserError, match=f"only train, validation; {remedy}"):
+            result.split(name)
     texts = {file.read_text() for file in folder.iterdir()}
     assert train.num_bytes + validation.num_bytes == sum(map(len, texts))
     assert 0 < validation.num_bytes <= 0.3 * (train.num_bytes + validation.num_bytes)

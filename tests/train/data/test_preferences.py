@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +70,7 @@ def test_batch_matches_hand_computed_values(tmp_path: Path) -> None:
     # The digest is of the pairs, not of their place.
     moved = tmp_path / "moved.jsonl"
     path.rename(moved)
-    settings = {"max_length": 15, "tokenizer": TokenizerConfig("byte")}
+    settings: dict[str, Any] = {"max_length": 15, "tokenizer": TokenizerConfig("byte")}
     again = PreferenceDataConfig(path=str(moved), validation_path=str(moved), **settings)
     assert prepare_preferences(again).digest == corpus.digest
     moved.write_text(moved.read_text().replace("-1.5", "-1.25"))

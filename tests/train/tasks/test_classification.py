@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.train.support import assert_close, assert_same_bits
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_classifier, tiny_tagger
 from train.data.token_labels import TokenLabelSplit
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
 from train.tasks.task import Metric, SampleOptions
@@ -64,18 +66,27 @@ def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> Non
     model = tagger.make_model(Hardware(), unconstrained)
     params = jax.jit(model.init_params)(jax.random.key(0))
     params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    # As a published tokenizer: a token before every text, and one after it.
+    backend = tokenizers.Tokenizer.from_str(corpus.tokenizer.to_json())
+    before, after = ((word, corpus.tokenizer.vocabulary[word]) for word in ("<unk>", "<eos>"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{before[0]} $A {after[0]}", special_tokens=[before, after]
+    )
     run: Any = SimpleNamespace(
-        model=model, params=params, labels=corpus.labels, tokenizer=corpus.tokenizer
+        model=model, params=params, labels=corpus.labels, tokenizer=Tokenizer(backend)
     )
     drawn = np.random.default_rng(0)
-    # Rows of 16 words, one token each: one that is short, one that is full, and two.
-    sentences = [drawn.choice(["the", "red", "cat", "dog"], size).tolist() for size in (3, 16, 19)]
+    # The model reads 16 tokens: a row has at most 14 words of one token each.
+    sentences = [drawn.choice(["the", "red", "cat", "dog"], size).tolist() for size in (14, 17)]
     forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens).logits)
     expected = []
     for words in sentences:
-        rows = [words[:16], words[16:]] if len(words) > 16 else [words]
-        logits = [np.asarray(forward(run.tokenizer.encode(" ".join(row))[None])) for row in rows]
-        best = np.concatenate([each[0].argmax(axis=-1) for each in logits])
+        best: list[int] = []
+        for row in (words[:14], words[14:]):
+            tokens = [before[1], *run.tokenizer.encode(" ".join(row)).tolist(), after[1]]
+            if row:
+                logits = np.asarray(forward(np.array([tokens])))
+                best += logits[0, 1:-1].argmax(axis=-1).tolist()
         pairs = zip(words, best, strict=True)
         expected.append(" ".join(f"{word}/{corpus.labels[index]}" for word, index in pairs))
     assert len({pair.partition("/")[2] for text in expected for pair in text.split()}) > 1

@@ -102,7 +102,7 @@ def test_bleu_is_computed_from_translations(task: TranslationTask) -> None:
 
 @pytest.mark.parametrize(
     ("compute", "full_split", "scored"),
-    [("final", False, 0), ("final", True, 21), ("always", False, 10), ("always", True, 21)],
+    [("final", False, 0), ("final", True, 21), ("always", False, 5), ("always", True, 21)],
 )
 def test_bleu_of_full_splits_or_of_every_evaluation(
     task: TranslationTask,
@@ -111,7 +111,7 @@ def test_bleu_of_full_splits_or_of_every_evaluation(
     full_split: bool,
     scored: int,
 ) -> None:
-    """Of the pairs that the loss is of: ten in the one batch of an evaluation during training."""
+    """Of the pairs that the loss is of: five in the one batch of an evaluation during training."""
 
     engine: Any = SimpleNamespace(mesh=make_mesh(MeshConfig(), jax.devices()[:1]))
     indices: list[int] = []
@@ -128,7 +128,10 @@ def test_bleu_of_full_splits_or_of_every_evaluation(
     monkeypatch.setattr(translation, "mean_losses", mean_losses)
     monkeypatch.setattr(TranslationTask, "bleu_scores", bleu_scores)
     config = dataclasses.replace(task.task_config, compute_bleu=compute)
-    other = TranslationTask(dataclasses.replace(task.experiment, task=config))
+    evaluation = dataclasses.replace(task.experiment.evaluation, batch_size=5)
+    other = TranslationTask(
+        dataclasses.replace(task.experiment, task=config, evaluation=evaluation)
+    )
     corpus = other.prepare_corpus()
     metrics = other.evaluate(engine, "params", corpus, "test", full_split=full_split)
     expected = {"loss": 2.0, "perplexity": pytest.approx(np.exp(2.0))}

@@ -131,6 +131,7 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
         (b"\xff" * 40, "is not a complete protocol buffer"),
         (b"PK\x03\x04 some archive", "is not a complete protocol buffer"),
         (model_file(PIECES)[:-3], "is not a complete protocol buffer"),
+        (model_file(PIECES)[:-5], "is not a complete protocol buffer"),  # within a piece
         (field(1, 3), "is not a complete protocol buffer"),
         (field(1, field(1, b"\xff")), "is not a complete protocol buffer"),
         (model_file([*PIECES, ("a", 0.0, 1)]), "has no vocabulary of distinct pieces"),
@@ -139,7 +140,7 @@ def test_added_tokens_keep_their_ids(tmp_path: Path) -> None:
         (model_file([*PIECES, ("b", 0.0, 5)]), r"has unused pieces \(b\)"),
         (model_file(PIECES, b"", field(2, b"\x07\x00")), "damaged, or no tokenizer"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_damaged_and_unsupported_models_raise(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)

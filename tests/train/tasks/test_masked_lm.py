@@ -150,6 +150,6 @@ def test_masks_are_filled_as_without_padding(task: MaskedLanguageModelTask, run:
 
 
 def test_long_prompt_is_an_error(task: MaskedLanguageModelTask, run: Any) -> None:
-    task.encode_prompt("the cat sat [MASK]a", run.tokenizer)  # 16 tokens
+    assert len(task.encode_prompt("the cat sat o[MASK]a", run.tokenizer)) == 16
     with pytest.raises(UserError, match="prompt: has 17 tokens and the model reads 16"):
         task.sample(run, ["the cat sat on[MASK]a"], SampleOptions())

@@ -25,7 +25,12 @@ from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
 from train.lora.merge_and_export import merge_run
-from train.tasks.preference import PreferenceTask, add_reference
+from train.tasks.preference import (
+    PreferenceTask,
+    add_reference,
+    dpo_losses,
+    reference_of_batch,
+)
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
 from transformer import FeedForwardConfig, Hardware, LearnedPositions
@@ -115,6 +120,26 @@ def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]
         picked = log_probs[np.arange(len(targets)), targets]
         scores[row, segment] = (picked * batch["weights"][row][own]).sum()
     return scores
+
+
+def test_losses_of_log_likelihoods_match_the_formula() -> None:
+    """Equation 7 of Rafailov et al. 2023, of three pairs and an empty row."""
+    policy = np.float32([[-2, -5], [-7, -3], [-1, -1], [0, 0]])
+    chosen, rejected = np.float32([-3, -4, -2, 0]), np.float32([-4, -6, -2.5, 0])
+    weights = np.float32([[0, 1], [1, 1], [1, 0], [0, 0]])
+    batch = {"reference_chosen": chosen, "reference_rejected": rejected, "weights": weights}
+    losses = dpo_losses(jax.numpy.asarray(policy), reference_of_batch(batch), BETA, batch)
+    rewards = BETA * np.array([[1, -1], [-3, 3], [1, 1.5]])
+    margin = rewards[:, 0] - rewards[:, 1]
+    expected = {
+        "loss": np.log1p(np.exp(-margin)).sum(),
+        "accuracy": 1,
+        "margin": margin.sum(),
+        "reward_chosen": rewards[:, 0].sum(),
+        "reward_rejected": rewards[:, 1].sum(),
+    }
+    assert {name: float(each.total) for name, each in losses.items()} == pytest.approx(expected)
+    assert {float(each.weight) for each in losses.values()} == {3}
 
 
 @pytest.mark.full

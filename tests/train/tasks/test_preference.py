@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -124,11 +125,13 @@ def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]
 
 def test_losses_of_log_likelihoods_match_the_formula() -> None:
     """Equation 7 of Rafailov et al. 2023, of three pairs and an empty row."""
-    policy = np.float32([[-2, -5], [-7, -3], [-1, -1], [0, 0]])
-    chosen, rejected = np.float32([-3, -4, -2, 0]), np.float32([-4, -6, -2.5, 0])
-    weights = np.float32([[0, 1], [1, 1], [1, 0], [0, 0]])
-    batch = {"reference_chosen": chosen, "reference_rejected": rejected, "weights": weights}
-    losses = dpo_losses(jax.numpy.asarray(policy), reference_of_batch(batch), BETA, batch)
+    policy = jnp.array([[-2.0, -5], [-7, -3], [-1, -1], [0, 0]])
+    batch = {
+        "reference_chosen": jnp.array([-3.0, -4, -2, 0]),
+        "reference_rejected": jnp.array([-4.0, -6, -2.5, 0]),
+        "weights": jnp.array([[0.0, 1], [1, 1], [1, 0], [0, 0]]),
+    }
+    losses = dpo_losses(policy, reference_of_batch(batch), BETA, batch)
     rewards = BETA * np.array([[1, -1], [-3, 3], [1, 1.5]])
     margin = rewards[:, 0] - rewards[:, 1]
     expected = {

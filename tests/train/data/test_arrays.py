@@ -12,8 +12,7 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
-from train.data.data_config import ArrayDataConfig
-from train.errors import UsageError, UserError
+from train.errors import UserError
 
 
 def numbers(count: int, start: int = 0) -> Arrays:
@@ -27,7 +26,8 @@ def corpus(**splits: Arrays) -> ArrayCorpus:
 
 def test_splits_in_32_bits() -> None:
     test = {"x": np.ones((1, 2)), "y": np.ones(1), "more": np.ones(1)}
-    result = corpus(train={"x": np.ones((3, 2)), "y": np.array([1, 2, 3])}, test=test)
+    edges = np.array([-(2**31), 2, 2**31 - 1])
+    result = corpus(train={"x": np.ones((3, 2)), "y": edges}, test=test)
     assert list(result.splits) == ["train", "validation", "test"]
     train = result.split("train")
     assert {name: (x.dtype.name, len(x)) for name, x in train.items()} == {
@@ -65,15 +65,16 @@ def test_digest_depends_on_all_data() -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (None, "the train split: there is none; return its arrays from read_arrays"),
-        ({}, "the train split: has no examples; give arrays with a row for each"),
+        (None, "the train split: there is none"),
+        ({}, "has no examples"),
         ({"x": np.ones((0, 3))}, "has no examples"),
         ({"x": np.float32(3)}, "has no examples"),
-        ({"x": np.ones(3), "y": np.ones(2)}, r"its arrays differ in length \(x 3, y 2\)"),
-        ({"x": np.array(["a", "b"])}, "array x is of <U1; give numbers or booleans"),
-        ({"x": np.array([1, 2**31])}, "array x has numbers beyond int32; lower them"),
-        ({"examples": np.ones(3)}, "`examples` numbers the rows; rename that array"),
-        ({"x": np.ones(1)}, "a single example leaves none to hold out"),
+        ({"x": np.ones(3), "y": np.ones(2)}, r"differ in length \(x 3, y 2\)"),
+        ({"x": np.array(["a", "b"])}, "array x is of <U1"),
+        ({"x": np.array([1, 2**31])}, "beyond int32"),
+        ({"x": np.array([1, -(2**31) - 1])}, "beyond int32"),
+        ({"examples": np.ones(3)}, "rename that array"),
+        ({"x": np.ones(1)}, "a single example"),
     ],
 )
 def test_invalid_arrays_raise(train: Any, message: str) -> None:
@@ -84,7 +85,7 @@ def test_invalid_arrays_raise(train: Any, message: str) -> None:
 def test_every_split_has_the_arrays_of_training() -> None:
     train = {"x": np.ones(3), "weights": np.ones(3)}
     assert corpus(train=train, validation={"x": np.ones(2)}) is not None
-    with pytest.raises(UserError, match="the test split: has no array x, which the train split ha"):
+    with pytest.raises(UserError, match="the test split: has no array x"):
         corpus(train=train, test=numbers(2))
 
 
@@ -119,15 +120,3 @@ def test_weights_of_the_data_are_kept() -> None:
     assert rows["weights"].tolist() == [[0.25, 1], [0, 0]]
     assert rows["weights"].dtype == np.float32
     assert arrays["weights"].tolist() == [[1, 0.5], [0.25, 1]]
-
-
-def test_settings() -> None:
-    data = ArrayDataConfig(length=7)
-    assert (data.longest_example, data.has_segments, data.tokenizer, data.path) == (
-        7,
-        False,
-        None,
-        "",
-    )
-    with pytest.raises(UsageError, match="length: 0 is too small; give 1 or more"):
-        ArrayDataConfig(length=0)

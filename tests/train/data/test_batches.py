@@ -1,16 +1,22 @@
 import collections
 import contextlib
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from tests.train.data.conftest import MakeStream
 from train.data.batches import TextTrainingBatches, prefetch
 from train.data.token_file import TokenStream
 from train.errors import UserError
 
-MakeStream = Callable[..., TokenStream]
+
+def training(
+    stream: TokenStream, batch_size: int, length: int, *, seed: int = 5, masking: bool = True
+) -> TextTrainingBatches:
+    return TextTrainingBatches(
+        stream, batch_size=batch_size, sequence_length=length, seed=seed, document_masking=masking
+    )
 
 
 def rows(batches: TextTrainingBatches, count: int) -> list[list[int]]:
@@ -33,59 +39,32 @@ def rows(batches: TextTrainingBatches, count: int) -> list[list[int]]:
     ids=["whole", "in the first", "at the second", "in the second"],
 )
 def test_window_matches_hand_computed_values(
-    make_stream: MakeStream,
-    seed: int,
-    tokens: list[int],
-    segments: list[int],
-    positions: list[int],
+    make_stream: MakeStream, seed: int, tokens: list[int], segments: list[int], positions: list[int]
 ) -> None:
     # 0 1 2 3 0 4 5 0 6 (0): nine targets; a window of nine is a full circle from a seeded start.
-    stream = make_stream([1, 2, 3], [4, 5], [6])
-    batch = TextTrainingBatches(
-        stream, batch_size=1, sequence_length=9, seed=seed, document_masking=True
-    )[0]
+    batch = training(make_stream([1, 2, 3], [4, 5], [6]), 1, 9, seed=seed)[0]
     assert batch["tokens"].tolist() == [tokens]
     assert batch["targets"].tolist() == [[*tokens[1:], tokens[0]]]
     assert batch["segments"].tolist() == [segments]
     assert batch["positions"].tolist() == [positions]
-
-
-def test_shapes_and_types(make_stream: MakeStream) -> None:
-    batch = TextTrainingBatches(
-        make_stream(list(range(1, 60))),
-        batch_size=3,
-        sequence_length=7,
-        seed=0,
-        document_masking=True,
-    )[2]
-    assert {name: (array.shape, array.dtype.name) for name, array in batch.items()} == {
-        "tokens": ((3, 7), "int32"),
-        "targets": ((3, 7), "int32"),
-        "weights": ((3, 7), "float32"),
-        "segments": ((3, 7), "int32"),
-        "positions": ((3, 7), "int32"),
-        "examples": ((3,), "uint32"),
+    assert batch["weights"].tolist() == [[1] * 9]
+    assert {name: array.dtype.name for name, array in batch.items()} == {
+        **dict.fromkeys(("tokens", "targets", "segments", "positions"), "int32"),
+        "weights": "float32",
+        "examples": "uint32",
     }
-    assert batch["examples"].tolist() == [6, 7, 8]
-    assert (batch["weights"] == 1).all()
 
 
 def test_without_segments_a_window_is_one_segment(make_stream: MakeStream) -> None:
-    stream = make_stream([1, 2, 3], [4, 5], [6])
-    batch = TextTrainingBatches(
-        stream, batch_size=2, sequence_length=4, seed=0, document_masking=False
-    )[0]
+    batch = training(make_stream([1, 2, 3], [4, 5], [6]), 2, 4, masking=False)[0]
     assert (batch["segments"] == 1).all()
     assert batch["positions"].tolist() == [[0, 1, 2, 3]] * 2
 
 
-@pytest.mark.parametrize("length", [1, 5, 7, 53])
+@pytest.mark.parametrize("length", [1, 7, 53])
 def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) -> None:
     # 53 targets with distinct values, except the separators at both ends of the circle.
-    stream = make_stream(list(range(1, 53)))
-    batches = TextTrainingBatches(
-        stream, batch_size=3, sequence_length=length, seed=3, document_masking=True
-    )
+    batches = training(make_stream(list(range(1, 53))), 3, length)
     per_epoch = 53 // length
     assert batches.windows_per_epoch == per_epoch
     windows = rows(batches, 4 * per_epoch)
@@ -101,96 +80,44 @@ def test_each_epoch_has_every_target_once(make_stream: MakeStream, length: int) 
     assert length == 1 or len(cuts) > 1
 
 
-def test_each_epoch_has_its_own_order(make_stream: MakeStream) -> None:
-    stream = make_stream(list(range(1, 211)))
-
-    def order(seed: int) -> list[int]:
-        batches = TextTrainingBatches(
-            stream, batch_size=30, sequence_length=7, seed=seed, document_masking=True
-        )
-        begins = np.array([span[0] for span in rows(batches, 90)])
-        return (begins - np.repeat(begins.reshape(3, 30).min(axis=1), 30)).tolist()
-
-    epochs = [order(0)[:30], order(0)[30:60], order(0)[60:], order(1)[:30]]
-    for one in range(4):
-        assert epochs[one] != sorted(epochs[one])
-        for other in range(one):
-            assert epochs[one] != epochs[other]
-
-
 def test_example_depends_on_seed_and_index_only(make_stream: MakeStream) -> None:
     stream = make_stream(list(range(1, 100)), list(range(100, 180)))
-
-    def batches(batch_size: int, seed: int = 5) -> TextTrainingBatches:
-        return TextTrainingBatches(
-            stream, batch_size=batch_size, sequence_length=11, seed=seed, document_masking=True
-        )
-
-    expected = rows(batches(1), 72)
-    assert rows(batches(8), 72) == rows(batches(6), 72) == expected
-    late = batches(8)[5]
+    expected = rows(training(stream, 1, 11), 72)
+    assert rows(training(stream, 8, 11), 72) == rows(training(stream, 6, 11), 72) == expected
+    late = training(stream, 8, 11)[5]
     assert late["tokens"].tolist() == [span[:-1] for span in expected[40:48]]
-    assert rows(batches(8, seed=6), 72) != expected
+    assert rows(training(stream, 8, 11, seed=6), 72) != expected
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [2, 4])
 def test_order_is_independent_of_the_number_of_hosts(make_stream: MakeStream, hosts: int) -> None:
     stream = make_stream(list(range(1, 100)), list(range(100, 180)))
-    of_hosts = [
-        TextTrainingBatches(stream, batch_size=8, sequence_length=11, seed=5, document_masking=True)
-        for _ in range(hosts)
-    ]
-    full = TextTrainingBatches(
-        stream, batch_size=8, sequence_length=11, seed=5, document_masking=True
-    )
-    share = 8 // hosts
     for cursor in (0, 3, 1001):
-        parts = [
-            batches.rows(cursor, host * share, (host + 1) * share)
-            for host, batches in enumerate(of_hosts)
-        ]
-        shares = [full.host_batch(cursor, host, hosts) for host in range(hosts)]
-        for name, array in full[cursor].items():
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), array)
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in shares]), array)
+        shares = [training(stream, 8, 11).host_batch(cursor, host, hosts) for host in range(hosts)]
+        for name, array in training(stream, 8, 11)[cursor].items():
+            np.testing.assert_array_equal(np.concatenate([each[name] for each in shares]), array)
 
 
 def test_order_matches_the_recorded_one(make_stream: MakeStream) -> None:
     """A run resumed with a newer version must keep the order it started with."""
-    batches = TextTrainingBatches(
-        make_stream(list(range(1, 100))),
-        batch_size=6,
-        sequence_length=7,
-        seed=7,
-        document_masking=True,
-    )
+    batches = training(make_stream(list(range(1, 100))), 6, 7, seed=7)
     assert [span[0] for span in rows(batches, 6)] == [24, 59, 80, 10, 3, 31]
     assert batches[10**6]["tokens"][:, 0].tolist() == [67, 74, 4, 81, 60, 32]
 
 
 def test_example_numbers_wrap_at_32_bits(make_stream: MakeStream) -> None:
-    batches = TextTrainingBatches(
-        make_stream([1, 2, 3]), batch_size=4, sequence_length=2, seed=0, document_masking=True
-    )
+    batches = training(make_stream([1, 2, 3]), 4, 2)
     assert batches[2**30]["examples"].tolist() == [0, 1, 2, 3]
     assert batches[2**30 - 1]["examples"].tolist() == [2**32 - 4 + n for n in range(4)]
 
 
-def test_too_little_text_is_an_error(make_stream: MakeStream) -> None:
-    stream = make_stream([1, 2, 3], name="validation")
-    TextTrainingBatches(stream, batch_size=1, sequence_length=4, seed=0, document_masking=True)
-    with pytest.raises(
-        UserError,
-        match=r"validation split: its 5 tokens are fewer than one window of 6; .* to 4 or",
-    ):
-        TextTrainingBatches(stream, batch_size=1, sequence_length=5, seed=0, document_masking=True)
-
-
-def test_negative_seed_is_an_error(make_stream: MakeStream) -> None:
-    with pytest.raises(UserError, match="seed: -1 is negative"):
-        TextTrainingBatches(
-            make_stream([1, 2]), batch_size=1, sequence_length=1, seed=-1, document_masking=True
-        )
+def test_too_little_text_and_a_negative_seed_are_errors(make_stream: MakeStream) -> None:
+    stream = make_stream([1, 2, 3])
+    training(stream, 1, 4, seed=0)
+    with pytest.raises(UserError, match="5 tokens are fewer than one window of 6"):
+        training(stream, 1, 5)
+    with pytest.raises(UserError, match="seed: -1"):
+        training(stream, 1, 4, seed=-1)
 
 
 def threads() -> list[str]:
@@ -226,8 +153,3 @@ def test_error_is_raised_at_its_cursor() -> None:
         next(items)
     assert not threads()
     assert next(items, None) is None
-
-
-def test_prefetch_loads_on_another_thread() -> None:
-    with contextlib.closing(prefetch(lambda _: threading.current_thread().name)) as items:
-        assert "prefetch" in next(items)[1]

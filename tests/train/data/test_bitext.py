@@ -13,10 +13,9 @@ from train.data.bitext import (
     prepare_bitext,
     read_sentence_pairs,
 )
-from train.data.buckets import bucket_by_tokens
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import BitextDataConfig
-from train.data.examples import ExampleCorpus, ExampleEvaluationBatches, ExampleTrainingBatches
+from train.data.examples import ExampleCorpus
 from train.errors import UserError
 
 ENGLISH = ["A dog .", "two dogs run", "a man runs", "two men"]
@@ -47,10 +46,12 @@ def test_batch_matches_hand_computed_values(files: Path) -> None:
     corpus = prepared(files)
     end = corpus.tokenizer.eos_token_id
     batch = corpus.split("train").batch(np.array([2, -1, 0]), (4, 5))
-    men, dogs = (corpus.tokenizer.encode(text).tolist() for text in ("a man runs", "a dog ."))
-    mann, hund = (
-        corpus.tokenizer.encode(text).tolist() for text in ("ein mann läuft", "ein hund .")
+    men, dogs, mann, hund = (
+        corpus.tokenizer.encode(text).tolist()
+        for text in ("a man runs", "a dog .", "ein mann läuft", "ein hund .")
     )
+    # Both languages share the tokenizer, which knows all of these words.
+    assert corpus.tokenizer.vocabulary["<unk>"] not in [*men, *dogs, *mann, *hund]
     assert {name: array.tolist() for name, array in batch.items()} == {
         "source": [[*men, end], [0] * 4, [*dogs, end]],
         "source_segments": [[1] * 4, [0] * 4, [1] * 4],
@@ -60,27 +61,15 @@ def test_batch_matches_hand_computed_values(files: Path) -> None:
         "weights": [[1, 1, 1, 1, 0], [0] * 5, [1, 1, 1, 1, 0]],
         "examples": [2, 0, 0],
     }
-    assert {name: array.dtype.name for name, array in batch.items()} == {
-        "source": "int32",
-        "source_segments": "int32",
-        "tokens": "int32",
-        "targets": "int32",
-        "segments": "int32",
-        "weights": "float32",
-        "examples": "uint32",
-    }
+    types = {name: array.dtype.name for name, array in batch.items()}
+    assert (types.pop("weights"), types.pop("examples")) == ("float32", "uint32")
+    assert set(types.values()) == {"int32"}
 
 
-def test_both_languages_share_the_tokenizer(files: Path) -> None:
-    tokenizer = prepared(files).tokenizer
-    text = "ein man runs läuft"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-@pytest.mark.parametrize("kind", ["bpe", "byte", "character", "wordpiece"])
+@pytest.mark.parametrize("kind", ["bpe", "character", "wordpiece"])
 def test_sentences_round_trip(files: Path, kind: Any) -> None:
     tokenizer = prepared(
-        files, max_length=99, tokenizer=TokenizerConfig(kind, vocab_size=300)
+        files, max_length=99, tokenizer=TokenizerConfig(kind, vocab_size=400)
     ).tokenizer
     texts = GERMAN[1:]  # wordpiece does not encode the space before a full stop
     for tokens, text in zip(encode_sentences(tokenizer, texts), texts, strict=True):
@@ -88,10 +77,7 @@ def test_sentences_round_trip(files: Path, kind: Any) -> None:
         babble = tokenizer.encode("man")
         assert decode_sentence(tokenizer, np.concatenate([tokens, babble])) == text
         assert decode_sentence(tokenizer, tokens[:-1]) == text
-
-
-def test_word_has_the_same_token_at_every_position(files: Path) -> None:
-    tokenizer = prepared(files, tokenizer=TokenizerConfig("bpe", vocab_size=400)).tokenizer
+    # A word has the same tokens at every position.
     first, later = encode_sentences(tokenizer, ["zwei Hunde", "laufen zwei Hunde"])
     assert first.tolist() == later[-len(first) :].tolist()
 
@@ -102,11 +88,7 @@ def test_training_drops_long_and_empty_pairs(files: Path) -> None:
     corpus = prepared(files)
     assert [pair.source for pair in corpus.split("train").pairs] == ENGLISH
     assert len(corpus.split("train").source) == 4
-    (note,) = corpus.notes
-    assert note == (
-        "the train split: 3 of 7 pairs are longer than data.max_length 8 tokens or have an empty "
-        "side: they are left out"
-    )
+    assert [note[:31] for note in corpus.notes] == ["the train split: 3 of 7 pairs a"]
     assert prepared(files, max_length=9).notes[0].startswith("the train split: 1 of 7 pairs")
 
 
@@ -129,37 +111,7 @@ def test_evaluation_truncates_long_pairs(files: Path) -> None:
     assert len(split.pairs) == len(split.source) == 2
     ein, mann = corpus.tokenizer.encode("ein mann")
     assert split.target[1].tolist() == [ein, mann, ein, end]
-    assert corpus.notes == (
-        "the validation split: 1 of 2 pairs are longer than data.max_length 4 tokens and are cut",
-    )
-
-
-def test_every_pair_is_seen_once_per_epoch(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    lines = [" ".join("ab"[n] for n in draw.integers(0, 2, size)) for size in range(1, 31)] * 3
-    for ending in ("en", "de"):
-        (tmp_path / f"train.{ending}").write_text("\n".join(lines))
-    corpus = prepared(tmp_path, validation_path="", max_length=40)
-    split = corpus.split("train")
-    assert len(split.pairs) == 81
-    buckets = bucket_by_tokens(split.lengths, batch_tokens=100, batch_size_multiple=2)
-    training = ExampleTrainingBatches(split, buckets, seed=0)
-    for batches, count in (
-        (training, training.batches_per_epoch),
-        (held := ExampleEvaluationBatches(split, buckets), len(held)),
-    ):
-        seen, shapes = [], set()
-        for cursor in range(count):
-            batch = batches.host_batch(cursor, 0, 1)
-            real = batch["weights"].any(axis=1)
-            seen += batch["examples"][real].tolist()
-            shapes.add((batch["source"].shape, batch["tokens"].shape))
-            for row in np.flatnonzero(real):
-                pair = split.pairs[batch["examples"][row]]
-                assert decode_sentence(corpus.tokenizer, batch["source"][row]) == pair.source
-                assert decode_sentence(corpus.tokenizer, batch["targets"][row]) == pair.target
-        assert sorted(seen) == list(range(81))
-        assert len(shapes) <= 8
+    assert [note[:29] for note in corpus.notes] == ["the validation split: 1 of 2 "]
 
 
 def test_digest_depends_on_the_pairs(files: Path) -> None:
@@ -179,6 +131,7 @@ def test_folder_of_two_files_a_split(files: Path, name: str) -> None:
 
 
 PAIRS = [("a dog", "ein Hund"), ("two, men", "zwei Männer"), ('He said "go"', "Geh!")]
+QUOTED = [[text.replace('"', '""') for text in pair] for pair in PAIRS]
 
 
 @pytest.mark.parametrize(
@@ -187,13 +140,7 @@ PAIRS = [("a dog", "ein Hund"), ("two, men", "zwei Männer"), ('He said "go"', "
         ("p.tsv", [*map("\t".join, PAIRS)]),
         ("p.txt", ["en\tde", *map("\t".join, PAIRS)]),
         ("p.tsv", ["de\tid\ten", *(f"{de}\t1\t{en}" for en, de in PAIRS)]),
-        (
-            "p.csv",
-            [
-                "source,target",
-                *('"{}","{}"'.format(*(s.replace('"', '""') for s in pair)) for pair in PAIRS),
-            ],
-        ),
+        ("p.csv", ["source,target", *('"{}","{}"'.format(*pair) for pair in QUOTED)]),
         ("p.json", [json.dumps({"en": en, "de": de}) for en, de in PAIRS]),
         ("p", [json.dumps({"translation": {"de": de, "en": en}}) for en, de in PAIRS]),
     ],
@@ -205,32 +152,31 @@ def test_pairs_of_one_file(tmp_path: Path, name: str, lines: list[str]) -> None:
     assert sorted([*splits["train"], *splits["validation"]]) == sorted(PAIRS)
 
 
+def test_columns_beyond_two_are_noted_and_null_sides_left_out(tmp_path: Path) -> None:
+    (tmp_path / "p.tsv").write_text("a\tb\tc\nd\te\tf\n")
+    splits = read_sentence_pairs(BitextDataConfig(path=str(tmp_path / "p.tsv")))
+    assert any("has 3 columns" in note for note in splits.notes)
+    rows = [{"en": "a", "de": None}, {"en": "b", "de": "c"}, {"en": "d", "de": "e"}]
+    (tmp_path / "p.json").write_text(json.dumps(rows))
+    splits = read_sentence_pairs(BitextDataConfig(path=str(tmp_path / "p.json")))
+    assert sorted([*splits["train"], *splits["validation"]]) == [("b", "c"), ("d", "e")]
+
+
 def test_commas_of_plain_text_separate_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("So, two men.\nOh, a dog.\n")
     with pytest.raises(UserError, match=r"p\.txt:1: has no sentences in .*it has one text"):
         read_sentence_pairs(BitextDataConfig(path=str(tmp_path / "p.txt")))
 
 
-def test_files_of_unequal_length_are_an_error(files: Path) -> None:
-    (files / "train.de").write_text("\n".join(GERMAN[:3]) + "\n")
-    with pytest.raises(
-        UserError, match=r"train\.de: has 3 lines, but .*train\.en has 4; each line must be"
-    ):
-        prepared(files)
-
-
-def test_unreadable_files_are_errors(files: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.test_path .*test: does not exist.* start of their"):
+def test_files_that_are_no_pairs_are_errors(files: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.test_path .*test: does not exist"):
         prepared(files, test_path=f"{files}/test")
-    with pytest.raises(
-        UserError, match=r"data\.path .*train: has only one of .*train\.en and .*\.fr"
-    ):
+    with pytest.raises(UserError, match=r"has only one of .*train\.en and .*\.fr"):
         prepared(files, target_lang="fr")
+    with pytest.raises(UserError, match="is one of two files"):
+        prepared(files, path=f"{files}/train.en")
     with pytest.raises(UserError, match="the train split: all its pairs are longer"):
         prepared(files, max_length=2)
-    (files / "train.de").write_bytes(b"ein\nM\xe4nner\n")
-    with pytest.raises(UserError, match=r"train\.de:2: not UTF-8 at byte 5"):
-        prepared(files)
-    (files / "train.de").write_text("")
-    with pytest.raises(UserError, match=r"train\.de: is empty"):
+    (files / "train.de").write_text("\n".join(GERMAN[:3]) + "\n")
+    with pytest.raises(UserError, match=r"train\.de: has 3 lines, but .*train\.en has 4"):
         prepared(files)

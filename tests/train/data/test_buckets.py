@@ -23,8 +23,7 @@ def test_each_side_has_its_own_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_multiple", "rows"),
-    [(1, [20, 5, 1]), (4, [20, 4, 4]), (3, [18, 3, 3])],
+    ("row_multiple", "rows"), [(1, [20, 5, 1]), (4, [20, 4, 4]), (3, [18, 3, 3])]
 )
 def test_rows_depend_on_the_longer_side(row_multiple: int, rows: list[int]) -> None:
     lengths = np.array([[3, 5]] * 180 + [[20, 11]] * 60 + [[70, 2]] * 60)
@@ -33,26 +32,34 @@ def test_rows_depend_on_the_longer_side(row_multiple: int, rows: list[int]) -> N
 
 
 @pytest.mark.parametrize(
-    ("count", "row_multiple", "rows"),
-    [(21, 1, 11), (21, 4, 12), (20, 4, 20), (61, 4, 16), (3, 1, 3), (3, 4, 4)],
+    ("count", "row_multiple", "most", "rows"),
+    [
+        (21, 1, 0, 11),
+        (21, 4, 0, 12),
+        (20, 4, 0, 20),
+        (61, 4, 0, 16),
+        (3, 4, 0, 4),
+        (21, 1, 7, 7),
+        (21, 4, 6, 4),
+    ],
 )
 def test_rows_are_minimal_for_the_number_of_batches(
-    count: int, row_multiple: int, rows: int
+    count: int, row_multiple: int, most: int, rows: int
 ) -> None:
     (bucket,) = bucket_by_tokens(
-        np.full((count, 2), 5), batch_tokens=100, batch_size_multiple=row_multiple
+        np.full((count, 2), 5), batch_tokens=100, batch_size=most, batch_size_multiple=row_multiple
     )
     assert bucket.batch_size == rows
 
 
-@given(
-    st.lists(st.integers(1, 12), min_size=1, max_size=20),
-    st.integers(1, 5),
-)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=20), st.integers(1, 5))
 def test_buckets_minimize_padding(numbers: list[int], most: int) -> None:
     lengths = np.array(numbers)[:, None]
     buckets = bucket_by_rows(lengths, batch_size=1, max_buckets=most)
-    assert len(buckets) <= most
+    # As many as allowed, or one for each length; each is padded to its longest example.
+    assert len(buckets) == min(most, len(set(numbers)))
+    edges = [bucket.lengths[0] for bucket in buckets]
+    assert edges == sorted(set(edges))
     examples = np.concatenate([bucket.examples for bucket in buckets])
     assert sorted(examples.tolist()) == list(range(len(numbers)))
     for bucket in buckets:
@@ -67,13 +74,8 @@ def test_buckets_minimize_padding(numbers: list[int], most: int) -> None:
         for count in range(most)
         for some in itertools.combinations(values[:-1], count)
     )
-    assert padded(tuple(bucket.lengths[0] for bucket in buckets)) == least
-
-
-@pytest.mark.parametrize("most", [1, 8])
-def test_equal_lengths_make_one_bucket(most: int) -> None:
-    (bucket,) = bucket_by_rows(np.full((7, 1), 5), batch_size=2, max_buckets=most)
-    assert bucket.lengths == (5,)
+    assert padded(tuple(edges)) == least
+    assert sum(len(bucket.examples) * bucket.lengths[0] for bucket in buckets) == least
 
 
 SEQUENCES = [np.array(tokens, np.int64) for tokens in ([5, 6, 7], [], [8], [9, 10])]
@@ -85,6 +87,7 @@ def test_sequences_round_trip() -> None:
     assert ragged.lengths.tolist() == [3, 0, 1, 2]
     assert [ragged[n].tolist() for n in range(4)] == [[5, 6, 7], [], [8], [9, 10]]
     assert ragged.values.dtype == np.int32
+    assert RaggedArray.from_sequences([]).lengths.tolist() == []
 
 
 def test_padding_matches_hand_computed_values() -> None:
@@ -93,8 +96,3 @@ def test_padding_matches_hand_computed_values() -> None:
     assert real.sum(axis=1).tolist() == [2, 0, 3, 0, 2]
     assert real[:, 0].tolist() == [True, False, True, False, True]
     assert [numbers.dtype.name, real.dtype.name] == ["int32", "bool"]
-
-
-def test_empty_array() -> None:
-    assert len(RaggedArray.from_sequences([])) == 0
-    assert RaggedArray.from_sequences([]).lengths.tolist() == []

@@ -1,5 +1,3 @@
-"""Instruction data: rendered text, tokens that count in the loss, packing, and errors."""
-
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +9,13 @@ import pytest
 import tokenizers
 from tokenizers import models
 
-from train.data.buckets import bucket_by_rows
 from train.data.chat_template import ChatTemplate, encode_chat, end_tokens
 from train.data.conversations import pack, parse_conversation, prepare_conversations
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ConversationDataConfig
-from train.data.examples import ExampleTrainingBatches
 from train.data.preferences import parse_pair
 from train.data.tokenizer import Tokenizer
-from train.errors import UsageError, UserError
+from train.errors import UserError
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
@@ -66,8 +62,7 @@ def counted(tokenizer: Tokenizer, messages: Any, first: int = 0) -> list[str]:
 
 def write(folder: Path, *records: Any) -> ConversationDataConfig:
     path = folder / "data.jsonl"
-    lines = (each if isinstance(each, str) else json.dumps(each) for each in records)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
     return ConversationDataConfig(
         path=str(path), validation_path=str(path), max_length=64, tokenizer=TokenizerConfig("byte")
     )
@@ -153,8 +148,7 @@ def test_rows_hold_separate_whole_conversations(tmp_path: Path) -> None:
     ]
     corpus = prepare_conversations(write(tmp_path, *records), make_tokenizer(CHATML))
     split = corpus.split("train")
-    buckets = bucket_by_rows(split.lengths, batch_size=len(split.lengths), max_buckets=1)
-    batch = ExampleTrainingBatches(split, buckets, seed=0).host_batch(0, 0, 1)
+    batch = split.batch(np.arange(len(split.lengths)), (int(split.lengths.max()),))
     tokenizer = corpus.tokenizer
     names = {number: name for name, number in tokenizer.vocabulary.items()}
     result = []
@@ -203,8 +197,7 @@ def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ("{", "data.jsonl:1: not JSON"),
-        ("[]", "data.jsonl:1: is not an object"),
+        ([], "data.jsonl:1: is not an object"),
         ({"prompt": "x"}, r"has no fields of a conversation \(it has prompt\)"),
         ({"prompt": "x", "completion": 3}, "completion is not a list of messages"),
         ({"prompt": "x", "completion": [{"role": "a", "content": "b"}]}, "give two of a kind"),
@@ -217,13 +210,11 @@ def test_truncated_and_skipped_conversations_are_reported(tmp_path: Path) -> Non
         ({"messages": [TURNS[0], TURNS[1] | {"weight": 0.5}]}, r"messages\[1\] has weight 0.5"),
         ({"messages": [TURNS[0] | {"content": [{"type": "image"}]}]}, "a part 'image' that is not"),
         ({"conversations": [{"from": "moon", "value": "x"}]}, "is from 'moon', which is no known"),
-        ('{"prompt": "\\ud800", "completion": "x"}', "surrogate"),
     ],
 )
 def test_invalid_lines_raise(tmp_path: Path, record: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         prepare_conversations(write(tmp_path, record), make_tokenizer())
-    assert "\n" not in str(caught.value)
 
 
 def test_formats_of_conversations() -> None:
@@ -305,8 +296,6 @@ def test_characters_that_a_chat_lacks_are_an_error(tmp_path: Path) -> None:
     tokenizer = prepare_conversations(config).tokenizer
     with pytest.raises(UserError, match="has characters that the tokenizer lacks"):
         tokenizer.encode_with_special_tokens("User: é<|endoftext|>")
-    with pytest.raises(UsageError, match=r"data\.tokenizer\.kind: word cannot tell the end"):
-        dataclasses.replace(config, tokenizer=TokenizerConfig("word"))
 
 
 def test_template_is_saved_with_the_tokenizer(tmp_path: Path) -> None:

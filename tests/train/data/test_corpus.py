@@ -1,5 +1,5 @@
 import gzip
-import json
+import itertools
 import lzma
 import os
 import pathlib
@@ -11,13 +11,7 @@ from train.data import corpus, text_files
 from train.data.corpus import compressed_bits_per_byte, prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig, TokenizerKind
 from train.data.files import Notes
-from train.data.text_splits import (
-    TextSource,
-    TextSplits,
-    choose_held_out_documents,
-    find_sources,
-)
-from train.data.tokenizer import Tokenizer
+from train.data.text_splits import TextSource, TextSplits, choose_held_out_documents, find_sources
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 
@@ -69,12 +63,6 @@ def test_library_has_topics_and_source_once() -> None:
     assert not folders & {"test", "tests", "site-packages", "idlelib", "pydoc_data", "encodings"}
 
 
-def test_missing_python_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_files, "_help_topics", dict)
-    with pytest.raises(UserError, match=r"python:library: .* give data\.path a file"):
-        list(text_files.library_documents(()))
-
-
 def test_library_files_in_other_encodings_are_skipped(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.py").write_bytes(b"# \xe9")
     (tmp_path / "b.py").write_bytes(b"# b")
@@ -106,27 +94,11 @@ def test_tail_spans_all_documents(tmp_path: pathlib.Path) -> None:
 
 def test_single_document_is_split_at_its_tail(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("0123456789")
-    splits = TextSplits(
-        TextDataConfig(str(tmp_path), split_method="documents", validation_fraction=0.2)
-    )
+    splits = TextSplits(TextDataConfig(str(tmp_path), validation_fraction=0.2))
     assert (texts(splits, "train"), texts(splits, "validation")) == (["01234567"], ["89"])
-
-
-def test_too_little_text_to_hold_out_is_an_error(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(UserError, match=r"1 characters are too few to hold out 0\.1 of them"):
         texts(TextSplits(TextDataConfig(str(tmp_path))), "train")
-
-
-def test_whole_documents_are_held_out(tmp_path: pathlib.Path) -> None:
-    lines = [json.dumps({"text": f"{n:05}"}) for n in range(211)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    splits = TextSplits(TextDataConfig(str(tmp_path)))
-    train, validation = texts(splits, "train"), texts(splits, "validation")
-    assert sorted(train + validation) == [f"{n:05}" for n in range(211)]
-    assert len(validation) == 21
-    assert train == sorted(train)
-    assert validation not in (sorted(train)[:21], sorted(train)[-21:])
 
 
 def test_held_out_documents_depend_on_names_only() -> None:
@@ -134,9 +106,8 @@ def test_held_out_documents_depend_on_names_only() -> None:
     drawn = {sizes[n][0] for n in choose_held_out_documents(sizes, 0.25)}
     assert len(drawn) == 25
     assert {sizes[::-1][n][0] for n in choose_held_out_documents(sizes[::-1], 0.25)} == drawn
-    assert choose_held_out_documents(sizes, 0.25) != choose_held_out_documents(
-        [(n + "!", s) for n, s in sizes], 0.25
-    )
+    renamed = [(name + "!", size) for name, size in sizes]
+    assert choose_held_out_documents(sizes, 0.25) != choose_held_out_documents(renamed, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -159,25 +130,16 @@ def test_each_split_has_at_least_one_document(
 def test_validation_path_leaves_training_text_whole(tmp_path: pathlib.Path) -> None:
     for name in ("train", "validation", "test"):
         (tmp_path / name).write_text(name)
-    path = {name: str(tmp_path / name) for name in ("train", "validation", "test")}
-    splits = TextSplits(
-        TextDataConfig(path["train"], validation_path=path["validation"], test_path=path["test"])
-    )
+    train, validation, test = (str(tmp_path / name) for name in ("train", "validation", "test"))
+    splits = TextSplits(TextDataConfig(train, validation_path=validation, test_path=test))
     assert splits.names == ("train", "validation", "test")
     for name in splits.names:
         assert texts(splits, name) == [name]
-    held_out = TextSplits(
-        TextDataConfig(path["train"], test_path=path["test"], validation_fraction=0.21)
-    )
+    held_out = TextSplits(TextDataConfig(train, test_path=test, validation_fraction=0.21))
     assert held_out.names == ("train", "validation", "test")
     assert (texts(held_out, "train"), texts(held_out, "validation")) == (["tra"], ["in"])
     assert "held out" in held_out.fingerprint()
     assert "held out" not in splits.fingerprint()
-
-
-def test_missing_path_is_an_error() -> None:
-    with pytest.raises(UserError, match=r"data\.path: is empty; give a file"):
-        TextSplits(TextDataConfig())
 
 
 @pytest.fixture
@@ -198,22 +160,20 @@ def config(path: object, kind: TokenizerKind = "byte", **settings: Any) -> TextD
     return TextDataConfig(str(path), tokenizer=TokenizerConfig(kind), **settings)
 
 
-def test_whole_documents_are_held_out_and_encoded(
-    folder: pathlib.Path, cache: pathlib.Path
-) -> None:
-    result = prepare_text(config(folder, validation_fraction=0.3), cache_dir=cache)
+def test_whole_documents_are_held_out_and_encoded(folder: pathlib.Path) -> None:
+    result = prepare_text(config(folder, validation_fraction=0.3))
     train, validation = result.split("train"), result.split("validation")
+    for name, remedy in (("test", r"set data\.test_path"), ("dev", "choose one of these")):
+        with pytest.raises(UserError, match=f"only train, validation; {remedy}"):
+            result.split(name)
     texts = {file.read_text() for file in folder.iterdir()}
     assert train.num_bytes + validation.num_bytes == sum(map(len, texts))
     assert 0 < validation.num_bytes <= 0.3 * (train.num_bytes + validation.num_bytes)
     for stream in (train, validation):
+        ends = [*stream.document_starts, len(stream.tokens) - 1]
         decoded = [
             result.tokenizer.decode(stream.tokens[start:end])
-            for start, end in zip(
-                stream.document_starts,
-                [*stream.document_starts[1:], len(stream.tokens) - 1],
-                strict=True,
-            )
+            for start, end in itertools.pairwise(ends)
         ]
         assert len(decoded) == len(set(decoded))
         assert set(decoded) <= texts
@@ -252,72 +212,36 @@ def test_damaged_cache_is_rewritten(folder: pathlib.Path, cache: pathlib.Path) -
         assert (entry / "train.tokens").read_bytes() == full
 
 
-def test_tokenizer_is_trained_on_the_training_split(
-    tmp_path: pathlib.Path, cache: pathlib.Path
-) -> None:
-    (tmp_path / "train").write_text("aa bb")
-    (tmp_path / "validation").write_text("aa cc")
-    settings = {"validation_path": str(tmp_path / "validation")}
-    result = prepare_text(config(tmp_path / "train", "word", **settings), cache_dir=cache)
+def prepare_two(folder: pathlib.Path, kind: TokenizerKind, train: str, validation: str) -> Any:
+    (folder / "train").write_text(train)
+    (folder / "validation").write_text(validation)
+    return prepare_text(config(folder / "train", kind, validation_path=f"{folder}/validation"))
+
+
+def test_tokenizer_is_trained_on_the_training_split(tmp_path: pathlib.Path) -> None:
+    result = prepare_two(tmp_path, "word", "aa bb", "aa cc")
     assert result.split("train").tokens.tolist() == [1, 2, 3, 1]
     assert result.split("validation").tokens.tolist() == [1, 2, 0, 1]
+    with pytest.raises(UserError, match="the validation split: has no words in it"):
+        prepare_two(tmp_path, "word", "word", " \t")
 
 
-def test_alphabet_covers_all_splits(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    (tmp_path / "train").write_text("abc")
-    (tmp_path / "validation").write_text("é")
-    settings = {"validation_path": str(tmp_path / "validation")}
-    result = prepare_text(config(tmp_path / "train", "character", **settings), cache_dir=cache)
+def test_alphabet_covers_all_splits(tmp_path: pathlib.Path) -> None:
+    result = prepare_two(tmp_path, "character", "abc", "é")
     assert result.tokenizer.vocab_size == 5
     assert result.split("validation").tokens.tolist() == [4, 3, 4]
 
 
-def test_tail_is_contiguous(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    (tmp_path / "a.txt").write_text("abcdefghij" * 3)
-    settings: dict[str, Any] = {"split_method": "tail", "validation_fraction": 0.2}
-    result = prepare_text(config(tmp_path / "a.txt", "character", **settings), cache_dir=cache)
-    train, validation = result.split("train"), result.split("validation")
-    assert train.tokens.tolist() == [10, *(n % 10 for n in range(24)), 10]
-    assert validation.tokens.tolist() == [10, *range(4, 10), 10]
-    assert train.document_starts.tolist() == validation.document_starts.tolist() == [0]
-
-
-def test_tokenizer_from_a_file(folder: pathlib.Path, cache: pathlib.Path) -> None:
+def test_tokenizer_from_a_file(folder: pathlib.Path) -> None:
     byte = train_tokenizer(TokenizerConfig("byte"), [])
     byte.save(folder.parent / "tokenizer.json")
     tokenizer = TokenizerConfig("file", path=str(folder.parent / "tokenizer.json"))
-    result = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
-    assert result.digest == prepare_text(config(folder), cache_dir=cache).digest
+    result = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer))
+    assert result.digest == prepare_text(config(folder)).digest
     # Another separator, which is not in tokenizer.json.
     (folder.parent / "generation_config.json").write_text('{"eos_token_id": 0}')
-    other = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer), cache_dir=cache)
+    other = prepare_text(TextDataConfig(str(folder), tokenizer=tokenizer))
     assert other.split("train").tokens[-1] == 0
-
-
-def test_max_bytes_limits_the_text(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    result = prepare_text(config(folder, max_bytes=100), cache_dir=cache)
-    assert result.split("train").num_bytes + result.split("validation").num_bytes == 100
-
-
-def test_missing_splits_are_errors(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    result = prepare_text(config(folder), cache_dir=cache)
-    with pytest.raises(UserError, match=r"split 'test': .* train, validation; set data\.test_path"):
-        result.split("test")
-    with pytest.raises(UserError, match=r"split 'dev': .* only train, validation; choose"):
-        result.split("dev")
-
-
-def test_text_without_words_is_an_error(tmp_path: pathlib.Path, cache: pathlib.Path) -> None:
-    (tmp_path / "train").write_text("word")
-    (tmp_path / "validation").write_text(" \t")
-    settings = {"validation_path": str(tmp_path / "validation")}
-    with pytest.raises(UserError, match="the validation split: has no words in it"):
-        prepare_text(config(tmp_path / "train", "word", **settings), cache_dir=cache)
-
-
-def test_cache_folder_that_is_a_file_is_an_error(folder: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"the data cache .*00\.txt"):
-        prepare_text(config(folder, cache_dir=str(folder / "00.txt")))
 
 
 def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path) -> None:
@@ -327,25 +251,15 @@ def test_invalid_file_leaves_no_cache(folder: pathlib.Path, cache: pathlib.Path)
     assert not [path for path in cache.glob("tokens-*") if path.suffix != ".lock"]
 
 
-def test_compression_uses_the_text_of_the_split(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    result = prepare_text(config(folder), cache_dir=cache)
+def test_bits_per_byte_match_gzip_and_xz(folder: pathlib.Path) -> None:
+    texts = [f"{n} é {n * n}\n" for n in range(997)]
+    full = "".join(texts).encode()
+    assert compressed_bits_per_byte(texts) == {
+        "gzip -9": 8 * len(gzip.compress(full, 9)) / len(full),
+        "xz -9": 8 * len(lzma.compress(full, preset=9)) / len(full),
+    }
+    result = prepare_text(config(folder))
     stream = result.split("validation")
     text = result.tokenizer.decode(stream.tokens).encode()
     expected = 8 * len(gzip.compress(text, 9)) / stream.num_bytes
     assert result.compressed_bits_per_byte("validation")["gzip -9"] == expected
-
-
-def test_prepared_corpus_has_a_tokenizer(folder: pathlib.Path, cache: pathlib.Path) -> None:
-    assert isinstance(prepare_text(config(folder), cache_dir=cache).tokenizer, Tokenizer)
-
-
-def test_bits_per_byte_match_gzip_and_xz() -> None:
-    texts = [f"{n} é {n * n}\n" for n in range(997)]
-    full = "".join(texts).encode()
-    assert compressed_bits_per_byte(texts) == pytest.approx(
-        {
-            "gzip -9": 8 * len(gzip.compress(full, 9)) / len(full),
-            "xz -9": 8 * len(lzma.compress(full, preset=9)) / len(full),
-        },
-        abs=0,
-    )

@@ -103,9 +103,7 @@ def test_existing_entry_is_reused(tmp_path: pathlib.Path) -> None:
     assert get_or_create(tmp_path / "entry", write) == tmp_path / "entry"
 
 
-def test_entry_written_while_waiting_is_reused(
-    tmp_path: pathlib.Path,
-) -> None:
+def test_entry_written_while_waiting_is_reused(tmp_path: pathlib.Path) -> None:
     def write(partial: pathlib.Path) -> None:
         raise AssertionError
 

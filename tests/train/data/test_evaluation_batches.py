@@ -1,12 +1,8 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
+from tests.train.data.conftest import MakeStream
 from train.data.batches import make_text_evaluation_batches
-from train.data.token_file import TokenStream
-
-MakeStream = Callable[..., TokenStream]
 
 
 def test_windows_match_hand_computed_values(make_stream: MakeStream) -> None:
@@ -28,8 +24,8 @@ def test_windows_match_hand_computed_values(make_stream: MakeStream) -> None:
 
 
 @pytest.mark.parametrize("segments", [True, False])
-@pytest.mark.parametrize("stride", [None, 1, 3, 7])
-@pytest.mark.parametrize("targets", [2, 6, 7, 8, 53])
+@pytest.mark.parametrize("stride", [None, 1, 3])
+@pytest.mark.parametrize("targets", [2, 7, 8, 53])
 def test_every_target_counts_once_and_in_order(
     make_stream: MakeStream, targets: int, stride: int | None, segments: bool
 ) -> None:

@@ -1,4 +1,3 @@
-import collections
 import dataclasses
 import json
 from pathlib import Path
@@ -68,21 +67,18 @@ def test_folder_with_splits_and_rows_that_are_left_out(tmp_path: Path) -> None:
     assert splits.notes[1].endswith("rows that are left out, as a field is null: 4")
 
 
-def test_held_out_examples_depend_on_the_seed(tmp_path: Path) -> None:
+def test_held_out_examples_match_the_recorded_ones(tmp_path: Path) -> None:
     lines = write_lines(tmp_path / "a", 20)
-
-    def held_out(seed: int) -> list[str]:
-        splits = read(path=str(tmp_path / "a"), validation_fraction=0.25, split_seed=seed)
-        assert list(splits) == ["train", "validation"]
-        assert sorted([*splits["train"], *splits["validation"]]) == sorted(lines)
-        return list(splits["validation"])
-
-    assert len(held_out(0)) == 5
-    assert held_out(0) == held_out(0) != held_out(1)
-
-
-def test_held_out_examples_match_the_recorded_ones() -> None:
-    assert sorted(choose_held_out_examples(20, 0.25, 0)) == [3, 7, 9, 11, 18]
+    splits = read(path=str(tmp_path / "a"), validation_fraction=0.25, split_seed=0)
+    held_out = [lines[number] for number in (3, 7, 9, 11, 18)]
+    assert list(splits) == ["train", "validation"]
+    assert splits == {
+        "train": [line for line in lines if line not in held_out],
+        "validation": held_out,
+    }
+    assert not splits.has_own_validation
+    assert splits.before_holdout() == [*splits["train"], *held_out]
+    assert choose_held_out_examples(20, 0.25, 1) != {3, 7, 9, 11, 18}
 
 
 @pytest.mark.parametrize(("fraction", "drawn"), [(0.01, 1), (0.5, 2), (0.99, 2)])
@@ -100,10 +96,9 @@ def test_missing_split_is_an_error() -> None:
     tokenizer = tokenizer_for_splits(TokenizerConfig("byte"), {"train": []})
     corpus = ExampleCorpus(tokenizer, {"train": "x", "validation": "y"}, "")
     assert corpus.split("validation") == "y"
-    with pytest.raises(UserError, match=r"only train, validation; set data\.test_path"):
-        corpus.split("test")
-    with pytest.raises(UserError, match="choose one of these"):
-        corpus.split("dev")
+    for name, remedy in (("test", r"set data\.test_path"), ("dev", "choose one of these")):
+        with pytest.raises(UserError, match=f"only train, validation; {remedy}"):
+            corpus.split(name)
 
 
 def test_tokenizer_is_trained_on_the_training_split() -> None:
@@ -167,45 +162,27 @@ def test_each_epoch_has_every_example_once(row_multiple: int) -> None:
     examples = some(197)
     buckets = bucket_by_tokens(examples.lengths, batch_tokens=120, batch_size_multiple=row_multiple)
     batches = ExampleTrainingBatches(examples, buckets, seed=5)
-    orders = set()
+    orders, shapes = set(), set()
     for number in range(4):
-        rows = epoch(batches, number)
-        visited = [example for row in rows for example in row if example >= 0]
+        visited: list[int] = []
+        for cursor in range(batches.batches_per_epoch):
+            batch = batches.host_batch(number * batches.batches_per_epoch + cursor, 0, 1)
+            size, length = batch["shape"].tolist()
+            held = batch["numbers"][batch["numbers"] >= 0]
+            assert size % row_multiple == 0
+            assert size * length <= 120
+            assert examples.lengths[held].max() <= length
+            shapes.add((size, length))
+            visited += held.tolist()
         assert sorted(visited) == list(range(197))
-        assert all(len(row) % row_multiple == 0 for row in rows)
         orders.add(tuple(visited))
     assert len(orders) == 4
-
-
-def test_order_depends_on_the_seed() -> None:
-    examples = some(60)
-    buckets = bucket_by_rows(examples.lengths, batch_size=7, max_buckets=3)
-
-    def order(seed: int) -> list[list[int]]:
-        return epoch(ExampleTrainingBatches(examples, buckets, seed=seed), 1)
-
-    assert order(3) == order(3) != order(4)
-    shuffled_within = [row for row in order(3) if row != sorted(row, key=lambda n: (n < 0, n))]
-    assert shuffled_within
-
-
-def test_batches_fit_their_examples_and_have_few_shapes() -> None:
-    examples = some(500)
-    buckets = bucket_by_tokens(examples.lengths, batch_tokens=150)
-    batches = ExampleTrainingBatches(examples, buckets, seed=0)
-    shapes: collections.Counter[tuple[int, int]] = collections.Counter()
-    for cursor in range(batches.batches_per_epoch):
-        batch = batches.host_batch(cursor, 0, 1)
-        rows, length = batch["shape"].tolist()
-        held = batch["numbers"][batch["numbers"] >= 0]
-        assert rows * length <= 150
-        assert examples.lengths[held].max() <= length
-        shapes[rows, length] += 1
     assert len(shapes) == 8
+    with pytest.raises(UserError, match="seed: -1"):
+        ExampleTrainingBatches(examples, buckets, seed=-1)
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_a_batch(hosts: int) -> None:
+def test_hosts_share_a_batch() -> None:
     examples = some(101)
     buckets = bucket_by_tokens(examples.lengths, batch_tokens=140, batch_size_multiple=4)
     for batches in (
@@ -213,7 +190,7 @@ def test_hosts_share_a_batch(hosts: int) -> None:
         ExampleEvaluationBatches(examples, buckets),
     ):
         for cursor in (0, 3, 7):
-            parts = [batches.host_batch(cursor, host, hosts)["numbers"] for host in range(hosts)]
+            parts = [batches.host_batch(cursor, host, 4)["numbers"] for host in range(4)]
             assert len({len(part) for part in parts}) == 1
             full = batches.host_batch(cursor, 0, 1)["numbers"]
             np.testing.assert_array_equal(np.concatenate(parts), full)
@@ -236,15 +213,12 @@ def test_evaluation_has_every_example_once_in_order() -> None:
 def test_limited_evaluation_covers_all_buckets() -> None:
     examples = some(83)
     buckets = bucket_by_rows(examples.lengths, batch_size=6, max_buckets=3)
-    every, few = (
-        ExampleEvaluationBatches(examples, buckets),
-        ExampleEvaluationBatches(examples, buckets, max_batches=5),
-    )
-    assert (len(few), len(ExampleEvaluationBatches(examples, buckets, max_batches=99))) == (
-        5,
-        len(every),
-    )
-    assert len(ExampleEvaluationBatches(examples, buckets, max_batches=0)) == len(every)
+    counts = [
+        len(ExampleEvaluationBatches(examples, buckets, max_batches=most)) for most in (None, 0, 99)
+    ]
+    assert len(set(counts)) == 1
+    few = ExampleEvaluationBatches(examples, buckets, max_batches=5)
+    assert len(few) == 5 < counts[0]
     lengths = {int(few.host_batch(cursor, 0, 1)["shape"][1]) for cursor in range(5)}
     assert lengths == {bucket.lengths[0] for bucket in buckets}
 
@@ -257,9 +231,3 @@ def test_order_matches_the_recorded_one() -> None:
     )
     assert epoch(batches, 0) == [[4, 5], [1, -1], [2, 6], [3, 0]]
     assert batches.host_batch(10**6, 0, 1)["numbers"].tolist() == [5, 2]
-
-
-def test_negative_seed_is_an_error() -> None:
-    examples = some(3)
-    with pytest.raises(UserError, match="seed: -1 is negative"):
-        ExampleTrainingBatches(examples, bucket_by_rows(examples.lengths, batch_size=1), seed=-1)

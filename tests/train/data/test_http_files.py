@@ -83,21 +83,20 @@ def test_records_continue_at_their_byte(
     assert position == RecordPosition(sum(map(len, lines.splitlines(keepends=True)[:30])), 30)
 
 
-def test_errors_name_the_address_in_one_line(
+def test_errors_name_the_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"/none\.jsonl: the server answers 404 \(Not Found\)"):
+    with pytest.raises(UserError, match=r"/none\.jsonl: the server answers 404"):
         list(read_documents(find_files(f"{server.url}/none.jsonl", "data.path")))
     assert len(server.requests) == 1  # not requested again
-    with pytest.raises(UserError, match=r"data\.path http.*\*\.jsonl: an http server has no list"):
+    with pytest.raises(UserError, match=r"\*\.jsonl: an http server has no list"):
         find_files(f"{server.url}/*.jsonl", "data.path")
     monkeypatch.setattr(http_files, "ATTEMPTS", 2)
-    with pytest.raises(UserError, match=r"http://127.0.0.1:9/a.jsonl: cannot be reached") as error:
+    with pytest.raises(UserError, match="cannot be reached"):
         list(read_documents(find_files("http://127.0.0.1:9/a.jsonl", "data.path")))
-    assert "\n" not in str(error.value)
     (tmp_path / "b.jsonl").write_bytes(CONTENT)
     server.set(break_after=1, ranges=False)
-    with pytest.raises(UserError, match=r"b\.jsonl: the connection broke at byte 1 .*; run the sa"):
+    with pytest.raises(UserError, match=r"b\.jsonl: the connection broke at byte 1"):
         HttpPath(f"{server.url}/b.jsonl").open().read()
 
 

@@ -1,8 +1,5 @@
 import itertools
-import random
 import statistics
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +18,6 @@ PYTHON = {
     "SM": lambda values: sum(values) % 10,
 }
 
-Node = tuple[str, list["int | Node"]]
-
 
 def small(**changes: Any) -> ListOpsDataConfig:
     settings: dict[str, Any] = dict(
@@ -40,46 +35,42 @@ def value_by_python(text: str) -> int:
     return eval("".join(words).rstrip(","), {"__builtins__": {}}, PYTHON)
 
 
-def tree(tokens: Sequence[str]) -> "int | Node":
-    """Return nested operators with their arguments; raise if the tokens are not an expression."""
-    stack: list[Node] = [("", [])]
-    for token in tokens:
+def nesting(text: str) -> tuple[int, set[int]]:
+    """Return the depth of an expression, and the numbers of arguments of its operators."""
+    open_counts, counts, depth = [0], set(), 0
+    for token in text.split():
+        if token == "]":
+            counts.add(open_counts.pop())
+            continue
+        open_counts[-1] += 1
+        depth = max(depth, len(open_counts))
         if token.startswith("["):
-            stack.append((token[1:], []))
-        elif token == "]":
-            node = stack.pop()
-            stack[-1][1].append(node)
-        else:
-            stack[-1][1].append(int(token))
-    [(_, [root])] = stack
-    return root
-
-
-def nodes(node: "int | Node", depth: int = 1) -> "list[tuple[int | Node, int]]":
-    """Return every node with its depth; the root has depth 1."""
-    inner = [] if isinstance(node, int) else [nodes(each, depth + 1) for each in node[1]]
-    return [(node, depth), *itertools.chain.from_iterable(inner)]
-
-
-def test_expression_matches_hand_computed_value() -> None:
-    """Draws in order: operator if below 1/4; which operator; number of arguments; digit."""
-    draws = [0.2, 0.5, 0.12]  # [MED of 2 + floor(0.12 * 9) = 3
-    draws += [0.25, 0.99]  # 9
-    draws += [0.0, 0.75, 0.0, 0.3, 0.85, 0.9, 0.71]  # [SM 8 7 ]
-    draws += [0.7, 0.0]  # 0
-    tokens: list[str] = []
-    left = iter(draws)
-    value = draw_expression(lambda: next(left), ListOpsDataConfig(), tokens)
-    assert " ".join(tokens) == "[MED 9 [SM 8 7 ] 0 ]"
-    assert (value, list(left)) == (5, [])
+            open_counts.append(0)
+    assert open_counts == [1]
+    return depth, counts
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("[MED 1 2 ]", 1), ("[MED 9 1 4 ]", 4), ("[SM 9 9 9 ]", 7), ("[MIN 3 [MAX 2 8 ] ]", 3)],
+    ("draws", "text", "value"),
+    [
+        (
+            # [MED of 2 + floor(0.12 * 9) = 3 arguments: 9, [SM 8 7 ] and 0
+            [0.2, 0.5, 0.12, 0.25, 0.99, *(0.0, 0.75, 0.0, 0.3, 0.85, 0.9, 0.71), 0.7, 0.0],
+            "[MED 9 [SM 8 7 ] 0 ]",
+            5,
+        ),
+        ([0.1, 0.24, 0.99, *[0.3, 0.19] * 9, 0.9, 0.2], "[MIN 1 1 1 1 1 1 1 1 1 2 ]", 1),
+        ([0.1, 0.25, 0.11, 0.3, 0.49, 0.3, 0.69], "[MAX 4 6 ]", 6),
+        ([0.1, 0.74, 0.0, 0.3, 0.49, 0.3, 0.69], "[MED 4 6 ]", 5),
+    ],
 )
-def test_reference_evaluator(text: str, value: int) -> None:
-    assert value_by_python(text) == value
+def test_expression_matches_hand_computed_value(draws: list[float], text: str, value: int) -> None:
+    """Draws in order: operator if below 1/4; which operator; number of arguments; digit."""
+    tokens: list[str] = []
+    left = iter(draws)
+    actual = draw_expression(lambda: next(left), ListOpsDataConfig(), tokens)
+    assert " ".join(tokens) == text
+    assert (actual, list(left)) == (value, [])
 
 
 def test_values_match_python() -> None:
@@ -88,51 +79,14 @@ def test_values_match_python() -> None:
     assert {each.label for each in actual} == set("0123456789")
 
 
-def test_grammar_and_lengths() -> None:
+def test_depths_arguments_and_lengths_are_within_limits() -> None:
     config = small(min_length=20, max_length=40, max_depth=4, max_arguments=5)
-    depths, counts, lengths = set(), set(), set()
-    for example in itertools.islice(generate_examples(config), 300):
-        tokens = example.text.split()
-        lengths.add(len(tokens))
-        for node, depth in nodes(tree(tokens)):
-            depths.add(depth)
-            if not isinstance(node, int):
-                counts.add(len(node[1]))
-                assert node[0] in PYTHON
-                assert depth < 4
-    assert (depths, counts) == ({1, 2, 3, 4}, {2, 3, 4, 5})
+    texts = [example.text for example in itertools.islice(generate_examples(config), 300)]
+    depths, counts = zip(*map(nesting, texts), strict=True)
+    assert max(depths) == 4
+    assert set.union(*counts) == {2, 3, 4, 5}
+    lengths = [len(text.split()) for text in texts]
     assert (min(lengths), max(lengths)) == (21, 39)
-
-
-def test_distribution_of_operators_arguments_and_digits() -> None:
-    """Statistics before expressions are rejected for their length."""
-    draw, config = random.Random(7).random, ListOpsDataConfig(max_length=10**9, max_depth=3)
-    kinds, names, counts, digits = Counter[bool](), Counter[str](), Counter[int](), Counter[int]()
-    for _ in range(20_000):
-        tokens: list[str] = []
-        draw_expression(draw, config, tokens)
-        for node, depth in nodes(tree(tokens)):
-            if depth < 3:
-                kinds[isinstance(node, int)] += 1
-            if isinstance(node, int):
-                digits[node] += 1
-            else:
-                names[node[0]] += 1
-                counts[len(node[1])] += 1
-    assert kinds[False] / kinds.total() == pytest.approx(0.25, abs=0.01)
-    for found, values in ((names, set(PYTHON)), (counts, set(range(2, 11))), (digits, range(10))):
-        assert set(found) == set(values)
-        share = 1 / len(found)
-        assert [n / found.total() for n in found.values()] == pytest.approx(
-            [share] * len(found), abs=0.02
-        )
-
-
-def test_default_lengths_are_those_of_long_range_arena() -> None:
-    actual = list(itertools.islice(generate_examples(ListOpsDataConfig()), 20))
-    lengths = [len(each.text.split()) for each in actual]
-    assert 500 < min(lengths) < max(lengths) < 2000
-    assert [int(each.label) for each in actual] == [value_by_python(each.text) for each in actual]
 
 
 def test_examples_depend_on_the_seed_only() -> None:

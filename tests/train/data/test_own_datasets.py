@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from train.data.bitext import prepare_bitext
 from train.data.corpus import prepare_text
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.data.example_configs import (
-    BitextDataConfig,
     ClassificationDataConfig,
     TokenLabelDataConfig,
 )
@@ -51,11 +49,6 @@ class OwnTags(Own, TokenLabelDataConfig):
     pass
 
 
-@dataclasses.dataclass(frozen=True)
-class OwnPairs(Own, BitextDataConfig):
-    pass
-
-
 def test_texts(tmp_path: Path) -> None:
     Own.splits = {"train": ["one", "", "two"], "validation": ["three"], "test": ["four"]}
     config = OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path))
@@ -72,15 +65,6 @@ def test_texts(tmp_path: Path) -> None:
     assert prepare_text(config).digest != corpus.digest
 
 
-def test_texts_are_held_out(tmp_path: Path) -> None:
-    Own.splits = {"train": [f"text {index}" for index in range(10)]}
-    corpus = prepare_text(OwnTexts(tokenizer=BYTES, cache_dir=str(tmp_path)))
-    counts = [len(corpus.split(name).document_starts) for name in ("train", "validation")]
-    assert counts == [9, 1]
-    with pytest.raises(UserError, match="the data have only train, validation; "):
-        corpus.split("test")
-
-
 def test_labels() -> None:
     Own.splits = {
         "train": [("red fish", "a"), ["blue", "b"], ("x", "a")],
@@ -92,26 +76,12 @@ def test_labels() -> None:
     assert corpus.split("validation").targets.tolist() == [1]
 
 
-def test_tags() -> None:
-    sentence = [("the", "D"), ("fish", "N")]
-    Own.splits = {"train": [sentence, sentence[1:]], "validation": [sentence]}
-    corpus = prepare_token_labels(OwnTags(tokenizer=BYTES))
-    assert corpus.labels == ("D", "N")
-    assert len(corpus.split("train").lengths) == 2
-
-
-def test_pairs() -> None:
-    Own.splits = {"train": [("a b", "c"), ("d", "e f")], "validation": [("a", "c")]}
-    corpus = prepare_bitext(OwnPairs(tokenizer=BYTES))
-    assert corpus.split("train").pairs == [("a b", "c"), ("d", "e f")]
-
-
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (None, "dataset OwnLabels: has no split train; return its examples from read_split"),
-        ([], "dataset OwnLabels, split train: has no examples; yield some"),
-        (["ab"], "dataset OwnLabels, split train, example 0: is not a pair of texts; yield tuples"),
+        (None, "dataset OwnLabels: has no split train"),
+        ([], "dataset OwnLabels, split train: has no examples"),
+        (["ab"], "split train, example 0: is not a pair of texts"),
         ([("a", "b"), ("a", 1)], "split train, example 1: is not a pair of texts"),
     ],
 )
@@ -124,9 +94,9 @@ def test_wrong_examples(train: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        (None, "dataset OwnTexts, split train: has no text; yield some from read_split"),
-        ([""], "dataset OwnTexts, split train: has no text"),
-        (["a", 3], "dataset OwnTexts, split train, example 1: is a int; yield strings"),
+        (None, "split train: has no text"),
+        ([""], "split train: has no text"),
+        (["a", 3], "split train, example 1: is a int"),
     ],
 )
 def test_wrong_texts(tmp_path: Path, train: Any, message: str) -> None:

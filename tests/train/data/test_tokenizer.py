@@ -24,8 +24,6 @@ TEXTS = ["The cat sat on the mat.\nThe mat sat.\n", "naïve Straße 日本語 �
 
 
 EXACT: tuple[TokenizerKind, ...] = ("byte", "bpe")
-
-
 KINDS: tuple[TokenizerKind, ...] = (*EXACT, "character", "word", "wordpiece")
 
 
@@ -54,11 +52,8 @@ def test_characters_round_trip(tokenizers: dict[str, Tokenizer], text: str) -> N
 
 
 def test_error_names_unknown_characters(tokenizers: dict[str, Tokenizer]) -> None:
-    with pytest.raises(UserError, match=r"lacks \('X' 'é'\); leave them out, or train with"):
+    with pytest.raises(UserError, match=r"lacks \('X' 'é'\)"):
         tokenizers["character"].encode("The éX cat")
-    many = "".join(map(chr, range(0x400, 0x440)))
-    with pytest.raises(UserError, match=r"'Љ' \.\.\.\)"):
-        tokenizers["character"].encode(many)
 
 
 def test_invalid_unicode_is_an_error(tokenizers: dict[str, Tokenizer]) -> None:
@@ -86,13 +81,6 @@ def test_save_and_load(tokenizers: dict[str, Tokenizer], kind: str, tmp_path: pa
         for text in TEXTS:
             assert loaded.encode(text).tolist() == tokenizers[kind].encode(text).tolist()
     assert len({tokenizer.digest for tokenizer in tokenizers.values()}) == len(KINDS)
-
-
-def test_saving_without_folder_is_an_error(
-    tokenizers: dict[str, Tokenizer], tmp_path: pathlib.Path
-) -> None:
-    with pytest.raises(UserError, match="No such file or directory"):
-        tokenizers["byte"].save(tmp_path / "nowhere" / "tokenizer.json")
 
 
 def test_separator_is_not_decoded(tokenizers: dict[str, Tokenizer]) -> None:
@@ -126,11 +114,8 @@ def test_mask_token_gets_a_new_id(tokenizers: dict[str, Tokenizer], kind: str) -
     assert masked.encode(text).tolist() == plain.encode(text).tolist()
     assert plain.mask_token_id is None
     again = Tokenizer(Backend.from_str(masked.to_json()))
-    assert (again.mask_token_id, again.special_token_ids, again.digest) == (
-        masked.mask_token_id,
-        masked.special_token_ids,
-        masked.digest,
-    )
+    assert again.mask_token_id == masked.mask_token_id
+    assert (again.special_token_ids, again.digest) == (masked.special_token_ids, masked.digest)
 
 
 def test_gaps_in_token_ids_count_in_the_vocabulary_size() -> None:
@@ -141,14 +126,6 @@ def test_gaps_in_token_ids_count_in_the_vocabulary_size() -> None:
 def streamed(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     decoder = StreamDecoder(tokenizer)
     return [*(decoder.push(token) for token in tokens), decoder.flush()]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_streamed_pieces_join_to_the_text(tokenizers: dict[str, Tokenizer], kind: str) -> None:
-    tokenizer = tokenizers[kind]
-    for text in TEXTS:
-        tokens = tokenizer.encode(text).tolist()
-        assert "".join(streamed(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,20 +174,14 @@ SAMPLE = (
 )
 
 
-CHUNKED_KINDS: tuple[TokenizerKind, ...] = ("byte", "character", "word", "bpe", "wordpiece")
-
-
 def test_chunks_end_before_a_space() -> None:
-    assert list(split_into_chunks("one  two\nthree four", size=4)) == [
-        "one  two",
-        "\nthree",
-        " four",
-    ]
+    chunks = list(split_into_chunks("one  two\nthree four", size=4))
+    assert chunks == ["one  two", "\nthree", " four"]
     assert list(split_into_chunks("", size=4)) == [""]
     assert list(split_into_chunks("uncuttable", size=1)) == ["uncuttable"]
 
 
-@pytest.fixture(scope="module", params=CHUNKED_KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     config = TokenizerConfig(request.param, vocab_size=300)
     return train_tokenizer(config, [SAMPLE, "".join(map(chr, range(32, 127)))])
@@ -241,9 +212,6 @@ DEEPSEEK = (
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
 )
 PATTERNS = {
-    "llama3": [
-        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{PUNCTUATION}|{SPACES}"
-    ],
     "qwen": [rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{PUNCTUATION}|{SPACES}"],
     "gpt4o": [
         "|".join(
@@ -313,13 +281,8 @@ def test_tokens_of_chunks_under_published_patterns(
 
 def test_chinese_is_cut_at_its_punctuation() -> None:
     text = "日本語。はい？\nＡ a\n"
-    assert list(split_into_chunks(text, PATTERN_BOUNDARY, 1)) == [
-        "日本語",
-        "。はい",
-        "？\nＡ",
-        " a",
-        "\n",
-    ]
+    chunks = list(split_into_chunks(text, PATTERN_BOUNDARY, 1))
+    assert chunks == ["日本語", "。はい", "？\nＡ", " a", "\n"]
 
 
 @pytest.mark.parametrize(
@@ -339,18 +302,7 @@ def test_chinese_is_cut_at_its_punctuation() -> None:
         (pre_tokenizers.Split(Regex(PATTERNS["qwen"][0]), "removed"), None),
         (pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}"), "isolated"), None),
     ],
-    ids=[
-        "merges",
-        "metaspace",
-        "prefix",
-        "no pattern",
-        "prepend",
-        "replace",
-        "sequence",
-        "unknown pattern",
-        "removed",
-        "spaces left",
-    ],
+    ids=range(10),
 )
 def test_chunks_are_not_used_where_tokens_may_change(
     splitter: pre_tokenizers.PreTokenizer | None, normalizer: normalizers.Normalizer | None

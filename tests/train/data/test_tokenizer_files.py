@@ -35,12 +35,8 @@ def test_bert_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
     for path in (tmp_path, tmp_path / "vocab.txt"):
         tokenizer = Tokenizer.load(path)
-        assert tokenizer.encode("Unable,  ä").tolist() == [
-            10 if cased else 6,
-            7,
-            9,
-            2 if cased else 8,
-        ]
+        tokens = [10, 7, 9, 2] if cased else [6, 7, 9, 8]
+        assert tokenizer.encode("Unable,  ä").tolist() == tokens
         assert tokenizer.decode([4, 6, 7, 9, 8, 4]) == "unable, a"
         assert (tokenizer.eos_token_id, tokenizer.vocab_size) == (4, len(words))
 
@@ -62,20 +58,16 @@ def test_tokenizer_json_without_padding_and_truncation(tmp_path: pathlib.Path) -
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer.json": "{}"}, r"tokenizer\.json: damaged, or no tokenizer \(.*\); fetch"),
-        ({"tokenizer.json": "{"}, r"tokenizer\.json: damaged"),
+        ({"tokenizer.json": "{}"}, r"tokenizer\.json: damaged"),
         ({"encoder.json": "{", "merges.txt": ""}, r"encoder\.json: not JSON"),
         ({"encoder.json": '{"a": 0}', "merges.txt": "a b"}, r"merges\.txt: damaged"),
         ({"encoder.json": '{"a": 0}', "merges.txt": "a\n"}, r"merges\.txt: damaged"),
-        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "has no token that separates documents"),
-        (
-            {"vocab.txt": "[SEP]\na"},
-            r"vocab\.txt: has no \[UNK\], which every vocabulary of BERT has",
-        ),
+        ({"encoder.json": '{"a": 0}', "merges.txt": ""}, "no token that separates documents"),
+        ({"vocab.txt": "[SEP]\na"}, r"vocab\.txt: has no \[UNK\]"),
         ({"merges.txt": "a b"}, "has no tokenizer; it needs"),
         ({}, "has no tokenizer; it needs"),
     ],
-    ids=["empty", "cut", "json", "unknown", "single", "separator", "bert", "half", "nothing"],
+    ids=["empty", "json", "unknown", "single", "separator", "bert", "half", "nothing"],
 )
 def test_invalid_tokenizer_files_are_errors(
     tmp_path: pathlib.Path, files: dict[str, str], message: str
@@ -87,7 +79,7 @@ def test_invalid_tokenizer_files_are_errors(
 
 
 def test_missing_or_binary_tokenizer_is_an_error(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere\.json: does not exist; give a tokenizer\.json"):
+    with pytest.raises(UserError, match=r"nowhere\.json: does not exist"):
         Tokenizer.load(tmp_path / "nowhere.json")
     (tmp_path / "vocab.txt").write_bytes(b"[UNK]\n\xff")
     with pytest.raises(UserError, match="not UTF-8 at byte 6"):

@@ -19,19 +19,10 @@ from train.errors import UserError
 FIXTURES = Path(__file__).parent / "tokenizer_folders.jsonl"
 TEXTS, *FOLDERS = map(json.loads, FIXTURES.read_text(encoding="utf-8").splitlines())
 
-WORDS = (
-    "<|endoftext|>",
-    "</s>",
-    "<s>",
-    "[CLS]",
-    "[SEP]",
-    "<|im_end|>",
-    "<｜end｜>",
-    "a",
-    "b",
-    "<x>",
-)
+PUBLISHED = ("<|endoftext|>", "</s>", "<s>", "[CLS]", "[SEP]", "<|im_end|>", "<｜end｜>")
+WORDS = (*PUBLISHED, "a", "b", "<x>")
 END_OF_TEXT, END, START, CLS, SEP, TURN_END, NAMED, A, B, X = range(len(WORDS))
+EOS = {"eos_token": "</s>"}
 CHATML = "{% for m in messages %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
 
 
@@ -44,7 +35,7 @@ def write_folder(folder: Path, **files: Any) -> Path:
     return folder
 
 
-def tokenizer_json(template: str = "", special: tuple[str, ...] = WORDS[:7]) -> str:
+def tokenizer_json(template: str = "", special: tuple[str, ...] = PUBLISHED) -> str:
     """Return a tokenizer of `WORDS` that puts the tokens of a template around a text."""
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "a"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -91,23 +82,20 @@ def test_folders_are_read_as_transformers_reads_them(
         ({"special_tokens_map": {"eos_token": {"content": "</s>"}}}, END, (END,)),
         ({"config": {"eos_token_id": END}}, END, (END,)),
         ({"config": {"eos_token_id": [END, TURN_END]}}, END, (END, TURN_END)),
-        (
+        (  # that of generation goes first
             {"generation_config": {"eos_token_id": [X, END]}, "config": {"eos_token_id": A}},
             X,
             (X, END),
         ),
-        (
-            {
-                "generation_config": {"eos_token_id": [TURN_END, END]},
-                "tokenizer_config": {"eos_token": "</s>"},
-            },
+        (  # the separator is that of the tokenizer
+            {"generation_config": {"eos_token_id": [TURN_END, END]}, "tokenizer_config": EOS},
             END,
             (TURN_END, END),
         ),
         (
             {
                 "generation_config": {"eos_token_id": END},
-                "tokenizer_config": {"eos_token": "</s>", "chat_template": CHATML},
+                "tokenizer_config": EOS | {"chat_template": CHATML},
             },
             END,
             (END, TURN_END),
@@ -116,18 +104,7 @@ def test_folders_are_read_as_transformers_reads_them(
         ({"config": {"eos_token_id": 50256}}, END_OF_TEXT, (END_OF_TEXT,)),
         ({"config": {"eos_token_id": [True, "1", None, [2]]}}, END_OF_TEXT, (END_OF_TEXT,)),
     ],
-    ids=[
-        "names",
-        "tokenizer",
-        "map",
-        "config",
-        "config list",
-        "generation first",
-        "separator of the tokenizer",
-        "chat template",
-        "beyond",
-        "nonsense",
-    ],
+    ids=range(10),
 )
 def test_files_decide_what_ends_a_text(
     files: dict[str, Any], separator: int, ends: tuple[int, ...], tmp_path: Path
@@ -140,11 +117,8 @@ def test_files_decide_what_ends_a_text(
     tokenizer.save(run / "tokenizer.json")
     write_folder(run, **settings_files(tokenizer.settings, end_tokens(tokenizer)))
     again = Tokenizer.load(run)
-    assert (again.eos_token_id, end_tokens(again), again.digest) == (
-        separator,
-        ends,
-        tokenizer.digest,
-    )
+    assert (again.eos_token_id, end_tokens(again)) == (separator, ends)
+    assert again.digest == tokenizer.digest
 
 
 def test_documents_are_between_the_tokens_of_the_template(tmp_path: Path) -> None:
@@ -166,7 +140,13 @@ def test_texts_without_a_first_token_begin_with_the_separator(tmp_path: Path) ->
 def test_decoder_start_of_the_files(tmp_path: Path) -> None:
     assert load(tmp_path).decoder_start_token_id == END_OF_TEXT
     config = {"model_type": "bart", "decoder_start_token_id": B}
-    assert load(tmp_path, config=config).decoder_start_token_id == B
+    tokenizer = load(tmp_path, config=config)
+    assert tokenizer.decoder_start_token_id == B
+    run = tmp_path / "run"
+    run.mkdir()
+    tokenizer.save(run / "tokenizer.json")
+    write_folder(run, **settings_files(tokenizer.settings, ()))
+    assert Tokenizer.load(run).decoder_start_token_id == B
     config = {"model_type": "t5", "pad_token_id": CLS}
     assert load(tmp_path, config=config).decoder_start_token_id == CLS
 
@@ -179,14 +159,12 @@ def test_tokens_without_a_row_are_refused_in_texts(tmp_path: Path) -> None:
     assert "<image>" not in tokenizer.vocabulary
     assert tokenizer.encode("a b").tolist() == [A, B]
     for encode in (tokenizer.encode, tokenizer.encode_with_special_tokens):
-        with pytest.raises(
-            UserError, match=r"the text: has <image>, a token beyond the model's 10; leave"
-        ):
+        with pytest.raises(UserError, match="has <image>, a token beyond the model's 10"):
             encode("a <image>")
     tokenizer.save(tmp_path / "tokenizer.json")
     write_folder(tmp_path, **settings_files(tokenizer.settings, ()))
     assert Tokenizer.load(tmp_path).vocab_size == 10
-    with pytest.raises(UserError, match=r"mine: its tokenizer has 10 tokens and the model 9"):
+    with pytest.raises(UserError, match="10 tokens and the model 9"):
         Tokenizer(Backend.from_str(tokenizer_json()), "mine").with_num_embeddings(9)
 
 

@@ -13,11 +13,8 @@ TEXT = "the cat sat on the mat\nthe Cat ran\n"
 
 def test_byte_ids_are_the_bytes() -> None:
     tokenizer = train_tokenizer(TokenizerConfig("byte"), [])
-    assert (tokenizer.vocab_size, tokenizer.eos_token_id, tokenizer.end_token_ids) == (
-        257,
-        256,
-        (256,),
-    )
+    assert (tokenizer.vocab_size, tokenizer.eos_token_id) == (257, 256)
+    assert tokenizer.end_token_ids == (256,)
     assert tokenizer.encode("a\n\x7fé").tolist() == [97, 10, 127, 0xC3, 0xA9]
     assert [len(tokenizer.decode([byte])) for byte in range(256)] == [1] * 256
 
@@ -36,6 +33,9 @@ def test_words_are_sorted_by_frequency() -> None:
     assert tokenizer.encode(" ".join(words)).tolist() == list(range(len(words)))
     assert tokenizer.encode("the dog\n \nsat").tolist() == [2, 0, 1, 1, 8]
     assert tokenizer.decode([2, 0, 1, 1, 8]) == "the <unk> \n \n sat"
+    text = "it is n't , he said ."  # marks stay apart, as in the file
+    tokenizer = train_tokenizer(TokenizerConfig("word"), [text])
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_word_vocabulary_size() -> None:
@@ -101,7 +101,7 @@ def test_training_is_deterministic_across_processes() -> None:
         subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, check=True
         ).stdout
-        for _ in range(3)
+        for _ in range(2)
     }
     assert len(runs) == 1
     assert len(runs.pop().split()) == 4

@@ -1,5 +1,3 @@
-"""A task of arrays that `train.fit` is given: no `read_arrays`, no files, no tokenizer."""
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,32 +86,23 @@ def test_arrays_train_evaluate_and_resume(tmp_path: Path) -> None:
 
 def test_data_path_is_a_digest_of_the_arrays() -> None:
     """The digest depends on names, types, shapes and values, not on the order of the names."""
-    results = [hold_data(experiment(), DATA), hold_data(experiment(), dict(reversed(DATA.items())))]
-    paths = {changed.data.path for changed, _ in results}
-    assert len(paths) == 1
-    changed_data: tuple[Any, ...] = (
+    others: tuple[Any, ...] = (
         DATA | {"targets": 1 - DATA["targets"]},
         DATA | {"tokens": TOKENS.astype(np.float32)},
         DATA | {"tokens": TOKENS[:, ::-1]},
         {name: array[1:] for name, array in DATA.items()},
         {"train": DATA, "validation": DATA},
     )
-    for data in changed_data:
-        results.append(hold_data(experiment(), data))
-        paths.add(results[-1][0].data.path)
-    assert len(paths) == 6
+    results = [hold_data(experiment(), data) for data in (DATA, *others)]
+    paths = [changed.data.path for changed, _ in results]
+    assert len(set(paths)) == 6
+    assert hold_data(experiment(), dict(reversed(DATA.items())))[0].data.path == paths[0]
     task = FirstIsLargeTask(results[-1][0])
     corpus = task.prepare_corpus()
-    assert {name: len(arrays["tokens"]) for name, arrays in corpus.splits.items()} == {
-        "train": 40,
-        "validation": 40,
-    }
-    assert {name: x.shape for name, x in task.batch_shapes(3, 6).items()} == {
-        "tokens": (3, 6),
-        "targets": (3,),
-        "weights": (3,),
-        "examples": (3,),
-    }
+    sizes = {name: len(arrays["tokens"]) for name, arrays in corpus.splits.items()}
+    assert sizes == {"train": 40, "validation": 40}
+    shapes = {name: x.shape for name, x in task.batch_shapes(3, 6).items()}
+    assert shapes == {"tokens": (3, 6), "targets": (3,), "weights": (3,), "examples": (3,)}
 
 
 def test_arrays_are_copied() -> None:
@@ -128,15 +117,13 @@ def test_arrays_are_copied() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (TOKENS, "data, split train: is a ndarray; give a dict of the arrays that the task's loss"),
-        ((TOKENS, TOKENS), "data, split train: is a tuple; give a dict of the arrays"),
-        ({}, "the train split: has no examples; give arrays with a row for each"),
-        (DATA | {"targets": [1]}, r"its arrays differ in length \(tokens 40, targets 1\)"),
-        ({"tokens": [[1, 2], [3]]}, "array tokens has rows of several lengths; pad them to one"),
-        ({"tokens": ["a", "b"]}, "array tokens is of <U1; give numbers or booleans"),
-        ({"train": DATA, "dev": DATA}, "data: split 'dev' is not known; name train, validation, t"),
-        ({"validation": DATA}, r"data: has no split train \(it has validation\); add it"),
-        ({"train": DATA, "validation": TOKENS}, "data, split validation: is a ndarray; give a di"),
+        (TOKENS, "data, split train: is a ndarray; give a dict of the arrays"),
+        ((TOKENS, TOKENS), "data, split train: is a tuple"),
+        ({}, "the train split: has no examples"),
+        ({"tokens": [[1, 2], [3]]}, "array tokens has rows of several lengths"),
+        ({"train": DATA, "dev": DATA}, "data: split 'dev' is not known"),
+        ({"validation": DATA}, "data: has no split train"),
+        ({"train": DATA, "validation": TOKENS}, "data, split validation: is a ndarray"),
     ],
 )
 def test_invalid_data_raise(data: Any, message: str) -> None:

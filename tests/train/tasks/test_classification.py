@@ -1,21 +1,22 @@
-"""Labels of texts and words: word dropout, span F1, the number of labels."""
-
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.train.support import assert_close, assert_same_bits
 from tests.train.support import light_compiler as light_compiler
 from tests.train.tasks.support import tiny_classifier, tiny_tagger
 from train.data.token_labels import TokenLabelSplit
+from train.data.tokenizer import Tokenizer
 from train.errors import UserError
 from train.tasks.classification import ClassificationTask, TaggingTask, drop_words, span_f1
-from train.tasks.task import Metric
+from train.tasks.task import Metric, SampleOptions
 from train.tasks.task_configs import Classification, Tagging
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
@@ -54,10 +55,46 @@ def test_f1_of_part_of_a_split(task: TaggingTask) -> None:
 
 def test_num_labels_must_match_the_data(tmp_path: Path) -> None:
     wrong = TaggingTask(dataclasses.replace(tiny_tagger(tmp_path), task=Tagging(9)))
-    with pytest.raises(
-        UserError, match=r"task\.num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"
-    ):
+    with pytest.raises(UserError, match=r"num_labels 9: the data have 3 \(B-ANIMAL, I-ANIMAL, O"):
         wrong.resolve_experiment(wrong.prepare_corpus())
+
+
+def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> None:
+    """The tag of a word is that of its first token, in the row of the words around it."""
+    corpus = task.prepare_corpus()
+    tagger = TaggingTask(task.resolve_experiment(corpus))
+    model = tagger.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    # As a published tokenizer: a token before every text, and one after it.
+    backend = tokenizers.Tokenizer.from_str(corpus.tokenizer.to_json())
+    before, after = ((word, corpus.tokenizer.vocabulary[word]) for word in ("<unk>", "<eos>"))
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{before[0]} $A {after[0]}", special_tokens=[before, after]
+    )
+    run: Any = SimpleNamespace(
+        model=model, params=params, labels=corpus.labels, tokenizer=Tokenizer(backend)
+    )
+    drawn = np.random.default_rng(0)
+    # The model reads 16 tokens: a row has at most 14 words of one token each.
+    sentences = [drawn.choice(["the", "red", "cat", "dog"], size).tolist() for size in (14, 17)]
+    forward = jax.jit(lambda tokens: model.apply({"params": params}, tokens).logits)
+    expected = []
+    for words in sentences:
+        best: list[int] = []
+        for row in (words[:14], words[14:]):
+            tokens = [before[1], *run.tokenizer.encode(" ".join(row)).tolist(), after[1]]
+            if row:
+                logits = np.asarray(forward(np.array([tokens])))
+                best += logits[0, 1:-1].argmax(axis=-1).tolist()
+        pairs = zip(words, best, strict=True)
+        expected.append(" ".join(f"{word}/{corpus.labels[index]}" for word, index in pairs))
+    assert len({pair.partition("/")[2] for text in expected for pair in text.split()}) > 1
+    pieces: list[str] = []
+    texts = [" ".join(words) for words in sentences]
+    assert tagger.sample(run, texts, SampleOptions(), on_text=pieces.append) == expected
+    assert pieces == ["".join(expected)]
+    assert tagger.sample(run, [""], SampleOptions()) == [""]
 
 
 def test_word_dropout_drops_each_token_with_its_rate() -> None:
@@ -68,9 +105,8 @@ def test_word_dropout_drops_each_token_with_its_rate() -> None:
     dropped = np.asarray(drop_words(segments, 0.3, keys))
     assert np.all(dropped <= segments)
     assert dropped.any(axis=1).all()  # no text loses all of its tokens
-    long = (
-        lengths >= 10
-    )  # long enough that the exception for short texts changes the rate by less than 1e-5
+    # The exception for texts that would lose all tokens changes the rate by less than 1e-5.
+    long = lengths >= 10
     tokens = lengths[long].sum()
     deviation = np.sqrt(0.3 * 0.7 / tokens)
     assert abs(1 - dropped[long].sum() / tokens - 0.3) < 4 * deviation

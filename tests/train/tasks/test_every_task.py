@@ -17,8 +17,6 @@ from tests.train.support import assert_close, assert_same_bits, command, lines_o
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from tests.train.tasks.support import TINY
-from train.cli.config_verbs import FitArguments
-from train.cli.parsing import parse
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.errors import UsageError
 from train.evaluation.evaluator import evaluate_run
@@ -141,8 +139,7 @@ def test_sample(capsys: Capture, trained: Trained) -> None:
     assert sample(trained.run, []) == []
 
 
-SAMPLING = ["max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed"]
-
+SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "beams", "seed")
 SUPPORTED = {
     "language": {"max_new_tokens", "temperature", "top_k", "top_p", "seed"},
     "translation": {"beams"},
@@ -176,15 +173,12 @@ def test_attention_view_covers_the_inputs_of_the_task(trained: Trained) -> None:
 def test_sample_rejects_options_without_effect(capsys: Capture, trained: Trained) -> None:
     supported = SUPPORTED.get(trained.name, set())
     assert set(make_task(trained.experiment).supported_options) == supported
-    for name in SAMPLING:
-        line = ("sample", str(trained.workdir), "--prompt", PROMPTS[trained.name], name)
+    line = ("sample", str(trained.workdir), "--prompt", PROMPTS[trained.name])
+    for name in set(SAMPLING) - supported:
         flag = f"--{name.replace('_', '-')}"
-        if name not in supported:
-            result = command(capsys, *line, flag, "1")
-            message = f"error: sample {flag}: has no effect on this run's task; "
-            assert (result.status, result.output) == (2, "")
-            assert result.error.startswith(message + "leave it out")
-            assert result.error.count("\n") == 1
+        result = command(capsys, *line, flag, "1")
+        assert (result.status, result.output) == (2, "")
+        assert f"sample {flag}: has no effect on this run's task" in result.error
     with pytest.raises(UsageError, match="beams -1: give 1 or more, or 0"):
         sample(trained.run, [PROMPTS[trained.name]], num_beams=-1)
 
@@ -195,16 +189,6 @@ def test_settings_are_read_back(trained: Trained) -> None:
     assert f'task.kind = "{type(trained.experiment.task).__name__}"' in experiment_to_text(
         trained.experiment
     )
-
-
-def test_settings_on_the_command_line(trained: Trained) -> None:
-    line = "--steps 7 --batch-size 24 --seed 3 --data.path x --log-every 2 --checkpoint.every 5"
-    given = parse(FitArguments, line.split(), verb="fit", default=FitArguments(trained.experiment))
-    result = given.experiment
-    assert (result.steps, result.batch_size, result.seed, result.data.path) == (7, 24, 3, "x")
-    assert (result.log_every, result.checkpoint.every) == (2, 5)
-    assert result.task == trained.experiment.task
-    assert type(result.data) is type(trained.experiment.data)
 
 
 @pytest.mark.full

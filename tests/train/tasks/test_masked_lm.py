@@ -1,5 +1,5 @@
-import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,15 +15,15 @@ from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
-from train.estimate.description import describe
 from train.experiment import SampleConfig
 from train.tasks.masked_language_modeling import (
     MaskedLanguageModelTask,
+    _predict_tokens,
     encode_masked_prompt,
     gather_targets,
 )
 from train.tasks.task import SampleOptions
-from transformer import Precision
+from train.tasks.task_registry import make_task
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
 
@@ -47,40 +47,10 @@ def test_gathered_targets_keep_position_and_weight() -> None:
     np.testing.assert_array_equal(actual[0, :2], hidden[0, np.array([1, 4])])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "dead"), [("base", {"pooler", "pooler_bias", "types"}), ("base-mlm", set())]
-)
-def test_untrained_parts_are_reported(name: str, dead: set[str]) -> None:
-    published = find_experiment(f"bert:{name}")
-    model = dataclasses.replace(
-        published.model,
-        vocab_size=11,
-        d_model=24,
-        num_layers=1,
-        precision=Precision(),
-        embedding_dropout=0.0,
-    )
-    data = dataclasses.replace(published.text_data, sequence_length=8)
-    task = MaskedLanguageModelTask(dataclasses.replace(published, model=model, data=data))
-    made = task.make_model(Hardware(), unconstrained)
-    rows = {"tokens": jnp.arange(8).reshape(1, 8), "positions": jnp.arange(8)[None]}
-    batch = {**rows, "targets": rows["tokens"], "weights": jnp.ones((1, 8))}
-    batch["segments"] = jnp.ones((1, 8), jnp.int32)
-    loss = task.make_loss_fn(made)
-    params = jax.jit(made.init)(jax.random.key(0), rows["tokens"])["params"]
-    gradients = jax.jit(jax.grad(lambda p: loss(p, batch, None)["loss"].total))(params)
-
-    def has_dead_rows(leaf: Any) -> bool:
-        return bool(np.any(np.all(np.asarray(leaf) == 0, axis=tuple(range(1, leaf.ndim)))))
-
-    full = {key: leaf for key, leaf in gradients.items() if isinstance(leaf, jax.Array)}
-    del full["positions"], full["embedding"], full["head_output_bias"]  # beyond the text
-    assert {key for key, leaf in full.items() if has_dead_rows(leaf)} == dead
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradients["layers"]))
-    notes = describe(task.experiment).notes
-    assert sum("model.num_token_types 2" in note for note in notes) == ("types" in dead)
-    assert sum("model.pooler true" in note for note in notes) == ("pooler" in dead)
+def test_untrained_parts_are_reported() -> None:
+    for name, words in (("base", ["model.num_token_types 2", "model.pooler"]), ("base-mlm", [])):
+        notes = make_task(find_experiment(f"bert:{name}")).untrained_parts
+        assert [note[: len(word)] for note, word in zip(notes, words, strict=True)] == words
 
 
 @pytest.mark.parametrize(
@@ -96,11 +66,6 @@ def test_mask_replaces_a_word_and_its_space(
     tokenizer: Tokenizer, prompt: str, tokens: list[int]
 ) -> None:
     assert encode_masked_prompt(tokenizer, prompt).tolist() == tokens
-
-
-def test_prompt_without_mask_is_an_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"prompt 'MASK': has no \[MASK\]; write \[MASK\]"):
-        encode_masked_prompt(tokenizer, "MASK")
 
 
 @pytest.fixture(scope="module")
@@ -147,21 +112,44 @@ def test_loss_counts_masked_tokens_only(task: MaskedLanguageModelTask, training:
 
 def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
     experiment = tiny_masked(tmp_path, sample=SampleConfig(every=5))
-    with pytest.raises(UserError, match=r"sample\.prompt '': has no \[MASK\]; write \[MASK\]"):
+    with pytest.raises(UserError, match=r"sample\.prompt '': has no \[MASK\]"):
         train.fit(experiment, str(tmp_path / "run"), quiet=True)
     assert not (tmp_path / "run").exists()
 
 
-def test_long_prompt_is_an_error(task: MaskedLanguageModelTask) -> None:
+@pytest.fixture(scope="module")
+def run(task: MaskedLanguageModelTask) -> Any:
+    """A run whose weights are large enough for its predictions to differ."""
     model = task.make_model(Hardware(), unconstrained)
+    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    return SimpleNamespace(
+        tokenizer=task.prepare_corpus().tokenizer,
+        folder=SimpleNamespace(model_type=""),
+        model=model,
+        params=params,
+    )
 
-    class Folder:
-        model_type = ""
 
-    class Run:
-        tokenizer, folder = task.prepare_corpus().tokenizer, Folder()
+def test_masks_are_filled_as_without_padding(task: MaskedLanguageModelTask, run: Any) -> None:
+    """Alone, a prompt is a row without padding: no position may see what fills up the row."""
+    prompts = ["the [MASK]at sat", "[MASK]", "on a[MASK] [MASK]", "[MASK]the cat s[MASK]at"]
+    pieces: list[str] = []
+    texts = task.sample(run, prompts, SampleOptions(), on_text=pieces.append)
+    assert "".join(pieces) == "".join(texts)
+    forward = jax.jit(lambda tokens: run.model.apply({"params": run.params}, tokens).logits)
+    mask = run.tokenizer.mask_token_id
+    for prompt, text in zip(prompts, texts, strict=True):
+        tokens = encode_masked_prompt(run.tokenizer, prompt)
+        best = np.argmax(np.asarray(forward(tokens[None]))[0], axis=-1)
+        assert text == run.tokenizer.decode(np.where(tokens == mask, best, tokens)).strip()
+        row = np.full((1, 16), 3, np.int32)
+        row[0, : len(tokens)] = tokens
+        padded = _predict_tokens(run.params, row, np.int32(len(tokens)), model=run.model)
+        np.testing.assert_array_equal(np.asarray(padded)[0, : len(tokens)], best)
 
-    run: Any = Run()
-    run.model = model
-    with pytest.raises(UserError, match="prompt: has 17 tokens and the model reads 16; shorten"):
+
+def test_long_prompt_is_an_error(task: MaskedLanguageModelTask, run: Any) -> None:
+    assert len(task.encode_prompt("the cat sat o[MASK]a", run.tokenizer)) == 16
+    with pytest.raises(UserError, match="prompt: has 17 tokens and the model reads 16"):
         task.sample(run, ["the cat sat on[MASK]a"], SampleOptions())

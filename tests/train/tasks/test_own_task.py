@@ -12,6 +12,8 @@ import pytest
 
 import train
 from tests.train.support import command, lines_of, tiny
+from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
 from train.data.data_config import DataConfig, TokenizerConfig
 from train.data.token_file import HostBatch

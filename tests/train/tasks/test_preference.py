@@ -1,5 +1,3 @@
-"""DPO: the loss against its formula in NumPy, a whole run, exact resume, errors."""
-
 import dataclasses
 import json
 import random
@@ -7,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,7 +26,12 @@ from train.evaluation.evaluator import evaluate_run
 from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
 from train.lora.merge_and_export import merge_run
-from train.tasks.preference import PreferenceTask, add_reference
+from train.tasks.preference import (
+    PreferenceTask,
+    add_reference,
+    dpo_losses,
+    reference_of_batch,
+)
 from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
 from transformer import FeedForwardConfig, Hardware, LearnedPositions
@@ -119,6 +123,28 @@ def pair_scores(run: train.Run, params: Any, batch: Any) -> np.ndarray[Any, Any]
     return scores
 
 
+def test_losses_of_log_likelihoods_match_the_formula() -> None:
+    """Equation 7 of Rafailov et al. 2023, of three pairs and an empty row."""
+    policy = jnp.array([[-2.0, -5], [-7, -3], [-1, -1], [0, 0]])
+    batch = {
+        "reference_chosen": jnp.array([-3.0, -4, -2, 0]),
+        "reference_rejected": jnp.array([-4.0, -6, -2.5, 0]),
+        "weights": jnp.array([[0.0, 1], [1, 1], [1, 0], [0, 0]]),
+    }
+    losses = dpo_losses(policy, reference_of_batch(batch), BETA, batch)
+    rewards = BETA * np.array([[1, -1], [-3, 3], [1, 1.5]])
+    margin = rewards[:, 0] - rewards[:, 1]
+    expected = {
+        "loss": np.log1p(np.exp(-margin)).sum(),
+        "accuracy": 1,
+        "margin": margin.sum(),
+        "reward_chosen": rewards[:, 0].sum(),
+        "reward_rejected": rewards[:, 1].sum(),
+    }
+    assert {name: float(each.total) for name, each in losses.items()} == pytest.approx(expected)
+    assert {float(each.weight) for each in losses.values()} == {3}
+
+
 @pytest.mark.full
 def test_loss_matches_formula(run: train.Run, source: train.Run) -> None:
     """Equation 7 of Rafailov et al. 2023, for every row of a batch with an empty one."""
@@ -186,12 +212,11 @@ def test_missing_adapter_raises(folder: Path, source: train.Run) -> None:
 
 
 def test_invalid_lines_raise() -> None:
+    record: dict[str, Any] = {"prompt": "a", "chosen": "b"}
     with pytest.raises(UserError, match=r"x:1: has no field 'rejected' \(it has prompt, chosen\)"):
-        parse_pair("x:1", {"prompt": "a", "chosen": "b"})
+        parse_pair("x:1", record)
     with pytest.raises(UserError, match="chosen is not a list of messages"):
-        parse_pair(
-            "x:1", {"prompt": "a", "chosen": "b", "rejected": [{"role": "a", "content": ""}]}
-        )
+        parse_pair("x:1", record | {"rejected": [{"role": "a", "content": ""}]})
 
 
 @pytest.fixture(scope="module")
@@ -199,16 +224,9 @@ def scored(folder: Path, source: train.Run) -> Path:
     """The pairs, with the log-likelihoods of the source run."""
     make_experiment(folder)
     path = folder / "scored.jsonl"
-    assert (
-        add_reference(
-            str(source.folder.path),
-            str(folder / "pairs.jsonl"),
-            str(path),
-            max_length=32,
-            batch_size=7,
-        )
-        == 60
-    )
+    pairs = str(folder / "pairs.jsonl")
+    count = add_reference(str(source.folder.path), pairs, str(path), max_length=32, batch_size=7)
+    assert count == 60
     return path
 
 
@@ -219,10 +237,9 @@ def test_log_likelihoods_that_are_not_finite_are_not_written(
     params = jax.tree.map(lambda leaf: jax.numpy.full_like(leaf, np.nan), source.params)
     monkeypatch.setattr("train.run.load", lambda _: dataclasses.replace(source, params=params))
     output = folder / "nan.jsonl"
-    with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\); us"):
-        add_reference(
-            str(source.folder.path), str(folder / "pairs.jsonl"), str(output), max_length=32
-        )
+    pairs = str(folder / "pairs.jsonl")
+    with pytest.raises(UserError, match=r"pairs.jsonl.*1: the log-likelihoods .* \(nan, nan\)"):
+        add_reference(str(source.folder.path), pairs, str(output), max_length=32)
     assert not output.exists()
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,8 @@ from tests.train.tasks.support import tiny_translator
 from train.engine import make_engine
 from train.errors import UserError
 from train.evaluation.metrics import sacre_bleu, tokenized_bleu
-from train.parallel.mesh import MeshConfig
+from train.parallel.mesh import MeshConfig, make_mesh
+from train.tasks import translation
 from train.tasks.task import Metric
 from train.tasks.translation import TranslationTask
 from transformer.attention.variants.sparse_configs import ReformerConfig
@@ -98,14 +100,55 @@ def test_bleu_is_computed_from_translations(task: TranslationTask) -> None:
     assert set(on_the_way) == {"loss", "perplexity"}
 
 
+@pytest.mark.parametrize(
+    ("compute", "full_split", "scored"),
+    [("final", False, 0), ("final", True, 21), ("always", False, 5), ("always", True, 21)],
+)
+def test_bleu_of_full_splits_or_of_every_evaluation(
+    task: TranslationTask,
+    monkeypatch: pytest.MonkeyPatch,
+    compute: Any,
+    full_split: bool,
+    scored: int,
+) -> None:
+    """Of the pairs that the loss is of: five in the one batch of an evaluation during training."""
+
+    engine: Any = SimpleNamespace(mesh=make_mesh(MeshConfig(), jax.devices()[:1]))
+    indices: list[int] = []
+
+    def mean_losses(*arguments: Any) -> dict[str, float]:
+        assert arguments[:2] == (engine, "params")
+        return {"loss": 2.0}
+
+    def bleu_scores(self: Any, *arguments: Any) -> dict[str, float]:
+        assert arguments[:4] == (engine, "params", corpus, corpus.split("test"))
+        indices.extend(arguments[4])
+        return {"bleu": 3.0}
+
+    monkeypatch.setattr(translation, "mean_losses", mean_losses)
+    monkeypatch.setattr(TranslationTask, "bleu_scores", bleu_scores)
+    config = dataclasses.replace(task.task_config, compute_bleu=compute)
+    evaluation = dataclasses.replace(task.experiment.evaluation, batch_size=5)
+    other = TranslationTask(
+        dataclasses.replace(task.experiment, task=config, evaluation=evaluation)
+    )
+    corpus = other.prepare_corpus()
+    metrics = other.evaluate(engine, "params", corpus, "test", full_split=full_split)
+    expected = {"loss": 2.0, "perplexity": pytest.approx(np.exp(2.0))}
+    assert metrics == (expected | {"bleu": 3.0} if scored else expected)
+    assert len(indices) == scored
+    assert indices == sorted(set(indices))
+    best = "bleu" if compute == "always" else "loss"
+    assert other.selection_metric(corpus) == Metric(best, lower_is_better=best == "loss")
+
+
 def test_long_prompt_is_an_error(task: TranslationTask) -> None:
-    with pytest.raises(UserError, match="prompt: has 18 tokens and the model reads 16; shorten"):
+    task.check_prompt("the " * 15, task.prepare_corpus().tokenizer)
+    with pytest.raises(UserError, match="prompt: has 18 tokens and the model reads 16"):
         task.check_prompt("the " * 17, task.prepare_corpus().tokenizer)
 
 
-def test_metrics_of_translation(task: TranslationTask) -> None:
-    corpus = task.prepare_corpus()
-    assert task.selection_metric(corpus) == Metric("loss", lower_is_better=True)
+def test_signature_of_bleu(task: TranslationTask) -> None:
     assert "tok:13a" in task.metric_notes["bleu_signature"]
     assert "case:lc" in task.metric_notes["bleu_signature"]
 
@@ -165,10 +208,7 @@ def test_nonautoregressive_translation(task: TranslationTask) -> None:
     other = TranslationTask(dataclasses.replace(task.experiment, model=config))
     engine = make_engine(other.experiment, Hardware(count=8))
     assert isinstance(engine.model, NonAutoregressive)
-    assert (task.supported_options, other.supported_options) == (
-        ("beams",),
-        (),
-    )  # no search
+    assert (task.supported_options, other.supported_options) == (("beams",), ())  # no search
     corpus, params = other.prepare_corpus(), engine.init().params
     batch: Any = other.training_batches(corpus).host_batch(0, 0, 1)
     keys = jax.random.split(jax.random.key(1), len(batch["tokens"]))

@@ -1,7 +1,4 @@
-"""Trackers: what wandb and mlflow receive, resuming, and failures that never end a run.
-
-The packages are not installed here: fakes with the same calls stand in for them.
-"""
+"""What wandb and mlflow receive: fakes with the same calls stand in for the packages."""
 
 import dataclasses
 import json
@@ -15,8 +12,8 @@ from typing import Any
 import pytest
 
 import train
+from tests.train.support import NO_DETECTOR, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
-from tests.train.support import lines_of, tiny
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.errors import UsageError, UserError
 from train.experiment import Experiment, SampleConfig, TrackingConfig
@@ -221,25 +218,27 @@ def test_missing_package_raises_before_training(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(UserError, match="mlflow: is not installed; pip install 'linen-tr"):
+    with pytest.raises(UserError, match="mlflow: is not installed"):
         Trackers(folder, experiment_with(tmp_path, "mlflow"), pytest.fail)
 
 
 def test_invalid_settings_raise() -> None:
-    with pytest.raises(UsageError, match="trackers wandb wandb: name each once"):
+    with pytest.raises(UsageError, match="name each once"):
         TrackingConfig(("wandb", "wandb"))
-    with pytest.raises(UsageError, match=r"tracking\.project: is empty"):
+    with pytest.raises(UsageError, match="is empty"):
         TrackingConfig(project="")
-    with pytest.raises(
-        UsageError, match=r"^tracking.trackers: 'comet' is not known; choose from wa"
-    ):
+    with pytest.raises(UsageError, match="'comet' is not known"):
         TrackingConfig(("comet",))  # type: ignore[arg-type]
 
 
 def test_run_sends_the_contents_of_its_own_files(tmp_path: Path, wandb: FakeWandb) -> None:
-    experiment = dataclasses.replace(
-        experiment_with(tmp_path, "wandb"),
+    experiment = tiny(
+        tmp_path,
+        num_layers=1,
+        dropout=0.0,
         steps=3,
+        tracking=TrackingConfig(("wandb",), project="study"),
+        recovery=NO_DETECTOR,
         sample=SampleConfig(every=3, prompt="the", max_new_tokens=3),
     )
     workdir = tmp_path / "run"

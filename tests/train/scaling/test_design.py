@@ -52,7 +52,7 @@ def test_size_counts_no_embeddings() -> None:
     assert count_without_embeddings(GPT.model) == expected
 
 
-@pytest.mark.parametrize("size", [3e4, 4e5, 3e6])
+@pytest.mark.parametrize("size", [3e4, 4e5])
 def test_closest_model_of_a_size(size: float) -> None:
     def distance(width: int) -> float:
         actual = count_without_embeddings(model_of_width(GPT.model, width, RULES))

@@ -1,4 +1,6 @@
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,14 +17,16 @@ from train.estimate.remedies import (
 )
 from train.estimate.search import (
     MEMORY_MARGIN,
+    MIN_CONTEXT_PARALLEL_LENGTH,
     RankedCandidate,
+    candidate_meshes,
     rank_candidate,
     search_candidates,
     with_best_mesh,
 )
 from train.estimate.target import Target
 from train.parallel.mesh import MeshConfig
-from transformer import BlockConfig, SlidingWindowConfig
+from transformer import AttentionConfig, BlockConfig, MoEConfig, SlidingWindowConfig
 
 
 def target(memory: int = 2**30, shape: tuple[int, ...] = (2, 2, 2)) -> Target:
@@ -49,6 +53,9 @@ def test_every_candidate_is_valid(every: list[RankedCandidate]) -> None:
         assert EXPERIMENT.batch_size % rows == 0
         assert 4 % mesh.tensor == 0
         assert each.candidate.apply_to(EXPERIMENT).mesh == mesh
+    # Sixteen rows: each of eight chips has two, or one at a time.
+    eight = {each.candidate.grad_accum_steps for each in every if each.candidate.mesh.fsdp == 8}
+    assert eight == {1, 2}
 
 
 def test_fastest_fitting_candidate_is_first(every: list[RankedCandidate]) -> None:
@@ -133,9 +140,30 @@ def test_remedies_with_fewest_changes_come_first(
     assert len({changed_flags(now, each) for each in best}) == len(best)
 
 
-def test_windows_are_not_cut_along_the_context() -> None:
-    block = BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8))
-    model = dataclasses.replace(EXPERIMENT.model, layer_pattern=(block,))
-    windowed = dataclasses.replace(EXPERIMENT, model=model)
-    ranked = search_candidates(Quantities.from_experiment(windowed, target(shape=(2, 2, 1))))
-    assert all(each.candidate.mesh.context == 1 for each in ranked)
+def sizes(length: int = MIN_CONTEXT_PARALLEL_LENGTH, **changes: Any) -> tuple[set[int], set[int]]:
+    """Return the sizes of the axes `context` and `expert` that are searched for eight chips."""
+    model: Any = dataclasses.replace(EXPERIMENT.model, **changes)
+    quantities: Any = SimpleNamespace(
+        target=target(),
+        sequence_length=length,
+        experiment=dataclasses.replace(EXPERIMENT, model=model),
+    )
+    meshes = list(candidate_meshes(quantities))
+    assert len(set(meshes)) == len(meshes)
+    products = {each.data * each.fsdp * each.tensor * each.context * each.expert for each in meshes}
+    assert products == {8}
+    return {each.context for each in meshes}, {each.expert for each in meshes}
+
+
+def test_context_is_cut_for_long_attention_and_experts_by_common_divisors() -> None:
+    assert sizes() == ({1, 2, 4, 8}, {1})
+    assert sizes(MIN_CONTEXT_PARALLEL_LENGTH + 8) == ({1, 2, 4}, {1})
+    assert sizes(MIN_CONTEXT_PARALLEL_LENGTH - 16) == ({1}, {1})
+    window = BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8))
+    assert sizes(layer_pattern=(window,)) == ({1}, {1})
+    experts = [
+        BlockConfig(AttentionConfig(num_heads=4), feed_forward=MoEConfig(num_experts=count))
+        for count in (4, 6)
+    ]
+    assert sizes(layer_pattern=tuple(experts[:1]))[1] == {1, 2, 4}
+    assert sizes(layer_pattern=tuple(experts), num_layers=2)[1] == {1, 2}

@@ -217,20 +217,6 @@ def test_layers_are_named_by_their_numbers(tmp_path: Path) -> None:
             _find_layer(maps, layer, head)
 
 
-@needs_chromium
-@pytest.mark.parametrize(("width", "dark"), [(1200, True), (390, False)])
-def test_page_fits_phones_and_dark_mode(width: int, dark: bool, tmp_path: Path) -> None:
-    executable = find_chromium()
-    assert executable is not None
-    translation_view().save(str(tmp_path / "page.html"))
-    with Chromium(executable, width=width, height=800, dark=dark) as opened:
-        opened.open(tmp_path / "page.html", READY)
-        assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        paper = opened.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert paper == ("rgb(17, 22, 29)" if dark else "rgb(255, 255, 255)")
-        assert opened.messages == []
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> train.Run:
     folder = tmp_path_factory.mktemp("run")

@@ -69,6 +69,11 @@ def test_fits_of_a_csv_load_no_jax(csv: str) -> None:
         ("scaling quickstart", 2, "give either --sizes or --widths"),
         ("scaling quickstart --sizes 1M --widths 64", 2, "give either --sizes or --widths"),
         ("scaling quickstart --sizes 1M", 2, "--tokens is missing"),
+        (
+            "scaling quickstart --sizes tiny --tokens 1M",
+            2,
+            "--sizes tiny: is not a positive number",
+        ),
         ("scaling quickstart --widths 65 --tokens 1M", 2, "is not a multiple of 64"),
         ("scaling quickstart --widths 64 --tokens 1M", 2, "cannot identify a law"),
         ("scaling quickstart --widths 64 --tokens 1M --seeds 0", 2, "seeds 0: give 1 or more"),

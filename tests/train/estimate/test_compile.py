@@ -73,7 +73,9 @@ def test_compiled_memory_matches_the_described_step(tmp_path: Path) -> None:
     actual = sum(temporaries_differences(compiled).values())
     assert actual == compiled.temporaries - compiled.estimated_temporaries
     assert json.loads(json.dumps(described.as_dict()))["compiler_bytes"]["devices"] == 8
-    described.print(Console(file=io.StringIO(), width=80))
+    text_out = io.StringIO()
+    described.print(Console(file=text_out, width=80))
+    assert "Compiled memory of one device of 8" in text_out.getvalue()
 
 
 def test_residuals_shrink_with_remat(

@@ -100,6 +100,7 @@ def test_decoding_of_an_encoder_decoder_in_tables_and_json() -> None:
     described = describe_translator(TRANSLATOR)
     text = io.StringIO()
     described.print(Console(file=text, width=80))
+    assert "Decoding after 11 tokens, from a source of 11" in text.getvalue()
     assert "the source, which takes 64 B per source token" in " ".join(text.getvalue().split())
     plain = json.loads(json.dumps(described.as_dict()))["decoding"]
     assert (plain["context_length"], plain["source_length"]) == (11, 11)

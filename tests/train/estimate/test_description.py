@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,9 @@ def test_tables_fit_a_narrow_terminal() -> None:
     assert ["total", "2,414"] in rows
     assert ["gradients", "(float32)", "9.62", "KiB"] in rows
     assert ["AdamW", "4+4+8=16", "4+4+8=16", "38.5", "KiB", working, "KiB"] in [r[:7] for r in rows]
+    assert ["AdamW", "6+4+8=18", "6+4+8=18", "43.3", "KiB"] in [row[:5] for row in rows]
+    assert "Decoding after 11 tokens\n" in re.sub(" +\n", "\n", text.getvalue())
+    assert "--ask-compiler" in text.getvalue()
 
 
 def experiment(**tokenizer: Any) -> Experiment:

@@ -59,6 +59,7 @@ def test_expectation_never_exceeds_the_published_mfu() -> None:
     result = expect_step(CHIPS["v5p"], 1.0, 0.89)
     assert 0.89 * run.efficiency > run.mfu_causal_scores
     assert result.mfu == run.mfu_causal_scores
+    assert "no more than" in result.reason
     assert result.seconds == pytest.approx(0.89 / run.mfu_causal_scores)
 
 
@@ -71,6 +72,7 @@ def test_chips_without_a_published_run_use_the_least_efficient_one() -> None:
         assert result.mfu == pytest.approx(0.4 * run.efficiency)
         assert result.published is None
         assert result.fallback is run
+        assert CHIPS[name].device_kind in result.reason
 
 
 def test_measured_step_replaces_the_forecast() -> None:

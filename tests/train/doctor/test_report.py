@@ -61,17 +61,17 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "level", "remedy"),
-    [
-        ("0.12.0.1", "ok", ""),
-        ("0.9.2", "problem", 'pip install "jax<0.13,>=0.10"'),
-        ("0.13.0", "warning", 'if something breaks: pip install "jax<0.13,>=0.10"'),
-        (None, "problem", 'pip install "jax<0.13,>=0.10"'),
-    ],
+    ("version", "level"),
+    [("0.12.0.1", "ok"), ("0.9.2", "problem"), ("0.13.0", "warning"), (None, "problem")],
 )
-def test_versions_of_packages(version: str | None, level: str, remedy: str) -> None:
+def test_versions_of_packages(version: str | None, level: str) -> None:
     finding = check_package(JAX, version)
-    assert (finding.level, finding.remedy) == (level, remedy)
+    remedies = {
+        "ok": "",
+        "problem": 'pip install "jax<0.13,>=0.10"',
+        "warning": 'if something breaks: pip install "jax<0.13,>=0.10"',
+    }
+    assert (finding.level, finding.remedy) == (level, remedies[level])
 
 
 def test_requirements_come_from_the_installed_project(
@@ -193,16 +193,17 @@ def test_environment() -> None:
         environment={"JAX_DISABLE_JIT": "1", "JAX_ENABLE_X64": "false"},
     )
     actual = {each.name: (each.level, each.detail) for each in check_environment(poor)}
+    slow = actual.pop("JAX_DISABLE_JIT")
+    assert slow[0] == "warning"
     assert actual == {
         "cores": ("ok", "3"),
         "memory": ("warning", "1.0 GiB"),
         "disk": ("warning", "1.5 GiB free in /here"),
         "notebook": ("ok", "Kaggle"),
-        "JAX_DISABLE_JIT": ("warning", "1: runs every operation separately, very slowly"),
     }
-    rich = dataclasses.replace(poor, memory_bytes=2**35, free_disk_bytes=2**35, environment={})
-    assert all(each.level == "ok" for each in check_environment(rich))
-    locked = dataclasses.replace(rich, writable=False)
+    enough = dataclasses.replace(poor, memory_bytes=2**31, free_disk_bytes=2**31, environment={})
+    assert all(each.level == "ok" for each in check_environment(enough))
+    locked = dataclasses.replace(enough, writable=False)
     assert [each.name for each in check_environment(locked) if each.level != "ok"] == ["disk"]
 
 
@@ -252,11 +253,9 @@ def test_container_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "notebook"), [("COLAB_RELEASE_TAG", "Colab"), ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle")]
 )
-def test_notebooks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, notebook: str
-) -> None:
+def test_notebooks(monkeypatch: pytest.MonkeyPatch, setting: str, notebook: str) -> None:
     monkeypatch.setenv(setting, "1")
-    assert inspect_machine(tmp_path).notebook == notebook
+    assert inspect_machine().notebook == notebook
 
 
 def test_inaccurate_or_failing_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,4 @@
 import json
-import os
 import pathlib
 import time
 from typing import Any
@@ -7,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.train.object_store import bucket as bucket
+from tests.train.support import command
 from tests.train.telemetry.clock import Clock
-from train.cli.main import main
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import (
     ActivityTimer,
@@ -173,14 +172,8 @@ def test_goodput_verb_prints_fractions(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.config_json.write_text("{}")
-    with pytest.raises(SystemExit) as end:
-        main(["goodput", os.fspath(tmp_path)])
-    assert end.value.code == 1
-    assert "is empty; fit" in capsys.readouterr().err
+    assert "is empty; fit" in command(capsys, "goodput", str(tmp_path)).error
     run_once(clock, folder, 0, 9)
-    with pytest.raises(SystemExit):
-        main(["goodput", os.fspath(tmp_path)])
-    assert "57.1%" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["goodput", os.fspath(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out)["starts"] == 1
+    assert "57.1%" in command(capsys, "goodput", str(tmp_path)).output
+    plain = json.loads(command(capsys, "goodput", str(tmp_path), "--json").output)
+    assert (plain["starts"], plain["total"], plain["share"]) == (1, 14, 8 / 14)

@@ -16,7 +16,7 @@ from train.runtime.signals import PREEMPTED_EXIT_STATUS
 
 CLOUD = Path(__file__).parents[2] / "cloud"
 SCRIPTS = ("tpu_vm.sh", "gke.sh", "slurm.sbatch")
-TPU: dict[str, str] = dict(
+TPU: dict[str, Any] = dict(
     NAME="run",
     ZONE="us-east5-a",
     TYPE="v5p-128",
@@ -24,7 +24,7 @@ TPU: dict[str, str] = dict(
     CONFIG="llama:3-8b",
     WORKDIR="gs://bucket/a run",
 )
-GKE: dict[str, str] = dict(
+GKE: dict[str, Any] = dict(
     NAME="run",
     IMAGE="example.org/it:1",
     CHIP="tpu-v5p-slice",

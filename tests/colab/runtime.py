@@ -30,14 +30,12 @@ PYPROJECT = ROOT / "pyproject.toml"
 
 # jaxlib and the CUDA plugins are released with jax and have its version. libtpu has versions of its
 # own, so it is only shown.
-RELEASED_WITH_JAX = (
-    "jaxlib",
-    "jax-cuda12-plugin",
-    "jax-cuda12-pjrt",
-    "jax-cuda13-plugin",
-    "jax-cuda13-pjrt",
-)
-ACCELERATOR_PACKAGES = ("jax", "libtpu", *RELEASED_WITH_JAX)
+JAX = canonicalize_name("jax")
+RELEASED_WITH_JAX = [
+    canonicalize_name(f"jax{name}")
+    for name in ("lib", "-cuda12-plugin", "-cuda12-pjrt", "-cuda13-plugin", "-cuda13-pjrt")
+]
+ACCELERATOR_PACKAGES = [JAX, canonicalize_name("libtpu"), *RELEASED_WITH_JAX]
 
 MAX_ADDED = 9
 """Most direct dependencies that an installation on Colab should add."""
@@ -48,18 +46,18 @@ _PINNED = re.compile(rf"\s*{_NAME}\s*===?\s*(?P<rest>[^\s;#]+)")
 _DIRECT = re.compile(rf"\s*{_NAME}\s+@\s+(?P<rest>\S+)")
 _EDITABLE = re.compile(rf"\s*-e\s+\S*[#&]egg={_NAME}(?P<rest>)")
 
-Packages = Mapping[str, Version | None]
+Packages = Mapping[NormalizedName, Version | None]
 """Version of each package by its normalized name; None if the list has it without a version."""
 
 
 class Report(NamedTuple):
     """Result of comparing a package list with the constraints and the dependencies."""
 
-    differences: dict[str, Version]
+    differences: dict[NormalizedName, Version]
     """Constrained packages that the list has in another version, with that."""
-    absent: list[str]
+    absent: list[NormalizedName]
     """Constrained packages that the list does not have."""
-    added: list[str]
+    added: list[NormalizedName]
     """Direct dependencies that the list does not have, so an installation adds them."""
     problems: list[str]
 
@@ -109,7 +107,9 @@ def read_dependencies(pyproject: pathlib.Path = PYPROJECT) -> dict[NormalizedNam
     return {canonicalize_name(one.name): one for one in requirements}
 
 
-def _problems(packages: Packages, dependencies: Mapping[str, Requirement]) -> Iterator[str]:
+def _problems(
+    packages: Packages, dependencies: Mapping[NormalizedName, Requirement]
+) -> Iterator[str]:
     for name, requirement in dependencies.items():
         version = packages.get(name)
         if version and not requirement.specifier.contains(version, prereleases=True):
@@ -118,7 +118,7 @@ def _problems(packages: Packages, dependencies: Mapping[str, Requirement]) -> It
                 "so our installation would replace Colab's; widen the range once the tests pass "
                 "with it"
             )
-    jax = packages.get("jax")
+    jax = packages.get(JAX)
     for name in RELEASED_WITH_JAX:
         version = packages.get(name)
         if version and version != jax:
@@ -129,7 +129,7 @@ def _problems(packages: Packages, dependencies: Mapping[str, Requirement]) -> It
 
 
 def compare(
-    packages: Packages, constraints: Packages, dependencies: Mapping[str, Requirement]
+    packages: Packages, constraints: Packages, dependencies: Mapping[NormalizedName, Requirement]
 ) -> Report:
     """Return what a package list changes for this project."""
     return Report(
@@ -164,7 +164,7 @@ def report_lines(report: Report, packages: Packages, constraints: Packages) -> I
     yield f"{len(report.differences)} versions differ; {added}; problems: {len(report.problems)}"
 
 
-def update_constraints(path: pathlib.Path, versions: Mapping[str, Version]) -> None:
+def update_constraints(path: pathlib.Path, versions: Mapping[NormalizedName, Version]) -> None:
     """Write the new versions into a constraints file; comments and all other lines stay."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for index, line in enumerate(lines):

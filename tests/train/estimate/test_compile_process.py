@@ -8,6 +8,7 @@ import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,13 +38,12 @@ def test_subprocess_returns_the_compiled_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_here(monkeypatch)
-    seen = []
-    compile_step = lambda *arguments: seen.append(arguments) or STEP  # noqa: E731
+    compile_step = Mock(return_value=STEP)
     monkeypatch.setattr(compile_process, "compile_step", compile_step)
     experiment = tiny(tmp_path)
     returned = compile_in_subprocess(experiment, TARGET)
     assert returned == dataclasses.replace(STEP, engine=None, program=None)
-    assert seen == [(experiment, TARGET)]
+    compile_step.assert_called_once_with(experiment, TARGET)
 
 
 def test_unimportable_class_is_compiled_in_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,8 @@ def narrow() -> Quantities:
 
 def test_peak_rates_by_dtype() -> None:
     for name, chip in CHIPS.items():
-        single, half, brain = map(chip.peak_flops_per_second, ("float32", "float16", "bfloat16"))
+        rate = chip.peak_flops_per_second
+        single, half, brain = rate("float32"), rate("float16"), rate("bfloat16")
         if name == "t4":  # tensor cores of float16 alone
             assert brain == single < half / 8
         else:  # one pass of bfloat16 on a TPU; TF32, of half the speed, on a GPU

@@ -39,6 +39,7 @@ def test_heads_keep_their_width_and_models_their_shape() -> None:
     assert (mixer.num_heads, mixer.num_kv_heads) == (12, 6)  # type: ignore[attr-defined]
     wide = model_of_width(QUICKSTART.model, 384, SizeRules(aspect_ratio=128))
     assert wide.num_layers == 3
+    assert model_of_width(QUICKSTART.model, 64, RULES).num_layers == 1  # a third of four
     plus = find_experiment("versus:transformer_plus_plus").model  # F 688 at D 256
     assert model_of_width(plus, 128, RULES).layer_pattern[0].feed_forward.d_ff == 344  # type: ignore[union-attr]
     with pytest.raises(UsageError, match=r"--widths 100: is not a multiple of 64.*; give 128"):

@@ -247,7 +247,10 @@ def test_time_left_weighs_runs_and_counts_steps(tmp_path: Path) -> None:
     with SweepProgress(runs, done, folder, console=console, clock=lambda: now[0]) as progress:
         progress.start(runs[1])
         run_path = folder.run_path("seed=1")
+        assert last_metrics(folder, "seed=1") == (0, None)
         run_path.mkdir()
+        (run_path / "metrics.jsonl").write_text('{"step": 3, "split": "validation", "loss": 3.5}\n')
+        assert last_metrics(folder, "seed=1") == (0, None)
         line = json.dumps({"step": 6, "split": "train", "loss": 2.5})
         (run_path / "metrics.jsonl").write_text(f"{line}\n" + '{"step": 7, "spl')
         now[0] = 10.0

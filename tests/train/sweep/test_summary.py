@@ -78,7 +78,11 @@ def test_settings_with_a_diverged_seed_come_after_the_others() -> None:
     rows = [" ".join(line.split()) for line in output.getvalue().splitlines() if "1e-" in line]
     for row, texts in zip(
         rows,
-        (("1e-3", "3.2500", "0.3536"), ("1e-2", "1 (1 diverged)"), ("0 (1 failed, 1 diverged)",)),
+        (
+            ("1e-3", "3.2500", "0.3536", " 4 "),
+            ("1e-2", "1 (1 diverged)"),
+            ("0 (1 failed, 1 diverged)",),
+        ),
         strict=True,
     ):
         assert all(text in row for text in texts), row

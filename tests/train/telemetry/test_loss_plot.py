@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.lines import Line2D
 
 from train.errors import UserError
 from train.telemetry.loss_plot import (
@@ -28,6 +29,11 @@ VALIDATION: list[dict[str, Any]] = [
 ]
 
 
+def points(line: Line2D) -> list[list[float]]:
+    coordinates: list[list[float]] = np.asarray(line.get_xydata()).tolist()
+    return coordinates
+
+
 def test_figure_has_losses_scores_references_and_events(tmp_path: Path) -> None:
     logbook: list[dict[str, Any]] = [
         {"event": "started", "step": 0},
@@ -41,15 +47,15 @@ def test_figure_has_losses_scores_references_and_events(tmp_path: Path) -> None:
     figure = draw_losses(TRAINING + VALIDATION, {"gzip -9": 3.9}, events)
     assert figure is not None
     losses, accuracy, f1 = figure.axes
-    raw, smooth, validation, reference, skipped, back = losses.lines
-    np.testing.assert_array_equal(raw.get_xydata()[2], [3, 5])
-    assert smooth.get_xydata()[50].tolist() == [51, _smoothed(9 / np.arange(1, 101.0) + 2)[50]]
-    assert validation.get_xydata().tolist() == [[50, 3.18], [100, 3.09]]
-    assert set(reference.get_ydata()) == {3.9}
-    assert skipped.get_xdata().tolist() == [40, 41]
-    assert back.get_xdata().tolist() == [41]
-    scores = [each.lines[0].get_xydata().tolist() for each in (accuracy, f1)]
-    assert scores == [[[50, 0.5], [100, 0.5]], [[50, 0.25], [100, 0.25]]]
+    raw, smooth, validation, reference, skipped, back = map(points, losses.lines)
+    assert raw[2] == [3, 5]
+    assert smooth[50] == [51, _smoothed(9 / np.arange(1, 101.0) + 2)[50]]
+    assert validation == [[50, 3.18], [100, 3.09]]
+    assert {loss for _, loss in reference} == {3.9}
+    assert [step for step, _ in skipped] == [40, 41]
+    assert [step for step, _ in back] == [41]
+    assert points(accuracy.lines[0]) == [[50, 0.5], [100, 0.5]]
+    assert points(f1.lines[0]) == [[50, 0.25], [100, 0.25]]
     path = tmp_path / "loss.png"
     assert plot_losses(TRAINING + VALIDATION, path, {"gzip -9": 3.9}, events)
     assert imread(path).shape == (600 + 2 * 240, 960, 4)

@@ -127,7 +127,7 @@ def test_quiet_shows_nothing_and_standard_output_stays_empty(
 ) -> None:
     quiet = terminal(quiet=True)
     for options, lines in (({"console": quiet}, 0), ({"quiet": True}, 0), ({}, 2)):
-        with ProgressBar(2, **options) as progress:  # type: ignore[arg-type]
+        with ProgressBar(2, **options) as progress:
             progress.update(2, loss=0.5)
             progress.print("said")
         captured = capsys.readouterr()

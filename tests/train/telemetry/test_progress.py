@@ -101,6 +101,7 @@ def test_terminal_shows_a_progress_bar(clock: Clock, capsys: pytest.CaptureFixtu
     for part in ("tiny", "50/200", "loss 3.2500", "12,346 tokens/s", "0:00:10"):
         assert part in last
     assert text.index("validation loss 3.5") < text.rindex("50/200")
+    assert "\x1b[?25h" in text  # the cursor is shown again
 
 
 @pytest.mark.parametrize("width", [80, 40])

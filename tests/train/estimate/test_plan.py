@@ -106,7 +106,8 @@ def test_json_and_tables(best_plan: Plan) -> None:
     assert plain["candidates"] == best_plan.num_candidates > 10
     assert plain["tokens"] == best_plan.tokens == 1e6
     assert plain["precision"] == "float32"
-    assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
+    # And float16, where it was measured to be faster.
+    assert plain["precisions"].keys() >= {"bfloat16", "pure_bfloat16"}
     console = Console(width=100, record=True, file=io.StringIO())
     print_plan(best_plan, console)
     text = console.export_text()

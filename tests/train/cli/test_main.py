@@ -104,6 +104,7 @@ def test_settings_inside_a_layer_and_parts_of_a_precision() -> None:
         ("fit quickstart --model.precision float8", "precision float8"),
         ("fit quickstart --optimizer.kind odd", "optimizer.kind odd: is unknown; give one of"),
         ("fit quickstart --import --steps 3", "--import: names no module"),
+        ("describe quickstart --layers 3", "--layers"),
         ("doctor now", "doctor now: takes no arguments"),
     ],
 )
@@ -267,6 +268,14 @@ def test_score(capsys: Capture, trained: Trained) -> None:
         "log-likelihood",
         *(f"{total:.4f}" for total in totals),
     ]
+
+
+def test_describe_as_json(capsys: Capture) -> None:
+    result = command(capsys, "describe", "gpt2:small", "--json")
+    assert (result.status, result.error) == (0, "")
+    parameters = one_object(result.output)["parameters"]
+    assert isinstance(parameters, dict)
+    assert parameters["total"] == 124_439_808
 
 
 ROOT = Path(__file__).parents[3]

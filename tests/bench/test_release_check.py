@@ -1,6 +1,8 @@
 """The release: contents of its packages, and permission to publish."""
 
 import shutil
+import subprocess
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -50,9 +52,6 @@ def test_data_files_exist() -> None:
 @pytest.mark.skipif(shutil.which("git") is None, reason="clones the repository with git")
 def test_package_trains_in_an_empty_environment() -> None:
     """Needs the extra `release` (build and twine), and the network."""
-    import subprocess
-    import sys
-
     for module in ("build", "twine"):
         pytest.importorskip(module)
     command = [sys.executable, "-m", "bench.release_check", "--constraints", "constraints.txt"]

@@ -186,23 +186,15 @@ def test_setup_stops_at_the_first_failure(tmp_path: Path, host: Host) -> None:
 
 
 @pytest.mark.parametrize("folder", ["runs/a", "/mnt/disk/runs", "file:///mnt/runs"])
-@pytest.mark.parametrize(
-    ("script", "verb", "variables"),
-    [
-        ("tpu_vm.sh", "fit", TPU),
-        ("tpu_vm.sh", "train", TPU),
-        ("gke.sh", "up", GKE),
-        ("gke.sh", "show", GKE),
-        ("gke.sh", "xpk", GKE),
-    ],
-)
-def test_local_workdir_raises(
-    script: str, verb: str, variables: dict[str, Any], folder: str
-) -> None:
-    result = run_script(script, verb, **variables | {"WORKDIR": folder})
-    assert (result.returncode, result.stdout) == (2, "")
-    [line] = result.stderr.splitlines()
-    assert f"WORKDIR {folder}: is not in a bucket" in line
+def test_local_workdir_raises(folder: str) -> None:
+    for script, verbs, variables in (
+        ("tpu_vm.sh", ("fit", "train"), TPU),
+        ("gke.sh", ("up", "show", "xpk"), GKE),
+    ):
+        for verb in verbs:
+            result = run_script(script, verb, **variables | {"WORKDIR": folder})
+            assert (result.returncode, result.stdout) == (2, ""), (script, verb)
+            assert f"WORKDIR {folder}: is not in a bucket" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -220,26 +212,19 @@ def test_each_tpu_kind_has_its_image(kind: str, image: str) -> None:
     assert "--spot" not in result.stdout
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_missing_settings_are_named(script: str) -> None:
-    verb = {"tpu_vm.sh": ["up"], "gke.sh": ["up"]}.get(script, [])
-    result = run_script(script, *verb)
-    assert result.returncode == 2
-    assert re.search(r"(NAME|CONFIG) is not set; see the top of the script", result.stderr)
-    assert result.stdout == ""
-
-
-def test_unknown_tpu_kind_raises() -> None:
-    result = run_script("tpu_vm.sh", "up", **{**TPU, "TYPE": "v9-8"})
-    assert result.returncode == 2
-    assert "TYPE v9-8: is not known" in result.stderr
-
-
-def test_missing_command_prints_usage() -> None:
-    for script in ("tpu_vm.sh", "gke.sh"):
-        result = run_script(script, **TPU)
-        assert result.returncode == 2
-        assert result.stderr.startswith(f"usage: cloud/{script}")
+def test_usage_errors() -> None:
+    cases: list[tuple[str, tuple[str, ...], dict[str, Any], str]] = [
+        ("tpu_vm.sh", ("up",), {}, "NAME is not set"),
+        ("gke.sh", ("up",), {}, "NAME is not set"),
+        ("slurm.sbatch", (), {}, "CONFIG is not set"),
+        ("tpu_vm.sh", ("up",), {**TPU, "TYPE": "v9-8"}, "TYPE v9-8: is not known"),
+        ("tpu_vm.sh", (), TPU, "usage: cloud/tpu_vm.sh"),
+        ("gke.sh", (), TPU, "usage: cloud/gke.sh"),
+    ]
+    for script, verb, variables, message in cases:
+        result = run_script(script, *verb, **variables)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert message in result.stderr
 
 
 def test_missing_program_is_named(tmp_path: Path) -> None:
@@ -267,16 +252,8 @@ def test_jobset_has_the_requested_settings(jobset: dict[str, Any]) -> None:
     assert job["template"]["spec"]["completions"] == 16
     pod = job["template"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    assert container["args"] == [
-        "fit",
-        "llama:3-8b",
-        "--workdir",
-        "gs://bucket/run",
-        "--mesh.fsdp",
-        "-1",
-        "--seed",
-        "3",
-    ]
+    words = ["fit", "llama:3-8b", "--workdir", "gs://bucket/run"]
+    assert container["args"] == [*words, "--mesh.fsdp", "-1", "--seed", "3"]
     assert container["resources"]["limits"] == {"google.com/tpu": "8"}
     assert container["imagePullPolicy"] == "Always"
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
@@ -327,9 +304,6 @@ def test_preempted_job_is_requeued(tmp_path: Path) -> None:
     (tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
     result = run_script("slurm.sbatch", dry=False, CONFIG="a", WORKDIR="b", PATH=path)
     assert (result.returncode, result.stdout) == (1, "")
-
-
-def test_slurm_signals_and_requeues() -> None:
     text = (CLOUD / "slurm.sbatch").read_text()
     assert "#SBATCH --requeue" in text
     assert re.search(r"#SBATCH --signal=USR1@(\d+)", text)

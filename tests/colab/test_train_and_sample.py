@@ -62,17 +62,28 @@ def test_project_checkout_is_not_reinstalled() -> None:
     assert shell.magics == []
 
 
-def test_installation_keeps_the_jax_version(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
+@pytest.fixture
+def new_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    """Return the current folder, where the project is not installed."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "working").mkdir()
+    monkeypatch.chdir(tmp_path / "working")
+    return tmp_path / "working"
+
+
+def installed(replaced: str = "", by: str = "") -> list[str]:
+    """Return the words of the `pip` call of the cell `install`."""
     shell = Shell()
-    text = source("install").replace('REPOSITORY = ""', f'REPOSITORY = "{ADDRESS}"')
-    names = execute(text, get_ipython=lambda: shell)
+    names = execute(source("install").replace(replaced, by), get_ipython=lambda: shell)
     [(magic, line)] = shell.magics
     assert magic == "pip"
-    *words, option, constraints, address = line.format(**names).split()
+    return line.format(**names).split()
+
+
+def test_installation_keeps_the_jax_version(new_machine: pathlib.Path) -> None:
+    words = installed('REPOSITORY = ""', f'REPOSITORY = "{ADDRESS}"')
+    *words, option, constraints, address = words
     assert words == ["install", "--quiet"]  # and no --upgrade
     assert (option, address) == ("--constraint", ADDRESS)
     held = pathlib.Path(constraints).read_text().splitlines()
@@ -81,60 +92,42 @@ def test_installation_keeps_the_jax_version(
     assert len(held) == len({each.name for each in metadata.distributions() if each.name})
 
 
-def test_missing_address_names_the_setting(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.chdir(tmp_path)
-    message = "REPOSITORY: is empty, and neither a checkout nor an archive .* is in .*; set it to"
-    with pytest.raises(ValueError, match=message):
+def test_missing_address_names_the_setting(new_machine: pathlib.Path) -> None:
+    with pytest.raises(ValueError, match="REPOSITORY: is empty"):
         execute(source("install"))
 
 
-@pytest.mark.parametrize("what", ["a checkout", "an archive", "a wheel"])
+@pytest.mark.parametrize(
+    "name", ["", "linen-transformer-main.zip", "linen_transformer-0.1.0-py3-none-any.whl"]
+)
 def test_installation_without_an_address(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, what: str
+    new_machine: pathlib.Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The source is the checkout around the notebook, or an uploaded archive."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    expected = {
-        "a checkout": ROOT,
-        "an archive": tmp_path / "linen-transformer-main.zip",
-        "a wheel": tmp_path / "linen_transformer-0.1.0-py3-none-any.whl",
-    }[what]
-    if what != "a checkout":
-        expected.touch()
-    monkeypatch.chdir(NOTEBOOK.parent if what == "a checkout" else tmp_path)
-    shell = Shell()
-    names = execute(source("install"), get_ipython=lambda: shell)
-    [(_, line)] = shell.magics
-    assert line.format(**names).split()[-1] == str(expected)
+    """The source is an uploaded archive or wheel, or the checkout around the notebook."""
+    if name:
+        (new_machine / name).touch()
+    else:
+        monkeypatch.chdir(NOTEBOOK.parent)
+    assert installed()[-1] == str(new_machine / name if name else ROOT)
 
 
-@pytest.mark.parametrize("what", ["an unpacked archive", "a wheel"])
+@pytest.mark.parametrize("is_wheel", [False, True])
 def test_installation_from_the_input_folder_of_kaggle(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, what: str
+    new_machine: pathlib.Path, is_wheel: bool
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = tmp_path / "input" / "datasets" / "you" / "project" / "linen-transformer-main"
+    inputs = new_machine.parent / "input"
+    folder = inputs / "datasets" / "you" / "project" / "linen-transformer-main"
     folder.mkdir(parents=True)
     wheel = folder / "linen_transformer-0.1.0-py3-none-any.whl"
-    if what == "a wheel":
+    if is_wheel:
         wheel.touch()
     (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    (tmp_path / "working").mkdir()
-    monkeypatch.chdir(tmp_path / "working")
-    shell = Shell()
-    text = source("install").replace("/kaggle/input", str(tmp_path / "input"))
-    names = execute(text, get_ipython=lambda: shell)
-    [(_, line)] = shell.magics
-    installed = pathlib.Path(line.format(**names).split()[-1])
-    if what == "a wheel":
-        assert installed == wheel
-    else:
-        assert (installed.name, (installed / "pyproject.toml").is_file()) == ("project", True)
-        assert "input" not in installed.parts
+    found = pathlib.Path(installed("/kaggle/input", str(inputs))[-1])
+    if is_wheel:
+        assert found == wheel
+    else:  # a copy, since the input folder is read-only
+        assert (found.name, (found / "pyproject.toml").is_file()) == ("project", True)
+        assert "input" not in found.parts
 
 
 def test_first_cell_shows_the_devices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ It runs in its own process, because functions that other code has called before 
 """
 
 import ast
-import contextlib
 import dataclasses
 import json
 import re
@@ -23,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
-from unittest import mock
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -51,34 +49,14 @@ class Recorder:
             self._depth -= self._is_entry(code)
 
 
-def record(
-    run: Callable[[], Any], is_entry: Callable[[CodeType], bool], *around: tuple[Any, str]
-) -> list[str]:
-    """Return the files that `run` enters, from the first entry function on.
-
-    Args:
-      run: Called once.
-      is_entry: Tells an entry function by its code.
-      around: Functions that enclose all entries, each by its owner and name: only they are
-        observed, as Python runs at half its speed meanwhile. None: all of `run`.
-    """
+def record(run: Callable[[], Any], is_entry: Callable[[CodeType], bool]) -> list[str]:
+    """Return the files that `run` enters, from the first function on that `is_entry` tells."""
     recorder = Recorder(is_entry)
-
-    def observed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            sys.setprofile(recorder)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                sys.setprofile(None)
-
-        return call
-
-    with contextlib.ExitStack() as patches:
-        for owner, name in around:
-            replaced = observed(getattr(owner, name))
-            patches.enter_context(mock.patch.object(owner, name, replaced))
-        (run if around else observed(run))()
+    sys.setprofile(recorder)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
     return recorder.files
 
 
@@ -95,9 +73,7 @@ def forward_path() -> list[str]:
 def training_paths(folder: Path) -> tuple[list[str], list[str]]:
     """Return the files of a training step, and of a resume, of a tiny language model."""
     import train
-    from train import run_setup
     from train.config.experiment_files import find_experiment
-    from train.jit_engine import JitEngine
 
     text = folder / "text.txt"
     text.write_text("one two three four five six\n" * 400)
@@ -128,14 +104,12 @@ def training_paths(folder: Path) -> tuple[list[str], list[str]]:
             code.co_filename.endswith("train/jit_engine.py")
             and code.co_name in ("put_batch", "step")
         ),
-        *((JitEngine, "put_batch"), (JitEngine, "step")),
     )
     resume = record(
         lambda: train.fit(change(experiment, steps=3), workdir, quiet=True),
         lambda code: (
             code.co_filename.endswith("train/resume.py") and code.co_name == "restore_or_init"
         ),
-        (run_setup, "restore_or_init"),
     )
     return step, resume
 

@@ -38,15 +38,14 @@ def test_table_lists_every_mixer() -> None:
     assert set(KINDS) == {name for name, each in MIXERS.items() if each.__module__.startswith(own)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_table_has_declared_abilities(kind: str) -> None:
-    config, row = default_config(kind), KINDS[kind]
-    abilities: Any = MIXERS[kind].abilities(config)
-    said = {title.replace(" ", "_"): row[title] != "–" for title in COLUMNS}
-    declared = dataclasses.asdict(abilities)
-    assert said == {name: declared[name] for name in said}
-    assert (row["segments"] == "by index") == config.depends_on_row_index
-    assert all(row[title] in ("yes", "–", "by index") for title in COLUMNS)
+def test_table_has_declared_abilities() -> None:
+    for kind, row in KINDS.items():
+        config = default_config(kind)
+        abilities: Any = MIXERS[kind].abilities(config)
+        said = {title.replace(" ", "_"): row[title] != "–" for title in COLUMNS}
+        declared = dataclasses.asdict(abilities)
+        assert said == {name: declared[name] for name in said}, kind
+        assert (row["segments"] == "by index") == config.depends_on_row_index, kind
 
 
 (EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -101,16 +100,8 @@ def test_example_mixer_is_used_from_the_command_line(
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
     saved = json.loads((tmp_path / "whole" / "config.json").read_text())
     [block] = saved["experiment"]["model"]["layer_pattern"]
-    assert block["mixer"] == {
-        "kind": "sharp",
-        "num_heads": 4,
-        "num_kv_heads": 0,
-        "head_dim": 0,
-        "bias": True,
-        "output_bias": None,
-        "qk_norm": None,
-        "factor": 2.0,
-    }
+    expected = {"kind": "sharp", "num_heads": 4, "factor": 2.0}
+    assert block["mixer"].items() >= expected.items()
     assert saved["imports"] == [str(tmp_path / "sharp.py")]
     metrics = json.loads(run("evaluate", "whole", "--json"))
     assert metrics["loss"] == pytest.approx(lines_of(tmp_path / "whole/metrics.jsonl")[-1]["loss"])

@@ -39,9 +39,8 @@ def test_fit_commands_parse(page: str) -> None:
 
 
 def test_fit_commands_of_pages_are_found() -> None:
-    assert ["quickstart", "--data.path", "books/*.txt"] in [
-        words[:3] for words in fit_commands("docs/training.md")
-    ]
+    found = [words[:3] for words in fit_commands("docs/training.md")]
+    assert ["quickstart", "--data.path", "books/*.txt"] in found
 
 
 def test_page_commands_run() -> None:

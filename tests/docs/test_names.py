@@ -1,6 +1,7 @@
 """Every setting, file and heading that the documentation names exists."""
 
 import dataclasses
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -54,13 +55,15 @@ def test_settings_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_exist(page: str) -> None:
+def test_files_and_modules_exist(page: str) -> None:
     text = (ROOT / page).read_text()
-    paths = re.findall(
-        r"\b((?:transformer|train|tests|bench|configs|cloud|colab)/[\w/]+\.\w+)", text
-    )
+    folders = "transformer|train|tests|bench|configs|cloud|colab"
+    paths = re.findall(rf"\b((?:{folders})/[\w/]+\.\w+)", text)
+    paths += re.findall(r"`(tests/[\w/]+)`", text)
     for path in paths:
         assert (ROOT / path).exists(), path
+    for module in re.findall(r"python -m ((?:bench|tests|docs)[\w.]+)", text):
+        assert importlib.util.find_spec(module) is not None, module
 
 
 def _anchor(heading: str) -> str:

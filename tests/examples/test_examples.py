@@ -1,6 +1,7 @@
 """The scripts in `examples/` run and do what they claim."""
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,10 +10,10 @@ import jax
 import numpy as np
 import pytest
 
+from tests.train.support import lines_of
 from train.word_vectors import read_word_vectors
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-README = Path(__file__).parents[2] / "README.md"
 
 
 def load(name: str) -> ModuleType:
@@ -31,9 +32,12 @@ def default_rank_promotion() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_examples_are_linked(path: Path) -> None:
-    assert f"(examples/{path.name})" in README.read_text()
+TESTED_ELSEWHERE = {"own_mixer", "own_task"}
+
+
+def test_every_example_is_tested() -> None:
+    tested = set(re.findall(r'load\("(\w+)"\)', Path(__file__).read_text()))
+    assert tested | TESTED_ELSEWHERE == {path.stem for path in EXAMPLES.glob("*.py")}
 
 
 @pytest.mark.full
@@ -96,3 +100,17 @@ def test_word_vectors_of_a_text(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {"cat", "dog", "mat"} <= set(rows)
     assert table.shape == (len(rows), 3)
     assert f"vectors of {len(rows)} words, from 260 words" in capsys.readouterr().out
+
+
+def test_questions_on_python_and_their_answers(tmp_path: Path) -> None:
+    questions, pairs = tmp_path / "questions.jsonl", tmp_path / "pairs.jsonl"
+    load("python_questions").main(str(questions), str(pairs))
+    answers = {}
+    for question, answer in (line["messages"] for line in lines_of(questions)):
+        assert (question["role"], answer["role"]) == ("user", "assistant")
+        answers[question["content"]] = answer["content"]
+    assert len(answers) > 1000
+    assert answers["What does bisect.insort_left do?"].startswith("Insert item x in list a, and")
+    for pair in lines_of(pairs):
+        [question], [chosen], [rejected] = pair["prompt"], pair["chosen"], pair["rejected"]
+        assert answers[question["content"]] == chosen["content"] != rejected["content"]

@@ -20,7 +20,6 @@ from transformer.mixer_registry import MIXERS
 from transformer.testing import check_mixer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +35,6 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         sys.modules.pop(f"experiment_{name}", None)
     plugins._imported.clear()
     plugins._file_of_module.clear()
-
-
-@pytest.mark.parametrize("name", ["own_mixer", "own_task"])
-def test_examples_are_linked(name: str) -> None:
-    assert f"(examples/{name}.py)" in README.read_text()
 
 
 @pytest.mark.full

@@ -1,8 +1,8 @@
+import dataclasses
 import io
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,8 +18,6 @@ from train.cli.main import main, print_error
 from train.cli.parsing import parse
 from train.config.experiment_files import find_experiment, list_experiments
 from train.errors import UsageError, UserError
-from train.optim.schedules import ScheduleConfig
-from train.telemetry.reporter import Reporter
 from transformer import AttentionConfig, Precision
 
 Capture = pytest.CaptureFixture[str]
@@ -52,96 +50,60 @@ def one_object(output: str) -> dict[str, object]:
 @pytest.mark.full
 @pytest.mark.parametrize("name", list_experiments())
 def test_contract_options_of_every_experiment(name: str) -> None:
-    arguments = {
-        "--steps": "7",
-        "--batch-size": "4800",
-        "--seed": "11",
-        "--data.path": "my text.txt",
-        "--log-every": "3",
-        "--checkpoint.every": "5",
-        "--mesh.data": "2",
-        "--mesh.fsdp": "-1",
-        "--mesh.tensor": "2",
-        "--model.precision": "bfloat16",
-        "--workdir": "here",
-    }
-    words = [word for pair in arguments.items() for word in pair]
-    parsed = parse(FitArguments, words, verb="fit", default=FitArguments(find_experiment(name)))
-    experiment = parsed.experiment
+    line = (
+        "--steps 7 --batch-size 4800 --seed 11 --data.path text.txt --log-every 3 "
+        "--checkpoint.every 5 --mesh.data 2 --mesh.fsdp -1 --mesh.tensor 2 "
+        "--model.precision bfloat16 --workdir here"
+    )
+    base = find_experiment(name)
+    replace = dataclasses.replace
+    parsed = parse(FitArguments, line.split(), verb="fit", default=FitArguments(base))
     assert parsed.workdir == "here"
-    assert (experiment.steps, experiment.batch_size, experiment.seed) == (7, 4800, 11)
-    assert (experiment.data.path, experiment.log_every) == ("my text.txt", 3)
-    assert experiment.checkpoint.every == 5
-    assert (experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.tensor) == (2, -1, 2)
-    assert experiment.model.precision == Precision.parse("bfloat16")
-    assert experiment.model.layer_pattern == find_experiment(name).model.layer_pattern
+    assert parsed.experiment == replace(
+        base,
+        steps=7,
+        batch_size=4800,
+        seed=11,
+        data=replace(base.data, path="text.txt"),
+        log_every=3,
+        checkpoint=replace(base.checkpoint, every=5),
+        mesh=replace(base.mesh, data=2, fsdp=-1, tensor=2),
+        model=replace(base.model, precision=Precision.parse("bfloat16")),
+    )
 
 
-def test_settings_inside_a_layer() -> None:
+def test_settings_inside_a_layer_and_parts_of_a_precision() -> None:
     place = "--model.layer-pattern.0"
     words = [f"{place}.residual-dropout", "0.25", f"{place}.mixer.num-heads", "12"]
-    parsed = parse(
-        FitArguments, words, verb="fit", default=FitArguments(find_experiment("quickstart"))
-    )
-    [block] = parsed.experiment.model.layer_pattern
+    words += ["--model.causal", "False", "--model.tie-embeddings", "TRUE"]
+    words += ["--model.precision", "compute=bfloat16,softmax=bfloat16"]
+    base = FitArguments(find_experiment("quickstart"))
+    model = parse(FitArguments, words, verb="fit", default=base).experiment.model
+    [block] = model.layer_pattern
     assert isinstance(block.mixer, AttentionConfig)
     assert (block.residual_dropout, block.mixer.num_heads) == (0.25, 12)
-
-
-@pytest.mark.full
-def test_saved_settings_can_be_given_as_options(trained: Trained) -> None:
-    """The settings that a run has saved are valid options."""
-    lines = (Path(trained.workdir) / "config.txt").read_text().splitlines()
-    settings = dict(line.split(" = ", 1) for line in lines if not line.startswith("#"))
-    assert settings["schedule.warmup_steps"] == "4"
-    words = [
-        "--schedule.warmup-steps",
-        "9",
-        "--model.precision",
-        "compute=bfloat16,softmax=bfloat16",
-    ]
-    parsed = parse(
-        FitArguments, words, verb="fit", default=FitArguments(find_experiment(trained.config))
-    )
-    assert isinstance(parsed.experiment.schedule, ScheduleConfig)
-    assert parsed.experiment.schedule.warmup_steps == 9
-    assert parsed.experiment.model.precision.softmax == "bfloat16"
+    assert (model.causal, model.tie_embeddings) == (False, True)
+    assert (model.precision.compute, model.precision.softmax) == ("bfloat16", "bfloat16")
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (
-            "fti quickstart",
-            "verb fti: is not known (did you mean fit?); choose one of fit, evaluate",
-        ),
+        ("fti quickstart", "verb fti: is not known (did you mean fit?); choose one of fit,"),
         ("predict W", "verb predict: is not known; choose one of fit, evaluate"),
-        ("fit", "fit: CONFIG is missing; write python -m train fit CONFIG"),
-        ("fit --steps 3", "fit: CONFIG is missing"),
+        ("fit --steps 3", "fit: CONFIG is missing; write python -m train fit CONFIG"),
         ("sample", "sample: W is missing"),
         ("fit quickstrat", "config quickstrat: is not known (did you mean quickstart?); choose"),
         ("fit gpt2:tiny", "gpt2 has no experiment tiny; choose one of small, medium"),
         ("fit quickstart --stepz 3", "error: --stepz: no such setting; perhaps you meant --steps;"),
-        ("fit quickstart --lr 1e-3", "perhaps you meant --schedule.learning-rate;"),
         ("fit quickstart --output_dir x --bs=4", "perhaps you meant --workdir or --batch-size;"),
-        (
-            "fit quickstart --steps many",
-            "error: --steps: 'many' is not an integer; it is --steps INT",
-        ),
-        ("fit quickstart --model.d-model 50", "error: attention.num_heads 6: does not divide"),
+        ("fit quickstart --steps many", "--steps: 'many' is not an integer; it is --steps INT"),
         ("fit quickstart --steps", "--steps"),
         ("fit quickstart --steps 0", "steps 0: give 1 or more"),
-        ("fit quickstart --seed -1", "seed -1: give an integer from 0 to 2^32 - 1"),
-        ("fit quickstart --compile fast", "fast"),
-        ("fit quickstart --model.d-model 0", "model.d_model 0: give 1 or more"),
+        ("fit quickstart --model.d-model 50", "error: attention.num_heads 6: does not divide"),
         ("fit quickstart --model.precision float8", "precision float8"),
-        ("fit quickstart --optimizer.beta1 2", "optimizer.beta1 2.0: give a fraction"),
-        ("fit quickstart --data.split-method odd", "odd"),
-        ("fit quickstart --checkpoint.keep-last 0", "checkpoint.keep_last 0: give 1 or more"),
-        ("fit quickstart --sample.top-p 3", "sample.top_p 3.0: give a probability"),
-        ("fit quickstart --evaluation.num-batches -1", "evaluation.num_batches -1: give 0 or more"),
-        ("fit quickstart --grad-accum-steps 3", "grad_accum_steps 3: does not divide batch_size 8"),
-        ("fit shakespeare_char_cpu --data.sequence-length 65", "table of positions has 64 rows"),
+        ("fit quickstart --optimizer.kind odd", "optimizer.kind odd: is unknown; give one of"),
+        ("fit quickstart --import --steps 3", "--import: names no module"),
         ("describe quickstart --layers 3", "--layers"),
         ("doctor now", "doctor now: takes no arguments"),
     ],
@@ -158,11 +120,7 @@ def test_usage_errors(capsys: Capture, line: str, message: str) -> None:
     ("line", "error"),
     [
         ("evaluate W stray", "stray: no such setting"),
-        ("goodput W --workdri x", "--workdri: no such setting"),
-        (
-            "sample W --beams many",
-            "--beams: 'many' is not an integer; it is",
-        ),
+        ("sample W --beams many", "--beams: 'many' is not an integer; it is"),
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -194,24 +152,15 @@ def test_unencodable_characters_are_escaped(monkeypatch: pytest.MonkeyPatch) -> 
     ("line", "status", "message"),
     [
         ("evaluate RUN --split test", 1, "split 'test': the data have only train, validation; set"),
-        ("evaluate RUN --split odd", 1, "split 'odd': the data have only train, validation"),
         ("evaluate RUN --step 99", 1, "99: does not exist; the folder has steps 3"),
-        ("evaluate RUN --step last", 2, "last"),
         ("evaluate /no/such/run", 1, "workdir /no/such/run: does not exist; give the folder"),
-        ("sample RUN --temperature -1", 2, "sampling.temperature -1.0: give 0"),
         ("sample RUN --top-p 0", 2, "sampling.top_p 0.0: give a probability"),
-        ("sample RUN --beams 4", 2, "sample --beams: has no effect on this run's task"),
         ("sample RUN --beams=0", 2, "leave it out (it supports --max-new-tokens, --temper"),
         ("sample RUN --prompt caïman", 1, "lacks ('ï')"),
         ("sample RUN --max-new-tokens 0", 1, "max_new_tokens 0"),
         ("fit OWN --workdir RUN --steps 2", 1, "is at step 3 already; give --steps 3 or more"),
         ("fit OWN --workdir RUN --steps 3 --batch-size 16", 1, "trained with batch_size = 8"),
         ("fit OWN --workdir RUN --steps 3 --mesh.fsdp 3", 2, "mesh data -1 x fsdp 3"),
-        (
-            "fit OWN --workdir RUN --steps 3 --grad-accum-steps 2",
-            2,
-            "batch_size 8: does not divide",
-        ),
     ],
 )
 def test_errors(
@@ -238,13 +187,8 @@ def test_name_of_a_config_suggests_its_run(
     run = Path("runs/gpt2-medium")
     run.mkdir(parents=True)
     (run / "config.json").write_text("{}")
-    for given, remedy in (
-        ("gpt2:medium", "did you mean runs/gpt2-medium?"),
-        ("gpt2", "give the folder of a run"),
-    ):
-        result = command(capsys, "evaluate", given)
-        assert (result.status, result.output) == (1, "")
-        assert f"workdir {given}: does not exist; {remedy}" in result.error
+    result = command(capsys, "evaluate", "gpt2:medium")
+    assert "did you mean runs/gpt2-medium?" in result.error
 
 
 def test_debug_shows_a_traceback() -> None:
@@ -326,27 +270,12 @@ def test_score(capsys: Capture, trained: Trained) -> None:
     ]
 
 
-@pytest.mark.full
 def test_describe_as_json(capsys: Capture) -> None:
-    result = command(capsys, "describe", "gpt2:medium", "--json")
+    result = command(capsys, "describe", "gpt2:small", "--json")
     assert (result.status, result.error) == (0, "")
     parameters = one_object(result.output)["parameters"]
     assert isinstance(parameters, dict)
-    assert parameters["total"] == 354_823_168
-
-
-@pytest.mark.full
-def test_preemption(
-    capsys: Capture, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Reporter, "log_training", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    line = ("fit", trained.config, "--workdir", str(tmp_path / "run"), "--json")
-    result = command(capsys, *line)
-    assert (result.status, result.output) == (75, "")
-    assert result.error == (
-        f"{tmp_path / 'run'}: stopped by SIGTERM at step 1, checkpoint saved; "
-        "run the same command to resume\n"
-    )
+    assert parameters["total"] == 124_439_808
 
 
 ROOT = Path(__file__).parents[3]
@@ -386,14 +315,9 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     broken, full = tmp_path / "broken", tmp_path / "whole"
     commands = {each: ("fit", config, "--workdir", str(each), "--quiet") for each in (broken, full)}
-    assert process(*commands[broken], STOP_AT="23", **cache) == (
-        75,
-        "",
-        (
-            f"{broken}: stopped by SIGTERM at step 23, checkpoint saved; "
-            "run the same command to resume\n"
-        ),
-    )
+    said = "stopped by SIGTERM at step 23, checkpoint saved; run the same command to resume"
+    stopped = process(*commands[broken], STOP_AT="23", **cache)
+    assert stopped == (75, "", f"{broken}: {said}\n")
     assert max(losses(broken)) == 23
     for again in commands.values():
         assert process(*again, **cache) == (0, "", "")
@@ -401,19 +325,8 @@ def test_stopped_process_resumes(tmp_path: Path) -> None:
     ends = [lines_of(workdir / "metrics.jsonl")[-1] for workdir in (broken, full)]
     assert ends[0] == ends[1]
     events = [line["event"] for line in lines_of(broken / "logbook.jsonl")]
-    assert [event for event in events if event != "saved"] == [
-        "started",
-        "preempted",
-        "resumed",
-        "finished",
-    ]
-
-
-@pytest.mark.full
-def test_process_error_is_one_line(tmp_path: Path) -> None:
-    line = ("fit", "quickstart", "--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
-    status, output, error = process(*line)
-    assert (status, output) == (1, "")
-    assert error == (
-        "error: data.path /no/such/file: does not exist; give a file, a folder or a glob\n"
-    )
+    begun = [event for event in events if event != "saved"]
+    assert begun == ["started", "preempted", "resumed", "finished"]
+    nothing = ("--data.path", "/no/such/file", "--workdir", str(tmp_path / "run"))
+    refused = "error: data.path /no/such/file: does not exist; give a file, a folder or a glob\n"
+    assert process("fit", "quickstart", *nothing) == (1, "", refused)

@@ -7,7 +7,7 @@ import pytest
 from train.cli.config_verbs import parse_config_verb
 
 
-@pytest.mark.parametrize("config", ["sst2", "ud_ewt", "multi30k", "wikitext2", "trec"])
+@pytest.mark.parametrize("config", ["sst2", "multi30k"])
 def test_own_path_replaces_held_out_files(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     def paths(*arguments: str) -> tuple[str, str, str]:
         data: Any = parse_config_verb("data", [config, *arguments], lambda each: each).data
@@ -21,8 +21,5 @@ def test_own_path_replaces_held_out_files(config: str, capsys: pytest.CaptureFix
     assert message.startswith("data.path own: replaces the config's data; data.")
     assert message.endswith("validation is held out unless the path has files of that split\n")
     assert paths("--data.path=own", "--data.test-path", "b") == ("own", "", "b")
-    assert paths("--data.path", "own", "--data.validation_path", "a", "--data.test-path", "b") == (
-        "own",
-        "a",
-        "b",
-    )
+    both = ("--data.validation_path", "a", "--data.test-path", "b")
+    assert paths("--data.path", "own", *both) == ("own", "a", "b")

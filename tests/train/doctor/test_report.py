@@ -41,13 +41,8 @@ def test_report_counts_and_prints() -> None:
     )
     assert not report.ok
     assert Report(report.findings[:2]).ok
-    plain = json.loads(json.dumps(report.as_dict()))
-    assert plain["findings"][1] == {
-        "name": "disk",
-        "level": "warning",
-        "detail": "full [almost]",
-        "remedy": "make room",
-    }
+    full = {"name": "disk", "level": "warning", "detail": "full [almost]", "remedy": "make room"}
+    assert json.loads(json.dumps(report.as_dict()))["findings"][1] == full
     text = io.StringIO()
     report.print(Console(file=text, width=80))
     for words in ("full [almost]", "-> pip install jax", "Problems: 1. Warnings: 1."):
@@ -66,22 +61,17 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "level", "remedy"),
-    [
-        ("0.12.0.1", "ok", ""),
-        ("0.9.2", "problem", 'pip install "jax<0.13,>=0.10"'),
-        ("0.13.0", "warning", 'if something breaks: pip install "jax<0.13,>=0.10"'),
-        (None, "problem", 'pip install "jax<0.13,>=0.10"'),
-    ],
+    ("version", "level"),
+    [("0.12.0.1", "ok"), ("0.9.2", "problem"), ("0.13.0", "warning"), (None, "problem")],
 )
-def test_versions_of_packages(version: str | None, level: str, remedy: str) -> None:
+def test_versions_of_packages(version: str | None, level: str) -> None:
     finding = check_package(JAX, version)
-    assert (finding.level, finding.remedy) == (level, remedy)
-
-
-def test_version_of_python() -> None:
-    assert check_python("3.13.0", ">=3.11") == Finding("python", "ok", "3.13.0 (>=3.11)")
-    assert check_python("3.10.4", ">=3.11").level == "problem"
+    remedies = {
+        "ok": "",
+        "problem": 'pip install "jax<0.13,>=0.10"',
+        "warning": 'if something breaks: pip install "jax<0.13,>=0.10"',
+    }
+    assert (finding.level, finding.remedy) == (level, remedies[level])
 
 
 def test_requirements_come_from_the_installed_project(
@@ -97,6 +87,8 @@ def test_requirements_come_from_the_installed_project(
     monkeypatch.syspath_prepend(tmp_path)
     levels = {each.name: each.level for each in check_project()}
     assert levels == {"python": "ok", "rich": "ok", "no-such-package": "problem"}
+    assert check_python("3.13.0", ">=3.11") == Finding("python", "ok", "3.13.0 (>=3.11)")
+    assert check_python("3.10.4", ">=3.11").level == "problem"
 
 
 def test_versions_without_installed_project(
@@ -108,26 +100,18 @@ def test_versions_without_installed_project(
     assert Finding("jax", "ok", jax.__version__) in rest
 
 
-def test_plugin_version_mismatch() -> None:
-    expected = Requirement("jax-cuda13-plugin<=0.12.0,>=0.12.0")
-    assert check_plugin("jax-cuda13-plugin", "0.12.0", expected, "0.12.0").level == "ok"
-    stale = check_plugin("jax-cuda13-plugin", "0.11.2", expected, "0.12.0")
-    assert (stale.level, stale.remedy) == (
-        "warning",
-        'pip install --upgrade "jax[cuda13]==0.12.0"',
-    )
-    assert "jax[tpu]" in check_plugin("libtpu", "0.1", Requirement("libtpu==0.0.42.*"), "1").remedy
-
-
-def test_preinstalled_mismatches_are_left_alone() -> None:
-    """pip would install another libtpu than the one the running runtime was built for."""
-    expected = Requirement("libtpu==0.0.23")
-    for version, runtime in (("0.0.21.1", "Colab"), ("0.0.17", "Kaggle")):
-        result = check_plugin("libtpu", version, expected, "0.7.2")
-        assert result.level == "warning"
-        assert f"which jax 0.7.2 requires, but {runtime} ships them together" in result.detail
-        assert result.remedy.startswith("leave it: training runs")
-    assert "pip install" in check_plugin("libtpu", "0.0.20", expected, "0.7.2").remedy
+def test_plugin_of_another_version() -> None:
+    cuda = Requirement("jax-cuda13-plugin<=0.12.0,>=0.12.0")
+    assert check_plugin("jax-cuda13-plugin", "0.12.0", cuda, "0.12.0").level == "ok"
+    stale = check_plugin("jax-cuda13-plugin", "0.11.2", cuda, "0.12.0")
+    remedy = 'pip install --upgrade "jax[cuda13]==0.12.0"'
+    assert (stale.level, stale.remedy) == ("warning", remedy)
+    # pip would install another libtpu than the one that Colab's or Kaggle's runtime was built for.
+    tpu = Requirement("libtpu==0.0.23")
+    for version, start in (("0.0.21.1", "leave it"), ("0.0.17", "leave it"), ("0.0.20", "pip")):
+        found = check_plugin("libtpu", version, tpu, "0.7.2")
+        assert found.level == "warning"
+        assert found.remedy.startswith(start)
 
 
 def test_accelerator_warnings(
@@ -137,7 +121,6 @@ def test_accelerator_warnings(
     monkeypatch.setattr("train.doctor.versions.installed_plugins", lambda: ())
     [line] = accelerator_warnings("cpu")
     assert line.startswith("accelerator: a GPU is present (/dev/nvidia0), but JAX uses the CPU")
-    assert line.endswith("pip install -e '.[cuda13]', or '.[cuda12]' for a driver before 580")
     stale = Finding("libtpu", "warning", "1 is not ==2, which jax 3 asks for", "pip install it")
     monkeypatch.setattr("train.doctor.versions.check_plugins", lambda: iter([stale]))
     assert accelerator_warnings("tpu") == [f"libtpu: {stale.detail}; {stale.remedy}"]
@@ -147,6 +130,7 @@ def test_accelerator_warnings(
 
 GPU = Machine(gpu="/dev/nvidia0")
 TPU = Machine(tpu="/dev/accel0")
+HIDDEN = dataclasses.replace(GPU, environment={"JAX_PLATFORMS": "cpu"})
 CUDA = ("jax-cuda13-plugin",)
 
 
@@ -155,7 +139,6 @@ CUDA = ("jax-cuda13-plugin",)
     [
         ("cpu", Machine(), (), "ok", "none found"),
         ("cpu", GPU, (), "problem", "pip install -e '.[cuda13]'"),
-        ("cpu", GPU, ("libtpu",), "problem", "pip install -e '.[cuda13]'"),
         ("cpu", GPU, CUDA, "problem", "jax-cuda13-plugin did not start: "),
         ("gpu", GPU, CUDA, "ok", "in use (gpu)"),
         ("cpu", TPU, (), "problem", "pip install -e '.[tpu]'"),
@@ -163,13 +146,7 @@ CUDA = ("jax-cuda13-plugin",)
         ("tpu", TPU, ("libtpu",), "ok", "in use (tpu)"),
         ("cpu", Machine(notebook="Colab"), (), "warning", "Change runtime type"),
         ("cpu", Machine(notebook="Jupyter"), (), "ok", "none found"),
-        (
-            "cpu",
-            dataclasses.replace(GPU, environment={"JAX_PLATFORMS": "cpu"}),
-            CUDA,
-            "warning",
-            "unset JAX_PLATFORMS",
-        ),
+        ("cpu", HIDDEN, CUDA, "warning", "unset JAX_PLATFORMS"),
     ],
 )
 def test_unused_accelerator(
@@ -216,16 +193,17 @@ def test_environment() -> None:
         environment={"JAX_DISABLE_JIT": "1", "JAX_ENABLE_X64": "false"},
     )
     actual = {each.name: (each.level, each.detail) for each in check_environment(poor)}
+    slow = actual.pop("JAX_DISABLE_JIT")
+    assert slow[0] == "warning"
     assert actual == {
         "cores": ("ok", "3"),
         "memory": ("warning", "1.0 GiB"),
         "disk": ("warning", "1.5 GiB free in /here"),
         "notebook": ("ok", "Kaggle"),
-        "JAX_DISABLE_JIT": ("warning", "1: runs every operation separately, very slowly"),
     }
-    rich = dataclasses.replace(poor, memory_bytes=2**35, free_disk_bytes=2**35, environment={})
-    assert all(each.level == "ok" for each in check_environment(rich))
-    locked = dataclasses.replace(rich, writable=False)
+    enough = dataclasses.replace(poor, memory_bytes=2**31, free_disk_bytes=2**31, environment={})
+    assert all(each.level == "ok" for each in check_environment(enough))
+    locked = dataclasses.replace(enough, writable=False)
     assert [each.name for each in check_environment(locked) if each.level != "ok"] == ["disk"]
 
 
@@ -250,22 +228,15 @@ def test_compilation_cache(tmp_path: Path) -> None:
 def test_device_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str, gpu: str, tpu: str
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
+    monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).touch()
-    machine = inspect_machine(tmp_path)
-    assert (machine.gpu, machine.tpu) == (gpu, tpu)
-
-
-@pytest.mark.parametrize(("status", "gpu"), [(0, "NVIDIA H200"), (9, "")])
-def test_gpu_found_by_nvidia_smi(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int, gpu: str
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho NVIDIA H200\nexit {status}\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert inspect_machine(tmp_path).gpu == gpu
+    for status in (9, 0):  # of nvidia-smi, which counts where no device file is
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\necho NVIDIA H200\nexit {status}\n")
+        tool.chmod(0o755)
+        machine = inspect_machine(tmp_path)
+        assert (machine.gpu, machine.tpu) == (gpu or ("" if status else "NVIDIA H200"), tpu)
 
 
 def test_container_limits(tmp_path: Path) -> None:
@@ -282,11 +253,9 @@ def test_container_limits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "notebook"), [("COLAB_RELEASE_TAG", "Colab"), ("KAGGLE_KERNEL_RUN_TYPE", "Kaggle")]
 )
-def test_notebooks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, notebook: str
-) -> None:
+def test_notebooks(monkeypatch: pytest.MonkeyPatch, setting: str, notebook: str) -> None:
     monkeypatch.setenv(setting, "1")
-    assert inspect_machine(tmp_path).notebook == notebook
+    assert inspect_machine().notebook == notebook
 
 
 def test_inaccurate_or_failing_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

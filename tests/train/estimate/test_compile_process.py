@@ -2,13 +2,13 @@
 
 import dataclasses
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import types
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -38,42 +38,19 @@ def test_subprocess_returns_the_compiled_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_here(monkeypatch)
-    seen = []
-
-    def compile_step(*arguments: Any) -> CompiledStep:
-        seen.append(arguments)
-        return STEP
-
+    compile_step = Mock(return_value=STEP)
     monkeypatch.setattr(compile_process, "compile_step", compile_step)
     experiment = tiny(tmp_path)
-    assert compile_in_subprocess(experiment, TARGET) == dataclasses.replace(
-        STEP, engine=None, program=None
-    )
-    assert seen == [(experiment, TARGET)]
+    returned = compile_in_subprocess(experiment, TARGET)
+    assert returned == dataclasses.replace(STEP, engine=None, program=None)
+    compile_step.assert_called_once_with(experiment, TARGET)
 
 
-def test_unimportable_class_is_compiled_in_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The class of a mixer from a user's config file cannot be imported by another process."""
+def test_unimportable_class_is_compiled_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of a mixer in a user's config file. A real subprocess answers here.
 
-    def lacking(_: bytes) -> None:
-        raise ModuleNotFoundError("No module named 'experiment_own'")
-
-    run_here(monkeypatch)
-    loads, calls = pickle.loads, []
-
-    def first_fails(data: bytes) -> Any:
-        calls.append(data)
-        return lacking(data) if len(calls) == 1 else loads(data)
-
-    monkeypatch.setattr(pickle, "loads", first_fails)
-    monkeypatch.setattr(compile_process, "compile_step", lambda *arguments: STEP)
-    assert compile_in_subprocess(tiny(tmp_path), TARGET) is STEP
-
-
-def test_answer_of_a_real_subprocess_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its classes are pickled by the name of their module, although it runs as `__main__`."""
+    Its classes are pickled by the name of their module, although it runs as `__main__`.
+    """
     module = types.ModuleType("experiment_own")
     unknown = type("Unknown", (), {"__module__": module.__name__, "__qualname__": "Unknown"})
     vars(module)["Unknown"] = unknown
@@ -87,10 +64,7 @@ def test_answer_of_a_real_subprocess_is_read(monkeypatch: pytest.MonkeyPatch) ->
     ("error", "message"),
     [
         (UsageError("axis heads: does not divide"), "^axis heads: does not divide$"),
-        (
-            RuntimeError("Failed to deserialize\n  the Mosaic module"),
-            r"^target v5e:1x1: .*, failed \(Failed to deserialize the Mosaic module\); .* estimate",
-        ),
+        (RuntimeError("no\n Mosaic module"), r"^target v5e:1x1: .*, failed \(no Mosaic module\); "),
     ],
 )
 def test_subprocess_errors_are_raised(
@@ -121,7 +95,6 @@ def test_compiler_crash_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     message = str(found.value)
     start = "target v5e:1x1: its compiler, libtpu 0.0.21.1 with jax 0.7.2, died of SIGSEGV; "
     assert message.startswith(start)
-    assert 'in an environment of its own: pip install "jax[tpu]==0.7.2"' in message
     assert "\n" not in message
 
 

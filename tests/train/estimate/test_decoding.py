@@ -103,11 +103,8 @@ def test_decoding_of_an_encoder_decoder_in_tables_and_json() -> None:
     assert "Decoding after 11 tokens, from a source of 11" in text.getvalue()
     assert "the source, which takes 64 B per source token" in " ".join(text.getvalue().split())
     plain = json.loads(json.dumps(described.as_dict()))["decoding"]
-    assert (plain["context_length"], plain["source_length"], plain["num_kv_heads"]) == (
-        11,
-        11,
-        [1, 1],
-    )
+    assert (plain["context_length"], plain["source_length"]) == (11, 11)
+    assert plain["num_kv_heads"] == [1, 1]
     assert plain["cache_bytes_per_token"] == plain["cache_bytes_per_source_token"] == 64
     assert plain["cache_bytes"] == 22 * 64
     assert plain["bytes_read_per_token"] == plain["weight_bytes"] + 22 * 64

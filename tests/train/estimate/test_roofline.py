@@ -8,7 +8,7 @@ import pytest
 from train.data.data_config import TextDataConfig
 from train.estimate.candidate import Candidate
 from train.estimate.chips import ATTAINABLE_FRACTION, Chip
-from train.estimate.footprint import estimate_footprint
+from train.estimate.footprint import estimate_footprint, footprint_terms
 from train.estimate.quantities import Quantities
 from train.estimate.roofline import (
     GATHERS_PER_MICROBATCH,
@@ -84,6 +84,24 @@ def test_quantities(quantities: Quantities) -> None:
     assert quantities.largest_layer_parameters == MATRICES + NORMS
     assert quantities.compute_itemsize == 2
     assert quantities.computes_all_scores
+
+
+def test_terms_of_a_footprint(quantities: Quantities) -> None:
+    one = candidate(data=2, fsdp=2, tensor=2, context=2, accumulate=2)
+    rows = 16 / (2 * 2 * 2 * 2)  # data, fsdp and microbatches; context
+    full, none = quantities.residuals("full"), quantities.residuals("none")
+    assert footprint_terms(quantities, one) == {
+        "residuals_full": full.bytes_per_chip(rows, 2),
+        "gradients": 2 * quantities.state_bytes(one.mesh).gradients,
+        "layer_working_set": none.bytes_per_chip(rows, 2) / L,
+        "gathered_weights": (MATRICES + NORMS) * 2 / 2,
+        "logits": 4 * rows * T * V / 2,
+        "output_gradient": 4 * V * D / 2,
+    }
+    assert estimate_footprint(quantities, one).batch == 28 * B * T / 8
+    alone = footprint_terms(quantities, candidate(data=4))
+    assert alone["gradients"] == quantities.state_bytes(MeshConfig(data=4)).gradients
+    assert alone["output_gradient"] == 0  # nothing is gathered
 
 
 def test_offloaded_optimizer_state_visits_the_chip_by_layer(

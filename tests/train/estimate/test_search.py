@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,18 @@ from train.estimate.remedies import (
     largest_parts,
     plan_remedies,
 )
-from train.estimate.search import MEMORY_MARGIN, rank_candidate, search_candidates, with_best_mesh
+from train.estimate.search import (
+    MEMORY_MARGIN,
+    MIN_CONTEXT_PARALLEL_LENGTH,
+    RankedCandidate,
+    candidate_meshes,
+    rank_candidate,
+    search_candidates,
+    with_best_mesh,
+)
 from train.estimate.target import Target
-from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
-from transformer import BlockConfig, TransformerConfig
+from transformer import AttentionConfig, BlockConfig, MoEConfig, SlidingWindowConfig
 
 
 def target(memory: int = 2**30, shape: tuple[int, ...] = (2, 2, 2)) -> Target:
@@ -30,8 +38,12 @@ def quantities() -> Quantities:
     return Quantities.from_experiment(EXPERIMENT, target())
 
 
-def test_every_candidate_is_valid(quantities: Quantities) -> None:
-    every = search_candidates(quantities)
+@pytest.fixture(scope="module")
+def every(quantities: Quantities) -> list[RankedCandidate]:
+    return search_candidates(quantities)
+
+
+def test_every_candidate_is_valid(every: list[RankedCandidate]) -> None:
     assert len(every) > 50
     assert len({each.candidate for each in every}) == len(every)
     for each in every:
@@ -41,18 +53,22 @@ def test_every_candidate_is_valid(quantities: Quantities) -> None:
         assert EXPERIMENT.batch_size % rows == 0
         assert 4 % mesh.tensor == 0
         assert each.candidate.apply_to(EXPERIMENT).mesh == mesh
+    # Sixteen rows: each of eight chips has two, or one at a time.
+    eight = {each.candidate.grad_accum_steps for each in every if each.candidate.mesh.fsdp == 8}
+    assert eight == {1, 2}
 
 
-def test_fastest_fitting_candidate_is_first(quantities: Quantities) -> None:
-    every = search_candidates(quantities)
+def test_fastest_fitting_candidate_is_first(every: list[RankedCandidate]) -> None:
     fitting = [each for each in every if each.fits]
     assert fitting == every[: len(fitting)]
     times = [each.time.step_seconds for each in fitting]
     assert times == sorted(times)
 
 
-def test_less_memory_changes_the_choice(quantities: Quantities) -> None:
-    first = search_candidates(quantities)[0]
+def test_less_memory_changes_the_choice(
+    quantities: Quantities, every: list[RankedCandidate]
+) -> None:
+    first = every[0]
     little = int(first.footprint.total * 0.9)
     other = search_candidates(dataclasses.replace(quantities, target=target(little)))[0]
     assert other.fits
@@ -61,21 +77,15 @@ def test_less_memory_changes_the_choice(quantities: Quantities) -> None:
 
 
 def test_smallest_is_first_if_nothing_fits(quantities: Quantities) -> None:
-    every = search_candidates(dataclasses.replace(quantities, target=target(1000)))
-    assert not every[0].fits
-    sizes = [each.footprint.total for each in every]
+    ranked = search_candidates(dataclasses.replace(quantities, target=target(1000)))
+    assert not ranked[0].fits
+    sizes = [each.footprint.total for each in ranked]
     assert sizes == sorted(sizes)
-
-
-def with_model(**changes: Any) -> Experiment:
-    model: TransformerConfig = dataclasses.replace(EXPERIMENT.model, **changes)
-    return dataclasses.replace(EXPERIMENT, model=model)
 
 
 def test_indivisible_model_is_an_error() -> None:
     odd = dataclasses.replace(EXPERIMENT, batch_size=7)
-    message = "target toy: no mesh divides the model .*"
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match="target toy: no mesh divides the model"):
         search_candidates(Quantities.from_experiment(odd, target(shape=(4, 4, 4))))
 
 
@@ -91,27 +101,18 @@ def test_flags_reproduce_the_candidate() -> None:
     )
 
 
-def test_own_remat_policy_is_tried_too(quantities: Quantities) -> None:
-    assert {each.candidate.remat for each in search_candidates(quantities)} == {
-        "none",
-        "dots",
-        "full",
-    }
-    model = dataclasses.replace(EXPERIMENT.model, remat="offload")
-    asked = Quantities.from_experiment(dataclasses.replace(EXPERIMENT, model=model), target())
-    assert {each.candidate.remat for each in search_candidates(asked)} == {
-        "none",
-        "dots",
-        "full",
-        "offload",
-    }
+def test_own_remat_policy_is_tried_too(every: list[RankedCandidate]) -> None:
+    own = dataclasses.replace(EXPERIMENT.model, remat="offload")
+    asked = Quantities.from_experiment(dataclasses.replace(EXPERIMENT, model=own), target())
+    tried = {each.candidate.remat for each in every}
+    assert tried == {"none", "dots", "full"}
+    assert {each.candidate.remat for each in search_candidates(asked)} == tried | {"offload"}
 
 
 def test_best_mesh_keeps_other_settings() -> None:
     planned, candidate = with_best_mesh(EXPERIMENT, target())
     assert planned.mesh == candidate.mesh
     assert dataclasses.replace(planned, mesh=EXPERIMENT.mesh) == EXPERIMENT
-    assert planned.model.precision == EXPERIMENT.model.precision
 
 
 @pytest.mark.full
@@ -128,22 +129,41 @@ def test_remedies_fit(quantities: Quantities) -> None:
     assert plan_remedies(full, target()) == []
 
 
-def test_remedies_with_fewest_changes_come_first(quantities: Quantities) -> None:
+def test_remedies_with_fewest_changes_come_first(
+    quantities: Quantities, every: list[RankedCandidate]
+) -> None:
     own = EXPERIMENT.model.precision
     now = PrecisionOption(own, rank_candidate(quantities, Candidate(MeshConfig(data=8), "none", 1)))
-    best = cheapest_changes(
-        now, [PrecisionOption(own, each) for each in search_candidates(quantities)]
-    )
+    best = cheapest_changes(now, [PrecisionOption(own, each) for each in every])
     counts = [changed_flags(now, each).count("--") for each in best]
     assert counts == sorted(counts)
     assert len({changed_flags(now, each) for each in best}) == len(best)
 
 
-def test_other_mixers_are_planned() -> None:
-    from transformer import SlidingWindowConfig
-
-    windowed = with_model(
-        layer_pattern=(BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8)),)
+def sizes(length: int = MIN_CONTEXT_PARALLEL_LENGTH, **changes: Any) -> tuple[set[int], set[int]]:
+    """Return the sizes of the axes `context` and `expert` that are searched for eight chips."""
+    model: Any = dataclasses.replace(EXPERIMENT.model, **changes)
+    quantities: Any = SimpleNamespace(
+        target=target(),
+        sequence_length=length,
+        experiment=dataclasses.replace(EXPERIMENT, model=model),
     )
-    every = search_candidates(Quantities.from_experiment(windowed, target()))
-    assert all(each.candidate.mesh.context == 1 for each in every)
+    meshes = list(candidate_meshes(quantities))
+    assert len(set(meshes)) == len(meshes)
+    products = {each.data * each.fsdp * each.tensor * each.context * each.expert for each in meshes}
+    assert products == {8}
+    return {each.context for each in meshes}, {each.expert for each in meshes}
+
+
+def test_context_is_cut_for_long_attention_and_experts_by_common_divisors() -> None:
+    assert sizes() == ({1, 2, 4, 8}, {1})
+    assert sizes(MIN_CONTEXT_PARALLEL_LENGTH + 8) == ({1, 2, 4}, {1})
+    assert sizes(MIN_CONTEXT_PARALLEL_LENGTH - 16) == ({1}, {1})
+    window = BlockConfig(mixer=SlidingWindowConfig(num_heads=4, window=8))
+    assert sizes(layer_pattern=(window,)) == ({1}, {1})
+    experts = [
+        BlockConfig(AttentionConfig(num_heads=4), feed_forward=MoEConfig(num_experts=count))
+        for count in (4, 6)
+    ]
+    assert sizes(layer_pattern=tuple(experts[:1]))[1] == {1, 2, 4}
+    assert sizes(layer_pattern=tuple(experts), num_layers=2)[1] == {1, 2}

@@ -1,5 +1,3 @@
-""" """
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -30,15 +28,25 @@ from transformer import (
 HARDWARE = Hardware("cpu", count=8)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adafactor", "adamw8bit", "muon"])
+def sized(experiment: Experiment, **changes: Any) -> Experiment:
+    """Return the experiment with a vocabulary of 24 tokens, and other changes of its model."""
+    model = dataclasses.replace(experiment.model, vocab_size=24, **changes)
+    return dataclasses.replace(experiment, model=model)
+
+
 @pytest.mark.parametrize(
-    "mesh", [MeshConfig(data=8), MeshConfig(2, fsdp=4), MeshConfig(1, fsdp=2, tensor=4)]
+    ("kind", "mesh"),
+    [
+        ("adamw", MeshConfig(data=8)),
+        ("adamw8bit", MeshConfig(2, fsdp=4)),
+        ("muon", MeshConfig(2, fsdp=4)),
+        ("adafactor", MeshConfig(2, fsdp=4)),
+        ("adafactor", MeshConfig(1, fsdp=2, tensor=4)),
+        ("muon", MeshConfig(1, fsdp=2, tensor=4)),
+    ],
 )
 def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfig) -> None:
-    experiment = tiny(tmp_path, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh)
-    experiment = dataclasses.replace(
-        experiment, model=dataclasses.replace(experiment.model, vocab_size=24)
-    )
+    experiment = sized(tiny(tmp_path, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh))
     result = StateShapes.from_experiment(experiment).bytes_per_chip(mesh)
     state = make_engine(experiment, HARDWARE).abstract_state()
     assert result.weights == bytes_per_device(state.params)
@@ -48,29 +56,27 @@ def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfi
 
 
 def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:
-    experiment = tiny(tmp_path)
-    model = dataclasses.replace(experiment.model, vocab_size=24)
-    states = StateShapes.from_experiment(dataclasses.replace(experiment, model=model))
+    states = StateShapes.from_experiment(sized(tiny(tmp_path)))
     with pytest.raises(UsageError, match="does not divide into 3 parts"):
         states.bytes_per_chip(MeshConfig(data=1, tensor=3))
 
 
 def test_offload_is_planned_without_host_memory_space(tmp_path: Path) -> None:
     """`offload` is not supported on this CPU, but can be planned for an accelerator."""
-    experiment = tiny(tmp_path)
-    sized = dataclasses.replace(experiment.model, vocab_size=24)
     plain, kept = (
-        StateShapes.from_experiment(
-            dataclasses.replace(experiment, model=dataclasses.replace(sized, remat=remat))
-        )
+        StateShapes.from_experiment(sized(tiny(tmp_path), remat=remat))
         for remat in ("none", "offload")
     )
     assert kept.bytes_per_chip(MeshConfig(2, fsdp=4)) == plain.bytes_per_chip(MeshConfig(2, fsdp=4))
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
 @pytest.mark.parametrize(
-    "mixer", [AttentionConfig(num_heads=4), SlidingWindowConfig(num_heads=4, window=64)]
+    ("platform", "mixer"),
+    [
+        ("tpu", AttentionConfig(num_heads=4)),
+        ("tpu", SlidingWindowConfig(num_heads=4, window=64)),
+        ("gpu", SlidingWindowConfig(num_heads=4, window=64)),
+    ],
 )
 def test_residuals_are_traced_without_the_hardware(
     tmp_path: Path, platform: Any, mixer: Any
@@ -100,15 +106,7 @@ def test_residuals_of_a_row_do_not_depend_on_the_number_of_devices(
     tmp_path: Path, platform: Any
 ) -> None:
     """A kernel serves on a mesh, which is not known while the model is traced."""
-    block = BlockConfig(AttentionConfig(num_heads=4))
-    model = TransformerConfig(
-        vocab_size=32,
-        d_model=32,
-        num_layers=1,
-        layer_pattern=(block,),
-        precision=Precision.parse("bfloat16"),
-    )
-    experiment = dataclasses.replace(tiny(tmp_path), model=model)
+    experiment = sized(tiny(tmp_path), precision=Precision.parse("bfloat16"))
     one, eight = (
         trace_residuals(experiment, Hardware(platform, count=n, compute_capability="9.0"), "none")
         for n in (1, 8)

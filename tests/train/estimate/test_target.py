@@ -1,4 +1,6 @@
 import os
+import re
+from importlib import resources
 
 import pytest
 
@@ -37,39 +39,27 @@ def test_targets(name: str, count: int, platform: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v9:2x2", r"target v9:2x2: is not known; give one of v4, v5e, .*, or here"),
-        ("v5e", r"target v5e: has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"),
-        ("v5e:4by4", r"target v5e:4by4: has no size; .*"),
-        ("v5e:3x3", r"target v5e:3x3: is not a slice of TPU v5 lite; give one of 1x1, .*16x16"),
-        (
-            "v5e:16x16*2",
-            r"target v5e:16x16\*2: several slices, .* not supported; give one slice such as v5e:.*",
-        ),
-        ("2*v5p:4x4x4", r"target 2\*v5p:4x4x4: several slices, .*"),
-        ("v5e:4x4x4", r"target v5e:4x4x4: is not a slice .*"),
-        ("v5p:8x8", r"target v5p:8x8: is not a slice of TPU v5; give one of .*up to 16x16x24"),
-        ("v5p:16x8x8", r"target v5p:16x8x8: is not a slice .*non-decreasing.*"),
-        ("v5p:32x32x32", r"target v5p:32x32x32: is not a slice .*"),
-        ("v4:0x4x4", r"target v4:0x4x4: is not a slice .*"),
-        ("h100:12", r"target h100:12: give up to 8 GPUs, or a multiple of 8"),
-        ("h100:0", r"target h100:0: give up to 8 GPUs, .*"),
+        ("v9:2x2", "is not known; give one of v4, v5e, .*, or here"),
+        ("v5e", "has no size; give one as in v5e:4x4, v5p:8x8x16 or h200:8"),
+        ("v5e:4by4", "has no size"),
+        ("v5e:3x3", "is not a slice of TPU v5 lite; give one of 1x1, .*16x16"),
+        ("v5e:16x16*2", "several slices, .* not supported"),
+        ("v5p:16x8x8", "is not a slice .*non-decreasing"),
+        ("v5p:32x32x32", "is not a slice"),
+        ("v4:0x4x4", "is not a slice"),
+        ("h100:12", "give up to 8 GPUs, or a multiple of 8"),
+        ("h100:0", "give up to 8 GPUs"),
     ],
 )
 def test_unknown_targets(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{message}$"):
+    with pytest.raises(UsageError, match=f"^target {re.escape(name)}: {message}"):
         parse_target(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("v5e:2x2", r"needs the compiler for TPU v5 lite \(libtpu\), .*'jax\[tpu\]', or --compile"),
-        ("h200:8", r"needs the compiler for NVIDIA H200 \(jax_cuda13_plugin\), .*'jax\[cuda13\]'"),
-    ],
-)
-def test_missing_compiler(monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+@pytest.mark.parametrize(("name", "extra"), [("v5e:2x2", "tpu"), ("h200:8", "cuda13")])
+def test_missing_compiler(monkeypatch: pytest.MonkeyPatch, name: str, extra: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=f"^target {name}: {message}"):
+    with pytest.raises(UserError, match=rf"^target {name}: needs the compiler .*'jax\[{extra}\]'"):
         target_devices(parse_target(name))
 
 
@@ -111,12 +101,9 @@ def test_local_target_is_measured() -> None:
 
 
 def test_gpu_descriptions() -> None:
-    from importlib import resources
-
     for chip in CHIPS.values():
         if chip.platform == "gpu":
-            text = (
-                resources.files("train.estimate") / "targets" / f"{chip.name}.txtpb"
-            ).read_text()
+            folder = resources.files("train.estimate") / "targets"
+            text = (folder / f"{chip.name}.txtpb").read_text()
             assert f"device_memory_size: {chip.memory_bytes}" in text
             assert f'device_description_str: "{chip.device_kind}"' in text

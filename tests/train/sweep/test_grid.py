@@ -67,7 +67,6 @@ def test_fields_by_path_alias_and_last_name() -> None:
     ("assignments", "message"),
     [
         (["steps"], "--set steps: has no values; write --set FIELD=A,B"),
-        (["steps=,"], "--set steps=,: has no values"),
         (["seed=1,2"], "write --seeds N"),
         (["steps=1", "steps=2"], "steps is given twice"),
         (["bias=True"], "is the name of several settings; choose one of"),

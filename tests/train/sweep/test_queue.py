@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -32,7 +32,9 @@ def runs_of(folder: Path, *seeds: int, **changes: Any) -> list[SweepRun]:
 
 
 @pytest.mark.full
-def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) -> None:
+def test_failed_run_does_not_stop_the_others(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config, later = write_config(tmp_path, steps="3"), tmp_path / "later.txt"
     workdir = tmp_path / "sweep"
     words = ["sweep", config, "--set", f"data.path={later},{tmp_path / 'text.txt'}"]
@@ -40,8 +42,6 @@ def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) ->
     first = command(capsys, *words)
     assert first.status == 1
     assert first.error.startswith(f"error: {workdir}: 1 of 2 runs failed (path=")
-    assert "run the same command to try them again" in first.error
-    assert first.error.count("\n") == 1
     good, failed = json.loads(first.output)["settings"]
     assert failed["runs"][0]["status"] == "failed"
     assert str(later) in failed["runs"][0]["error"]
@@ -57,12 +57,8 @@ def test_failed_run_does_not_stop_the_others(capsys: Capture, tmp_path: Path) ->
     assert (workdir / run["name"] / "logbook.jsonl").read_bytes() == before
     assert (workdir / "sweep.png").exists()
     # A third call has nothing to train and starts no process.
-    start = subprocess.Popen
-    subprocess.Popen = None  # type: ignore[assignment, misc]
-    try:
-        third = command(capsys, *words)
-    finally:
-        subprocess.Popen = start  # type: ignore[misc]
+    monkeypatch.setattr(subprocess, "Popen", None)
+    third = command(capsys, *words)
     assert third.output == second.output
 
 
@@ -74,8 +70,6 @@ def test_runs_start_with_the_weights_of_another(capsys: Capture, tmp_path: Path)
     words += ["--workdir", str(workdir)]
     missing = command(capsys, *words, "--init-from", str(tmp_path / "nothing"))
     assert missing.status == 1
-    assert f"{tmp_path / 'nothing'}: does not exist" in missing.error
-    assert missing.error.count("\n") == 1
     assert not workdir.exists()
     assert command(capsys, *words, "--init-from", str(source)).status == 0
     expected = train.load(str(source)).params
@@ -115,24 +109,11 @@ def wait_for_step(workdir: Path, name: str, step: int) -> None:
         time.sleep(0.05)
 
 
-class Whole(NamedTuple):
-    """A sweep that was never stopped."""
-
-    folder: Path
-    results: dict[str, RunResult]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    folder = tmp_path_factory.mktemp("whole")
-    results = run_sweep(long_runs(folder), str(folder / "sweep"), processes=2, quiet=True)
-    return Whole(folder, results)
-
-
 @pytest.mark.full
-def test_killed_and_stopped_queue_resumes_exactly(whole: Whole, tmp_path: Path) -> None:
-    workdir = tmp_path / "killed"
-    arguments = [sys.executable, "-c", PROGRAM, str(whole.folder), str(workdir), "1"]
+def test_killed_and_stopped_queue_resumes_exactly(tmp_path: Path) -> None:
+    workdir, whole = tmp_path / "killed", tmp_path / "whole"
+    expected = run_sweep(long_runs(tmp_path), str(whole), processes=2, quiet=True)
+    arguments = [sys.executable, "-c", PROGRAM, str(tmp_path), str(workdir), "1"]
     error = ""
     for number, step in ((signal.SIGKILL, 120), (signal.SIGTERM, 360)):
         # The worker of a killed queue ends by itself; the next one waits until it has saved.
@@ -141,10 +122,10 @@ def test_killed_and_stopped_queue_resumes_exactly(whole: Whole, tmp_path: Path) 
             process.send_signal(number)
             _, error = process.communicate(timeout=120)
     assert "stopped by SIGTERM with 0 of 2 runs done; run the same command to resume" in error
-    resumed = run_sweep(long_runs(whole.folder), str(workdir), quiet=True)
+    resumed = run_sweep(long_runs(tmp_path), str(workdir), quiet=True)
     for name in ("seed=0", "seed=1"):
-        assert resumed[name].metrics == whole.results[name].metrics
-        assert losses(workdir / name) == losses(whole.folder / "sweep" / name)
+        assert resumed[name].metrics == expected[name].metrics
+        assert losses(workdir / name) == losses(whole / name)
     events = [event["event"] for event in lines_of(workdir / "seed=0" / "logbook.jsonl")]
     assert events.count("resumed") == 2
 
@@ -215,14 +196,13 @@ def test_runs_with_and_without_a_part_are_one_sweep(tmp_path: Path) -> None:
             folder.check_same_sweep(swapped)
 
 
-def test_folder_with_other_files_raises(tmp_path: Path) -> None:
+def test_folder_of_something_else_raises(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UserError, match=r"contains other files \(thesis.tex\) and no"):
+    with pytest.raises(UserError, match=r"contains other files \(thesis.tex\)"):
         SweepFolder(str(tmp_path)).check_same_sweep([])
-    with pytest.raises(UserError, match="is a file; give a folder"):
-        SweepFolder(str(tmp_path / "thesis.tex"))
-    with pytest.raises(UserError, match="needs a local disk"):
-        SweepFolder("gs://bucket/sweep")
+    for folder in (str(tmp_path / "thesis.tex"), "gs://bucket/sweep"):
+        with pytest.raises(UserError, match=r"is a file|needs a local disk"):
+            SweepFolder(folder)
 
 
 def test_one_queue_at_a_time(tmp_path: Path) -> None:
@@ -234,20 +214,15 @@ def test_one_queue_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def test_results_of_deleted_runs_are_forgotten(tmp_path: Path) -> None:
+def test_results_of_deleted_runs_are_forgotten_and_failed_ones_raise(tmp_path: Path) -> None:
     folder = SweepFolder(str(tmp_path))
     one = RunResult("finished", "loss", True, {"loss": 1.5}, 3, 2.0)
     folder.write_results({"a": one, "b": one})
     folder.run_path("a").mkdir()
     assert folder.read_results() == {"a": one}
-
-
-def test_failures_are_one_line(tmp_path: Path) -> None:
-    results = {"a": RunResult("finished"), "b": RunResult("failed", error="no memory")}
-    with pytest.raises(UserError) as error:
-        check_results(results, "runs/x")
-    assert str(error.value).startswith("runs/x: 1 of 2 runs failed (b: no memory); ")
-    check_results({"a": results["a"]}, "runs/x")
+    check_results({"a": one}, "runs/x")
+    with pytest.raises(UserError, match=r"^runs/x: 1 of 2 runs failed \(b: no memory\)"):
+        check_results({"a": one, "b": RunResult("failed", error="no memory")}, "runs/x")
 
 
 def test_workers_share_or_split_accelerators() -> None:
@@ -272,7 +247,10 @@ def test_time_left_weighs_runs_and_counts_steps(tmp_path: Path) -> None:
     with SweepProgress(runs, done, folder, console=console, clock=lambda: now[0]) as progress:
         progress.start(runs[1])
         run_path = folder.run_path("seed=1")
+        assert last_metrics(folder, "seed=1") == (0, None)
         run_path.mkdir()
+        (run_path / "metrics.jsonl").write_text('{"step": 3, "split": "validation", "loss": 3.5}\n')
+        assert last_metrics(folder, "seed=1") == (0, None)
         line = json.dumps({"step": 6, "split": "train", "loss": 2.5})
         (run_path / "metrics.jsonl").write_text(f"{line}\n" + '{"step": 7, "spl')
         now[0] = 10.0

@@ -59,16 +59,6 @@ def test_json_has_no_nan() -> None:
     assert plain["settings"][2]["runs"][0]["error"] == "out of memory"
 
 
-def test_table() -> None:
-    output = io.StringIO()
-    print_summary(make(), "two seeds", Console(file=output, width=100))
-    rows = [line.split() for line in output.getvalue().splitlines() if "adamw" in line]
-    assert [row[1] for row in rows] == ["1e-2", "1e-3", "1e-1"]
-    assert "2.2500" in rows[0]
-    assert "0.3536" in rows[0]
-    assert "0 (2 failed)" in output.getvalue()
-
-
 def test_settings_with_a_diverged_seed_come_after_the_others() -> None:
     losses = {"1e-3": (3.0, 3.5), "1e-2": (2.0, math.nan), "1e-1": (math.nan, math.nan)}
     runs, results = [], {}
@@ -85,9 +75,17 @@ def test_settings_with_a_diverged_seed_come_after_the_others() -> None:
     assert (summary.num_failed, summary.num_diverged) == (1, 2)
     output = io.StringIO()
     print_summary(summary, "one diverged", Console(file=output, width=100))
-    shown = output.getvalue()
-    assert "1 (1 diverged)" in shown
-    assert "0 (1 failed, 1 diverged)" in shown
+    rows = [" ".join(line.split()) for line in output.getvalue().splitlines() if "1e-" in line]
+    for row, texts in zip(
+        rows,
+        (
+            ("1e-3", "3.2500", "0.3536", " 4 "),
+            ("1e-2", "1 (1 diverged)"),
+            ("0 (1 failed, 1 diverged)",),
+        ),
+        strict=True,
+    ):
+        assert all(text in row for text in texts), row
 
 
 def test_figure(tmp_path: Path) -> None:

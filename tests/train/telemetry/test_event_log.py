@@ -16,12 +16,11 @@ def test_each_event_is_a_line_with_a_timestamp(tmp_path: pathlib.Path) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
     before = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     logbook.write("started", step=0)
-    logbook.write("fell back", what="attend", reason="no cuDNN", to="reference")
+    logbook.write("fell back", what="attend", reason="no cuDNN")
     first, second = map(json.loads, logbook.path.read_text().splitlines())
-    assert [*first] == ["time", "event", "step"]
-    assert (first["event"], first["step"]) == ("started", 0)
-    assert second["reason"] == "no cuDNN"
-    times = [datetime.datetime.fromisoformat(line["time"]) for line in (first, second)]
+    times = [datetime.datetime.fromisoformat(line.pop("time")) for line in (first, second)]
+    assert first == {"event": "started", "step": 0}
+    assert second == {"event": "fell back", "what": "attend", "reason": "no cuDNN"}
     assert before <= times[0] <= times[1]
     assert times[0].utcoffset() == datetime.timedelta(0)
 
@@ -44,6 +43,7 @@ def test_values_unknown_to_json_are_written_as_text(tmp_path: pathlib.Path) -> N
 
 def test_torn_line_is_skipped(tmp_path: pathlib.Path) -> None:
     logbook = EventLog(tmp_path / "logbook.jsonl")
+    assert logbook.read() == []
     logbook.write("started")
     with logbook.path.open("a") as file:
         file.write('{"time": "2026-')
@@ -51,12 +51,8 @@ def test_torn_line_is_skipped(tmp_path: pathlib.Path) -> None:
     assert [event["event"] for event in logbook.read()] == ["started", "resumed"]
 
 
-def test_missing_log_is_empty(tmp_path: pathlib.Path) -> None:
-    assert EventLog(tmp_path / "logbook.jsonl").read() == []
-
-
-def test_unwritable_log_is_one_line(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be written \(Is a directory\); make room there"):
+def test_unwritable_log_raises(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(UserError, match="cannot be written"):
         EventLog(tmp_path).write("started")
 
 

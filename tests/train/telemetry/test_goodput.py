@@ -1,13 +1,13 @@
 import json
-import os
 import pathlib
 import time
+from typing import Any
 
 import pytest
 
 from tests.train.object_store import bucket as bucket
-from train.cli.main import main
-from train.errors import UserError
+from tests.train.support import command
+from tests.train.telemetry.clock import Clock
 from train.run_folder.folder import RunFolder
 from train.telemetry.goodput import (
     ActivityTimer,
@@ -15,17 +15,10 @@ from train.telemetry.goodput import (
     compute_goodput,
     format_duration,
     format_goodput,
+    previous_resume_seconds,
     process_start_time,
     read_time_records,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -33,14 +26,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def run_once(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bool) -> TimeLog:
-    """Write one start of a run: 2 s to start, 1 to restore, 3 to compile, 1 per step and 5 per
-    save.
-    """
-    log_sheet = ActivityTimer(clock=clock)
-    log = TimeLog(folder, log_sheet, is_writer=True)
+def run_once(clock: Clock, folder: RunFolder, first: int, last: int) -> TimeLog:
+    """Write one start of a run: 2 s to start, 1 to restore, 3 to compile, 1 a step, 5 a save."""
+    timer = ActivityTimer(clock=clock)
+    log = TimeLog(folder, timer, is_writer=True)
     clock.now += 2
-    with log_sheet.track("restore"):
+    with timer.track("restore"):
         clock.now += 1
     log.start_compiling(first)
     clock.now += 3
@@ -49,19 +40,21 @@ def run_once(clock: Clock, folder: RunFolder, first: int, last: int, *, done: bo
         clock.now += 1
         log.record_step(step)
         if step % 10 == 0:
-            with log_sheet.track("save"):
+            with timer.track("save"):
                 clock.now += 5
-        log.write()
-    if done:
         log.write()
     return log
 
 
 def test_repeated_steps_are_not_productive(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
-    run_once(clock, folder, 0, 15, done=False)
+    assert previous_resume_seconds(folder) == 0
+    run_once(clock, folder, 0, 15)
     clock.now += 7  # killed
-    log = run_once(clock, folder, 10, 21, done=True)
+    assert previous_resume_seconds(folder) == 0  # nothing was restored
+    log = run_once(clock, folder, 10, 21)
+    assert previous_resume_seconds(folder) == 1
+    assert log.previous_seconds("compile") == 3
     result = log.compute_goodput()
     assert result.starts == 2
     assert result.seconds == {
@@ -84,18 +77,17 @@ def test_a_finished_run_that_is_extended_has_lost_no_time(
     clock: Clock, tmp_path: pathlib.Path
 ) -> None:
     folder = RunFolder(tmp_path)
-    log = run_once(clock, folder, 0, 10, done=True)
-    log.write(final=True, finished=True)
+    run_once(clock, folder, 0, 10).write(final=True, finished=True)
     clock.now += 86400
-    run_once(clock, folder, 10, 15, done=True)
+    run_once(clock, folder, 10, 15)
     clock.now += 7  # stopped
-    result = run_once(clock, folder, 15, 20, done=True).compute_goodput()
+    result = run_once(clock, folder, 15, 20).compute_goodput()
     assert (result.starts, result.seconds["lost"]) == (3, 7)
     assert result.total == clock.now - 1000 - 86400
 
 
 def test_rollback_repeats_steps(clock: Clock, tmp_path: pathlib.Path) -> None:
-    log = run_once(clock, RunFolder(tmp_path), 0, 9, done=True)
+    log = run_once(clock, RunFolder(tmp_path), 0, 9)
     before = log.compute_goodput().seconds["step"]
     log.start_stepping(5)
     for step in range(6, 13):
@@ -111,26 +103,39 @@ def test_clock_that_was_set_back_loses_no_time() -> None:
         {"began": 200_000, "now": 203_600, "step": 10, "seconds": {"step": 3600}},
         {"began": 110_000, "now": 113_600, "step": 20, "seconds": {"step": 3600}},
     ]
+    assert compute_goodput([]).productive_fraction == 0.0
     found = compute_goodput(records)
     assert found.seconds["lost"] == 0
     assert found.seconds["step"] == 7200
 
 
-def test_torn_line_is_skipped(clock: Clock, tmp_path: pathlib.Path) -> None:
+def test_torn_and_damaged_lines_are_skipped(clock: Clock, tmp_path: pathlib.Path) -> None:
     folder = RunFolder(tmp_path)
-    full = run_once(clock, folder, 0, 4, done=True).compute_goodput()
+    full = run_once(clock, folder, 0, 4).compute_goodput()
+    good = {"began": 1, "now": 2, "step": 3, "seconds": {"step": 1}}
+    damage: list[dict[str, Any]] = [
+        {"now": "never"},
+        {"began": -1},
+        {"began": float("nan")},
+        {"step": 2**31},
+        {"step": -1},
+        {"step": 1.5},
+        {"seconds": {"step": 1e13}},
+        {"seconds": {"sleep": 1}},
+        {"seconds": None},
+    ]
     with folder.time_log.open("a") as file:
-        file.write('{"began": 1, "now": "never"}\n{"began": 17')
-    again = TimeLog(
-        folder, ActivityTimer(start_time=clock.now, clock=clock), is_writer=True
-    ).compute_goodput()
+        file.writelines(json.dumps(good | each) + "\n" for each in damage)
+        file.write('{"began": 17')
+    timer = ActivityTimer(start_time=clock.now, clock=clock)
+    again = TimeLog(folder, timer, is_writer=True).compute_goodput()
     assert again.starts == 2
     assert again.seconds == full.seconds
 
 
 def test_object_store_has_the_last_line(clock: Clock, bucket: str) -> None:
     folder = RunFolder.create(f"{bucket}/runs/first")
-    log = run_once(clock, folder, 0, 9, done=True)
+    log = run_once(clock, folder, 0, 9)
     assert len(read_time_records(folder.time_log)) == 1  # the line written at the start
     log.write(final=True)
     assert compute_goodput(read_time_records(folder.time_log)) == log.compute_goodput()
@@ -144,11 +149,9 @@ def test_only_one_process_writes(clock: Clock, tmp_path: pathlib.Path) -> None:
 
 
 def test_summary_is_one_line(clock: Clock, tmp_path: pathlib.Path) -> None:
-    log = run_once(clock, RunFolder(tmp_path), 0, 9, done=True)
-    assert (
-        format_goodput(log.compute_goodput())
-        == "time: 57% of 14 s went into training steps; start 14%, restore 7%, compile 21%"
-    )
+    goodput = run_once(clock, RunFolder(tmp_path), 0, 9).compute_goodput()
+    text = "time: 57% of 14 s went into training steps; start 14%, restore 7%, compile 21%"
+    assert format_goodput(goodput) == text
     assert [format_duration(x) for x in (59.4, 60, 3599, 3600, 9000)] == [
         "59 s",
         "1 min 0 s",
@@ -169,20 +172,8 @@ def test_goodput_verb_prints_fractions(
 ) -> None:
     folder = RunFolder(tmp_path)
     folder.config_json.write_text("{}")
-    with pytest.raises(SystemExit) as end:
-        main(["goodput", os.fspath(tmp_path)])
-    assert end.value.code == 1
-    assert "is empty; fit" in capsys.readouterr().err
-    run_once(clock, folder, 0, 9, done=True)
-    with pytest.raises(SystemExit):
-        main(["goodput", os.fspath(tmp_path)])
-    assert "57.1%" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["goodput", os.fspath(tmp_path), "--json"])
-    assert json.loads(capsys.readouterr().out)["starts"] == 1
-
-
-def test_missing_run_is_an_error(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match="holds no run"):
-        RunFolder.open_existing(tmp_path)
-    assert compute_goodput([]).productive_fraction == 0.0
+    assert "is empty; fit" in command(capsys, "goodput", str(tmp_path)).error
+    run_once(clock, folder, 0, 9)
+    assert "57.1%" in command(capsys, "goodput", str(tmp_path)).output
+    plain = json.loads(command(capsys, "goodput", str(tmp_path), "--json").output)
+    assert (plain["starts"], plain["total"], plain["share"]) == (1, 14, 8 / 14)

@@ -1,12 +1,14 @@
 import math
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.lines import Line2D
 
 from train.errors import UserError
 from train.telemetry.loss_plot import (
@@ -22,41 +24,42 @@ TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
 ]
 VALIDATION: list[dict[str, Any]] = [
-    {"step": step, "split": "validation", "loss": 9 / step + 3} for step in (50, 100)
+    {"step": step, "split": "validation", "loss": 9 / step + 3, "accuracy": 0.5, "f1": 0.25}
+    for step in (50, 100)
 ]
 
 
-def pixels(path: pathlib.Path) -> np.ndarray:
-    """Return the image in a PNG, [height, width, 4]."""
-    from matplotlib.image import imread
-
-    return np.asarray(imread(path))
+def points(line: Line2D) -> list[list[float]]:
+    coordinates: list[list[float]] = np.asarray(line.get_xydata()).tolist()
+    return coordinates
 
 
-def has_colour(image: np.ndarray, colour: str) -> bool:
-    expected = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    return bool((np.abs(image[..., :3] - expected).max(-1) < 1 / 255).any())
-
-
-def test_plot_is_a_png_with_both_splits_and_baselines(tmp_path: pathlib.Path) -> None:
+def test_figure_has_losses_scores_references_and_events(tmp_path: Path) -> None:
+    logbook: list[dict[str, Any]] = [
+        {"event": "started", "step": 0},
+        {"event": "skipped", "step": 40, "reason": "loss 9, more than 3"},
+        {"event": "skipped", "step": 41},
+        {"event": "rolled back", "step": 41, "checkpoint": 20},
+        {"event": "skipped", "step": 40},
+    ]
+    events = event_steps(logbook)
+    assert events == {"skipped": [40, 41, 40], "rolled back": [41]}
+    figure = draw_losses(TRAINING + VALIDATION, {"gzip -9": 3.9}, events)
+    assert figure is not None
+    losses, accuracy, f1 = figure.axes
+    raw, smooth, validation, reference, skipped, back = map(points, losses.lines)
+    assert raw[2] == [3, 5]
+    assert smooth[50] == [51, _smoothed(9 / np.arange(1, 101.0) + 2)[50]]
+    assert validation == [[50, 3.18], [100, 3.09]]
+    assert {loss for _, loss in reference} == {3.9}
+    assert [step for step, _ in skipped] == [40, 41]
+    assert [step for step, _ in back] == [41]
+    assert points(accuracy.lines[0]) == [[50, 0.5], [100, 0.5]]
+    assert points(f1.lines[0]) == [[50, 0.25], [100, 0.25]]
     path = tmp_path / "loss.png"
-    assert plot_losses(TRAINING + VALIDATION, path, {"gzip -9": 3.9})
-    both = pixels(path)
-    assert both.shape == (600, 960, 4)
-    assert plot_losses(TRAINING, path)
-    training = pixels(path)
-    assert [has_colour(image, "#0072B2") for image in (both, training)] == [True, True]
-    assert [has_colour(image, "#D55E00") for image in (both, training)] == [True, False]
-    assert [path.name for path in tmp_path.iterdir()] == ["loss.png"]
-
-
-def test_each_score_has_its_own_panel(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "loss.png"
-    scored = [{**line, "accuracy": 0.5, "f1": 0.25} for line in VALIDATION]
-    assert plot_losses(TRAINING + scored, path)
-    image = pixels(path)
-    assert image.shape == (600 + 2 * 240, 960, 4)
-    assert [has_colour(part, "#D55E00") for part in np.array_split(image, [600, 840])] == [True] * 3
+    assert plot_losses(TRAINING + VALIDATION, path, {"gzip -9": 3.9}, events)
+    assert imread(path).shape == (600 + 2 * 240, 960, 4)
+    assert [each.name for each in tmp_path.iterdir()] == ["loss.png"]
 
 
 @pytest.mark.parametrize(
@@ -71,22 +74,17 @@ def test_each_score_has_its_own_panel(tmp_path: pathlib.Path) -> None:
     ],
     ids=["one point", "step 0", "many decades", "negative", "infinite", "validation alone"],
 )
-def test_unusual_curves_cause_no_warnings(
-    metrics: list[dict[str, Any]], tmp_path: pathlib.Path
-) -> None:
-    assert plot_losses(metrics, tmp_path / "loss.png")
-    assert (tmp_path / "loss.png").stat().st_size > 5000
+def test_unusual_curves_cause_no_warnings(metrics: list[dict[str, Any]]) -> None:
+    figure = draw_losses(metrics)
+    assert figure is not None
+    figure.draw_without_rendering()
 
 
-def test_no_plot_without_losses(tmp_path: pathlib.Path) -> None:
+def test_no_plot_without_losses(tmp_path: Path) -> None:
     assert not plot_losses([], tmp_path / "loss.png")
-    nothing = [{"step": 1, "split": "train", "loss": math.nan}]
-    assert not plot_losses(nothing, tmp_path / "loss.png")
+    assert not plot_losses([{"step": 1, "split": "train", "loss": math.nan}], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
-
-
-def test_unwritable_plot_is_one_line(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(UserError, match=r"loss\.png: cannot be written \(No such file"):
+    with pytest.raises(UserError, match="cannot be written"):
         plot_losses(TRAINING, tmp_path / "gone" / "loss.png")
 
 
@@ -104,7 +102,7 @@ def test_losses_are_sorted_by_step_and_finite() -> None:
     np.testing.assert_array_equal(_points(twice, "validation", "loss")[1], [6.9, 5.2, 6.0])
 
 
-@pytest.mark.parametrize("exponent", [1, 4, 5, 12, 20])
+@pytest.mark.parametrize("exponent", [1, 4, 12])
 def test_losses_of_many_decades_have_a_few_labels(exponent: int) -> None:
     axes = Figure(figsize=(7, 4)).subplots()
     losses = np.array([2.0, 2 * 10.0**exponent, 30.0])
@@ -113,6 +111,23 @@ def test_losses_of_many_decades_have_a_few_labels(exponent: int) -> None:
     low, high = axes.get_ylim()
     ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
     assert 2 <= len(ticks) <= 20
+
+
+@pytest.mark.parametrize(
+    ("steps", "losses", "scales"),
+    [
+        ([1, 999], [1.0, 2.9], ("linear", "linear")),
+        ([1, 1000], [1.0, 3.0], ("log", "log")),
+        ([0, 1, 1000], [-1.0, 1.0, 3.0], ("symlog", "linear")),
+    ],
+)
+def test_wide_ranges_are_logarithmic(
+    steps: list[int], losses: list[float], scales: tuple[str, str]
+) -> None:
+    axes = Figure().subplots()
+    axes.plot(steps, losses, label="training")
+    _scale_axes(axes, np.array(steps), np.array(losses))
+    assert (axes.get_xscale(), axes.get_yscale()) == scales
 
 
 def test_smoothing_is_a_mean_with_a_growing_window() -> None:
@@ -124,27 +139,8 @@ def test_smoothing_is_a_mean_with_a_growing_window() -> None:
     assert smoothed[399] == values[389:].mean()
 
 
-def test_logged_events_are_marked(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "loss.png"
-    logbook: list[dict[str, Any]] = [
-        {"event": "started", "step": 0},
-        {"event": "skipped", "step": 40, "reason": "loss 9, more than 3"},
-        {"event": "skipped", "step": 41},
-        {"event": "rolled back", "step": 41, "checkpoint": 20},
-        {"event": "skipped", "step": 40},
-    ]
-    events = event_steps(logbook)
-    assert events == {"skipped": [40, 41, 40], "rolled back": [41]}
-    assert plot_losses(TRAINING, path)
-    without = pixels(path)
-    assert plot_losses(TRAINING, path, None, events)
-    changed = (pixels(path) != without).any(-1)
-    assert changed[500:, 300:500].any()  # below, near step 40 of 100
-    assert not changed[500:, 700:].any()
-
-
 def test_labels_of_close_references_do_not_overlap() -> None:
-    figure = draw_losses(TRAINING + VALIDATION, {"gzip": 2.92, "xz": 2.91, "zstd": 5.0})
+    figure = draw_losses(TRAINING, {"gzip": 2.92, "xz": 2.91, "zstd": 5.0})
     assert figure is not None
     figure.draw_without_rendering()
     texts = {text.get_text()[:2]: text.get_window_extent() for text in figure.axes[0].texts}

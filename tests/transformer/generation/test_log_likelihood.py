@@ -67,9 +67,11 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hugging_face_has_the_same_log_likelihoods() -> None:
     pretrained, params = read_model(GPT2)
+    model = pretrained.make_model()
+    assert isinstance(model, LanguageModel)
     reference = np.load(GPT2 / "reference.npz")
     rows, logits = reference["tokens"].tolist(), reference["logits"]
-    found = log_likelihoods(pretrained.make_model(), params, rows)
+    found = log_likelihoods(model, params, rows)
     assert [each.num_tokens for each in found] == [len(row) - 1 for row in rows]
     for row, given, each in zip(rows, logits, found, strict=True):
         assert each.total == pytest.approx(expected(given, row, 1), rel=1e-5)

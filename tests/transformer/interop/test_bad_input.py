@@ -344,7 +344,10 @@ def test_other_logit_scales_cannot_be_exported(name: str, tmp_path: Path) -> Non
     family, config = pretrained.family.model_type, pretrained.config
 
     def scaled(scale: float) -> Any:
-        changed = {"logit_scale": scale, "tie_embeddings": tied or config.tie_embeddings}
+        changed: dict[str, Any] = {
+            "logit_scale": scale,
+            "tie_embeddings": tied or config.tie_embeddings,
+        }
         return make_model(pretrained.architecture, dataclasses.replace(config, **changed))
 
     express(scaled(config.d_model**-0.5 if tied else 1.0), family)

@@ -436,7 +436,8 @@ def test_choices_of_auto_hold_until_remat_changes(tmp_path: Path) -> None:
     assert pin_previous_choices(experiment, previous, hardware).model.layer_loop == "scan"
     model = dataclasses.replace(experiment.model, remat="full")
     changed = dataclasses.replace(experiment, model=model)
-    assert pin_previous_choices(changed, previous, hardware) == changed
+    unrolled = previous._replace(auto_choices={"model.layer_loop": "unroll"})
+    assert pin_previous_choices(changed, unrolled, hardware) == changed
     damaged = previous._replace(auto_choices={"model.layer_pattern.0.mixer.backend": "swift"})
     with pytest.raises(UserError, match=r"config.json: chosen\..* swift: "):
         pin_previous_choices(experiment, damaged, hardware)

@@ -214,6 +214,7 @@ def with_mixer(mixer: dict[str, Any]) -> dict[str, Any]:
         (with_mixer({"kind": "hyena"}), "kind hyena: is not known; it may be .*full"),
         (with_mixer({"num_heads": 3}), "missing .*mixer"),
         (with_mixer({"kind": "full", "teeth": 3}), "teeth"),
+        (with_mixer({"kind": "full", "num_heads": 0}), "num_heads 0: give 1 or more"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

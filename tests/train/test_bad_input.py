@@ -108,12 +108,19 @@ def test_what_cannot_be_trained_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
-def test_text_shorter_than_a_window(
-    capsys: Capture, trained_run: TrainedRun, tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("the cat sat", "or lower data.sequence_length to 10"),
+        ("", "is empty; give a path that holds text"),
+    ],
+)
+def test_texts_that_are_too_short(
+    capsys: Capture, trained_run: TrainedRun, tmp_path: Path, text: str, words: str
 ) -> None:
-    (tmp_path / "given.txt").write_text("the cat sat")
+    (tmp_path / "given.txt").write_text(text)
     actual = fit(capsys, trained_run, tmp_path / "run", "--data.path", str(tmp_path / "given.txt"))
-    assert_refused(actual, 1, "its 11 tokens", "or lower data.sequence_length to 10")
+    assert_refused(actual, 1, words)
 
 
 def change_settings(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -11,7 +11,7 @@ from tests.train.tasks.support import tiny_classifier, tiny_translator
 from train.data.example_configs import BitextDataConfig, ClassificationDataConfig
 from train.errors import UsageError
 from train.estimate.batch_shapes import max_batch_shape
-from train.experiment import EvaluationConfig, Experiment, TrackingConfig
+from train.experiment import EvaluationConfig, Experiment, SampleConfig, TrackingConfig
 from train.run import for_local_devices
 from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
 from transformer import EncoderConfig
@@ -151,6 +151,7 @@ def test_numbers_of_steps_and_seeds(text: Experiment) -> None:
         (TrackingConfig, {"trackers": ("wandb", "wandb")}, "wandb wandb: name each once"),
         (TrackingConfig, {"project": ""}, r"tracking\.project: is empty"),
         (EvaluationConfig, {"average_checkpoints": 0}, "average_checkpoints 0: give 1 or more"),
+        (SampleConfig, {"temperature": -1.0}, r"^sample\.temperature -1"),
     ],
 )
 def test_invalid_settings(config: Any, settings: dict[str, Any], words: str) -> None:

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,9 @@ from train.data.example_configs import BitextDataConfig
 from train.engine import make_engine
 from train.errors import UsageError, UserError
 from train.experiment import Experiment
+from train.lora.lora_config import LoRAConfig
+from train.optim.schedules import ScheduleConfig
+from train.recovery.recovery_config import RecoveryConfig
 from train.runtime import oom
 from transformer import (
     AttentionConfig,
@@ -28,8 +32,10 @@ from transformer import (
     FeedForwardConfig,
     Hardware,
     LanguageModel,
+    RoPE,
     TransformerConfig,
 )
+from transformer.generation.sampling import SamplingConfig
 from transformer.validation import (
     MAX_FLOAT,
     MAX_INTEGER_BY_FIELD,
@@ -56,6 +62,29 @@ def test_numbers_of_settings_have_limits(path: str) -> None:
         put(plain, path, value)
         with pytest.raises(UserError, match=rf"{path.rpartition('.')[2]}\b"):
             experiment_from_dict(plain, "an experiment")
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (LoRAConfig, {"rank": -1}),
+        (LoRAConfig, {"rank": 2, "alpha": 0.0}),
+        (RecoveryConfig, {"threshold": 0.0}),
+        (RecoveryConfig, {"lr_factor": 1.5}),
+        (ScheduleConfig, {"warmup_steps": -1}),
+        (ScheduleConfig, {"min_lr_ratio": 1.5}),
+        (SamplingConfig, {"top_k": -1}),
+        (SamplingConfig, {"top_p": 0.0}),
+        (RoPE, {"theta": 1.0}),
+        (RoPE, {"fraction": 1.5}),
+        (FeedForwardConfig, {"activation": "relu", "swish_beta": 2.0}),
+    ],
+)
+def test_numbers_out_of_range_are_refused(config: Any, settings: dict[str, Any]) -> None:
+    config()
+    name, value = list(settings.items())[-1]
+    with pytest.raises((UsageError, ValueError), match=rf"\.{name} {value}: "):
+        config(**settings)
 
 
 def test_errors_name_the_setting() -> None:

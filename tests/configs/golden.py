@@ -1,38 +1,34 @@
-"""Golden files of the shipped experiments: `golden/<config file>.txt` and `golden/defaults.txt`.
+"""Golden files of the shipped experiments, one for each config file: `golden/<config file>.txt`.
 
-A config's file has one section per experiment, with the settings that differ from their
-defaults, and one named `*` for those that all of them share; `defaults.txt` has the default
-of every setting. So a changed default shows once, and a changed experiment shows in its own
-section. Read the difference, then regenerate the files:
+A file has one section per experiment, with the settings that differ from their defaults, and one
+named `*` for those that all of them share. `quickstart.txt` has all of its settings, so that a
+changed default shows. Of the attention variants of `listops` and `byte_text`, which are built
+alike, each is in one section. Read the difference, then regenerate the files:
 
     python -m tests.configs.golden
 """
 
 import dataclasses
-import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from train.config.experiment_files import find_experiment, list_experiments
-from train.config.io import all_classes_by_kind, classes_by_kind, kind_name
-from train.data.data_config import ArrayDataConfig
+from train.config.io import classes_by_kind, experiment_to_text, kind_name
 from train.experiment import Experiment
 from transformer.precision import Precision
 
 FOLDER = Path(__file__).parent / "golden"
 
-REQUIRED = object()
+Lines = set[tuple[str, str]]
 
 
 def default_of(field: "dataclasses.Field[Any]") -> Any:
-    """Return the field's default, or REQUIRED if it has none."""
-    if field.default is not dataclasses.MISSING:
-        return field.default
+    """Return the field's default; MISSING if it has none."""
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    return REQUIRED
+    return field.default
 
 
 def scalar(value: Any) -> str:
@@ -63,66 +59,34 @@ def differences(value: Any, hint: Any, name: str) -> Iterator[tuple[str, str]]:
         yield name, scalar(value)
 
 
-def config_classes(hint: Any = Experiment, found: dict[type, None] | None = None) -> list[type]:
-    """Return every dataclass that an experiment may contain, in order of discovery."""
-    found = {} if found is None else found
-    for each in (*all_classes_by_kind(hint).values(), hint, *get_args(hint)):
-        if inspect.isabstract(each):  # an interface, without settings
-            continue
-        if isinstance(each, type) and dataclasses.is_dataclass(each) and each not in found:
-            found[each] = None
-            if each is not Precision:
-                for inner in get_type_hints(each).values():
-                    config_classes(inner, found)
-        elif get_args(each) and each is not hint:
-            config_classes(each, found)
-    return list(found)
-
-
-def defaults() -> str:
-    """Return the text of `defaults.txt`: every config class with the defaults of its fields."""
-    sections = {}
-    for each in config_classes():
-        # Classes registered by tests and benchmarks exist only if their module was imported.
-        # ArrayDataConfig is only reached through such tasks.
-        ours = each.__module__.startswith(("train.", "transformer."))
-        if each in (Precision, ArrayDataConfig) or not ours:
-            continue
-        hints, lines = get_type_hints(each), []
-        for field in dataclasses.fields(each):
-            value = default_of(field)
-            if value is REQUIRED:
-                lines.append((field.name, "(required)"))
-            elif value == () or value is None:
-                lines.append((field.name, scalar(value)))
-            else:
-                lines += differences(value, hints[field.name], field.name)
-        sections[f"{each.__module__}.{each.__qualname__}"] = lines
-    return "\n".join(_section(name, sections[name]) for name in sorted(sections))
-
-
-def _section(title: str, lines: list[tuple[str, str]]) -> str:
-    return f"[{title}]\n" + "".join(f"{name} = {value}\n" for name, value in sorted(lines))
+def is_recorded(file: str, experiment: str) -> bool:
+    """Return True for an experiment with a section of its own."""
+    if file == "listops":
+        return experiment == "full" or experiment.startswith("arena_")
+    return file != "byte_text" or experiment in ("full", "arena_full")
 
 
 def golden() -> dict[str, str]:
     """Return the text of every golden file by its name."""
-    files: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    files: dict[str, dict[str, Lines]] = {}
     for name in list_experiments():
         file, _, experiment = name.partition(":")
-        lines = list(differences(find_experiment(name), Experiment, ""))
-        files.setdefault(f"{file}.txt", {})[experiment] = lines
+        if is_recorded(file, experiment):
+            lines = set(differences(find_experiment(name), Experiment, ""))
+            files.setdefault(f"{file}.txt", {})[experiment] = lines
     texts = {name: _file(sections) for name, sections in files.items()}
-    return texts | {"defaults.txt": defaults()}
+    return texts | {"quickstart.txt": experiment_to_text(find_experiment("quickstart"))}
 
 
-def _file(sections: dict[str, list[tuple[str, str]]]) -> str:
+def _file(sections: dict[str, Lines]) -> str:
     """Return the sections, after one named `*` of the lines that all of them have."""
     if len(sections) > 1:
-        common = set.intersection(*(set(lines) for lines in sections.values()))
-        own = {name: [x for x in lines if x not in common] for name, lines in sections.items()}
-        sections = {"*": list(common), **own}
-    return "\n".join(_section(name, lines) for name, lines in sections.items())
+        common = set.intersection(*sections.values())
+        sections = {"*": common, **{name: lines - common for name, lines in sections.items()}}
+    return "\n".join(
+        f"[{title}]\n" + "".join(f"{name} = {value}\n" for name, value in sorted(lines))
+        for title, lines in sections.items()
+    )
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 
 import train
 from configs import byte_text, listops
-from tests.train.support import command, losses
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import losses
 from train.config.experiment_files import find_experiment
 from train.data.example_configs import ListOpsDataConfig
 from train.experiment import Experiment
@@ -83,19 +82,6 @@ def test_models_accept_published_lengths(name: str) -> None:
         assert output.logits.shape == (2, classes)
 
 
-def test_number_of_batch_shapes() -> None:
-    for shapes in (1, 3):
-        experiment = shrunk(listops.EXPERIMENTS["full"], batch_size=4)
-        assert isinstance(experiment.data, ListOpsDataConfig)
-        data = dataclasses.replace(experiment.data, max_buckets=shapes)
-        task = make_task(dataclasses.replace(experiment, data=data))
-        batches: Any = task.training_batches(task.prepare_corpus())
-        actual = [
-            batches.host_batch(n, 0, 1)["tokens"].shape for n in range(batches.batches_per_epoch)
-        ]
-        assert len(set(actual)) == shapes
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name", VARIANTS)
 def test_variant_learns_from_padded_batches(name: str) -> None:
@@ -144,19 +130,3 @@ def test_run_from_a_seed_only(tmp_path: Path) -> None:
     assert set(run.final_metrics) == {"loss", "accuracy"}
     [answer] = sample(run, ["[MAX 4 [MED 5 1 7 ] 2 ]"])
     assert answer in run.labels
-
-
-@pytest.mark.nightly
-def test_variant_trains_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = "--data.train-examples 320 --data.validation-examples 40 --data.test-examples 40"
-    small = "--data.max-buckets 1 --model.num-layers 1"
-    line = f"fit listops:longformer --workdir {tmp_path} --steps 25 --log-every 1 {sizes} {small}"
-    assert command(capsys, *line.split(), "--quiet").status == 0
-    curve = losses(tmp_path)
-    assert sum(curve[step] for step in range(21, 26)) < sum(curve[step] for step in range(1, 6))
-    result = command(capsys, "evaluate", str(tmp_path), "--split", "test", "--json")
-    metrics = json.loads(result.output)
-    assert 0 <= metrics["accuracy"] <= 1
-    assert metrics["loss"] < curve[1]

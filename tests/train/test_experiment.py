@@ -8,155 +8,159 @@ import pytest
 
 from tests.train.support import tiny
 from tests.train.tasks.support import tiny_classifier, tiny_translator
-from train.data.example_configs import BitextDataConfig
+from train.data.example_configs import BitextDataConfig, ClassificationDataConfig
 from train.errors import UsageError
 from train.estimate.batch_shapes import max_batch_shape
-from train.experiment import EvaluationConfig, Experiment
+from train.experiment import EvaluationConfig, Experiment, SampleConfig, TrackingConfig
 from train.run import for_local_devices
 from train.tasks.task_configs import Classification, MaskedLanguageModeling, Tagging, Translation
 from transformer import EncoderConfig
 
 
-def replaced_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
+def with_model(experiment: Experiment, **changes: Any) -> dict[str, Any]:
+    """Return a change of an experiment, to another model."""
     return {"model": dataclasses.replace(experiment.model, **changes)}
 
 
-def test_task_accepts_its_own_data_only(tmp_path: Path) -> None:
+@pytest.fixture
+def text(tmp_path: Path) -> Experiment:
+    return tiny(tmp_path)
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> Experiment:
+    return tiny_classifier(tmp_path)
+
+
+@pytest.fixture
+def translator(tmp_path: Path) -> Experiment:
+    return tiny_translator(tmp_path)
+
+
+def changed(experiment: Experiment, **changes: Any) -> Experiment:
+    return dataclasses.replace(experiment, **changes)
+
+
+def assert_refused(experiment: Experiment, words: str, **changes: Any) -> None:
+    with pytest.raises(UsageError, match=words):
+        changed(experiment, **changes)
+
+
+def test_data_and_model_must_suit_the_task(
+    text: Experiment, classifier: Experiment, translator: Experiment
+) -> None:
     for task in (Classification(), Tagging(), Translation()):
-        name = type(task).__name__
-        message = f"task {name}: needs data of class .*, not TextDataConfig"
-        with pytest.raises(UsageError, match=message):
-            tiny(tmp_path, task=task)
-    message = (
-        "task LanguageModeling: needs data of class TextDataConfig, not BitextDataConfig; set data"
-    )
-    with pytest.raises(UsageError, match=message):
-        tiny(tmp_path, data=BitextDataConfig())
-
-
-def test_only_translation_has_an_encoder(tmp_path: Path) -> None:
-    translator = tiny_translator(tmp_path)
-    with pytest.raises(UsageError, match=r"model\.encoder: .* Translation; give an EncoderConfig"):
-        dataclasses.replace(translator, **replaced_model(translator, encoder=None))
-    experiment = tiny(tmp_path)
-    with pytest.raises(UsageError, match=r"model\.encoder: .* which has no source text"):
-        tiny(tmp_path, **replaced_model(experiment, encoder=EncoderConfig()))
-
-
-def test_tasks_that_reject_causal_models(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"model\.causal: .* reads both sides of a token"):
-        tiny(tmp_path, task=MaskedLanguageModeling())
-    classifier = tiny_classifier(tmp_path)
-    causal = replaced_model(classifier, causal=True)
-    assert dataclasses.replace(classifier, **causal).model.causal  # pooling by the mean is allowed
-    with pytest.raises(UsageError, match=r"task\.pooling first: .* sees no other"):
-        dataclasses.replace(classifier, task=Classification(), **causal)
-
-
-def test_word_dropout_with_first_token_pooling_raises(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"task\.word_dropout: would drop the first token"):
-        dataclasses.replace(tiny_classifier(tmp_path), task=Classification(word_dropout=0.1))
+        words = f"task {type(task).__name__}: needs data of class .*, not TextDataConfig"
+        assert_refused(text, words, task=task)
+    assert_refused(text, "needs data of class TextDataConfig, not Bitext", data=BitextDataConfig())
+    encoder = with_model(text, encoder=EncoderConfig())
+    assert_refused(text, r"model\.encoder: .* which has no source text", **encoder)
+    no_encoder = with_model(translator, encoder=None)
+    assert_refused(translator, r"model\.encoder: .*; give an EncoderConfig", **no_encoder)
+    words = r"model\.causal: .* reads both sides of a token"
+    assert_refused(text, words, task=MaskedLanguageModeling())
+    causal = with_model(classifier, causal=True)
+    assert changed(classifier, **causal).model.causal  # pooling by the mean is allowed
+    words = r"task\.pooling first: .* sees no other"
+    assert_refused(classifier, words, task=Classification(), **causal)
+    words = r"task\.word_dropout: would drop the first token"
+    assert_refused(classifier, words, task=Classification(word_dropout=0.1))
 
 
 @pytest.mark.parametrize("setting", [{"stride": 3}, {"compression_baselines": True}])
-def test_text_only_settings(tmp_path: Path, setting: dict[str, Any]) -> None:
-    with pytest.raises(
-        UsageError, match=f"evaluation.{next(iter(setting))}: works for running text only"
-    ):
-        tiny_classifier(tmp_path, evaluation=EvaluationConfig(every=0, **setting))
+def test_text_only_settings(classifier: Experiment, setting: dict[str, Any]) -> None:
+    words = f"evaluation.{next(iter(setting))}: works for running text only"
+    assert_refused(classifier, words, evaluation=EvaluationConfig(every=0, **setting))
 
 
-def test_lengths_follow_the_data(tmp_path: Path) -> None:
-    classifier, translator = tiny_classifier(tmp_path), tiny_translator(tmp_path)
-    data: Any = classifier.data
-    longer = dataclasses.replace(data, max_length=17)
-    with pytest.raises(UsageError, match=r"data\.max_length 17: .* positions has 16 rows"):
-        dataclasses.replace(classifier, data=longer)
+def test_lengths_follow_the_data(text: Experiment, classifier: Experiment) -> None:
+    """The tables of positions have 16 rows."""
+    assert isinstance(classifier.data, ClassificationDataConfig)
+    longer = dataclasses.replace(classifier.data, max_length=17)
+    assert_refused(classifier, r"data\.max_length 17: .* positions has 16 rows", data=longer)
     assert (classifier.sequence_length, classifier.has_segments) == (16, True)
-    few = in_tokens(translator, 15)
-    with pytest.raises(UsageError, match=r"data\.batch_tokens 15: is less than .* 16 tokens"):
-        dataclasses.replace(translator, data=few)
+    dataclasses.replace(text, evaluation=EvaluationConfig(stride=16))
+    words = "evaluation.stride 17: is beyond data.sequence_length 16"
+    assert_refused(text, words, evaluation=EvaluationConfig(stride=17))
 
 
 def in_tokens(translator: Experiment, most: int) -> BitextDataConfig:
     """Return a translator's data with another token limit."""
-    data = translator.data
-    assert isinstance(data, BitextDataConfig)
-    return dataclasses.replace(data, batch_tokens=most)
+    assert isinstance(translator.data, BitextDataConfig)
+    return dataclasses.replace(translator.data, batch_tokens=most)
 
 
-def test_batch_size_counts_examples(tmp_path: Path) -> None:
-    translator = tiny_translator(tmp_path)
+def test_batches_have_rows_or_tokens(classifier: Experiment, translator: Experiment) -> None:
     rows, many = in_tokens(translator, 0), in_tokens(translator, 1600)
-    assert max_batch_shape(translator) == (
-        8,
-        16,
-    )  # 80 tokens do not fit the minimum of 8 pairs of 16
-    assert max_batch_shape(dataclasses.replace(translator, data=rows, batch_size=12)) == (12, 16)
-    assert max_batch_shape(dataclasses.replace(translator, data=many)) == (96, 16)
-    assert max_batch_shape(dataclasses.replace(translator, data=many, batch_size=24)) == (24, 16)
-    for experiment, message in (
-        (dict(data=rows, batch_size=0), r"batch_size 0: give 1 or more, or set data\.batch_tokens"),
-        (dict(batch_size=12), r"batch_size 12: is not a multiple of data\.batch_size_multiple 8"),
-        (dict(batch_size=-8), "batch_size -8: give 0 or more"),
+    changes: dict[str, Any]
+    for changes, shape in (
+        ({}, (8, 16)),  # 80 tokens do not fit the minimum of 8 pairs of 16
+        ({"data": rows, "batch_size": 12}, (12, 16)),
+        ({"data": many}, (96, 16)),
+        ({"data": many, "batch_size": 24}, (24, 16)),
+        ({"data": in_tokens(translator, 16)}, (8, 16)),
     ):
-        with pytest.raises(UsageError, match=message):
-            dataclasses.replace(translator, **experiment)
-    with pytest.raises(UsageError, match="batch_size 0: give 1 or more"):
-        tiny_classifier(tmp_path, batch_size=0)
+        assert max_batch_shape(changed(translator, **changes)) == shape
+    words = r"data\.batch_tokens 15: is less than .* 16 tokens"
+    assert_refused(translator, words, data=in_tokens(translator, 15))
+    words = r"batch_size 0: give 1 or more, or set data\.batch_tokens"
+    assert_refused(translator, words, data=rows, batch_size=0)
+    words = r"batch_size 12: is not a multiple of data\.batch_size_multiple 8"
+    assert_refused(translator, words, batch_size=12)
+    assert_refused(translator, "batch_size -8: give 0 or more", batch_size=-8)
+    assert_refused(classifier, "batch_size 0: give 1 or more", batch_size=0)
 
 
-def test_microbatches_must_divide_the_batch(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="grad_accum_steps 3: does not divide batch_size 8"):
-        tiny_classifier(tmp_path, grad_accum_steps=3)
-    with pytest.raises(
-        UsageError, match=r"grad_accum_steps 3: does not divide data\.batch_size_multiple 8"
-    ):
-        tiny_translator(tmp_path, grad_accum_steps=3)
-    assert tiny_translator(tmp_path, grad_accum_steps=4).row_multiple == (
-        "data.batch_size_multiple",
-        8,
-    )
-    fixed = in_tokens(tiny_translator(tmp_path), 0)
-    with pytest.raises(UsageError, match="grad_accum_steps 3: does not divide batch_size 8"):
-        dataclasses.replace(tiny_translator(tmp_path), data=fixed, batch_size=8, grad_accum_steps=3)
+def test_microbatches_must_divide_the_batch(classifier: Experiment, translator: Experiment) -> None:
+    words = "grad_accum_steps 3: does not divide "
+    assert_refused(classifier, words + "batch_size 8", grad_accum_steps=3)
+    assert_refused(translator, words + r"data\.batch_size_multiple 8", grad_accum_steps=3)
+    rows: dict[str, Any] = {"data": in_tokens(translator, 0), "batch_size": 8}
+    assert_refused(translator, words + "batch_size 8", grad_accum_steps=3, **rows)
+    four = dataclasses.replace(translator, grad_accum_steps=4)
+    assert four.row_multiple == ("data.batch_size_multiple", 8)
+
+
+def test_numbers_of_steps_and_seeds(text: Experiment) -> None:
+    for name in ("steps", "grad_accum_steps", "log_every"):
+        changed(text, **{name: 1})
+        assert_refused(text, f"{name} 0: give 1 or more", **{name: 0})
+    assert dataclasses.replace(text, seed=2**32 - 1).seed == 2**32 - 1
+    for seed in (-1, 2**32, 2**63):
+        assert_refused(text, f"seed {seed}: give an integer from 0 to", seed=seed)
+    for profile, steps in (("1:12", (1, 12)), ("3:3", (3, 3)), ("", None)):
+        assert dataclasses.replace(text, profile=profile).profiled_steps == steps
+    for profile in ("0:3", "4:3", "3:13", "3", "a:b"):
+        assert_refused(text, f"profile {profile}: is not a range of the run's", profile=profile)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("config", "settings", "words"),
     [
+        (MaskedLanguageModeling, {"mlm_probability": 0.0}, r"give a fraction in \(0, 1\]"),
         (
-            lambda: MaskedLanguageModeling(mlm_probability=0.0),
-            r"task\.mlm_probability 0\.0: give a fraction in \(0, 1\]",
-        ),
-        (
-            lambda: MaskedLanguageModeling(mask_replace_prob=0.8, random_replace_prob=0.3),
+            MaskedLanguageModeling,
+            {"mask_replace_prob": 0.8, "random_replace_prob": 0.3},
             r"task\.mask_replace_prob 0\.8, task\.random_re",
         ),
-        (lambda: Classification(num_labels=-1), r"task\.num_labels -1: give 0 or more"),
-        (
-            lambda: Tagging(classifier_dropout=1.0),
-            r"task\.classifier_dropout 1\.0: give a fraction in \[0, 1\)",
-        ),
-        (lambda: Translation(num_beams=0), r"task\.num_beams 0: give 1 or more"),
-        (lambda: Translation(label_smoothing=1.0), r"task\.label_smoothing 1\.0: give a fraction"),
-        (lambda: Translation(length_penalty=-1.0), r"task\.length_penalty -1\.0: give 0 or more"),
+        (Classification, {"num_labels": -1}, r"task\.num_labels -1: give 0 or more"),
+        (Tagging, {"classifier_dropout": 1.0}, r"task\.classifier_dropout 1\.0: give a fraction"),
+        (Translation, {"num_beams": 0}, r"task\.num_beams 0: give 1 or more"),
+        (Translation, {"label_smoothing": 1.0}, r"task\.label_smoothing 1\.0: give a fraction"),
+        (Translation, {"length_penalty": -1.0}, r"task\.length_penalty -1\.0: give 0 or more"),
+        (TrackingConfig, {"trackers": ("wandb", "wandb")}, "wandb wandb: name each once"),
+        (TrackingConfig, {"project": ""}, r"tracking\.project: is empty"),
+        (EvaluationConfig, {"average_checkpoints": 0}, "average_checkpoints 0: give 1 or more"),
+        (SampleConfig, {"temperature": -1.0}, r"^sample\.temperature -1"),
     ],
 )
-def test_invalid_task_settings(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_invalid_settings(config: Any, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises((UsageError, ValueError), match=words):
+        config(**settings)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 2**63])
-def test_invalid_seeds(tmp_path: Path, seed: int) -> None:
-    with pytest.raises(UsageError, match=f"seed {seed}: give an integer from 0 to"):
-        tiny(tmp_path, seed=seed)
-    assert tiny(tmp_path, seed=2**32 - 1).seed == 2**32 - 1
-
-
-def test_loading_turns_offloading_off(tmp_path: Path) -> None:
+def test_loading_turns_offloading_off(text: Experiment) -> None:
     """Evaluation has no gradients, and a CPU has no offload; other policies stay."""
     for remat, expected in (("offload", "none"), ("dots", "dots")):
-        asked = tiny(tmp_path, **replaced_model(tiny(tmp_path), remat=remat))
+        asked = changed(text, **with_model(text, remat=remat))
         assert for_local_devices(asked).model.remat == expected

@@ -9,7 +9,7 @@ from bench.drills.fuzz import fuzz
 
 CASES = 25
 
-NAMES = (
+RUN_FILES = (
     "config.json",
     "labels.json",
     "logbook.jsonl",
@@ -19,6 +19,18 @@ NAMES = (
     "time.jsonl",
     "tokenizer.json",
 )
+DATASETS = (
+    "text",
+    "text, gzip",
+    "JSON lines",
+    "TSV",
+    "labels first",
+    "CoNLL-U",
+    "columns",
+    "translations",
+    "vocab.txt",
+    "merges.txt",
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +39,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, _fuzz_targets
     return {target.name: target for target in actual}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN_FILES)
 def test_damaged_run_files(
     targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
 ) -> None:
@@ -37,22 +49,7 @@ def test_damaged_run_files(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name",
-    [
-        "text",
-        "text, gzip",
-        "JSON lines",
-        "JSON lines, gzip",
-        "TSV",
-        "labels first",
-        "CoNLL-U",
-        "columns",
-        "translations",
-        "vocab.txt",
-        "merges.txt",
-    ],
-)
+@pytest.mark.parametrize("name", DATASETS)
 def test_damaged_datasets(
     targets: dict[str, _fuzz_targets.Target], name: str, tmp_path: Path
 ) -> None:

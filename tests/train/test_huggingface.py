@@ -5,15 +5,15 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 import train
-from tests.train.support import command
+from tests.train.support import command, lines_of
 from tests.train.support import light_compiler as light_compiler
-from train.cli.main import main
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
 from train.errors import UserError
@@ -47,61 +47,73 @@ def make_source(folder: Path, tokens: int = 51) -> Path:
     return folder
 
 
+def files_of(folder: Path, *names: str) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in names}
+
+
 def test_model_round_trips_through_a_run(tmp_path: Path) -> None:
     source = make_source(tmp_path / "source", tokens=49)  # fewer words than embedding rows
-    import_model(str(source), str(tmp_path / "run"))
+    import_model(str(source), str(tmp_path / "run"), data_path="/some/text")
+    [saved] = lines_of(tmp_path / "run" / "logbook.jsonl")
+    assert (saved["event"], saved["step"]) == ("saved", 0)
     run = load(str(tmp_path / "run"))
+    assert run.experiment.data.path == "/some/text"
     reference = np.load(FIXTURE / "reference.npz")
     logits = run.model.apply({"params": run.params}, reference["tokens"]).logits
     assert logits is not None
     assert np.abs(np.asarray(logits) - reference["logits"]).max() < 1e-4
     assert sample(run, ["w3 w4"], max_new_tokens=3)
     export_run(str(tmp_path / "run"), str(tmp_path / "out"))
-    for name in (
-        "model.safetensors",
-        "tokenizer.json",
-        "chat_template.jinja",
-        "tokenizer_config.json",
-    ):
-        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes(), name
+    names = ("model.safetensors", "tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+    assert files_of(tmp_path / "out", *names) == files_of(source, *names)
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     before = json.loads((source / "config.json").read_text())
-    shared = written.keys() & before.keys()
-    assert len(shared) > 15
-    decided = {"n_inner"}  # null in the source, the resulting width in our export
-    assert {name: written[name] for name in shared - decided} == {
-        name: before[name] for name in shared - decided
-    }
-    assert "49" not in (tmp_path / "out" / "README.md").read_text().splitlines()[0]
+    shared = written.keys() & before.keys() - {"n_inner"}  # null there, the resulting width here
+    assert len(shared) > 14
+    assert {name: written[name] for name in shared} == {name: before[name] for name in shared}
+    count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    assert f"A `gpt2` model of {count:,} parameters" in (tmp_path / "out/README.md").read_text()
 
 
-def test_failed_import_leaves_no_folder(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "source", tokens=60)
+def test_failed_import_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    source, run = make_source(tmp_path / "source", tokens=60), tmp_path / "run"
     with pytest.raises(UserError, match="tokenizer has 60 tokens and the model 51"):
-        import_model(str(source), str(tmp_path / "run"))
-    (source / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(UserError, match="shorter than its header"):
-        import_model(str(source), str(tmp_path / "run"))
-    with pytest.raises(UserError, match="is not a folder"):
-        import_model(str(tmp_path / "missing"), str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
+        import_model(str(source), str(run))
+    for name, words in (
         ("tokenizer.model", "is not a complete protocol buffer; fetch it again"),
         ("source.spm", "is a SentencePiece model of one side of a translation"),
         ("notes.txt", "has no tokenizer"),
-    ],
-)
-def test_unreadable_tokenizers_raise(name: str, expected: str, tmp_path: Path) -> None:
+    ):
+        (source / "tokenizer.json").rename(source / name)
+        with pytest.raises(UserError, match=words):
+            import_model(str(source), str(run))
+        (source / name).rename(source / "tokenizer.json")
+    (source / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match="shorter than its header"):
+        import_model(str(source), str(run))
+    for missing in (str(tmp_path / "missing"), str(source / "config.json"), "missing", "./a/b"):
+        with pytest.raises(UserError, match="is not a folder"):
+            import_model(missing, str(run))
+    assert not run.exists()
+
+
+def test_import_that_fails_late_leaves_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise UserError("no room")
+
     source = make_source(tmp_path / "source")
-    (source / "tokenizer.json").rename(source / name)
-    with pytest.raises(UserError, match=expected) as caught:
-        import_model(str(source), str(tmp_path / "run"))
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
+    (tmp_path / "empty").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("train.huggingface.write_run_files", fail)
+        for name in ("empty", "new"):
+            with pytest.raises(UserError, match="no room"):
+                import_model(str(source), str(tmp_path / name))
+    assert not list((tmp_path / "empty").iterdir())
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(UserError, match="is not empty; give a new folder"):
+        import_model(str(source), str(source))
 
 
 @pytest.mark.parametrize("vocabulary", ["encoder.json", "vocab.json", "vocab.txt"])
@@ -125,11 +137,13 @@ def test_older_tokenizer_files_round_trip(vocabulary: str, tmp_path: Path) -> No
     assert run.tokenizer.encode("ab").tolist() == ids
     export_run(str(tmp_path / "run"), str(tmp_path / "out"))
     kept = [vocabulary, "added_tokens.json", "special_tokens_map.json", "chat_template.jinja"]
-    for name in [*kept, *(["merges.txt"] if vocabulary != "vocab.txt" else [])]:
-        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes(), name
+    kept += ["merges.txt"] if vocabulary != "vocab.txt" else []
+    assert files_of(tmp_path / "out", *kept) == files_of(source, *kept)
 
 
-def test_export_names_every_token_that_ends_a_text(tmp_path: Path) -> None:
+def test_export_names_every_token_that_ends_a_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = make_source(tmp_path / "source")
     backend = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     backend.add_special_tokens(["w7", "<image>"])  # one more than the table has rows
@@ -140,6 +154,7 @@ def test_export_names_every_token_that_ends_a_text(tmp_path: Path) -> None:
     generation = {"eos_token_id": [0, 3], "temperature": 0.7}
     (source / "generation_config.json").write_text(json.dumps(generation))
     import_model(str(source), str(tmp_path / "run"))
+    assert "its tokenizer has 1 token more than the model's table has rows" in caplog.text
     run = load(str(tmp_path / "run"))
     assert run.tokenizer is not None
     assert (run.tokenizer.vocab_size, run.tokenizer.end_token_ids) == (51, (0, 3, 8))
@@ -160,25 +175,21 @@ def test_settings_of_generation_in_config_json_survive(tmp_path: Path) -> None:
     assert {name: written[name] for name in beams} == beams
 
 
-def test_missing_flags_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, flag in ((["import", "x"], "--workdir"), (["export", "x"], "--output")):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert stop.value.code == 2
-        assert flag in capsys.readouterr().err
-
-
-def test_output_and_shards_are_checked_first(
+def test_flags_are_checked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for flags, message in (
-        (["--output", "."], "output .: is the current folder; give the name of a new one"),
-        (["--output", "a", "--max-shard-megabytes", "0"], "max_shard_megabytes 0: is no size"),
+    (tmp_path / "file").write_text("mine")
+    for arguments, words in (
+        (["import", "x"], "--workdir"),
+        (["export", "x"], "--output"),
+        (["export", "x", "--output", "."], "output .: is the current folder; give the name"),
+        (["export", "x", "--output", "file"], "output file: exists and is not empty"),
+        (["export", "x", "--output", "a", "--max-shard-megabytes", "0"], "megabytes 0: is no size"),
     ):
-        with pytest.raises(SystemExit):
-            main(["export", "x", *flags])
-        assert message in capsys.readouterr().err
+        done = command(capsys, *arguments)
+        assert done.status
+        assert words in done.error
 
 
 TEMPLATES = {

@@ -61,10 +61,13 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
 @pytest.mark.full
 def test_metrics_of_each_source_are_logged(uninterrupted: Uninterrupted) -> None:
     lines = lines_of(uninterrupted.workdir / "metrics.jsonl")
-    [*_, last] = [line for line in lines if line["split"] == "train"]
+    training = [line for line in lines if line["split"] == "train"]
+    for line in training:  # shares of the windows until then, eight in each step
+        windows = [8 * line["step"] * line[f"share/{name}"] for name in ("prose", "code")]
+        assert windows == pytest.approx([round(each) for each in windows], abs=1e-9)
+        assert sum(windows) == pytest.approx(8 * line["step"])
     # Nine batches of eight windows are less than one block of the schedule.
-    assert last["share/prose"] + last["share/code"] == pytest.approx(1)
-    assert last["share/prose"] == pytest.approx(0.75, abs=0.15)
+    assert training[-1]["share/prose"] == pytest.approx(0.75, abs=0.15)
     for line in (line for line in lines if line["split"] == "validation"):
         assert line["loss"] == pytest.approx(0.75 * line["loss/prose"] + 0.25 * line["loss/code"])
         assert line["loss/prose"] != line["loss/code"]

@@ -1,4 +1,4 @@
-"""Oversized downloads, impossible paths and damaged fields raise one-line errors."""
+"""Oversized downloads, impossible paths and damaged records raise one-line errors."""
 
 import json
 from collections.abc import Callable
@@ -29,63 +29,49 @@ from train.telemetry.goodput import read_time_records as read_times
 from train.telemetry.metrics_log import MetricsLog
 from train.telemetry.reporter import Reporter
 
-Read = Callable[[Path], Any]
-
 
 def text(path: Path) -> list[Any]:
     return list(read_documents([TextFile(path.name, path)]))
 
 
-READERS: dict[str, Read] = {
+READERS: dict[str, Callable[[Path], Any]] = {
     "config.json": lambda path: read_experiment(RunFolder(path.parent)),
     "labels.json": lambda path: read_labels(RunFolder(path.parent)),
     "recovery.json": RollbackRecord.read,
     "metrics.jsonl": event_log.read_records,
-    "tokenizer.json": Tokenizer.load,
-    "vocab.txt": Tokenizer.load,
     "prices.toml": lambda path: load_prices(str(path)),
-    "text.txt": text,
-    "text.jsonl": text,
     "text.txt.gz": text,
     "words.conllu": lambda path: read_lines(TextFile(path.name, path)),
     "own.py": lambda path: find_experiment(str(path)),
+    "tokenizer.json": Tokenizer.load,
+    "vocab.txt": Tokenizer.load,
+    "text.txt": text,
+    "text.jsonl": text,
 }
+DOWNLOADED = ("tokenizer.json", "vocab.txt", "text.txt", "text.jsonl")
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_folder_in_place_of_a_file_is_an_error(tmp_path: Path, name: str) -> None:
+def test_folders_and_oversized_files_are_errors(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.mkdir()
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError, match=name):
         READERS[name](path)
-    assert name in str(refused.value)
+    if name in DOWNLOADED:
+        path.rmdir()
+        with path.open("wb") as file:
+            file.truncate(2**30)  # a sparse file, which uses no disk space
+        with pytest.raises(UserError, match=name):
+            READERS[name](path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "text.txt", "text.jsonl"])
-def test_oversized_downloads_are_rejected(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    with path.open("wb") as file:
-        file.truncate(2**30)  # a sparse file, which uses no disk space
-    with pytest.raises(UserError) as refused:
-        READERS[name](path)
-    assert name in str(refused.value)
-
-
-def test_file_is_read_to_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"12345")
-    assert read_bytes(path, 5) == b"12345"
-    with pytest.raises(UserError, match=r"a: has 5 bytes or more, and at most 4 bytes are read"):
-        read_bytes(path, 4)
-
-
-def test_remote_files_are_bounded(bucket: str) -> None:
-    path = expand_path(f"{bucket}/a.json")
-    path.write_bytes(b"12345")
-    assert read_bytes(path, 5) == b"12345"
-    with pytest.raises(UserError, match=r"at most 4 bytes"):
-        read_bytes(path, 4)
-    assert list(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
+def test_files_are_read_to_the_limit(tmp_path: Path, bucket: str) -> None:
+    for path in (expand_path(str(tmp_path / "a.json")), expand_path(f"{bucket}/a.json")):
+        path.write_bytes(b"12345")
+        assert read_bytes(path, 5) == b"12345"
+        with pytest.raises(UserError, match=r"a.json: has 5 bytes or more, and at most 4 bytes"):
+            read_bytes(path, 4)
+        assert list(read_documents([TextFile("a.txt", path)])) == [("a.txt", "12345")]
 
 
 def test_lines_are_bounded(tmp_path: Path) -> None:
@@ -110,8 +96,8 @@ def test_text_of_zero_bytes_is_rejected(tmp_path: Path) -> None:
 # Paths.
 
 
-@pytest.mark.parametrize("path", ["~nouser/x", "~nouser/x.py", "a\0b"])
-def test_impossible_paths_are_errors(tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["~nouser/x.py", "a\0b"])
+def test_impossible_paths_are_errors(path: str) -> None:
     readers: list[Callable[[str], object]] = [
         expand_path,
         cache_folder,
@@ -120,13 +106,10 @@ def test_impossible_paths_are_errors(tmp_path: Path, path: str) -> None:
         Tokenizer.load,
         load_prices,
         lambda path: prepare_text(TextDataConfig(path=path, tokenizer=TokenizerConfig("byte"))),
+        *([find_experiment] if path.endswith(".py") else []),
     ]
-    if path.endswith(".py"):
-        readers.append(find_experiment)
     for read in readers:
-        with pytest.raises(
-            UsageError, match=r"the home folder of ~nouser is not known|contains a NUL"
-        ):
+        with pytest.raises(UsageError, match=r"home folder of ~nouser|contains a NUL"):
             read(path)
 
 
@@ -140,7 +123,7 @@ def test_cache_must_be_local(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", homeless)
-    with pytest.raises(UserError, match=r"the home folder is not known; set HOME or XDG_CACHE"):
+    with pytest.raises(UserError, match=r"the home folder is not known"):
         cache_folder("")
 
 
@@ -150,18 +133,19 @@ ROLLBACK = {"first": 3, "step": 5, "checkpoint": 2, "cursor": 9, "rate": 0.5, "a
 
 
 @pytest.mark.parametrize("name", ROLLBACK)
-@pytest.mark.parametrize("value", [None, True, "1", -1, 2**31, 1e400, float("nan"), [], {}])
-def test_invalid_rollback_record(tmp_path: Path, name: str, value: object) -> None:
+def test_invalid_rollbacks_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "recovery.json"
     path.write_text(json.dumps({"rollbacks": [ROLLBACK], "cleared": True}))
     assert len(RollbackRecord.read(path).rollbacks) == 1
-    path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
-    with pytest.raises(UserError, match=rf"is not a valid record of rollbacks \({name} is not"):
-        RollbackRecord.read(path)
+    value: object
+    for value in (None, True, "1", -1, 2**31, 1e400, float("nan"), []):
+        path.write_text(json.dumps({"rollbacks": [{**ROLLBACK, name: value}], "cleared": True}))
+        with pytest.raises(UserError, match=rf"is not a valid record of rollbacks \({name} is not"):
+            RollbackRecord.read(path)
 
 
 @pytest.mark.parametrize(
-    "plain",
+    "record",
     [
         [],
         {"rollbacks": {}, "cleared": True},
@@ -170,29 +154,25 @@ def test_invalid_rollback_record(tmp_path: Path, name: str, value: object) -> No
         {"rollbacks": []},
     ],
 )
-def test_invalid_metrics_record(tmp_path: Path, plain: object) -> None:
-    (tmp_path / "recovery.json").write_text(json.dumps(plain))
-    with pytest.raises(UserError, match=r"recovery.json: is not a valid record of rollbacks"):
+def test_invalid_record_of_rollbacks_is_refused(tmp_path: Path, record: object) -> None:
+    (tmp_path / "recovery.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"recovery.json: is not a valid record"):
         RollbackRecord.read(tmp_path / "recovery.json")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 10**400, True, "1", None])
-def test_invalid_time_record(tmp_path: Path, value: object) -> None:
-    """A damaged line is ignored: it must not make a run fail at its end."""
+def test_damaged_times_are_ignored(tmp_path: Path, value: object) -> None:
+    """They must not make a run fail at its end."""
     good = {"began": 1.0, "now": 9.0, "step": 2, "seconds": {"step": 4.0}}
-    bad = [
-        {**good, "began": value},
-        {**good, "now": value},
-        {**good, "step": value},
-        {**good, "seconds": {"step": value}},
-    ]
+    bad = [{**good, name: value} for name in ("began", "now", "step")]
+    bad.append({**good, "seconds": {"step": value}})
     path = tmp_path / "time.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in (*bad, good)))
     assert read_times(path) == [good]
     assert compute_goodput(read_times(path)).seconds["step"] == 4.0
 
 
-def test_invalid_metric_step(tmp_path: Path) -> None:
+def test_invalid_metric_step_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "split": "train"}\n{"step": 1' + "0" * 400 + ', "split": "train"}')
     with MetricsLog(RunFolder(tmp_path)) as log:
@@ -202,14 +182,7 @@ def test_invalid_metric_step(tmp_path: Path) -> None:
 
 def test_samples_are_appended_to_existing_files(tmp_path: Path) -> None:
     (tmp_path / "samples.txt").write_bytes(b"\xff\n")
-    experiment = tiny(tmp_path)
-    report = Reporter(
-        RunFolder(tmp_path),
-        experiment,
-        ActivityTimer(),
-        initial_step=0,
-        is_main_process=True,
-        quiet=True,
-    )
-    report.log_sample(3, "words")
+    folder, timer = RunFolder(tmp_path), ActivityTimer()
+    options: dict[str, Any] = {"initial_step": 0, "is_main_process": True, "quiet": True}
+    Reporter(folder, tiny(tmp_path), timer, **options).log_sample(3, "words")
     assert (tmp_path / "samples.txt").read_bytes() == b"\xff\n--- step 3\nwords\n"

@@ -1,3 +1,5 @@
+"""Runs that are stopped, killed or damaged, and resumed: equal to the unbroken one, or refused."""
+
 import dataclasses
 import json
 import shutil
@@ -31,11 +33,10 @@ from train.checkpoint.manager import CheckpointManager
 from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import Experiment
-from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW, Lion
 from train.optim.schedules import ScheduleConfig
 from train.parallel.mesh import MeshConfig
-from train.resume import read_previous_run
+from train.resume import PreviousRun, pin_previous_choices, read_previous_run
 from train.run import read_experiment
 from train.run_folder.folder import RunFolder
 from train.runtime.local_hardware import local_hardware
@@ -44,7 +45,7 @@ from train.state import TrainState
 from train.tasks.task_registry import make_task
 from train.telemetry.event_log import EventLog
 from train.telemetry.reporter import Reporter
-from transformer import AttentionConfig, BlockConfig, SlidingWindowConfig
+from transformer import AttentionConfig, BlockConfig
 
 
 @pytest.fixture
@@ -229,34 +230,19 @@ def with_heads(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, model=model)
 
 
-def with_window(experiment: Experiment) -> Experiment:
-    mixer = SlidingWindowConfig(num_heads=2, window=4)
-    block = dataclasses.replace(experiment.model.layer_pattern[0], mixer=mixer)
-    model = dataclasses.replace(experiment.model, layer_pattern=(block,))
-    return dataclasses.replace(experiment, model=model)
-
-
-def with_bytes(experiment: Experiment) -> Experiment:
-    tokenizer = dataclasses.replace(experiment.text_data.tokenizer, kind="byte")
-    data = dataclasses.replace(experiment.text_data, tokenizer=tokenizer)
-    return dataclasses.replace(experiment, data=data)
+def larger_without_its_text(experiment: Experiment) -> Experiment:
+    """Refused before the data are read, which may take long."""
+    data = dataclasses.replace(experiment.text_data, path="/no/such/text")
+    return dataclasses.replace(experiment, data=data, batch_size=16)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda e: dataclasses.replace(e, batch_size=16), "batch_size = 8, not 16;"),
-        (lambda e: dataclasses.replace(e, seed=3), "seed = 0, not 3;"),
-        (narrower, "model.d_model = 16, not 8;"),
+        (larger_without_its_text, "batch_size = 8, not 16;"),
         (with_heads, "and 2 more differ"),
-        (with_window, "model.layer_pattern.0.mixer.kind = full, not sliding_window (and"),
-        (with_bytes, "data.tokenizer.kind = character, not byte;"),
-        (
-            lambda e: dataclasses.replace(e, optimizer=Lion()),
-            "optimizer.kind = adamw, not lion;",
-        ),
+        (lambda e: dataclasses.replace(e, optimizer=Lion()), "optimizer.kind = adamw, not lion;"),
     ],
-    ids=["batch_size", "seed", "model", "several", "mixer", "tokenizer", "optimizer"],
 )
 def test_forbidden_changes_raise(
     uninterrupted: Uninterrupted,
@@ -270,15 +256,6 @@ def test_forbidden_changes_raise(
     assert message in str(caught.value)
     assert "give another --workdir, or the settings of its config.txt" in str(caught.value)
     assert contents(stopped) == before
-
-
-def test_settings_of_another_run_are_refused_before_the_data_are_read(
-    uninterrupted: Uninterrupted, stopped: Path
-) -> None:
-    experiment = make_experiment(uninterrupted.folder)
-    data = dataclasses.replace(experiment.text_data, path="/no/such/text")
-    with pytest.raises(UserError, match="was trained with batch_size = 8, not 16;"):
-        fit(dataclasses.replace(experiment, data=data, batch_size=16), stopped)
 
 
 def test_changed_text_raises(uninterrupted: Uninterrupted, stopped: Path, tmp_path: Path) -> None:
@@ -359,27 +336,20 @@ def damage_all(folder: Path) -> None:
         damage(folder / str(step))
 
 
-def keep_one_without_manifest(folder: Path) -> None:
-    shutil.rmtree(folder / "4")
-    (folder / "5" / "manifest.json").unlink()
-
-
-def rename_checkpoints(folder: Path, ending: str) -> None:
+def rename_checkpoints(folder: Path) -> None:
     for step in (4, 5):
-        (folder / str(step)).rename(folder / f"{step}{ending}")
+        (folder / str(step)).rename(folder / f"{step}.orbax-checkpoint-tmp")
 
 
-def rewrite_manifests(folder: Path, change: Callable[[Path], object]) -> None:
+def truncate_manifests(folder: Path) -> None:
     for step in (4, 5):
-        change(folder / str(step) / "manifest.json")
+        (folder / str(step) / "manifest.json").write_text("{")
 
 
 LOSSES: dict[str, Callable[[Path], object]] = {
     "files damaged": damage_all,
-    "manifests lost": lambda folder: rewrite_manifests(folder, Path.unlink),
-    "manifests truncated": lambda folder: rewrite_manifests(folder, lambda x: x.write_text("{")),
-    "one left, manifest lost": keep_one_without_manifest,
-    "renamed": lambda folder: rename_checkpoints(folder, ".orbax-checkpoint-tmp"),
+    "manifests truncated": truncate_manifests,
+    "renamed": rename_checkpoints,
     "folders lost": shutil.rmtree,
 }
 
@@ -458,20 +428,16 @@ def test_auto_choices_are_pinned(uninterrupted: Uninterrupted, copy: Path, platf
     assert (losses(copy) == uninterrupted.losses) == (platform == "tpu")
 
 
-@pytest.mark.full
-def test_run_without_checkpoint_starts_with_new_settings(
-    uninterrupted: Uninterrupted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that ran out of memory at its start is rerun with less, in the same folder."""
-
-    def exhausted(self: JitEngine, state: Any, batch: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.")
-
-    workdir = tmp_path / "again"
-    with monkeypatch.context() as patch:
-        patch.setattr(JitEngine, "step", exhausted)
-        with pytest.raises(UserError, match=r"ran out asking for 123 bytes; .*lower batch_size"):
-            fit(make_experiment(uninterrupted.folder, batch_size=16), workdir)
-    fit(make_experiment(uninterrupted.folder), workdir)
-    assert losses(workdir) == uninterrupted.losses
-    assert read_experiment(RunFolder.open_existing(workdir)).batch_size == 8
+def test_choices_of_auto_hold_until_remat_changes(tmp_path: Path) -> None:
+    """It decides the layer loop and the memory of attention."""
+    experiment, hardware = make_experiment(tmp_path), local_hardware()
+    previous = PreviousRun(experiment, None, (), {"model.layer_loop": "scan"})
+    assert pin_previous_choices(experiment, None, hardware) == experiment
+    assert pin_previous_choices(experiment, previous, hardware).model.layer_loop == "scan"
+    model = dataclasses.replace(experiment.model, remat="full")
+    changed = dataclasses.replace(experiment, model=model)
+    unrolled = previous._replace(auto_choices={"model.layer_loop": "unroll"})
+    assert pin_previous_choices(changed, unrolled, hardware) == changed
+    damaged = previous._replace(auto_choices={"model.layer_pattern.0.mixer.backend": "swift"})
+    with pytest.raises(UserError, match=r"config.json: chosen\..* swift: "):
+        pin_previous_choices(experiment, damaged, hardware)

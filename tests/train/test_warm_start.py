@@ -6,6 +6,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,17 +20,13 @@ from tests.train.support import (
     NO_DETECTOR,
     assert_close,
     assert_same_bits,
-    command,
     light_compiler,  # noqa: F401
     lines_of,
     shared_programs,  # noqa: F401
     tiny,
-    write_config,
-    write_text,
 )
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.tree_paths import named_leaves
-from train.data.data_config import TokenizerConfig
 from train.engine import make_engine
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EmaConfig, Experiment
@@ -94,8 +91,8 @@ def started_with(folder: Path, name: str, experiment: Experiment, **options: Any
 
 def event(folder: Path, run: str, name: str) -> dict[str, Any]:
     lines = lines_of(folder / run / "logbook.jsonl")
-    (actual,) = [line for line in lines if line["event"] == name]
-    return actual
+    [found] = [line for line in lines if line["event"] == name]
+    return found
 
 
 def test_init_from_all_weights_of_a_run(folder: Path, source: Run) -> None:
@@ -175,23 +172,6 @@ def test_tokenizer_comes_from_the_source(folder: Path, source: Run) -> None:
 
 
 @pytest.mark.full
-def test_other_tokenizer_takes_rows_of_shared_tokens(folder: Path, source: Run) -> None:
-    data = dataclasses.replace(
-        as_any(make_experiment(folder).data), tokenizer=TokenizerConfig("byte")
-    )
-    experiment = make_experiment(folder, data=data)
-    run = started_with(folder, "bytes", experiment, init_from=str(folder / "source"))
-    assert run.tokenizer is not None
-    assert source.tokenizer is not None
-    new, old = run.tokenizer.vocabulary, source.tokenizer.vocabulary
-    assert "a" in new
-    assert "a" in old
-    rows = run.params[EMBEDDING], source.params[EMBEDDING]
-    np.testing.assert_allclose(rows[0][new["a"]], rows[1][old["a"]])
-    assert rows[0].shape != rows[1].shape
-
-
-@pytest.mark.full
 def test_rollback_to_the_start_begins_with_the_source_again(folder: Path, source: Run) -> None:
     recovery = RecoveryConfig(window=16, warmup=8, patience=2, rollback_steps=4, skip_batches=3)
     experiment = make_experiment(
@@ -248,31 +228,67 @@ def test_source_of_an_earlier_start_is_that_of_this_run(tmp_path: Path) -> None:
         )
 
 
-def merged(initial: Any, warm_start: WarmStart) -> tuple[Any, WarmStartReport]:
-    """Return what `merge_params` does, drawing the weights that it asks for from a tree."""
-    own = named_leaves(initial)
-    return merge_params(
-        initial, lambda wanted: {name: as_any(own[name]) for name in wanted}, warm_start, None
-    )
+def merged(
+    initial: Any, warm_start: WarmStart, tokenizer: Any = None
+) -> tuple[Any, WarmStartReport, list[str]]:
+    """Return what `merge_params` does, and the weights that it draws, from a tree."""
+    own, drawn = named_leaves(initial), list[str]()
+
+    def draw(wanted: Mapping[str, Any]) -> dict[str, Any]:
+        drawn.extend(wanted)
+        return {name: as_any(own[name]) for name in wanted}
+
+    return *merge_params(initial, draw, warm_start, tokenizer), drawn
 
 
 def test_only_missing_weights_are_drawn() -> None:
-    shapes = {name: jax.numpy.zeros((3, 2)) for name in ("body", "embedding", "head")}
-    source = {"body": np.ones((3, 2)), "embedding": np.ones((2, 2))}
-    wanted: list[str] = []
-
-    def draw(each: Mapping[str, Any]) -> dict[str, Any]:
-        wanted.extend(each)
-        return dict.fromkeys(each, jax.numpy.zeros((3, 2)))
-
-    params, report = merge_params(shapes, draw, WarmStart(source), None)
-    assert wanted == ["head", "embedding"]
-    assert (report.new, report.resized) == (("head",), {"embedding": 2})
+    initial = {name: jax.numpy.zeros((3, 2)) for name in ("body", "embedding", "head")}
+    source = {"body": np.ones((3, 2)), "embedding": np.ones((2, 2)), "extra": np.ones(2)}
+    params, report, drawn = merged(initial, WarmStart(source))
+    assert drawn == ["head", "embedding"]
+    assert report == WarmStartReport(
+        taken=("body", "embedding"), left=("extra",), new=("head",), resized={"embedding": 2}
+    )
     assert {name: float(leaf.sum()) for name, leaf in params.items()} == {
         "body": 6,
         "embedding": 4,
         "head": 0,
     }
+    assert report.as_dict()["left"] == ["extra"]
+    assert [line.rpartition(": ")[2] for line in report.lines("runs/x")] == [
+        "body, embedding",
+        "of embedding the rows of 2 tokens, which runs/x has too",
+        "head",
+        "extra",
+    ]
+    assert report._replace(left=tuple("abcde")).lines("x")[-1].endswith(": a, b, c, d and 1 more")
+
+
+def test_rows_of_tokens_that_both_vocabularies_have_are_taken() -> None:
+    """Also where the tables have one shape."""
+    old = as_any(SimpleNamespace(digest="old", vocabulary={"a": 0, "b": 2, "c": 1}))
+    new = SimpleNamespace(digest="new", vocabulary={"c": 0, "d": 1, "a": 2})
+    source = {"embedding": np.arange(6.0).reshape(3, 2), "output": np.arange(6.0).reshape(2, 3)}
+    initial = {"embedding": jax.numpy.full((3, 2), -1.0), "output": jax.numpy.full((2, 3), -1.0)}
+    params, report, _ = merged(initial, WarmStart(source, tokenizer=old), new)
+    assert params["embedding"].tolist() == [[2, 3], [-1, -1], [0, 1]]
+    assert params["output"].tolist() == [[1, -1, 0], [4, -1, 3]]
+    assert report.resized == {"embedding": 2, "output": 2}
+    params, report, _ = merged(initial, WarmStart(source, tokenizer=old), old)
+    assert params["embedding"].tolist() == source["embedding"].tolist()
+    assert report.resized == {}
+
+
+def test_head_of_another_task_or_number_of_labels_is_new() -> None:
+    initial = {"body": jax.numpy.zeros(2), "head": jax.numpy.zeros((2, 3))}
+    for labels, other_task, taken in (
+        (3, False, ("body", "head")),
+        (3, True, ("body",)),
+        (5, False, ("body",)),
+    ):
+        source = {"body": np.ones(2), "head": np.ones((2, labels))}
+        _, report, _ = merged(initial, WarmStart(source, has_other_task=other_task))
+        assert report.taken == taken
 
 
 def test_some_weights_are_drawn_as_with_all_others() -> None:
@@ -298,16 +314,6 @@ def test_copies_have_memory_of_their_own(kind: Callable[..., Any]) -> None:
     assert float(value[-1]) == 1023
     low = copy_as(value, jax.numpy.zeros(1024, "bfloat16"))
     assert (low.dtype.name, float(low[1])) == ("bfloat16", 1)
-
-
-def test_rows_beyond_the_source_keep_their_initial_values() -> None:
-    initial = {"embedding": jax.numpy.zeros((4, 3)), "output": jax.numpy.zeros((3, 4))}
-    kwargs = {"embedding": np.ones((2, 3)), "output": np.ones((3, 2)), "extra": np.ones(2)}
-    params, report = merged(initial, WarmStart(kwargs))
-    assert params["embedding"][:, 0].tolist() == [1, 1, 0, 0]
-    assert params["output"][0].tolist() == [1, 1, 0, 0]
-    assert report.left == ("extra",)
-    assert report.resized == {"embedding": 2, "output": 2}
 
 
 def models_with_vocabularies() -> list[Model]:
@@ -340,14 +346,13 @@ def test_every_vocabulary_table_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", VOCABULARY_TABLES)
-def test_every_vocabulary_table_is_resized(name: str) -> None:
+def test_rows_beyond_the_source_keep_their_initial_values(name: str) -> None:
     axis = VOCABULARY_TABLES[name]
     shape = (5,) if "bias" in name else (5, 5)
-    initial = {name: jax.numpy.zeros(shape)}
-    kwargs = {name: np.ones(shape).take(range(3), axis)}
-    params, report = merged(initial, WarmStart(kwargs))
-    taken = np.moveaxis(np.asarray(params[name]), axis, -1).reshape(-1, 5)[0]
-    assert taken.tolist() == [1, 1, 1, 0, 0]
+    source = {name: np.ones(shape).take(range(3), axis)}
+    params, report, _ = merged({name: jax.numpy.zeros(shape)}, WarmStart(source))
+    rows = np.moveaxis(np.asarray(params[name]), axis, -1).reshape(-1, 5)
+    assert rows.tolist() == [[1, 1, 1, 0, 0]] * len(rows)
     assert report.resized == {name: 3}
 
 
@@ -357,7 +362,7 @@ def test_other_shapes_raise_by_name() -> None:
     message = r"params: layers/query is \(2, 3\) there and \(4, 3\) in this model; give the sizes"
     with pytest.raises(UserError, match=message):
         merged(initial, WarmStart(kwargs))
-    params, report = merged(initial, WarmStart(kwargs, only="bias"))
+    params, report, _ = merged(initial, WarmStart(kwargs, only="bias"))
     assert params["bias"].tolist() == [1, 1]
     assert (report.taken, report.left, report.new) == (
         ("bias",),
@@ -387,15 +392,3 @@ def test_invalid_sources_raise(options: Any, message: str, tmp_path: Path) -> No
 
     with pytest.raises(UserError, match=message):
         start()
-
-
-@pytest.mark.full
-def test_command_line(
-    folder: Path, source: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    write_text(tmp_path / "text.txt")
-    config = write_config(tmp_path, steps="1", num_layers="1", dropout="0.0")
-    options = ["--init-from", str(folder / "source"), "--init-only", "layers"]
-    done = command(capsys, "fit", config, "--workdir", str(tmp_path / "run"), *options)
-    assert done.status == 0, done.error
-    assert "initialized from the seed: " in done.output + done.error

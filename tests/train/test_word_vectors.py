@@ -82,41 +82,30 @@ def test_binary_format_of_word2vec(tmp_path: Path, end: bytes, suffix: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("name", "content", "complaint"),
     [
-        (b"2 2\na " + bytes(8), "has 1 words, and its first line says 2; fetch it again"),
-        (b"2 2\na " + bytes(8) + b"b " + bytes(6), "has 1 words, and its first line says 2"),
-        (b"1 1\na \x00\x00\x80\x7f", "the numbers of word 1 are not finite"),
-        (b"\xba\x16\x4f\x2f\x0c" + bytes(90), "give the vectors as text .fastText: the .vec"),
-        (b"3 2\n" + b"x" * 3000, "word 1 does not end; the file is damaged"),
-        (b"2 9\n" + b"cat 0.25 -1.5\n" * 40, "if it is text, name it .txt"),
-        (b"", "does not begin with the numbers of words and of columns"),
-        (b"0 5\n", "has no word vectors"),
+        ("v.bin", b"2 2\na " + bytes(8), "has 1 words, and its first line says 2; fetch it again"),
+        ("v.bin", b"2 2\na " + bytes(8) + b"b " + bytes(6), "has 1 words, and its first line says"),
+        ("v.bin", b"1 1\na \x00\x00\x80\x7f", "the numbers of word 1 are not finite"),
+        ("v.bin", b"\xba\x16\x4f\x2f\x0c" + bytes(90), "give the vectors as text"),
+        ("v.bin", b"3 2\n" + b"x" * 3000, "word 1 does not end; the file is damaged"),
+        ("v.bin", b"2 9\n" + b"cat 0.25 -1.5\n" * 40, "if it is text, name it .txt"),
+        ("v.bin", b"", "does not begin with the numbers of words and of columns"),
+        ("v.bin", b"0 5\n", "has no word vectors"),
+        ("v.txt", b"3 2\ncat 1 2\n", "has 1 words, and its first line says 3; fetch it again"),
+        ("v.txt", b"", "has no word vectors"),
+        ("v.txt", b"2 3\n", "has 0 words, and its first line says 2"),
+        ("v.txt", b"the 1 2 3\na 1 2\n", "line 2: is not a word and 3 numbers"),
+        ("v.txt", b"the 1 2 3\na 1 2 nan\n", "line 2: has a number that float32 cannot hold"),
+        ("v.txt", b"the 1 2 3\na 1 2 1e39\n", "line 2: has a number that float32 cannot hold"),
+        ("v.txt", b"the\n", "line 1: is not a word and its numbers"),
+        ("v.txt", b"a text that is no table\n", "line 1: is not a word and 5 numbers"),
     ],
 )
-def test_damaged_binary_files(tmp_path: Path, content: bytes, complaint: str) -> None:
-    (tmp_path / "vectors.bin").write_bytes(content)
+def test_damaged_files(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=complaint):
-        read_word_vectors(str(tmp_path / "vectors.bin"))
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("3 2\ncat 1 2\n", "has 1 words, and its first line says 3; fetch it again"),
-        ("", "has no word vectors"),
-        ("2 3\n", "has 0 words, and its first line says 2"),
-        ("the 1 2 3\na 1 2\n", "line 2: is not a word and 3 numbers"),
-        ("the 1 2 3\na 1 2 nan\n", "line 2: has a number that float32 cannot hold"),
-        ("the 1 2 3\na 1 2 1e39\n", "line 2: has a number that float32 cannot hold"),
-        ("the\n", "line 1: is not a word and its numbers"),
-        ("a text that is no table\n", "line 1: is not a word and 5 numbers"),
-    ],
-)
-def test_damaged_files(tmp_path: Path, text: str, complaint: str) -> None:
-    (tmp_path / "vectors.txt").write_text(text)
-    with pytest.raises(UserError, match=complaint):
-        read_word_vectors(str(tmp_path / "vectors.txt"))
+        read_word_vectors(str(tmp_path / name))
 
 
 assert_equal = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-25)
@@ -156,11 +145,12 @@ def test_embeddings_begin_with_the_vectors(tmp_path: Path, still: Experiment) ->
 def test_cases_of_words() -> None:
     """A token has its own vector if there is one, else that of the word in another case."""
     tokenizer = SimpleNamespace(
-        vocabulary={"Cat": 0, "cat": 1, "Dog": 2, "axe": 3, "paris": 4}, has_word_tokens=True
+        vocabulary={"Cat": 0, "cat": 1, "Dog": 2, "Axe": 3, "paris": 4, "x": 5},
+        has_word_tokens=True,
     )
-    words = {"cat": 10, "dog": 11, "Dog": 12, "Paris": 13, "PARIS": 14}
+    words = {"axe": 0, "cat": 10, "dog": 11, "Dog": 12, "Paris": 13, "PARIS": 14}
     found = rows_of_words(words, "v.txt", cast("Any", tokenizer))
-    assert found == [(0, 10), (1, 10), (2, 12), (4, 13)]
+    assert found == [(0, 10), (1, 10), (2, 12), (3, 0), (4, 13)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -180,43 +170,39 @@ def test_scale_of_the_initial_embeddings(dtype: str) -> None:
             copy_scaled(table, each, rows, "v.txt")
 
 
-def test_refused(tmp_path: Path, still: Experiment) -> None:
-    """Vectors of another width, of other words, and a LoRA adapter on word vectors alone."""
-    file = tmp_path / "v.txt"
-    write_vectors(file, ["cat"], 3)
-    with pytest.raises(UserError, match=r"v\.txt: has 3 numbers for each word"):
-        fit(still, tmp_path / "run", file)
-    write_vectors(file, ["elsewhere"], still.model.d_model)
-    with pytest.raises(UserError, match="none of its 1 words is among the"):
-        fit(still, tmp_path / "run", file)
-    write_vectors(file, ["cat"], still.model.d_model)
-    with pytest.raises(UserError, match="needs a trained model to adapt"):
-        fit(dataclasses.replace(still, lora=LoRAConfig(rank=2)), tmp_path / "run", file)
+def test_vectors_that_do_not_suit_the_run_are_refused(tmp_path: Path, still: Experiment) -> None:
+    file, width = tmp_path / "v.txt", still.model.d_model
     data: Any = still.data
     data = dataclasses.replace(data, tokenizer=TokenizerConfig("byte"))
-    with pytest.raises(UserError, match="word vectors need tokens that are words"):
-        fit(dataclasses.replace(still, data=data), tmp_path / "run", file)
+    in_bytes = dataclasses.replace(still, data=data)
+    adapted = dataclasses.replace(still, lora=LoRAConfig(rank=2))
+    for word, columns, experiment, words in (
+        ("cat", 3, still, r"v\.txt: has 3 numbers for each word"),
+        ("elsewhere", width, still, "none of its 1 words is among the"),
+        ("cat", width, adapted, "needs a trained model"),
+        ("cat", width, in_bytes, "need tokens that are words"),
+    ):
+        write_vectors(file, [word], columns)
+        with pytest.raises(UserError, match=words):
+            fit(experiment, tmp_path / "run", file)
     with pytest.raises(UserError, match=r"init_adapter a: is for a trained model, and .*v\.txt is"):
         train.fit(still, str(tmp_path / "run"), init_from=str(file), init_adapter="a")
     assert not (tmp_path / "run").exists()
-    [change] = [pop_init_model(["--init-from", str(file), "--init-model"])]
+    change = pop_init_model(["--init-from", str(file), "--init-model"])
+    assert change is not None
     with pytest.raises(UsageError, match="is a file of word vectors, which has no model"):
         change(still)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`fit` and `sweep` take a file of vectors, and say how many words it has."""
+@pytest.mark.full
+def test_sweep_begins_with_the_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.py").write_text(
         "from pathlib import Path\n"
         "from tests.train.tasks.support import tiny_classifier\n"
         f"EXPERIMENTS = {{'own': tiny_classifier(Path({str(tmp_path)!r}), steps=1)}}\n"
     )
     config, file = str(tmp_path / "own.py:own"), str(tmp_path / "v.txt")
-    width = tiny_classifier(tmp_path).model.d_model
-    write_vectors(tmp_path / "v.txt", ["cat", "saw"], width)
-    done = command(capsys, "fit", config, "--workdir", str(tmp_path / "run"), "--init-from", file)
-    assert done.status == 0, done.error
-    assert "of embedding the rows of 2 tokens, which " in done.output + done.error
+    write_vectors(tmp_path / "v.txt", ["cat", "saw"], tiny_classifier(tmp_path).model.d_model)
     swept = ("--seeds", "2", "--workdir", str(tmp_path / "sweep"), "--init-from", file)
     done = command(capsys, "sweep", config, *swept)
     assert done.status == 0, done.error

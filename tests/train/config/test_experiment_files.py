@@ -37,17 +37,17 @@ def test_user_config_file(tmp_path: Path) -> None:
         find_experiment(f"{file}:wide")
 
 
-def test_unknown_config() -> None:
-    with pytest.raises(UsageError, match=r"config gpt9: is not known \(did you mean gpt[23]\?\); "):
-        find_experiment("gpt9")
-    with pytest.raises(UsageError, match="config gpt2:huge: gpt2 has no experiment huge; choose"):
-        find_experiment("gpt2:huge")
-    with pytest.raises(UsageError, match=r"no experiment smal \(did you mean small\?\)"):
-        find_experiment("gpt2:smal")
-    with pytest.raises(UsageError, match="config nothing: is not known; choose one of bert, "):
-        find_experiment("nothing")
-    with pytest.raises(UsageError, match="config : is not known"):
-        find_experiment("")
+def test_unknown_names(tmp_path: Path) -> None:
+    for name, words in (
+        ("gpt9", r"config gpt9: is not known \(did you mean gpt[23]\?\); "),
+        ("gpt2:huge", "config gpt2:huge: gpt2 has no experiment huge; choose"),
+        ("gpt2:smal", r"no experiment smal \(did you mean small\?\)"),
+        ("nothing", "config nothing: is not known; choose one of bert, "),
+        ("", "config : is not known"),
+        (str(tmp_path / "own.py"), "there is no such file; give the path"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            find_experiment(name)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,7 @@ def test_unknown_config() -> None:
     [
         ("EXPERIMENTS = [", "SyntaxError"),
         ("import no_such_module", "no_such_module"),
-        ("x = undefined", "undefined"),
         ("import train; train.nothing", "nothing"),
-        ("1 / 0", "ZeroDivisionError"),
         ("x = 3", "defines no EXPERIMENTS"),
         ("EXPERIMENTS = {}", "defines no EXPERIMENTS"),
         (
@@ -71,8 +69,3 @@ def test_file_without_experiments(tmp_path: Path, text: str, message: str) -> No
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
         find_experiment(str(file))
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no such file; give the path"):
-        find_experiment(str(tmp_path / "own.py"))

@@ -48,9 +48,9 @@ def test_new_kind_has_its_own_defaults() -> None:
     assert left == ["--steps", "3", "--optimizer.beta2=0.9"]
 
 
-@pytest.mark.parametrize("arguments", [["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"]])
-def test_same_kind_keeps_its_settings(arguments: list[str]) -> None:
-    assert select_kinds(TWO, arguments) == (TWO, [])
+def test_same_kind_keeps_its_settings() -> None:
+    for arguments in (["--optimizer.kind=adamw"], ["--optimizer.kind", "adamw"]):
+        assert select_kinds(TWO, arguments) == (TWO, [])
 
 
 def test_nested_kinds() -> None:
@@ -126,37 +126,32 @@ def test_a_boolean_flag_takes_a_value() -> None:
         parsed("--debug-checks", "1")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--data.tokenizer.kind", "bpe"], ["--optimizer.kind"], ["--no.kind", "lion"]]
-)
-def test_unrelated_arguments_are_left(arguments: list[str]) -> None:
-    assert select_kinds(TWO, arguments) == (TWO, arguments)
-
-
-def test_unknown_kind() -> None:
+def test_other_arguments_are_left_and_unknown_kinds_refused() -> None:
+    for arguments in (
+        ["--data.tokenizer.kind", "bpe"],
+        ["--optimizer.kind"],
+        ["--no.kind", "lion"],
+    ):
+        assert select_kinds(TWO, arguments) == (TWO, arguments)
     with pytest.raises(UsageError, match=r"optimizer.kind lyon: is unknown; give one of sgd, "):
         select_kinds(TWO, ["--optimizer.kind", "lyon"])
 
 
-def test_kinds_help_lists_all_fields() -> None:
-    paths = dict(kind_options(TWO))
-    assert {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"} <= set(
-        paths
-    )
+def test_help_lists_the_kinds_of_all_fields() -> None:
+    fields = {"optimizer", "task", "model.position_embedding", "model.layer_pattern.1.mixer"}
+    assert fields <= dict(kind_options(TWO)).keys()
     assert f"--optimizer.kind {{{','.join(OPTIMIZERS)}}}" in kinds_help(TWO)
     assert kinds_help(NormConfig()) == ""
 
 
 def test_kind_flags_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path)
+
     def described(*arguments: str) -> Outcome:
-        config = write_config(tmp_path)
         return command(capsys, "describe", config, "--model.vocab-size", "30", *arguments)
 
     adamw, lion = described("--json"), described("--json", "--optimizer.kind", "lion")
     assert (adamw.status, lion.status) == (0, 0)
     assert adamw.output != lion.output
     ignored = described("--optimizer.kind", "sgd", "--optimizer.beta1", "0.5")
-    assert ignored.status == 2
-    assert "--optimizer.beta1" in ignored.error
-    unknown = described("--optimizer.kind", "lyon")
-    assert (unknown.status, len(unknown.error.splitlines())) == (2, 1)
+    assert (ignored.status, "--optimizer.beta1" in ignored.error) == (2, True)

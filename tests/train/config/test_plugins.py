@@ -77,6 +77,15 @@ def marker(package: Path) -> Path:
     return package / "mypackage" / "imported"
 
 
+def install(folder: Path, entries: str) -> Path:
+    """Install a package with these entry points; return the folder with its metadata."""
+    information = folder / "mypackage-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(entries)
+    return information
+
+
 @pytest.mark.full
 def test_run_with_user_defined_parts(
     package: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
@@ -127,11 +136,8 @@ def test_run_with_user_defined_parts(
     with monkeypatch.context() as patch:
         patch.setenv(plugins.IMPORT_VARIABLE, "mypackage, mypackage.parts")
         assert evaluate() == (0, "")
-    information = package / "mypackage-1.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
     entries = f"[{plugins.ENTRY_POINT_GROUP}]\nparts = mypackage.parts\n"
-    (information / "entry_points.txt").write_text(entries)
+    information = install(package, entries)
     assert evaluate() == (0, "")
     resumed = command(capsys, *fit, "--steps", "7")
     assert (resumed.status, resumed.error) == (0, "")
@@ -237,26 +243,20 @@ def test_parts_of_a_config_file_are_recorded_by_its_path(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "words"),
     [
-        (
-            "no_such",
-            "--import no_such: ModuleNotFoundError: .*; install it, or start in the folder",
-        ),
-        (
-            "mypackage.broken",
-            "--import mypackage.broken: ZeroDivisionError: .*; correct the file, or",
-        ),
+        ("no_such", "no_such: ModuleNotFoundError: .*; install it, or start in the folder"),
+        ("mypackage.broken", "mypackage.broken: ZeroDivisionError: .*; correct the file, or"),
         ("mypackage.hidden", "configs is linen-transformer's own package; rename one of yours"),
-        ("no/such.py", "--import no/such.py: there is no such file; give the path of a .py file"),
-        ("a-b", "--import a-b: is not a module name; give mypackage.module or a .py file"),
-        ("..up", r"--import ..up: is not a module"),
+        ("no/such.py", "no/such.py: there is no such file; give the path of a .py file"),
+        ("a-b", "a-b: is not a module name; give mypackage.module or a .py file"),
+        ("..up", r"..up: is not a module"),
     ],
 )
-def test_what_cannot_be_imported(package: Path, name: str, message: str) -> None:
+def test_what_cannot_be_imported(package: Path, name: str, words: str) -> None:
     (package / "mypackage" / "broken.py").write_text("1 / 0")
     (package / "mypackage" / "hidden.py").write_text("import configs.of_mine")
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=words):
         import_modules([name], "--import")
     assert not plugins._imported
 
@@ -264,16 +264,15 @@ def test_what_cannot_be_imported(package: Path, name: str, message: str) -> None
 @pytest.mark.parametrize("flags", [("--import",), ("--import", "--steps", "3"), ("--import=",)])
 def test_a_flag_without_a_module(capsys: Capture, flags: tuple[str, ...]) -> None:
     result = command(capsys, "describe", "quickstart", *flags)
-    assert (result.status, result.error.count("\n")) == (2, 1)
+    assert result.status == 2
     assert result.error.startswith("error: --import: names no module")
 
 
-@pytest.mark.parametrize("recorded", ["mypackage", [3], ["a b"], [""], {"a": 1}])
-def test_a_damaged_record(recorded: object) -> None:
-    with pytest.raises(
-        UserError, match="here: imports is not a list of modules; restore the original"
-    ):
-        check_imports(recorded, "here")
+def test_a_damaged_record_is_refused() -> None:
+    check_imports(None, "here")
+    for recorded in ("mypackage", [3], ["a b"], [""], {"a": 1}):
+        with pytest.raises(UserError, match="here: imports is not a list of modules"):
+            check_imports(recorded, "here")
 
 
 def test_verbs_without_experiments_take_no_modules(capsys: Capture) -> None:

@@ -28,25 +28,20 @@ def make_experiment(
     )
 
 
-def test_choices_on_cpu() -> None:
+def test_choices_by_platform() -> None:
     assert resolve_auto(make_experiment(length=512), Hardware("cpu")) == {
         BACKEND: "query_blocks (the fastest on cpu)",
         "model.layer_loop": "unroll",
         "flattened tokens": "yes",
     }
-
-
-def test_long_sequences_on_cpu_use_blockwise() -> None:
-    actual = resolve_auto(make_experiment(length=1024), Hardware("cpu"))
-    assert actual[BACKEND] == "blockwise (the fastest on cpu)"
-
-
-def test_choices_on_gpu() -> None:
     assert resolve_auto(make_experiment(), Hardware("gpu")) == {
         BACKEND: "cudnn (the fastest on gpu)",
         "model.layer_loop": "unroll",
         "flattened tokens": "no",
     }
+    long = resolve_auto(make_experiment(length=1024), Hardware("cpu"))
+    assert long[BACKEND] == "blockwise (the fastest on cpu)"
+    assert resolve_auto(make_experiment(), Hardware("cpu"), 2)["flattened tokens"] == "no"
 
 
 def test_choice_names_the_obstacle() -> None:

@@ -9,21 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.fixtures.tiny import GPT2, SHORT, drawn, tokens
 from tests.transformer.formulas import random_params_like
 from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_decoder
-from tests.transformer.huggingface import gpt2_config, gpt2_params
 from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
 from transformer.attention.attention_config import AttentionConfig
 from transformer.config import BlockConfig
 from transformer.generation import log_likelihood
 from transformer.generation.log_likelihood import log_likelihoods
+from transformer.interop.pretrained import read_model
 
 CONFIGS = {"gpt": GPT, "llama": LLAMA, "recurrent": RECURRENT}
 
 ROWS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3], list(range(1, 38)))
 
-FIXTURES = Path(__file__).parents[2] / "fixtures" / "huggingface.npz"
+GPT2 = Path(__file__).parents[1] / "interop" / "fixtures" / "gpt2-tied"
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -67,12 +66,14 @@ def test_small_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hugging_face_has_the_same_log_likelihoods() -> None:
-    model = LanguageModel(gpt2_config(GPT2, vocab_multiple=64))
-    params = gpt2_params(drawn, GPT2, model.config.padded_vocab_size)
-    ids, logits = tokens(SHORT, GPT2.vocab), np.load(FIXTURES)["gpt2/logits"]
-    found = log_likelihoods(model, params, list(ids))
-    assert [each.num_tokens for each in found] == [SHORT[1] - 1] * SHORT[0]
-    for row, given, each in zip(ids.tolist(), logits, found, strict=True):
+    pretrained, params = read_model(GPT2)
+    model = pretrained.make_model()
+    assert isinstance(model, LanguageModel)
+    reference = np.load(GPT2 / "reference.npz")
+    rows, logits = reference["tokens"].tolist(), reference["logits"]
+    found = log_likelihoods(model, params, rows)
+    assert [each.num_tokens for each in found] == [len(row) - 1 for row in rows]
+    for row, given, each in zip(rows, logits, found, strict=True):
         assert each.total == pytest.approx(expected(given, row, 1), rel=1e-5)
 
 

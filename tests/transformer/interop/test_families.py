@@ -29,7 +29,7 @@ from transformer.inspection import layer_values
 from transformer.interop.family_registry import FAMILIES
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import express, make_model, read_config, read_model, write_model
-from transformer.interop.safetensors_file import SafetensorsFile
+from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
@@ -154,9 +154,7 @@ def test_each_device_reads_only_its_slice(tmp_path: Path) -> None:
     assert up.addressable_shards[0].data.shape[-1] * len(devices) == up.shape[-1]
 
 
-def test_old_bert_names_and_headless_files_are_read(tmp_path: Path) -> None:
-    from transformer.interop.safetensors_file import TensorSpec, write_safetensors
-
+def test_files_of_the_bare_body_are_read(tmp_path: Path) -> None:
     source = SafetensorsFile(FIXTURES / "gpt2-tied" / "model.safetensors")
     shutil.copy(FIXTURES / "gpt2-tied" / "config.json", tmp_path)
     bare = {name.removeprefix("transformer."): name for name in source.tensors}

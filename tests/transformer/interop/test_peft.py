@@ -65,15 +65,18 @@ def test_adapter_matches_peft_logits_and_round_trips(name: str, tmp_path: Path) 
         assert np.array_equal(first.read(tensor), second.read(tensor)), tensor
 
 
+def drawn_factors(model: Any, params: Any) -> tuple[LoRALayout, Any]:
+    """Return a layout of the queries and values, with random factors."""
+    layout = LoRALayout.create(model.logical_axes(), rank=2, alpha=3, targets=("query", "value"))
+    draw = np.random.RandomState(0)
+    shapes = jax.eval_shape(layout.init, jax.random.key(0), params)
+    return layout, jax.tree.map(lambda x: draw.randn(*x.shape).astype(np.float32), shapes)
+
+
 def test_fused_projections_share_one_adapter(tmp_path: Path) -> None:
     """Queries and values of GPT-2 are in `c_attn`: rank 2 each, 4 together, with keys unchanged."""
     model, params, family = read_base("gpt2-tied")
-    layout = LoRALayout.create(model.logical_axes(), rank=2, alpha=3, targets=("query", "value"))
-    draw = np.random.RandomState(0)
-    trainable = jax.tree.map(
-        lambda x: x + draw.randn(*x.shape).astype(np.float32),
-        layout.init(jax.random.key(0), params),
-    )
+    layout, trainable = drawn_factors(model, params)
     write_adapter(tmp_path, model, layout, trainable, family=family)
     config = json.loads((tmp_path / ADAPTER_CONFIG).read_text())
     assert (config["target_modules"], config["rank_pattern"]) == (["c_attn"], {"c_attn": 4})
@@ -99,11 +102,7 @@ def test_fused_projections_share_one_adapter(tmp_path: Path) -> None:
 def test_layers_of_a_module_have_one_rank(tmp_path: Path) -> None:
     """Factors that are equal in one layer alone, all zero, are stacked as in the others."""
     model, params, family = read_base("gpt2-tied")
-    layout = LoRALayout.create(model.logical_axes(), rank=2, alpha=2, targets=("query", "value"))
-    draw = np.random.RandomState(0)
-    trainable = jax.tree.map(
-        lambda x: draw.randn(*x.shape).astype(np.float32), layout.init(jax.random.key(0), params)
-    )
+    layout, trainable = drawn_factors(model, params)
     for factors in trainable["layers"]["place_0"]["mixer"].values():
         factors["lora_a"][1] = 0
     write_adapter(tmp_path, model, layout, trainable, family=family)
@@ -135,35 +134,35 @@ def test_trained_head_is_saved_in_modules_to_save(tmp_path: Path) -> None:
 def test_experts_cannot_be_exported(tmp_path: Path) -> None:
     model, params, family = read_base("mixtral-experts")
     layout = LoRALayout.create(model.logical_axes(), rank=2, targets=("up",))
+    trainable = layout.init(jax.random.key(0), params)
     with pytest.raises(InteropError, match="feed_forward/up: is not a separate linear layer"):
-        write_adapter(
-            tmp_path, model, layout, layout.init(jax.random.key(0), params), family=family
-        )
+        write_adapter(tmp_path, model, layout, trainable, family=family)
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "words"),
     [
-        ({"use_dora": True}, "use_dora True is not supported"),
-        ({"peft_type": "IA3"}, "peft_type 'IA3' is not supported"),
-        ({"bias": "all"}, "bias 'all' is not supported"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa' is not supported"),
-        ({"layer_replication": [[0, 1]]}, "layer_replication .* is not supported"),
+        ({"use_dora": True}, "use_dora True"),
+        ({"peft_type": "IA3"}, "peft_type 'IA3'"),
+        ({"bias": "all"}, "bias 'all'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights 'pissa'"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"r": 0}, "r 0 and lora_alpha .* not a valid rank"),
         ({"r": 4}, "rank_pattern gives .* rank 3 and others 4"),
         ({"lora_alpha": 10**400}, "lora_alpha 1000* are not a valid rank"),
         ({"alpha_pattern": {"h.0.attn.c_attn": 1}}, "alpha_pattern scales .*c_attn"),
         ({"alpha_pattern": {r"^transformer\.h\.\d+.*c_attn": 1}}, "alpha_pattern scales .*c_attn"),
-        ({"alpha_pattern": {"(.*)*x": 1}}, r"'\(\.\*\)\*x' is not the name of a module"),
-        ({"alpha_pattern": {"(": 1}}, r"'\(' is not the name of a module"),
+        # Patterns that would take for ever to match, or match nothing.
+        ({"alpha_pattern": {"(.*)*x": 1}}, "is not the name of a module"),
+        ({"alpha_pattern": {"(": 1}}, "is not the name of a module"),
         ({"alpha_pattern": {".*.*.*x": 1}}, "is not the name of a module"),
-        ({"alpha_pattern": {"c_attn": "1"}}, "'c_attn' is not the name of a module with a number"),
+        ({"alpha_pattern": {"c_attn": "1"}}, "is not the name of a module with a number"),
     ],
 )
-def test_unsupported_settings_raise(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_raise(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
     folder = copy_adapter(tmp_path, "gpt2-tied", **fields)
     model, _, family = read_base("gpt2-tied")
-    with pytest.raises(InteropError, match=message) as caught:
+    with pytest.raises(InteropError, match=words) as caught:
         read_adapter(folder, model, family=family)
     assert "\n" not in str(caught.value)
 

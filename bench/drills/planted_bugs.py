@@ -1,4 +1,4 @@
-"""Plant 24 bugs, one at a time, and run the tests of their modules: does the suite detect them?
+"""Plant 44 bugs, one at a time, and run the tests of their modules: does the suite detect them?
 
     python -m bench.drills.planted_bugs [--tier test|full] [--only WORD] [--output FILE]
 
@@ -208,6 +208,153 @@ BUGS = (
         'if restored.metadata.get("corpus") != run.corpus_digest:',
         'if restored.metadata.get("corpus") is None:',
         "train/test_resume.py train/cli/test_main.py",
+    ),
+    # What was trained, read or written is lost.
+    Bug(
+        "a checkpoint counted before it is complete",
+        "train/checkpoint/discovery.py",
+        'if f"{step}{UNFINISHED_ENDING}" not in names',
+        'if f"{step}{UNFINISHED_ENDING}" is not None',
+        "train/checkpoint",
+    ),
+    Bug(
+        "older checkpoints deleted before the new one is committed",
+        "train/checkpoint/writer.py",
+        "        self._orbax.wait_until_finished()\n        # Here and",
+        "        for old in steps_to_delete:\n"
+        "            retention.delete_checkpoint(self.directory, old)\n"
+        "        self._orbax.wait_until_finished()\n        # Here and",
+        "train/checkpoint",
+    ),
+    Bug(
+        "the best checkpoint deleted as one of the old",
+        "train/checkpoint/retention.py",
+        "if step == self.best_step}",
+        "if step == self.save_every}",
+        "train/checkpoint",
+    ),
+    Bug(
+        "a run whose last steps are not saved",
+        "train/loop.py",
+        "if is_last or stop_signal or save_due or evaluator.is_best(step):",
+        "if stop_signal or save_due or evaluator.is_best(step):",
+        "train/test_resume.py train/test_loop.py",
+    ),
+    Bug(
+        "a checkpoint of a state whose anomaly is not known yet",
+        "train/loop.py",
+        "wait = bool(stop_signal) or evaluator.evaluates_after(step) or save_due",
+        "wait = bool(stop_signal) or evaluator.evaluates_after(step)",
+        "train/recovery train/test_loop.py",
+    ),
+    Bug(
+        "a resumed run that skips a batch",
+        "train/loop.py",
+        "prefetch(self.load_batch, int(state.cursor))",
+        "prefetch(self.load_batch, int(state.cursor) + (start_step > 0))",
+        "train/test_resume.py train/test_loop.py",
+    ),
+    Bug(
+        "a resumed stream that repeats a batch",
+        "train/data/stream_batches.py",
+        "self._positions[self._cursor] = [reader.position for reader in self._readers]",
+        "self._positions[self._cursor + 1] = [reader.position for reader in self._readers]",
+        "train/data/test_streaming.py",
+    ),
+    Bug(
+        "a resumed stream that drops the rest of a shuffle window",
+        "train/data/streaming.py",
+        "for index in order[start.document :]]",
+        "for index in order[start.document + (start.document > 0) :]]",
+        "train/data/test_streaming.py",
+    ),
+    Bug(
+        "answers of a conversation without the token that ends them",
+        "train/data/conversations.py",
+        "after = np.append(tokenizer.encode(completion), tokenizer.eos_token_id)",
+        "after = tokenizer.encode(completion)",
+        "train/data/test_conversations.py train/tasks/test_instruction.py",
+    ),
+    Bug(
+        "end tokens of a model's files forgotten by its run",
+        "train/data/tokenizer_settings.py",
+        'generation["eos_token_id"] = list(end_token_ids)',
+        'generation["eos_token_id"] = list(end_token_ids)[:1]',
+        "train/data/test_tokenizer_settings.py train/data/test_tokenizer_files.py "
+        "train/test_huggingface.py",
+    ),
+    Bug(
+        "a weight imported into its neighbour",
+        "transformer/interop/llama.py",
+        '("layers/feed_forward/gate", "layers/feed_forward/up")',
+        '("layers/feed_forward/up", "layers/feed_forward/gate")',
+        "transformer/interop",
+    ),
+    # Checks behind which stands a result that is wrong, and looks right.
+    Bug(
+        "arrays that Orbax left out of its index not missed",
+        "train/checkpoint/commit.py",
+        "if not read.result().value:",
+        "if read.result() is None:",
+        "train/checkpoint",
+    ),
+    Bug(
+        "a run resumed with other settings",
+        "train/resume.py",
+        "if forbidden := forbidden_changes(changes):",
+        "if forbidden := forbidden_changes({}):",
+        "train/test_resume.py",
+    ),
+    Bug(
+        "a checkpoint restored under an edited config.json",
+        "train/checkpoint/provenance.py",
+        "if requested[name] != trained[name]:",
+        "if type(requested[name]) is not type(trained[name]):",
+        "train/checkpoint train/test_resume.py",
+    ),
+    Bug(
+        "an adapter applied to other base weights",
+        "train/lora/base_weights.py",
+        "if metadata.get(BASE_KEY) != base_digest(folder):",
+        "if metadata.get(BASE_KEY) is None:",
+        "train/lora",
+    ),
+    Bug(
+        "tokens written beyond the end of a cache",
+        "transformer/attention/cache.py",
+        "if not may_be_below(first, size - length + 1):",
+        "if not may_be_below(first, size + 1):",
+        "transformer/attention/test_cache.py transformer/generation/test_generate.py",
+    ),
+    Bug(
+        "token ids that the vocabulary does not have",
+        "train/data/corpus.py",
+        "if largest >= tokenizer.vocab_size:",
+        "if largest > tokenizer.vocab_size:",
+        "train/data",
+    ),
+    Bug(
+        "tensors that a model has no place for left out in silence",
+        "transformer/interop/weight_files.py",
+        "        if extra:\n            raise",
+        "        if extra and missing:\n            raise",
+        "transformer/interop",
+    ),
+    Bug(
+        "fields of a config.json that change the result ignored",
+        "transformer/interop/fields.py",
+        "                raise InteropError(\n"
+        '                    f"{self._source}: {name} {value!r} is not supported for this type',
+        "                InteropError(\n"
+        '                    f"{self._source}: {name} {value!r} is not supported for this type',
+        "transformer/interop",
+    ),
+    Bug(
+        "lines of two languages paired though one file is shorter",
+        "train/data/bitext.py",
+        "if len(sources) != len(targets):",
+        "if not sources and targets:",
+        "train/data/test_bitext.py train/tasks/test_translation.py",
     ),
 )
 

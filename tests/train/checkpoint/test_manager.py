@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.train.checkpoint.support import abstract, assert_same, make_state, save
 from train.checkpoint import manifest
+from train.checkpoint.discovery import UNFINISHED_ENDING, list_steps
 from train.checkpoint.manager import CheckpointManager
 from train.errors import UserError
 
@@ -225,3 +226,13 @@ def test_unsupported_leaves_raise_before_writing(tmp_path: pathlib.Path) -> None
         with pytest.raises(TypeError, match="not JSON serializable"):
             checkpoints.save(1, {"a": jnp.ones(2)}, {"path": tmp_path})
     assert not folder.exists()
+
+
+def test_a_save_that_is_not_finished_is_no_checkpoint(tmp_path: pathlib.Path) -> None:
+    for step in (3, 7, 11):
+        (tmp_path / str(step)).mkdir()
+    for step in (7, 11):
+        (tmp_path / f"{step}{UNFINISHED_ENDING}").touch()
+    # Killed after its manifest was written, and before its mark was deleted.
+    (tmp_path / "11" / manifest.MANIFEST_NAME).touch()
+    assert list_steps(epath.Path(tmp_path)) == [3, 11]

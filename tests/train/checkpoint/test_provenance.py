@@ -4,13 +4,18 @@ import json
 import platform
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import train
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import lines_of, tiny
-from train.checkpoint.provenance import explain_library_mismatch
+from train.checkpoint.provenance import (
+    PROVENANCE_KEY,
+    check_provenance,
+    explain_library_mismatch,
+)
 from train.errors import UserError
 from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
 from train.recovery.rollback_record import Rollback, RollbackRecord
@@ -115,3 +120,14 @@ def test_python_version_is_named_as_the_reason() -> None:
     )
     assert explain_library_mismatch(extra, "text.txt") == ""
     assert explain_library_mismatch({"run": {"python": here}}, "python:library") == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "value"), [("settings", {"model.d_model": 8}), ("tokenizer", "b"), ("labels", "b")]
+)
+def test_every_part_of_the_record_is_compared(part: str, value: Any, tmp_path: Path) -> None:
+    record = {"settings": {"model.d_model": 16}, "tokenizer": "a", "labels": "a"}
+    folder = RunFolder(tmp_path)
+    check_provenance({PROVENANCE_KEY: record}, 3, folder, record)
+    with pytest.raises(UserError, match="checkpoint 3 was trained with"):
+        check_provenance({PROVENANCE_KEY: record}, 3, folder, {**record, part: value})

@@ -133,8 +133,8 @@ def test_token_arrays_with_a_tokenizer(tmp_path: Path) -> None:
     assert corpus.tokenizer.decode(train.tokens[1:-1]) == "the cat"
     assert (train.num_bytes, validation.num_bytes) == (7, 7)
     assert train.tokens.tolist() == validation.tokens.tolist() == [256, *ids, 256]
-    with pytest.raises(UserError, match="split train, example 1: has the token id 300, and the"):
-        text_corpus([ids, [300]], tmp_path, tokenizer=BYTES)
+    with pytest.raises(UserError, match="split train, example 1: has the token id 257, and the"):
+        text_corpus([ids, [257]], tmp_path, tokenizer=BYTES)
 
 
 def test_token_arrays_with_the_tokenizer_of_an_earlier_run(tmp_path: Path) -> None:

@@ -15,12 +15,16 @@ from tests.train.support import (
     random_rows,
     tiny,
 )
+from train.checkpoint.manifest import MANIFEST_NAME
 from train.engine import Engine, make_engine
+from train.errors import UserError
 from train.estimate.batch_shapes import sharded_batch_shapes
 from train.estimate.description import describe
 from train.jit_engine import JitEngine
+from train.lora.base_weights import BASE_KEY, base_digest, check_base
 from train.lora.lora_config import LoRAConfig
 from train.parallel.mesh import MeshConfig
+from train.run_folder.folder import RunFolder
 from transformer import Hardware, Precision
 
 VOCAB, STEPS = 30, 3
@@ -107,3 +111,15 @@ def test_compiled_step_has_no_gradients_or_moments_of_frozen_weights(tmp_path: P
     assert trainable == 2 * 2 * (256 + 256)
     assert full - lora > 1.9 * 4 * count
     assert full_temp - lora_temp > 0.5 * gradients
+
+
+def test_base_weights_of_another_run_are_refused(tmp_path: Path) -> None:
+    manifest = tmp_path / "base" / "0" / MANIFEST_NAME
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("digests of one run")
+    folder = RunFolder(tmp_path)
+    metadata = {BASE_KEY: base_digest(folder)}
+    check_base(folder, metadata, 3)
+    manifest.write_text("digests of another")
+    with pytest.raises(UserError, match="not the weights that checkpoint 3 was trained on"):
+        check_base(folder, metadata, 3)

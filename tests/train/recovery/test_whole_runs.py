@@ -97,6 +97,16 @@ def test_nonfinite_batch_is_skipped(runs: Runs) -> None:
     assert int(last_state(run).cursor) == STEPS
 
 
+def test_no_checkpoint_holds_an_anomaly_that_is_not_known_yet(tmp_path: Path) -> None:
+    """Batch 26, of step 27, is bad, and a checkpoint is due after that step."""
+    checkpoints = CheckpointConfig(every=9, keep_last=9)
+    evaluation = EvaluationConfig(num_batches=1)
+    run = fit(tmp_path, "due", POISON, steps=30, checkpoint=checkpoints, evaluation=evaluation)
+    # A checkpoint of the first time at step 27 would have been set aside by the rollback.
+    names = {path.name for path in Path(str(run.folder.checkpoints)).iterdir()}
+    assert names == {"9", "18", "27", "30"}
+
+
 def test_poisoned_batches_are_detected_and_skipped(runs: Runs) -> None:
     """Batches 25 to 27 are bad.
 

@@ -51,7 +51,9 @@ def test_every_family_has_a_fixture() -> None:
     assert kinds == set(FAMILIES)
 
 
-@pytest.mark.sampled("gpt2-tied", "llama-grouped", "gemma2-tight", "bert-mlm", "t5-gated")
+@pytest.mark.sampled(
+    "gpt2-tied", "llama-grouped", "gemma2-tight", "bert-mlm", "t5-gated", "phi3-partial"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_match_transformers(name: str) -> None:
     reference = np.load(FIXTURES / name / "reference.npz")

@@ -8,11 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from tests.transformer.formulas import Array, assert_trees_close, random_params_like
+from tests.transformer.formulas import (
+    Array,
+    assert_close,
+    assert_trees_close,
+    random_params_like,
+)
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
 from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
 from transformer.model_context import ModelContext
-from transformer.testing.mixer_under_test import projections
+from transformer.testing.mixer_under_test import Trial, projections
 
 
 def make_context(width: int) -> ModelContext:
@@ -75,6 +80,18 @@ def _first(width: int) -> tuple[Array]:
 
 def _key() -> jax.Array:
     return jax.random.key(0)
+
+
+def assert_chunks_match_full_pass(trial: Trial, sizes: tuple[int, ...]) -> None:
+    """Read the tokens of a trial into a cache, in chunks of these sizes."""
+    assert sum(sizes) == trial.length
+    x, start = trial.inputs(0), 0
+    full, cache = trial(x).y, trial.init_cache(trial.length + 5)
+    for size in sizes:
+        here = slice(start, start + size)
+        y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(trial.length)[None, here])
+        assert_close(y, full[:, here])
+        start += size
 
 
 def dense_attention(

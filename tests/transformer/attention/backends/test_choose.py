@@ -46,7 +46,20 @@ def changed(spec: AttentionSpec, fields: dict[str, Any]) -> AttentionSpec:
         # Tiles outside of a window are skipped, if it leaves enough of them.
         (CAUSAL, dict(num_queries=512, num_keys=512, window=256), "blockwise"),
         (CAUSAL, dict(num_queries=512, num_keys=512, window=257), "query_blocks"),
+        (
+            CAUSAL,
+            dict(has_segments=True, has_dropout=True, dot_product_only=False, window=7),
+            "query_blocks",
+        ),
         (ON_GPU, {}, "cudnn"),
+        (ON_GPU, dict(has_segments=True), "cudnn"),
+        (ON_GPU, dict(has_extra_masks=True), "cudnn"),
+        (ON_GPU, dict(keys_match_queries=False, num_keys=100), "cudnn"),
+        (ON_GPU, dict(num_queries=32_767, num_keys=32_767), "cudnn"),  # odd and long, but causal
+        (ON_GPU, dict(window=7), "cudnn"),
+        (ON_GPU, dict(window=7, causal=False), "cudnn"),
+        (ON_GPU, dict(prefix=True), "cudnn"),
+        (ON_GPU, dict(ordered=False), "cudnn"),
         (ON_GPU, dict(hardware=dataclasses.replace(T4, compute_capability="12.1")), "cudnn"),
         (ON_GPU, dict(dtype="float16", causal=False), "cudnn"),
         (ON_GPU, dict(dtype="float32"), "query_blocks"),
@@ -67,24 +80,6 @@ def test_auto_never_materializes_scores_of_long_sequences(hardware: Hardware) ->
     assert choose_backend("auto", weights).backend == "reference"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(has_segments=True),
-        dict(has_extra_masks=True),
-        dict(keys_match_queries=False, num_keys=100),
-        dict(num_queries=32_767, num_keys=32_767),  # odd and long, but causal
-        dict(window=7),
-        dict(window=7, causal=False),
-        dict(prefix=True),
-        dict(ordered=False),
-    ],
-)
-def test_cudnn_supports_all_masks(fields: dict[str, Any]) -> None:
-    choice = choose_backend("auto", changed(ON_GPU, fields))
-    assert choice == BackendChoice("cudnn", "the fastest on gpu")
-
-
 def test_wide_heads_need_hopper() -> None:
     wide = changed(ON_GPU, dict(head_dim=256, value_head_dim=256))
     for capability, backend in (("9.0", "cudnn"), ("8.0", "reference"), ("10.0", "reference")):
@@ -95,11 +90,6 @@ def test_wide_heads_need_hopper() -> None:
 @pytest.mark.parametrize("backend", SPECS)
 def test_requested_backend_is_used_if_supported(backend: Any) -> None:
     assert choose_backend(backend, SPECS[backend]) == BackendChoice(backend, "asked for")
-
-
-def test_query_blocks_support_windows_segments_dropout_and_biases() -> None:
-    fields = dict(has_segments=True, has_dropout=True, dot_product_only=False, window=7)
-    assert choose_backend("query_blocks", changed(CAUSAL, fields)).backend == "query_blocks"
 
 
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [

@@ -118,15 +118,10 @@ def test_weight_shapes_and_axes() -> None:
     assert axes(config(sharing="none"), D)["key_rows"] == ("kv_heads", "positions", "rank")
 
 
-@pytest.mark.full
-def test_packed_documents_are_independent_and_too_many_give_nan() -> None:
+def test_too_many_documents_give_nan() -> None:
     mixer, w = make_mixer(config(), D)
-    x = normal(0, B, T, D)
-    y = apply_mixer(mixer, w, x, mask=Mask(segments=SEGMENTS)).y
-    for row, tokens in ((0, slice(0, 6)), (0, slice(6, 9)), (1, slice(0, 4))):
-        assert_close(y[row, tokens], apply_mixer(mixer, w, x[:, tokens]).y[row])
     three_documents = np.where(np.arange(T) == 10, [[3], [0]], SEGMENTS)
-    y = apply_mixer(mixer, w, x, mask=Mask(segments=array(three_documents))).y
+    y = apply_mixer(mixer, w, normal(0, B, T, D), mask=Mask(segments=array(three_documents))).y
     assert np.isnan(y[0]).all()
     assert np.isfinite(y[1]).all()
 

@@ -108,6 +108,21 @@ def dense_attention(
     return jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), v)
 
 
+def visible_in_groups(groups: Array, window: int, causal: bool) -> Array:  # [..., T] to [..., T, T]
+    """Return pairs of a group: the last `window` members up to the query, and as many after it.
+
+    Causal: none after it. Group -1: none at all.
+    """
+    visible = np.zeros((*groups.shape, groups.shape[-1]), bool)
+    for *row, t in np.ndindex(groups.shape):
+        members = np.flatnonzero(groups[(*row,)] == groups[(*row, t)])
+        before, after = members[members <= t], members[members > t]
+        if groups[(*row, t)] >= 0:
+            visible[(*row, t, before[-window:])] = True
+            visible[(*row, t, after[: window - 1])] = not causal
+    return visible
+
+
 def value_and_gradients(run: Any, *arrays: Any) -> Any:
     """Return the compiled value of a function, and gradients for a cotangent that depends on it."""
 

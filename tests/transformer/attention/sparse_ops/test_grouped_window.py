@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, assert_close, normal
+from tests.transformer.formulas import assert_close, normal
+from tests.transformer.mixers import visible_in_groups
 from transformer.attention.sparse_ops.grouped_window import (
     CHUNK_SIZE,
     attend_grouped,
@@ -31,28 +32,9 @@ def random_groups(groups: int, length: int = T) -> Any:  # [B, N, T]
     )
 
 
-def visible_keys(groups: Array, b: int, n: int, t: int, window: int, causal: bool) -> list[int]:
-    """Return the keys that query t sees: the last `window` members of its group up to itself.
-
-    Without `causal`, also the next `window - 1` members after it.
-    """
-    if groups[b, n, t] < 0:
-        return []
-    equal_marks_bias = np.flatnonzero(groups[b, n] == groups[b, n, t])
-    before, after = equal_marks_bias[equal_marks_bias <= t], equal_marks_bias[equal_marks_bias > t]
-    return [*before[-window:], *([] if causal else after[: window - 1])]
-
-
 def inputs(length: int = T) -> Any:
     shapes = ((0, H), (1, H), (2, VALUES))
     return tuple(normal(seed, B, length, N, width) for seed, width in shapes)
-
-
-def dense_mask_of_groups(groups: Array, window: int, causal: bool) -> Any:  # [B, N, T, T]
-    visible = np.zeros((*groups.shape, groups.shape[2]), bool)
-    for b, n, t in np.ndindex(groups.shape):
-        visible[b, n, t, visible_keys(groups, b, n, t, window, causal)] = True
-    return visible
 
 
 def dense_attention(
@@ -90,7 +72,7 @@ def test_matches_dense_attention(window: int, causal: bool, biased: bool) -> Non
     if biased:
         kwargs |= dict(score_bias_fn=equal_marks_bias, bias_inputs=jnp.asarray(marks))
     score_bias = equal_marks_bias(marks, marks) if biased else 0.0
-    visible = dense_mask_of_groups(groups, window, causal)
+    visible = visible_in_groups(groups, window, causal)
 
     def grouped(q: Any, k: Any, v: Any) -> Any:
         return attend_grouped(q, k, v, groups, window, **kwargs)
@@ -133,7 +115,7 @@ def test_group_positions_determine_visibility() -> None:
     positions = np.asarray(group_positions(groups, WINDOW))
     visible = np.abs(positions[..., :, None] - positions[..., None, :]) < WINDOW
     visible &= (groups >= 0)[..., None]
-    assert np.array_equal(visible, dense_mask_of_groups(groups, WINDOW, causal=False))
+    assert np.array_equal(visible, visible_in_groups(groups, WINDOW, causal=False))
 
 
 def test_groups_are_split_by_document() -> None:

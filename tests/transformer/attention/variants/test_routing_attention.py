@@ -14,6 +14,7 @@ from tests.transformer.mixers import (
     axes,
     make_mixer,
     project_and_select,
+    visible_in_groups,
 )
 from transformer import Mask, MaskPattern, RoutingAttentionConfig
 from transformer.attention.masks import dense_mask
@@ -39,18 +40,12 @@ def squared_distances(vectors: Array, centroids: Array) -> Array:  # [T, H], [E,
 
 def nearest_cluster_mask(params: Any, x: Array, documents: Array, causal: bool) -> Array:
     """Return the last members of the query's cluster, and as many after it, [B, N, T, T]."""
-    q, index = normed_vectors(params, x, "query"), np.arange(T)
-    visible = np.zeros((B, N, T, T), bool)
-    for b, n, t in np.ndindex(B, N, T):
-        cluster = np.argmin(squared_distances(q[b, :, n], params["centroids"][n]), axis=-1)
-        if documents[b, t]:
-            same_cluster = index[(cluster == cluster[t]) & (documents[b] == documents[b, t])]
-            before, after = (
-                same_cluster[same_cluster <= t][-WINDOW:],
-                same_cluster[same_cluster > t][: WINDOW - 1],
-            )
-            visible[b, n, t, [*before, *([] if causal else after)]] = True
-    return visible
+    q = normed_vectors(params, x, "query")
+    groups = np.zeros((B, N, T), int)
+    for b, n in np.ndindex(B, N):
+        groups[b, n] = np.argmin(squared_distances(q[b, :, n], params["centroids"][n]), axis=-1)
+    of_documents = np.where(documents == 0, -1, E * documents)[:, None]
+    return visible_in_groups(np.where(of_documents < 0, -1, of_documents + groups), WINDOW, causal)
 
 
 def balanced_cluster_mask(params: Any, x: Array, is_token: Array) -> Array:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, random_params_like
+from tests.transformer.formulas import random_params_like
 from transformer import (
     MIXERS,
     AttentionConfig,
@@ -101,7 +101,7 @@ random = np.random.default_rng(0)
 SOURCE, TARGET = random.integers(0, V, (B, S)), random.integers(0, V, (B, T))
 
 
-def make_model(name: str, cache_dtype: Any) -> tuple[Any, list[Array], Any]:
+def make_model(name: str, cache_dtype: Any) -> tuple[Any, list[Any], Any]:
     """Return a one-layer model, its source tokens if it has an encoder, and an empty cache."""
     block, encoder = BLOCKS[name], None
     if block.needs_memory:

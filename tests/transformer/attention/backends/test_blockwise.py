@@ -166,14 +166,16 @@ def test_merged_partials_are_one_softmax() -> None:
         return Mask(segments=segments, key_segments=array(is_key))
 
     def merged(arrays: Any, sinks: Any) -> Any:
+        q, k, v = arrays
         partials = [
-            attend_blockwise(*arrays, mask(is_key), ScoreSpec(0.3), block_size=16)
+            attend_blockwise(q, k, v, mask(is_key), ScoreSpec(0.3), block_size=16)
             for is_key in (0 * first, first, 1 - first)
         ]
         return add_sinks(merge_partials(partials), sinks).y
 
     def whole(arrays: Any, sinks: Any) -> Any:
-        return attend_reference(*arrays, mask(0 * first + 1), ScoreSpec(0.3), sinks)[0]
+        q, k, v = arrays
+        return attend_reference(q, k, v, mask(0 * first + 1), ScoreSpec(0.3), sinks)[0]
 
     actual = value_and_gradients(merged, arrays, sinks)
     chex.assert_tree_all_finite(actual)

@@ -46,11 +46,6 @@ def changed(spec: AttentionSpec, fields: dict[str, Any]) -> AttentionSpec:
         # Tiles outside of a window are skipped, if it leaves enough of them.
         (CAUSAL, dict(num_queries=512, num_keys=512, window=256), "blockwise"),
         (CAUSAL, dict(num_queries=512, num_keys=512, window=257), "query_blocks"),
-        (
-            CAUSAL,
-            dict(has_segments=True, has_dropout=True, dot_product_only=False, window=7),
-            "query_blocks",
-        ),
         (ON_GPU, {}, "cudnn"),
         (ON_GPU, dict(has_segments=True), "cudnn"),
         (ON_GPU, dict(has_extra_masks=True), "cudnn"),
@@ -90,6 +85,11 @@ def test_wide_heads_need_hopper() -> None:
 @pytest.mark.parametrize("backend", SPECS)
 def test_requested_backend_is_used_if_supported(backend: Any) -> None:
     assert choose_backend(backend, SPECS[backend]) == BackendChoice(backend, "asked for")
+
+
+def test_query_blocks_support_windows_segments_dropout_and_biases() -> None:
+    fields = dict(has_segments=True, has_dropout=True, dot_product_only=False, window=7)
+    assert choose_backend("query_blocks", changed(CAUSAL, fields)).backend == "query_blocks"
 
 
 OBSTACLES: list[tuple[str, dict[str, Any], str]] = [

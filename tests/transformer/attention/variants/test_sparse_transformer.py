@@ -26,7 +26,7 @@ def trial_of(config: SparseTransformerConfig, length: int = T) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
-KINDS = [
+KINDS: list[dict[str, Any]] = [
     dict(pattern="strided", stride=5),
     dict(pattern="fixed", stride=5, num_summary_tokens=2),
     dict(pattern="strided", stride=7, factorization="heads"),

@@ -20,22 +20,30 @@ CAUSAL = Mask(MaskPattern(causal=True))
 
 @pytest.mark.parametrize("kind", ["positive", "relu"])
 def test_matches_formula(kind: Any) -> None:
-    """Four query heads on two key-value heads."""
+    """Four query heads on two key-value heads: itself, and a memory that is read once."""
     config = PerformerConfig(
         num_heads=N, num_kv_heads=K, head_dim=H, num_features=M, feature_map=kind, seed=5
     )
     mixer, w = make_mixer(config, D)
     x, directions = normal(0, B, T, D), Performer.constants(config, 2, D)
+    memory, phi = normal(1, B, T + 2, D), positive if kind == "positive" else relu
+
+    def expected(source: Any, visible: Any) -> Any:
+        q, k, v = (
+            np.einsum("BTD,DNH->BTNH", np.float64(of), w[name]) + w[f"{name}_bias"][None, None]
+            for name, of in (("query", x), ("key", source), ("value", source))
+        )
+        y = dense_attention(phi(q, directions), phi(k, directions), v, visible)
+        return np.einsum("BTNH,NHD->BTD", y, w["output"]) + w["output_bias"]
+
     y = apply_mixer(mixer, w, x, mask=CAUSAL, constants=directions).y
-    q, k, v = (
-        np.einsum("BTD,DNH->BTNH", np.float64(x), w[name]) + w[f"{name}_bias"][None, None]
-        for name in ("query", "key", "value")
-    )
-    phi = positive if kind == "positive" else relu
-    visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
-    expected = dense_attention(phi(q, directions), phi(k, directions), v, visible)
-    expected = np.einsum("BTNH,NHD->BTD", expected, w["output"]) + w["output_bias"]
-    assert_close(y, expected)
+    assert_close(y, expected(x, np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))))
+    of_memory = expected(memory, np.ones((B, T, T + 2), bool))
+    cache = mixer.init_memory_cache(B, T + 2)
+    for tokens, source in ((slice(4), memory), (slice(4, None), None)):
+        given: Any = dict(memory=source, cache=cache, constants=directions)
+        y, cache, _ = apply_mixer(mixer, w, x[:, tokens], **given)
+        assert_close(y, of_memory[:, tokens])
 
 
 def test_constants_depend_on_seed_layer_and_redraw() -> None:

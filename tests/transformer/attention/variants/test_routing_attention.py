@@ -91,7 +91,7 @@ PADDED = {
 }
 
 
-@pytest.mark.sampled("[between")
+@pytest.mark.sampled("[between", "[fewer")
 @pytest.mark.parametrize("padded", PADDED)
 def test_balanced_clusters_match_dense_attention(padded: str) -> None:
     """A token may be in several clusters, or in none; then its output is zero, as for padding."""

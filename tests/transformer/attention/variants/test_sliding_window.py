@@ -54,6 +54,8 @@ def test_window_by_hand() -> None:
     behind = np.tril(np.asarray(visible)[0, 0])
     seen = [[0], [1], [0, 2], [1, 3], [0, 2, 4], [1, 3, 5], [2, 4, 6]]
     assert [np.flatnonzero(row).tolist() for row in behind] == seen
+    plain = sliding_window_visible_keys(SlidingWindowConfig(num_heads=2, window=3), 7)
+    assert plain.causal == pytest.approx((1 + 2 + 5 * 3) / 7)
     counted = sliding_window_visible_keys(mixer.config, 7)
     assert counted.causal == pytest.approx(behind.sum(-1).mean())
     assert counted.bidirectional == pytest.approx(np.asarray(visible)[0, 0].sum(-1).mean())

@@ -22,7 +22,7 @@ TABLE = np.arange(T // 16)[None, None, :, None] + np.array([-1, 0])
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "top k": lambda q, k, v, groups: attend_top_k(q, k, v, CAUSAL, SPEC, 8, block_size=16),
     "blocks": lambda q, k, v, groups: attend_selected_blocks(q, k, v, CAUSAL, SPEC, TABLE, 16).y,
-    "groups": lambda *given: attend_grouped(*given, 16, causal=True, scale=1.0).y,
+    "groups": lambda q, k, v, g: attend_grouped(q, k, v, g, 16, causal=True, scale=1.0).y,
 }
 
 

@@ -8,11 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax.core import meta
 
-from tests.transformer.formulas import Array, assert_trees_close, random_params_like
+from tests.transformer.formulas import (
+    Array,
+    assert_close,
+    assert_trees_close,
+    random_params_like,
+)
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
 from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
 from transformer.model_context import ModelContext
-from transformer.testing.mixer_under_test import projections
+from transformer.testing.mixer_under_test import Trial, projections
 
 
 def make_context(width: int) -> ModelContext:
@@ -77,6 +82,18 @@ def _key() -> jax.Array:
     return jax.random.key(0)
 
 
+def assert_chunks_match_full_pass(trial: Trial, sizes: tuple[int, ...]) -> None:
+    """Read the tokens of a trial into a cache, in chunks of these sizes."""
+    assert sum(sizes) == trial.length
+    x, start = trial.inputs(0), 0
+    full, cache = trial(x).y, trial.init_cache(trial.length + 5)
+    for size in sizes:
+        here = slice(start, start + size)
+        y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(trial.length)[None, here])
+        assert_close(y, full[:, here])
+        start += size
+
+
 def dense_attention(
     q: Any,  # [B, T, N, H]
     k: Any,  # [B, S, K, H]
@@ -89,6 +106,21 @@ def dense_attention(
     exp_scores = jnp.where(visible, jnp.exp(scores), 0)
     total = exp_scores.sum(-1, keepdims=True)
     return jnp.einsum("BNTS,BSNH->BTNH", exp_scores / jnp.where(total > 0, total, 1), v)
+
+
+def visible_in_groups(groups: Array, window: int, causal: bool) -> Array:  # [..., T] to [..., T, T]
+    """Return pairs of a group: the last `window` members up to the query, and as many after it.
+
+    Causal: none after it. Group -1: none at all.
+    """
+    visible = np.zeros((*groups.shape, groups.shape[-1]), bool)
+    for *row, t in np.ndindex(groups.shape):
+        members = np.flatnonzero(groups[(*row,)] == groups[(*row, t)])
+        before, after = members[members <= t], members[members > t]
+        if groups[(*row, t)] >= 0:
+            visible[(*row, t, before[-window:])] = True
+            visible[(*row, t, after[: window - 1])] = not causal
+    return visible
 
 
 def value_and_gradients(run: Any, *arrays: Any) -> Any:

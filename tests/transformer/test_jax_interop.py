@@ -5,12 +5,12 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from tests.transformer.formulas import assert_trees_close
 from transformer import (
     AttentionConfig,
     BigBirdConfig,
@@ -59,13 +59,6 @@ def loss_of(params: Params, tokens: jax.Array) -> jax.Array:
 
 
 gradient_of = jax.jit(jax.grad(loss_of))
-
-
-def assert_trees_close(one: Any, other: Any) -> None:
-    def check(a: Any, b: Any) -> None:
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
-
-    jax.tree.map(check, one, other)
 
 
 # jax.export

@@ -29,19 +29,21 @@ CUSTOM = Precision(compute="bfloat16", softmax="bfloat16")
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "compute"),
+    ("name", "parameters", "compute", "scales_loss"),
     [
-        ("float32", "float32", "float32"),
-        ("bfloat16", "float32", "bfloat16"),
-        ("pure_bfloat16", "bfloat16", "bfloat16"),
-        ("float16", "float32", "float16"),
+        ("float32", "float32", "float32", False),
+        ("bfloat16", "float32", "bfloat16", False),
+        ("pure_bfloat16", "bfloat16", "bfloat16", False),
+        ("float16", "float32", "float16", True),
+        ("parameters=float16,compute=float32", "float16", "float32", True),
     ],
 )
-def test_named_policies(name: str, parameters: str, compute: str) -> None:
+def test_policies(name: str, parameters: str, compute: str, scales_loss: bool) -> None:
     policy = Precision.parse(name)
     assert (policy.parameters, policy.compute) == (parameters, compute)
     assert (policy.softmax, policy.norm, policy.loss) == ("float32",) * 3
-    assert policy.name == name
+    assert policy.name == name or name not in POLICIES
+    assert policy.needs_loss_scale == scales_loss
 
 
 def test_policy_text_round_trip() -> None:
@@ -65,14 +67,6 @@ def test_policy_text_round_trip() -> None:
 def test_errors_name_the_part(text: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         Precision.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "scaled"), [("float32", False), ("bfloat16", False), ("float16", True)]
-)
-def test_only_float16_needs_a_loss_scale(name: str, scaled: bool) -> None:
-    assert Precision.parse(name).needs_loss_scale == scaled
-    assert Precision(parameters="float16").needs_loss_scale
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

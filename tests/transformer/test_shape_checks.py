@@ -1,4 +1,4 @@
-"""Shape and dtype checks, and their messages at every public boundary."""
+"""Shape and dtype checks, and one of each function that makes them."""
 
 import re
 from collections.abc import Callable, Mapping, Set
@@ -145,7 +145,6 @@ MODEL = LanguageModel(CONFIG)
 
 BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
     (lambda: call_model(MODEL, ints(B, T, dtype=np.int8)), "tokens of dtype int8"),
-    (lambda: call_model(MODEL, floats(B, T)), "tokens of dtype float32"),
     (lambda: call_model(MODEL, TOKENS, positions=floats(1, T)), "positions of dtype float32"),
     (lambda: call_model(Tagger(CONFIG), TOKENS, token_types=ints(B, S)), "token_types of shape"),
     (
@@ -161,15 +160,10 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         lambda: call_model(NonAutoregressive(PARALLEL), ints(B, S), ints(3, T)),
         "tokens of shape (3, 5): axis B is 3, but source has 2",
     ),
-    (
-        lambda: call_model(NonAutoregressive(PARALLEL), ints(B, S, dtype=np.int8), None),
-        "tokens of dtype int8",
-    ),
     (lambda: length_loss(floats(B, 3), ints(B, S), ints(3, T)), "target_segments of shape (3, 5)"),
     (lambda: call_model(SkipGram(V, D), ints(B), ints(B), ints(3, 4)), "negatives of shape (3, 4)"),
     (lambda: call_attend(k=floats(B, S, K, 5)), "k of shape (2, 7, 3, 5): axis H is 5"),
     (lambda: call_attend(v=floats(B, T, K, H)), "v of shape (2, 5, 3, 4): axis S is 5"),
-    (lambda: call_attend(q=ints(B, T, N, H)), "q of dtype int32"),
     (lambda: call_attend(sink_logits=floats(K)), "sink_logits of shape (3,)"),
     (
         lambda: call_attend(mask=Mask(positions=ints(B, T), key_lengths=ints(3))),
@@ -179,29 +173,21 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
         lambda: dense_mask(Mask(MaskPattern(causal=True), positions=ints(B, S)), T, S),
         "positions of shape (2, 7): axis T is 7",
     ),
-    (lambda: dense_mask(Mask(segments=ints(B, T)), T, S), "key_segments of shape (2, 5): axis S"),
     (lambda: dense_mask(Mask(allowed=ints(B, T, S)), T, S), "allowed of dtype int32"),
-    (lambda: apply_rope(floats(B, T, N, H), floats(B, T), RoPE()), "positions of dtype float32"),
     (
         lambda: apply_rope(floats(B, N, T, H), ints(1, T), RoPE()),
         "positions of shape (1, 5): axis T is 5, but x has 6",
     ),
-    (lambda: LOSS(**LOSS_INPUTS | {"targets": floats(B, T)}), "targets of dtype float32"),
+    (lambda: LOSS(**LOSS_INPUTS | {"weights": floats(B, S)}), "weights of shape (2, 7)"),
     (lambda: LOSS.accuracy(**LOSS_INPUTS | {"targets": ints(B, S)}), "targets of shape (2, 7)"),
-    (lambda: LOSS.accuracy(**LOSS_INPUTS | {"bias": floats(V)}), "bias of shape (11,)"),
     (lambda: call_search(positions=ints(B, 1)), "positions of shape (2, 1)"),
-    (lambda: call_search(logits=ints(B, V)), "logits of dtype int32"),
     (lambda: call_search(cache=({"sums": ints(3)},)), "cache[0]['sums'] of shape (3,)"),
-    (lambda: call_search(max_new_tokens=0), "max_new_tokens 0"),
     (lambda: prefill(MODEL, {}, TOKENS, ints(3), S), "lengths of shape (3,): axis B is 3"),
     (lambda: decode_step(MODEL, {}, (), ints(B, 1), ints(B)), "tokens of shape (2, 1)"),
     (lambda: generate(MODEL, {}, [[1], floats(3)], max_new_tokens=1), "prompt 1 of dtype float32"),
-    (lambda: generate(MODEL, {}, ints(1, B, T), max_new_tokens=1), "prompt 0 of shape (2, 5)"),
     (lambda: call_translate([[1], []]), "source 1: is empty"),
     (lambda: call_translate([[1, V]]), "source 0: token 11 is not one of the model's 11"),
-    (lambda: call_translate([[True]]), "source 0 of dtype bool"),
     (lambda: call_translate([[1]], start=-1), "start_token: token -1 is not one of the model's 11"),
-    (lambda: call_translate([[1]], batch_size=0), "batch_size 0"),
     (
         lambda: translate_nonautoregressive(NonAutoregressive(PARALLEL), {}, [[V]], stop=0),
         "source 0: token 11 is not one of the model's 11",
@@ -209,11 +195,7 @@ BOUNDARIES: list[tuple[Callable[[], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    BOUNDARIES,
-    ids=[f"{number}: {message}" for number, (_, message) in enumerate(BOUNDARIES)],
-)
+@pytest.mark.parametrize(("call", "message"), BOUNDARIES, ids=range(len(BOUNDARIES)))
 def test_public_boundaries(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         call()

@@ -9,8 +9,10 @@ import pytest
 
 from tests.transformer.formulas import array, assert_close, normal, softmax
 from transformer import Hardware, Mask, MaskPattern
+from transformer.attention import attend as attend_module
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.attend import attend as attend_by_spec
+from transformer.attention.backends.choose import BackendChoice
 from transformer.attention.backends.dispatch import num_query_blocks
 from transformer.attention.masks import dense_mask
 from transformer.testing.mixer_under_test import reference_softmax_attention
@@ -18,34 +20,15 @@ from transformer.testing.mixer_under_test import reference_softmax_attention
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13
 
 
-def attend_eagerly(
-    *arrays: Any,
-    hardware: Hardware,
-    backend: Any = "auto",
-    outputs: frozenset[str] = frozenset(),
-    sink_logits: Any = None,
-    **fields: Any,
-) -> Any:
+def attend_eagerly(q: Any, k: Any, v: Any, mask: Mask, **fields: Any) -> Any:
     """Call `attend` with the fields of its ScoreSpec as keyword arguments."""
-    options: Any = dict(
-        backend=backend, hardware=hardware, outputs=outputs, sink_logits=sink_logits
-    )
-    q, k, v, mask = arrays
-    return attend_by_spec(q, k, v, mask, ScoreSpec(**fields), **options)
+    names = ("backend", "outputs")
+    options: Any = {name: fields.pop(name) for name in names if name in fields}
+    return attend_by_spec(q, k, v, mask, ScoreSpec(**fields), hardware=Hardware(), **options)
 
 
-attend = jax.jit(
-    attend_eagerly,
-    static_argnames=(
-        "backend",
-        "hardware",
-        "scale",
-        "softmax_dtype",
-        "dropout_rate",
-        "outputs",
-        "soft_cap",
-    ),
-)
+STATIC = ("backend", "scale", "softmax_dtype", "dropout_rate", "outputs", "soft_cap", "bias")
+attend = jax.jit(attend_eagerly, static_argnames=STATIC)
 
 
 def inputs(queries: int, keys: int, kv_heads: int = K) -> tuple[Any, Any, Any]:
@@ -57,8 +40,7 @@ def inputs(queries: int, keys: int, kv_heads: int = K) -> tuple[Any, Any, Any]:
 
 
 def attend_with_defaults(mask: Mask, queries: int, keys: int, **options: Any) -> Any:
-    options = dict(hardware=Hardware(), scale=H**-0.5) | options
-    return attend(*inputs(queries, keys), mask, **options)
+    return attend(*inputs(queries, keys), mask, **dict(scale=H**-0.5) | options)
 
 
 def test_reference_matches_formula() -> None:
@@ -113,11 +95,9 @@ def test_bias_is_added_to_scores() -> None:
         slopes = jax.numpy.arange(N)[None, :, None, None] / 10
         return slopes * (keys[:, None, :] - 2 * queries[:, :, None])[:, None]
 
-    def run(q: Any, k: Any, v: Any) -> Any:
-        kwargs: Any = dict(hardware=Hardware(), scale=0.3, bias=bias)
-        return attend_eagerly(q, k, v, mask, outputs=frozenset({"weights"}), **kwargs)
-
-    weights = np.asarray(jax.jit(run)(*inputs(T, S)).aux["weights"])
+    outputs = frozenset({"weights"})
+    output = attend_with_defaults(mask, T, S, scale=0.3, bias=bias, outputs=outputs)
+    weights = np.asarray(output.aux["weights"])
     q, k, _ = inputs(T, S)
     for b, n, t in np.ndindex(B, N, T):
         added = n / 10 * (keys[0] - 2 * queries[b, t])
@@ -129,7 +109,7 @@ def test_dropout_rescales_kept_weights() -> None:
     mask, dropout_rngs = Mask(), jax.random.split(jax.random.key(0), B)
     arrays = inputs(T, 997)
     zero_queries = np.zeros_like(arrays[0])  # every weight is 1/997
-    kwargs: dict[str, Any] = dict(hardware=Hardware(), scale=1.0, dropout_rate=0.5)
+    kwargs: dict[str, Any] = dict(scale=1.0, dropout_rate=0.5)
     ones = np.ones_like(arrays[2])
     y = attend(zero_queries, *arrays[1:2], ones, mask, dropout_rngs=dropout_rngs, **kwargs).y
     num_kept = np.asarray(y)[..., 0] * 997 / 2
@@ -140,17 +120,32 @@ def test_dropout_rescales_kept_weights() -> None:
     assert_close(without_dropout, np.ones_like(without_dropout))
 
 
+@pytest.mark.parametrize(("rate", "has_keys"), [(0.5, True), (0.5, False), (0.0, True)])
+def test_dropout_needs_a_rate_and_keys(
+    rate: float, has_keys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels that drop nothing serve the call without one of them."""
+    chosen = []
+
+    def choose(backend: Any, spec: Any) -> BackendChoice:
+        chosen.append(spec.has_dropout)
+        return BackendChoice("reference", "a test")
+
+    monkeypatch.setattr(attend_module, "choose_backend", choose)
+    rngs = jax.random.split(jax.random.key(0), B) if has_keys else None
+    y = attend_eagerly(*inputs(T, S), Mask(), scale=0.3, dropout_rate=rate, dropout_rngs=rngs).y
+    assert chosen == [bool(rate) and has_keys]
+    plain = attend_eagerly(*inputs(T, S), Mask(), scale=0.3).y
+    assert np.array_equal(y, plain) is not (rate > 0 and has_keys)
+
+
 def test_unsupported_backend_falls_back_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
+        attend_with_defaults(Mask(MaskPattern(window=2)), T, T)
         y = attend_with_defaults(Mask(), T, S, backend="cudnn").y
     assert_close(y, attend_with_defaults(Mask(), T, S, backend="reference").y)
+    assert len(caplog.messages) == 1  # not of `auto` or of the reference
     assert "cudnn cannot serve: it runs on NVIDIA GPUs" in caplog.text
-
-
-def test_auto_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        attend_with_defaults(Mask(MaskPattern(window=2)), T, T)
-    assert not caplog.messages
 
 
 def test_softmax_dtype_follows_precision_policy() -> None:

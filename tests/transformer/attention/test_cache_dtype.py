@@ -1,15 +1,12 @@
-"""`Precision.cache` narrower than the compute dtype, for every mixer that decodes, through whole
-models.
-"""
+"""`Precision.cache` narrower than the compute dtype, for every mixer that decodes."""
 
-import functools
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, random_params_like
+from tests.transformer.formulas import random_params_like
 from transformer import (
     MIXERS,
     AttentionConfig,
@@ -86,12 +83,9 @@ STATE_FIELDS = {"state", "cells", "summary", "upper_layers"}
 
 
 def test_every_mixer_with_a_cache_is_listed() -> None:
-    cached = {kind for kind in BUILTIN_MIXERS if MIXERS[kind].abilities(_config(kind)).cached}
+    defaults = {kind: MIXERS.config_class(kind)() for kind in BUILTIN_MIXERS}
+    cached = {kind for kind, config in defaults.items() if MIXERS[kind].abilities(config).cached}
     assert cached == {*TOKENS, *STATES}
-
-
-def _config(kind: str) -> MixerConfig:
-    return MIXERS.config_class(kind)()
 
 
 BLOCKS = {name: BlockConfig(mixer=mixer) for name, mixer in (TOKENS | STATES).items()} | {
@@ -107,14 +101,8 @@ random = np.random.default_rng(0)
 SOURCE, TARGET = random.integers(0, V, (B, S)), random.integers(0, V, (B, T))
 
 
-@functools.cache
-def weights(name: str) -> Any:
-    model, source = make_model(name, "compute")
-    return random_params_like(jax.eval_shape(model.init, jax.random.key(0), *source, TARGET))
-
-
-def make_model(name: str, cache_dtype: Any) -> tuple[Any, tuple[Array, ...]]:
-    """Return a one-layer model, and its source tokens if it has an encoder."""
+def make_model(name: str, cache_dtype: Any) -> tuple[Any, list[Any], Any]:
+    """Return a one-layer model, its source tokens if it has an encoder, and an empty cache."""
     block, encoder = BLOCKS[name], None
     if block.needs_memory:
         encoder = EncoderConfig(num_layers=1, layer_pattern=(BlockConfig(AttentionConfig(3)),))
@@ -126,69 +114,35 @@ def make_model(name: str, cache_dtype: Any) -> tuple[Any, tuple[Array, ...]]:
         encoder=encoder,
         precision=Precision(cache=cache_dtype),
     )
-    return (LanguageModel(config), ()) if encoder is None else (EncoderDecoder(config), (SOURCE,))
-
-
-class Decoder:
-    """Full pass and cached decoding of one model, with one storage dtype of caches."""
-
-    def __init__(self, name: str, cache_dtype: Any) -> None:
-        self.model, self.source = make_model(name, cache_dtype)
-        self.run = jax.jit(self.model.apply)
-        self.params = weights(name)
-
-    def empty_cache(self) -> Any:
-        return self.model.init_cache(B, T, *([S] if self.source else []))
-
-    def full_pass_arguments(self) -> tuple[Any, ...]:
-        """Return the arguments of a full pass."""
-        return self.params, *self.source, TARGET
-
-    def cached_arguments(self, start: int, end: int) -> tuple[Any, ...]:
-        """Return the arguments of a call with a cache; only the first call has the source."""
-        source = (None,) * len(self.source) if start else self.source
-        return self.params, *source, TARGET[:, start:end]
-
-    def decode(self) -> tuple[Array, Any]:
-        """Return the logits of a prefill and of single tokens after it, and the cache."""
-        cache, logits = self.empty_cache(), []
-        for start, end in ((0, PREFILL), *((t, t + 1) for t in range(PREFILL, T))):
-            arguments = self.cached_arguments(start, end)
-            out = self.run(*arguments, cache=cache, positions=positions(start, end))
-            cache = out.cache
-            logits.append(np.asarray(out.logits)[..., :V])
-        return np.concatenate(logits, axis=1), cache
-
-
-def positions(start: int, end: int) -> Array:
-    return np.arange(start, end)[None].repeat(B, 0)
-
-
-WITH_TOKENS = [name for name in BLOCKS if name not in ONLY_STATES]
+    if encoder is None:
+        return LanguageModel(config), [], LanguageModel(config).init_cache(B, T)
+    return EncoderDecoder(config), [SOURCE], EncoderDecoder(config).init_cache(B, T, S)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_tokens_are_stored_narrow_and_states_are_not(name: str) -> None:
     """States rounded at each token would accumulate errors."""
-    narrow, default = (Decoder(name, each).empty_cache() for each in ("bfloat16", "compute"))
+    narrow, default = (make_model(name, each)[2] for each in ("bfloat16", "compute"))
     for path, leaf in jax.tree_util.tree_leaves_with_path(narrow):
         is_state = any(getattr(key, "name", "") in STATE_FIELDS for key in path)
         wide = is_state or name in ONLY_STATES
         assert leaf.dtype in ("int32", "float32" if wide else "bfloat16"), path
-    assert {leaf.dtype for leaf in jax.tree.leaves(default)} <= {
-        np.dtype("int32"),
-        np.dtype("float32"),
-    }
+    assert all(leaf.dtype in ("int32", "float32") for leaf in jax.tree.leaves(default))
 
 
 @pytest.mark.sampled("convolution", "primer")
-@pytest.mark.parametrize("name", WITH_TOKENS)
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ONLY_STATES])
 def test_narrow_cache_has_small_error(name: str) -> None:
-    narrow = Decoder(name, "bfloat16")
-    layout = jax.tree_util.tree_leaves_with_path(narrow.empty_cache())
-    full = np.asarray(narrow.run(*narrow.full_pass_arguments()).logits)[..., :V]
-    decoded, cache = narrow.decode()
-    error = np.abs(decoded - full).max() / max(1, np.abs(full).max())
+    model, source, cache = make_model(name, "bfloat16")
+    layout = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(cache)]
+    params = random_params_like(jax.eval_shape(model.init, jax.random.key(0), *source, TARGET))
+    run = jax.jit(model.apply)
+    full, decoded = np.asarray(run(params, *source, TARGET).logits)[..., :V], []
+    for start, end in ((0, PREFILL), *((t, t + 1) for t in range(PREFILL, T))):
+        positions = np.arange(start, end)[None].repeat(B, 0)
+        out = run(params, *source, TARGET[:, start:end], cache=cache, positions=positions)
+        cache, source = out.cache, [None] * len(source)  # only the first call has the source
+        decoded.append(np.asarray(out.logits)[..., :V])
+    error = np.abs(np.concatenate(decoded, axis=1) - full).max() / max(1, np.abs(full).max())
     assert 1e-5 < error < TOLERANCE
-    for (path, before), after in zip(layout, jax.tree.leaves(cache), strict=True):
-        assert (after.shape, after.dtype) == (before.shape, before.dtype), path
+    assert [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(cache)] == layout

@@ -56,19 +56,6 @@ def test_cross_attention() -> None:
     assert_close(output.aux["weights"], weights)
 
 
-def test_query_without_visible_keys_gives_the_output_bias() -> None:
-    mixer, params = made(CASES["grouped-query"])
-    x = normal(1, B, T, D)
-    segments: Any = np.array([[1, 1, 0, 2, 0], [0, 0, 0, 0, 0]])
-    output = applied(mixer, params, x, mask=Mask(segments=segments))
-    visible = (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
-    y, weights = formulas.attention(x, x, params, visible)
-    assert_close(output.y, y)
-    assert_close(output.aux["weights"], weights)
-    empty = np.asarray(output.y)[segments == 0]
-    assert np.array_equal(empty, np.broadcast_to(params["output_bias"], empty.shape))
-
-
 def test_rope_rotates_queries_and_keys() -> None:
     rotary = RoPE(theta=100.0, fraction=0.5, layout="interleaved")
     config = AttentionConfig(num_heads=3, head_dim=8, bias=False, position=rotary)

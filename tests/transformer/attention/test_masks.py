@@ -1,139 +1,117 @@
 """Every field of a mask as a drawing: one row per query, `x` where it sees the key."""
 
-from typing import Any
-
 import jax
 import numpy as np
 import pytest
 
 from tests.transformer.formulas import Array, array
-from tests.transformer.refused import assert_refused
 from transformer import Mask, MaskPattern
 from transformer.attention.backends.dispatch import causal_block
 from transformer.attention.masks import dense_mask
-
-
-def drawing(*rows: str) -> Array:
-    return np.array([[letter == "x" for letter in row] for row in rows])
 
 
 def visible(mask: Mask, queries: int, keys: int) -> Array:
     return np.asarray(jax.jit(dense_mask, static_argnums=(1, 2))(mask, queries, keys))
 
 
-def assert_sees(mask: Mask, *examples: Array) -> None:
-    """Assert that the dense mask equals the drawing of each example, or one for all examples."""
-    queries, keys = examples[0].shape
-    assert np.array_equal(visible(mask, queries, keys), np.stack(examples))
+def drawing(rows: str) -> Array:
+    return np.array([[letter == "x" for letter in row] for row in rows.split()])
 
 
-ALL = drawing("xxxx", "xxxx", "xxxx")
-CAUSAL = drawing("x....", "xx...", "xxx..", "xxxx.", "xxxxx")
+CAUSAL, CAUSAL_PREFIX = MaskPattern(causal=True), MaskPattern(causal=True, prefix=True)
+TRIANGLE = "x.... xx... xxx.. xxxx. xxxxx"
+
+DRAWINGS: dict[str, tuple[Mask, list[str]]] = {
+    "causal": (Mask(CAUSAL), [TRIANGLE]),
+    "bidirectional window": (
+        Mask(MaskPattern(window=2)),
+        ["xx... xxx.. .xxx. ..xxx ...xx"],
+    ),
+    "causal window": (
+        Mask(MaskPattern(causal=True, window=3)),
+        ["x.... xx... xxx.. .xxx. ..xxx"],
+    ),
+    "dilated causal window": (
+        Mask(MaskPattern(causal=True, window=2, dilation=3)),
+        ["x..... .x.... ..x... x..x.. .x..x. ..x..x"],
+    ),
+    "prefix": (
+        Mask(CAUSAL_PREFIX, prefix_lengths=array([3, 0])),
+        ["xxx.. xxx.. xxx.. xxxx. xxxxx", TRIANGLE],
+    ),
+    "prefix lengths without a prefix pattern": (
+        Mask(CAUSAL, prefix_lengths=array([3])),
+        [TRIANGLE],
+    ),
+    "global tokens see all and are visible to all": (
+        Mask(MaskPattern(window=1), global_positions=array([[1, -1], [3, 0]])),
+        ["xx... xxxxx .xx.. .x.x. .x..x", "xxxxx xx.x. x.xx. xxxxx x..xx"],
+    ),
+    "causal global tokens": (
+        Mask(MaskPattern(causal=True, window=1), global_positions=array([[2]])),
+        ["x.... .x... xxx.. ..xx. ..x.x"],
+    ),
+    "key lengths": (
+        Mask(key_lengths=array([4, 2, 0])),
+        ["xxxx xxxx xxxx", "xx.. xx.. xx..", ".... .... ...."],
+    ),
+    "segments": (
+        Mask(segments=array([[7, 7, 2, 2, 0]])),
+        ["xx... xx... ..xx. ..xx. ....."],
+    ),
+    "causal documents whose positions restart": (
+        Mask(CAUSAL, positions=array([[0, 1, 0, 1, 2]]), segments=array([[1, 1, 2, 2, 2]])),
+        ["x.... xx... ..x.. ..xx. ..xxx"],
+    ),
+    "segments narrow prefix and globals": (
+        Mask(
+            CAUSAL_PREFIX,
+            segments=array([[1, 1, 2, 2]]),
+            prefix_lengths=array([2]),
+            global_positions=array([[3]]),
+        ),
+        ["xx.. xx.. ..x. ..xx"],
+    ),
+    "key segments": (
+        Mask(segments=array([[1, 2, 0]]), key_segments=array([[2, 1, 0, 1]])),
+        [".x.x x... ...."],
+    ),
+    "positions and segments of other keys": (
+        Mask(CAUSAL, positions=array([[2, 5]]), segments=array([[1, 1]])).with_keys(
+            array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])
+        ),
+        ["...x xx.x"],
+    ),
+    "positions of other keys start at 0": (
+        Mask(CAUSAL, positions=array([[1, 3]])),
+        ["xx... xxxx."],
+    ),
+    "an array for each example": (
+        Mask(allowed=array([drawing(".xx x.x ..."), drawing("xxx ..x x..")])),
+        [".xx x.x ...", "xxx ..x x.."],
+    ),
+    "a causal array": (
+        Mask(CAUSAL, allowed=array([drawing(".xx x.x ..x")])),
+        ["... x.. ..x"],
+    ),
+    "an array overrides prefix and globals": (
+        Mask(
+            MaskPattern(prefix=True),
+            prefix_lengths=array([3]),
+            global_positions=array([[2]]),
+            allowed=array([drawing("xxx xx. ...")]),
+        ),
+        ["xxx xx. ..."],
+    ),
+}
+"""Masks, and a drawing of each example or of all."""
 
 
-def test_causal() -> None:
-    assert_sees(Mask(MaskPattern(causal=True)), CAUSAL)
-
-
-def test_bidirectional_window() -> None:
-    pattern = MaskPattern(window=2)
-    assert_sees(Mask(pattern), drawing("xx...", "xxx..", ".xxx.", "..xxx", "...xx"))
-
-
-def test_causal_window_has_window_keys() -> None:
-    pattern = MaskPattern(causal=True, window=3)
-    assert_sees(Mask(pattern), drawing("x....", "xx...", "xxx..", ".xxx.", "..xxx"))
-
-
-def test_dilated_causal_window() -> None:
-    pattern = MaskPattern(causal=True, window=2, dilation=3)
-    rows = ("x.....", ".x....", "..x...", "x..x..", ".x..x.", "..x..x")
-    assert_sees(Mask(pattern), drawing(*rows))
-
-
-def test_prefix_is_visible_to_all() -> None:
-    mask = Mask(MaskPattern(causal=True, prefix=True), prefix_lengths=array([3, 0]))
-    assert_sees(mask, drawing("xxx..", "xxx..", "xxx..", "xxxx.", "xxxxx"), CAUSAL)
-
-
-def test_prefix_lengths_need_a_prefix_pattern() -> None:
-    assert_sees(Mask(MaskPattern(causal=True), prefix_lengths=array([3])), CAUSAL)
-
-
-def test_global_tokens_see_all_and_are_visible_to_all() -> None:
-    mask = Mask(MaskPattern(window=1), global_positions=array([[1, -1], [3, 0]]))
-    first = drawing("xx...", "xxxxx", ".xx..", ".x.x.", ".x..x")
-    second = drawing("xxxxx", "xx.x.", "x.xx.", "xxxxx", "x..xx")
-    assert_sees(mask, first, second)
-
-
-def test_causal_global_tokens_do_not_see_the_future() -> None:
-    mask = Mask(MaskPattern(causal=True, window=1), global_positions=array([[2]]))
-    assert_sees(mask, drawing("x....", ".x...", "xxx..", "..xx.", "..x.x"))
-
-
-def test_key_lengths_hide_padding() -> None:
-    mask = Mask(key_lengths=array([4, 2, 0]))
-    assert_sees(mask, ALL, drawing("xx..", "xx..", "xx.."), drawing("....", "....", "...."))
-
-
-def test_segments_separate_documents_and_hide_padding() -> None:
-    mask = Mask(segments=array([[7, 7, 2, 2, 0]]))
-    assert_sees(mask, drawing("xx...", "xx...", "..xx.", "..xx.", "....."))
-
-
-def test_causal_documents_with_restarting_positions() -> None:
-    mask = Mask(
-        MaskPattern(causal=True),
-        positions=array([[0, 1, 0, 1, 2]]),
-        segments=array([[1, 1, 2, 2, 2]]),
-    )
-    assert_sees(mask, drawing("x....", "xx...", "..x..", "..xx.", "..xxx"))
-
-
-def test_segments_narrow_prefix_and_globals() -> None:
-    pattern = MaskPattern(causal=True, prefix=True)
-    segments = array([[1, 1, 2, 2]])
-    mask = Mask(
-        pattern, segments=segments, prefix_lengths=array([2]), global_positions=array([[3]])
-    )
-    assert_sees(mask, drawing("xx..", "xx..", "..x.", "..xx"))
-
-
-def test_key_segments() -> None:
-    mask = Mask(segments=array([[1, 2, 0]]), key_segments=array([[2, 1, 0, 1]]))
-    assert_sees(mask, drawing(".x.x", "x...", "...."))
-
-
-def test_positions_and_segments_of_other_keys() -> None:
-    mask = Mask(MaskPattern(causal=True), positions=array([[2, 5]]), segments=array([[1, 1]]))
-    assert_sees(
-        mask.with_keys(array([[5, 3, 2, 0]]), array([[1, 1, 0, 1]])), drawing("...x", "xx.x")
-    )
-
-
-def test_default_positions_of_other_keys_start_at_0() -> None:
-    mask = Mask(MaskPattern(causal=True), positions=array([[1, 3]]))
-    assert_sees(mask, drawing("xx...", "xxxx."))
-
-
-def test_allowed_array() -> None:
-    """Any M in {0, -inf}, for each example or for all."""
-    first, second = drawing(".xx", "x.x", "..."), drawing("xxx", "..x", "x..")
-    causal = np.tri(3, dtype=bool)
-    assert_sees(Mask(allowed=array([first, second])), first, second)
-    assert_sees(Mask(MaskPattern(causal=True), allowed=array([first])), first & causal)
-
-
-def test_allowed_array_overrides_prefix_and_globals() -> None:
-    hidden = array([drawing("xxx", "xx.", "...")])
-    mask = Mask(
-        MaskPattern(prefix=True),
-        prefix_lengths=array([3]),
-        global_positions=array([[2]]),
-        allowed=hidden,
-    )
-    assert_sees(mask, hidden[0])
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_mask_as_drawn(name: str) -> None:
+    mask, examples = DRAWINGS[name]
+    expected = np.stack([drawing(each) for each in examples])
+    assert np.array_equal(visible(mask, *expected.shape[1:]), expected)
 
 
 MASKS = {
@@ -193,14 +171,3 @@ def test_other_keys_may_leave_rows_empty(pattern: MaskPattern) -> None:
     )
     assert not causal_block(mask, 1, 2, 2).may_have_empty_rows(1, 2)
     assert not Mask().with_keys(others).may_have_empty_rows(2, 2)
-
-
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        (MaskPattern, dict(window=-1)),
-        (MaskPattern, dict(dilation=0)),
-    ],
-)
-def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
-    assert_refused(config, fields)

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import pytest
 
 from tests.fixtures.positions import ROTARY
 from tests.transformer.formulas import Array, array, assert_close, normal
-from tests.transformer.refused import assert_refused
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -126,17 +124,3 @@ def test_invalid_factors_raise() -> None:
         LongRoPEScaling(SHORT, LONG).frequencies(100.0, 4)
     with pytest.raises(ValueError, match="is not positive; give numbers above 0"):
         LongRoPEScaling((1.0, 0.0), (1.0, 1.0))
-
-
-@pytest.mark.parametrize(
-    ("config", "fields"),
-    [
-        (LinearScaling, dict(factor=0.5)),
-        (NTKScaling, dict(factor=0.5)),
-        (YaRNScaling, dict(original_max_length=0)),
-        (YaRNScaling, dict(beta_slow=32.0)),
-        (Llama3Scaling, dict(low_freq_factor=0.0)),
-    ],
-)
-def test_settings_are_checked(config: Any, fields: dict[str, Any]) -> None:
-    assert_refused(config, fields)

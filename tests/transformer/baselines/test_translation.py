@@ -15,8 +15,6 @@ from transformer.baselines.baseline_configs import (
     LuongConfig,
     Seq2SeqConfig,
 )
-from transformer.generation.beam_search import BeamSearchConfig
-from transformer.generation.translate import translate
 
 B, S, T, V, D = 3, 7, 5, 13, 6
 RANDOM = np.random.default_rng(0)
@@ -66,34 +64,3 @@ def test_cached_decoding_matches_full_pass(mixer: MixerConfig) -> None:
         )
         cache = out.cache
         assert_close(out.logits[:, 0], full[:, t])
-
-
-@pytest.mark.full
-def test_wide_beam_search_is_exact() -> None:
-    """Translations have up to three of V tokens and there is a beam for every prefix."""
-    model, run, params = make_model(LuongConfig())
-    stop, begin, limit = 0, 1, 3
-    source = SOURCE[1, :4]
-    result = translate(
-        model,
-        params["params"],
-        [source],
-        start_token=begin,
-        stop_token=stop,
-        beam_search_config=BeamSearchConfig(num_beams=V * V, length_penalty=0.0),
-        extra_length=limit,
-        length_factor=0.0,
-        batch_size=1,
-    )
-    words = np.stack(np.meshgrid(*[np.arange(V)] * limit, indexing="ij"), -1).reshape(-1, limit)
-    inputs = np.concatenate([np.full((len(words), 1), begin), words[:, :-1]], axis=1)
-    logits = run(params, np.broadcast_to(source, (len(words), 4)), inputs).logits
-    log_probs = np.asarray(jax.nn.log_softmax(logits))
-    best, translation = -np.inf, words[0]
-    for row, sentence in enumerate(words):
-        length = np.flatnonzero(sentence == stop)[0] + 1 if stop in sentence else limit
-        total = log_probs[row, np.arange(length), sentence[:length]].sum()
-        if total > best:
-            best, translation = total, sentence[:length]
-    assert result.tokens[0] == [word for word in translation.tolist() if word != stop]
-    assert result.scores[0] == pytest.approx(best, rel=1e-5)

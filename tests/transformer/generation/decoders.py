@@ -11,19 +11,14 @@ from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
 from transformer.baselines.baseline_configs import ConvolutionConfig, ElmanConfig, LSTMConfig
 from transformer.config import BlockConfig, TransformerConfig
-from transformer.generation.generate import (
-    decode_step,
-    prefill,
-)
+from transformer.generation.generate import decode_step, prefill
 from transformer.generation.sampling import SamplingConfig
-from transformer.layers.layer_config import FeedForwardConfig, NormConfig
+from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 from transformer.models.language_model import LanguageModel
 
 GREEDY = SamplingConfig(temperature=0)
 
-
 PROMPTS = ([7, 3, 5], [11], [2, 13, 17, 4, 19, 23, 29], [11, 3])
-
 
 GPT = TransformerConfig(
     vocab_size=61,
@@ -33,12 +28,9 @@ GPT = TransformerConfig(
     position_embedding=LearnedPositions(41),
 )
 
-
 _ROTARY = AttentionConfig(num_heads=6, num_kv_heads=3, head_dim=4, bias=False, position=RoPE())
 
-
 _GATED = FeedForwardConfig(d_ff=29, activation="silu", gated=True, bias=False)
-
 
 LLAMA = TransformerConfig(
     vocab_size=61,
@@ -48,6 +40,7 @@ LLAMA = TransformerConfig(
         BlockConfig(mixer=_ROTARY, feed_forward=_GATED, norm=NormConfig("rms")),
         BlockConfig(
             mixer=dataclasses.replace(_ROTARY, num_kv_heads=1, value_head_dim=3),
+            feed_forward=MoEConfig(5, 2, FeedForwardConfig(d_ff=17)),
             norm=NormConfig("rms"),
         ),
     ),
@@ -55,7 +48,6 @@ LLAMA = TransformerConfig(
     final_norm=NormConfig("rms"),
     layer_loop="scan",
 )
-
 
 POST = dataclasses.replace(
     GPT,
@@ -66,7 +58,6 @@ POST = dataclasses.replace(
     tie_embeddings=False,
     layer_loop="unroll",
 )
-
 
 RECURRENT = dataclasses.replace(
     GPT,
@@ -87,6 +78,5 @@ def make_decoder(config: TransformerConfig) -> tuple[LanguageModel, Any]:
 
 
 read = jax.jit(prefill, static_argnums=(0, 4))
-
 
 step = jax.jit(decode_step, static_argnums=0)

@@ -13,6 +13,8 @@ from tests.transformer.formulas import random_params_like
 from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_decoder
 from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
 from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.position_config import RoPE
+from transformer.attention.rope_scaling import LongRoPEScaling
 from transformer.config import BlockConfig
 from transformer.generation import log_likelihood
 from transformer.generation.log_likelihood import log_likelihoods
@@ -54,6 +56,18 @@ def test_totals_equal_those_of_unpadded_logits(decoder: tuple[LanguageModel, Any
         logits = run_full_pass(model, params, jnp.array([row]))[0]
         assert each.total == pytest.approx(expected(logits, row, context), rel=1e-5, abs=1e-5)
         assert each.num_tokens == len(row) - context
+
+
+def test_padding_does_not_lengthen_a_row() -> None:
+    """LongRoPE has other factors from 9 tokens on; rows of 5 are padded to 32."""
+    scaling = LongRoPEScaling((1.0, 1.5, 2.0), (2.0, 5.0, 7.0), 8)
+    mixer = AttentionConfig(num_heads=2, head_dim=6, position=RoPE(scaling=scaling))
+    config = TransformerConfig(31, 12, num_layers=1, layer_pattern=(BlockConfig(mixer),))
+    model, params = make_decoder(config)
+    row = [7, 3, 5, 11, 2]
+    [found] = log_likelihoods(model, params, [row])
+    logits = run_full_pass(model, params, jnp.array([row]))[0]
+    assert found.total == pytest.approx(expected(logits, row, 1), rel=1e-5)
 
 
 @pytest.mark.full

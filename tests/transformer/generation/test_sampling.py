@@ -1,5 +1,4 @@
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,21 +41,7 @@ def allowed_tokens(logits: jax.Array) -> list[set[int]]:
     return [set(np.flatnonzero(row > -np.inf).tolist()) for row in np.asarray(logits)]
 
 
-@pytest.mark.parametrize(
-    ("mass", "expected"),
-    [
-        (1e-9, {2}),
-        (0.49, {2}),
-        (0.51, {2, 0}),
-        (0.81, {2, 0, 3}),
-        (1.0, {0, 1, 2, 3}),
-    ],
-)
-def test_nucleus_is_the_smallest_set_with_mass_p(mass: float, expected: set[int]) -> None:
-    assert allowed_tokens(apply_top_p(logits_of(0.3, 0.05, 0.5, 0.15), mass)) == [expected]
-
-
-@pytest.mark.parametrize(("mass", "count"), [(0.1, 1), (0.45, 3)])
+@pytest.mark.parametrize(("mass", "count"), [(0.1, 1), (0.45, 3), (1.0, 5)])
 def test_nucleus_breaks_ties_by_index(mass: float, count: int) -> None:
     assert allowed_tokens(apply_top_p(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [
         set(range(count))
@@ -68,7 +53,7 @@ def test_nucleus_excludes_tokens_of_probability_zero() -> None:
     assert allowed_tokens(apply_top_p(certain, 0.999)) == [{1}]
 
 
-@pytest.mark.parametrize("mass", [0.03, 0.77, 0.9999])
+@pytest.mark.parametrize("mass", [1e-9, 0.03, 0.77, 0.9999])
 def test_nucleus_matches_sorting(mass: float) -> None:
     logits = np.random.default_rng(0).normal(size=(7, 211)).astype(np.float32) * 3
     exp_logits = np.exp(logits.astype(np.float64))
@@ -121,7 +106,9 @@ def test_temperature_by_hand() -> None:
         (SamplingConfig(), [0.5, 0.25, 0.2, 0.05]),
         (SamplingConfig(temperature=0.5), [0.7067, 0.1767, 0.1131, 0.0071]),
         (SamplingConfig(top_p=0.8), [0.5263, 0.2632, 0.2105, 0]),
-        (SamplingConfig(top_k=3, top_p=0.6), [2 / 3, 1 / 3, 0, 0]),
+        (SamplingConfig(top_k=3), [0.5263, 0.2632, 0.2105, 0]),
+        # Of the two that top-k leaves, the first has 2/3 of the mass.
+        (SamplingConfig(top_k=2, top_p=0.6), [1, 0, 0, 0]),
         (SamplingConfig(temperature=1e30), [0.25, 0.25, 0.25, 0.25]),
     ],
     ids=str,
@@ -130,13 +117,6 @@ def test_draws_follow_the_probabilities(config: SamplingConfig, expected: list[f
     actual = np.bincount(draw_many(config, logits_of(0.5, 0.25, 0.2, 0.05)), minlength=4) / DRAWS
     for frequency, p in zip(actual, expected, strict=True):
         assert abs(frequency - p) <= 4.5 * math.sqrt(p * (1 - p) / DRAWS) + 1e-4
-
-
-def test_top_p_applies_after_top_k() -> None:
-    """Top-k leaves 0.4 and 0.3. The first has 0.57 of their mass, so top-p 0.5 keeps only it."""
-    logits = logits_of(0.4, 0.3, 0.3)
-    assert set(draw_many(SamplingConfig(top_k=2, top_p=0.5), logits, 500).tolist()) == {0}
-    assert set(draw_many(SamplingConfig(top_p=0.5), logits, 500).tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30])
@@ -176,23 +156,14 @@ def test_draw_depends_only_on_its_row_key_and_position() -> None:
         assert alone.tolist() == together[i : i + 1].tolist()
 
 
-def changed(keys: jax.Array, positions: jax.Array) -> np.ndarray:
-    return np.asarray(sample_tokens(jnp.zeros((50, 97)), keys, positions, SamplingConfig()))
-
-
-@pytest.mark.parametrize(
-    "draws",
-    [
-        lambda: changed(jax.random.split(jax.random.key(0), 50), jnp.zeros(50, jnp.int32)),
-        lambda: changed(jnp.broadcast_to(jax.random.key(0), 50), jnp.arange(50)),
-    ],
-    ids=["keys", "positions"],
-)
-def test_draws_differ_between_keys_and_positions(draws: Callable[[], np.ndarray]) -> None:
-    """Fifty draws from 97 equal tokens give about 39 different ones, or one if all draws were the
-    same.
-    """
-    assert len(set(draws().tolist())) > 30
+def test_draws_differ_between_keys_and_positions() -> None:
+    """Fifty draws from 97 equal tokens give about 39 different ones."""
+    logits, keys = jnp.zeros((50, 97)), jax.random.split(jax.random.key(0), 50)
+    for given in (
+        (keys, jnp.zeros(50, jnp.int32)),
+        (jnp.broadcast_to(keys[0], 50), jnp.arange(50)),
+    ):
+        assert len(set(sample_tokens(logits, *given, SamplingConfig()).tolist())) > 30
 
 
 def test_draw_excludes_tokens_of_probability_zero() -> None:

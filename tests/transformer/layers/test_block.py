@@ -21,7 +21,6 @@ from transformer import (
 )
 from transformer.attention.mixer import MixerInputs
 from transformer.layers.block import Block
-from transformer.layers.layer_config import MoEConfig
 from transformer.model_context import ModelContext
 
 B, T, D = 2, 5, 12
@@ -108,20 +107,3 @@ def test_bare_block_is_its_mixer() -> None:
     x = normal(1, B, T, D)
     visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     assert_close(run(params, x).x, formulas.attention(x, x, params["mixer"], visible)[0])
-
-
-def test_moe_with_one_expert_is_that_expert() -> None:
-    plain = config()
-    expert = FeedForwardConfig(d_ff=7, activation="relu")
-    one = dataclasses.replace(
-        plain,
-        feed_forward=MoEConfig(
-            num_experts=1, num_experts_per_token=1, expert=expert, normalize_gates=False
-        ),
-    )
-    run, params = make_block(one)
-    moe_params, feed_forward_params = dict(params), dict(params["feed_forward"])
-    feed_forward_params.pop("router")
-    moe_params["feed_forward"] = jax.tree.map(lambda leaf: leaf[0], feed_forward_params)
-    x = normal(2, B, T, D)
-    assert_close(run(params, x).x, make_block(plain)[0](moe_params, x).x)

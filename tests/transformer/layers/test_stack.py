@@ -151,15 +151,6 @@ def test_cross_attention_gets_constants_of_its_layer(loop: LayerLoop) -> None:
     assert np.array_equal(second["cross_number"], [[1, 9], [3, 9]])
 
 
-@pytest.mark.full
-def test_scanned_equals_unrolled_with_dropout() -> None:
-    scanned, unrolled = (stack(2, ATTENDING, loop=loop) for loop in LOOPS)
-    params = params_of(scanned)
-    x = apply_stack(scanned, params, RNGS).x
-    assert_close(x, apply_stack(unrolled, params, RNGS).x)
-    assert np.abs(x - apply_stack(scanned, params).x).max() > 0.1
-
-
 def test_weights_are_stacked_over_layers_of_a_place() -> None:
     module = stack(5, *STAMPS)
     init = lambda x: module.init(jax.random.key(0), x, MixerInputs(**GIVEN))  # noqa: E731

@@ -19,8 +19,10 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
+from transformer.attention.masks import dense_mask
 from transformer.generation.beam_search import BeamSearchConfig
 from transformer.generation.translate import translate
+from transformer.models.encoder_decoder import _source_mask
 
 B, S, T, V, D = 3, 7, 5, 13, 12
 BLOCK = BlockConfig(
@@ -143,6 +145,19 @@ def test_packed_pairs_are_independent() -> None:
     for sources, targets in ((slice(3), slice(2)), (slice(3, None), slice(2, None))):
         alone = run(params, source[:, sources], target[:, targets])
         assert_close(packed.logits[:, targets], alone.logits)
+
+
+def test_source_mask_by_hand() -> None:
+    """Of packed pairs, of padding in the source alone, and of padding in the target alone."""
+    target, source = jnp.array([[1, 2, 0]]), jnp.array([[2, 1, 0, 1]])
+    cases: tuple[Any, ...] = (
+        (target, source, [[0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]),
+        (None, source, [[0, 1, 0, 1]] * 3),
+        (target, None, [[1, 1, 1, 1]] * 3),
+    )
+    for segments, source_segments, expected in cases:
+        mask = _source_mask(jnp.arange(3)[None], segments, source_segments, jnp.zeros((1, 3), int))
+        assert np.array_equal(dense_mask(mask, 3, 4)[0], np.array(expected) == 1)
 
 
 @pytest.mark.parametrize("length", [S, T])

@@ -107,19 +107,20 @@ def test_invalid_inputs_raise() -> None:
     apply = lambda *x, **y: jax.eval_shape(  # noqa: E731
         lambda: model.apply({"params": params}, *x, **y)
     )
-    with pytest.raises(ValueError, match="features"):
-        apply(FEATURES[..., :2])
-    with pytest.raises(ValueError, match="6 inputs: the table of learned positions has 5 rows"):
-        apply(jnp.zeros((1, 6, NUM_FEATURES)))
     for position in (-2, T):
         positions = jnp.arange(T)[None].at[0, 1].set(position)
         with pytest.raises(ValueError, match=f"position {position}: "):
             apply(FEATURES, positions=positions)
     apply(FEATURES, positions=jnp.array([[0, 1, 2, 3, -1]]))  # -1: padding
-    with pytest.raises(ValueError, match="outputs 'head_output'"):
-        apply(FEATURES, outputs=frozenset({"head_output"}))
-    with pytest.raises(ValueError, match="adjacency"):
-        apply(FEATURES, adjacency=jnp.ones((B, T, T)))
+    cases: tuple[tuple[Any, dict[str, Any], str], ...] = (
+        (FEATURES[..., :2], {}, "features"),
+        (jnp.zeros((1, 6, NUM_FEATURES)), {}, "6 inputs: the table of learned positions has 5"),
+        (FEATURES, {"outputs": frozenset({"head_output"})}, "outputs 'head_output'"),
+        (FEATURES, {"adjacency": jnp.ones((B, T, T))}, "adjacency"),
+    )
+    for features, given, message in cases:
+        with pytest.raises(ValueError, match=message):
+            apply(features, **given)
     with pytest.raises(ValueError, match="pooling first: the first token of a causal model sees"):
         FeatureClassifier(dataclasses.replace(CONFIG, causal=True), pooling="first")
     with pytest.raises(ValueError, match="num_features 0: give 1 or more"):

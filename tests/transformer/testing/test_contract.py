@@ -53,27 +53,17 @@ from transformer.testing.mixer_under_test import (
 @pytest.mark.full
 @pytest.mark.parametrize("kind", sorted(MIXERS))
 def test_every_mixer_passes(kind: str) -> None:
-    """At a length just above a power of two, where blockwise backends have a partial block."""
+    # The length is just above a power of two, where blockwise backends have a partial block.
     # Unoptimized, a call of Reformer takes a second: two rounds of its four will do.
     mixer = ReformerConfig(num_hashes=2) if kind == "reformer" else kind
     check_mixer(mixer, length=67, lengths=(1, 257))
 
 
+BLOCKS = "bigbird full linear longformer performer routing sliding_window sparse top_k"
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "bigbird",
-        "full",
-        "linear",
-        "longformer",
-        "performer",
-        "routing",
-        "sliding_window",
-        "sparse",
-        "top_k",
-    ],
-)
+@pytest.mark.parametrize("kind", BLOCKS.split())
 def test_mixer_with_blocks_passes_at_longer_lengths(kind: str) -> None:
     """Several blocks, the last of them partial, in every check.
 
@@ -213,26 +203,18 @@ def faulty(sound: Trial, fault: str, lacks: tuple[str, ...] = ()) -> Trial:
 @pytest.mark.parametrize(
     ("ability", "fault", "message"),
     [
-        ("causal", "leaks by a maximum", "outputs up to position 0 changed when later inputs did"),
-        ("causal", "says nothing", "outputs after position 0 do not depend on their inputs"),
-        ("cached", "forgets", "3 tokens from position 11 differ from the full pass"),
-        ("cached", "grows its cache", "the returned cache has other shapes than the given one"),
-        ("segments", "mixes documents", "document 1 depends on another document or on padding"),
-        (
-            "segments",
-            "mistakes positions",
-            "document 2 gives other results in a packed row than alone",
-        ),
+        ("causal", "leaks by a maximum", "outputs up to position 0 changed"),
+        ("causal", "says nothing", "outputs after position 0 do not depend"),
+        ("cached", "forgets", "3 tokens from position 11 differ"),
+        ("cached", "grows its cache", "the returned cache has other shapes"),
+        ("segments", "mixes documents", "document 1 depends on another document"),
+        ("segments", "mistakes positions", "document 2 gives other results in a packed row"),
         ("cross", "is deaf", "a query's result depends on other queries"),
-        ("cross", "says nothing", "the result does not depend on the memory, or on too much of it"),
+        ("cross", "says nothing", "the result does not depend on the memory"),
         ("cross", "sees padding of the memory", "padding of the memory changes the result"),
-        ("cross", "forgets", "results from the cached memory differ from those of the memory"),
-        (
-            "cross",
-            "grows its cache",
-            "the returned cache of the memory has other shapes than the given one",
-        ),
-        ("any_length", "goes by the length", "1 tokens give other results than at the start of 23"),
+        ("cross", "forgets", "results from the cached memory differ"),
+        ("cross", "grows its cache", "the returned cache of the memory has other shapes"),
+        ("any_length", "goes by the length", "1 tokens give other results than at"),
         ("weights", "weighs twice", "rows do not sum to 1"),
         ("weights", "weighs what is hidden", "keys that the mask hides have a weight"),
         ("weights", "keeps its weights", "are not in aux though they were requested"),
@@ -247,7 +229,7 @@ def test_faults_are_detected(sound: Trial, ability: str, fault: str, message: st
     ("fault", "message"),
     [
         ("drops by the batch", "the rest of the batch changes the result"),
-        ("drops nothing", "other random keys change nothing, or should change nothing and do"),
+        ("drops nothing", "other random keys change nothing"),
     ],
 )
 def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> None:
@@ -259,10 +241,7 @@ def test_faulty_dropout_is_detected(sound: Trial, fault: str, message: str) -> N
     ("fault", "message"),
     [
         ("has no gradient", "training step: gradients are not finite"),
-        (
-            "counts its calls",
-            "stacked layers: a scan over layers and a loop give different results",
-        ),
+        ("counts its calls", "stacked layers: a scan over layers and a loop give diff"),
     ],
 )
 def test_faults_inside_a_model_are_detected(
@@ -279,46 +258,6 @@ def test_results_in_bfloat16_stay_in_bfloat16(sound: Trial) -> None:
         AssertionError, match=r"^mixer faulty: bfloat16: inputs in bfloat16 give fl"
     ):
         check_bfloat16(faulty(sound, "widens"))
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainConfig(MixerConfig):
-    kind: ClassVar[str] = "plain"
-
-
-class Plain(Mixer):
-    """Mean of the past, with weights declared through Flax, so their axes have no names."""
-
-    config: PlainConfig
-
-    @staticmethod
-    def abilities(config: PlainConfig) -> Abilities:
-        return Abilities(cached=False, cross=False, segments=False, weights=False)
-
-    @staticmethod
-    def constants(config: PlainConfig, layer: int, width: int) -> Any:
-        return None
-
-    @nn.nowrap
-    def init_cache(self, batch: int, length: int) -> Any:
-        raise ValueError("mixer plain: has no cache; use mixer full")
-
-    @nn.compact
-    def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        refused = inputs.memory is not None or inputs.mask.segments is not None
-        if refused or "weights" in inputs.outputs:
-            raise ValueError("mixer plain: does that not; use mixer full")
-        y = x if not inputs.mask.pattern.causal else jnp.cumsum(x, axis=1)
-        y = y / jnp.arange(1, x.shape[1] + 1, dtype=x.dtype)[None, :, None]
-        gain = self.param("gain", nn.initializers.ones, (x.shape[-1],))
-        y = nn.Dense(x.shape[-1], dtype=x.dtype)(y) * gain.astype(x.dtype)[None, None]
-        return MixerOutput(y, None, {})
-
-
-@pytest.mark.full
-def test_flax_parameters_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(MIXERS, "plain", Plain)
-    check_mixer("plain", d_model=6, length=17, lengths=(1, 17, 23))
 
 
 @pytest.mark.parametrize(
@@ -434,10 +373,13 @@ class Strided(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         heads, embed = {"heads": 2, "head": 3}, {"embed": x.shape[-1]}
-        names = ("query", "key", "value")
-        return QKV(
-            *(apply_linear(self, name, x, embed, heads, self.context, bias=False) for name in names)
+        q, k = (
+            apply_linear(self, name, x, embed, heads, self.context, bias=False)
+            for name in ("query", "key")
         )
+        gain = self.param("gain", nn.initializers.ones, (3,))
+        v = nn.DenseGeneral((2, 3), dtype=x.dtype, name="value")(x)
+        return QKV(q, k, v * gain.astype(x.dtype)[None, None, None])
 
     def select(self, heads: QKV, inputs: MixerInputs) -> jax.Array:
         return self.strided(heads.q.shape[1], self.config.says, inputs.constants)
@@ -448,9 +390,15 @@ class Strided(Mixer):
 
 
 @pytest.mark.full
-def test_select_is_compared_with_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_flax_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their axes have no names."""
     monkeypatch.setitem(MIXERS, "strided", Strided)
     check_mixer(StridedConfig(), d_model=5, length=7, lengths=(1, 7))
+
+
+@pytest.mark.full
+def test_select_is_compared_with_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "strided", Strided)
     trial = make_trial(StridedConfig(), 5, 7, (7,), Hardware())
     check_select(trial)
     mixer = Strided(StridedConfig(says=2), trial.mixer.context, parent=None)

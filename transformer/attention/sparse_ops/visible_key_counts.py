@@ -48,10 +48,11 @@ def sparse_transformer_visible_keys(
         parts = {"local": (near, 1), "far": (far, 1), "merged": (near + far - both, 1)}
     else:
         blocks, place = index // stride, index % stride
-        earlier = blocks * summary
+        earlier, is_summary = blocks * summary, place >= stride - summary
         parts = {
             "local": (place, 1),
-            "far": (earlier + np.maximum(0, place - (stride - summary)), 1),
+            # A query sees itself only if it is a summary token.
+            "far": (earlier + np.maximum(0, place - (stride - summary)), is_summary.mean()),
             "merged": (earlier + place, 1),
         }
     counts = [_seen(*parts[part]) for part in HEAD_GROUPS[config.factorization]]
@@ -75,6 +76,6 @@ def longformer_visible_keys(config: LongformerConfig, length: int) -> MeanVisibl
     return MeanVisibleKeys(float((behind + ahead).mean()) + 1, float(behind.mean()) + 1)
 
 
-def _seen(behind: np.ndarray, itself: int) -> MeanVisibleKeys:
+def _seen(behind: np.ndarray, itself: float) -> MeanVisibleKeys:
     """Return the means of a pattern that is symmetric in both directions."""
     return MeanVisibleKeys(2 * float(behind.mean()) + itself, float(behind.mean()) + itself)

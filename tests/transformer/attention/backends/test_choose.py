@@ -47,6 +47,14 @@ def changed(spec: AttentionSpec, fields: dict[str, Any]) -> AttentionSpec:
         (CAUSAL, dict(num_queries=512, num_keys=512, window=256), "blockwise"),
         (CAUSAL, dict(num_queries=512, num_keys=512, window=257), "query_blocks"),
         (ON_GPU, {}, "cudnn"),
+        (ON_GPU, dict(has_segments=True), "cudnn"),
+        (ON_GPU, dict(has_extra_masks=True), "cudnn"),
+        (ON_GPU, dict(keys_match_queries=False, num_keys=100), "cudnn"),
+        (ON_GPU, dict(num_queries=32_767, num_keys=32_767), "cudnn"),  # odd and long, but causal
+        (ON_GPU, dict(window=7), "cudnn"),
+        (ON_GPU, dict(window=7, causal=False), "cudnn"),
+        (ON_GPU, dict(prefix=True), "cudnn"),
+        (ON_GPU, dict(ordered=False), "cudnn"),
         (ON_GPU, dict(hardware=dataclasses.replace(T4, compute_capability="12.1")), "cudnn"),
         (ON_GPU, dict(dtype="float16", causal=False), "cudnn"),
         (ON_GPU, dict(dtype="float32"), "query_blocks"),
@@ -65,24 +73,6 @@ def test_auto_never_materializes_scores_of_long_sequences(hardware: Hardware) ->
     assert choose_backend("auto", changed(CAUSAL, long)).backend == "blockwise"
     weights = changed(CAUSAL, long | dict(returns_weights=True))
     assert choose_backend("auto", weights).backend == "reference"
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(has_segments=True),
-        dict(has_extra_masks=True),
-        dict(keys_match_queries=False, num_keys=100),
-        dict(num_queries=32_767, num_keys=32_767),  # odd and long, but causal
-        dict(window=7),
-        dict(window=7, causal=False),
-        dict(prefix=True),
-        dict(ordered=False),
-    ],
-)
-def test_cudnn_supports_all_masks(fields: dict[str, Any]) -> None:
-    choice = choose_backend("auto", changed(ON_GPU, fields))
-    assert choice == BackendChoice("cudnn", "the fastest on gpu")
 
 
 def test_wide_heads_need_hopper() -> None:

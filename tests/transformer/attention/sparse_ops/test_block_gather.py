@@ -121,19 +121,6 @@ def test_backward_pass_drops_the_same_weights() -> None:
     assert float(difference) == pytest.approx(float((gradient * step).sum()), rel=1e-3)
 
 
-def test_no_quadratic_array_is_allocated() -> None:
-    length, block = 1024, 16
-    q, k, v = inputs(length, length)
-    table = np.arange(length // block)[None, None, :, None] + np.array([-1, 0])
-
-    def total(q: Any, k: Any, v: Any) -> Any:
-        return attend_selected_blocks(q, k, v, Mask(), ScoreSpec(0.3), table, block).y.sum()
-
-    program: Any = jax.jit(jax.grad(total, (0, 1, 2))).lower(q, k, v).compile().as_text()
-    assert f"{length},{length}]" not in program
-    assert f"{block},{2 * block}]" in program
-
-
 def test_unsupported_scores_and_masks_raise() -> None:
     (q, k, v), table = inputs(23, 23), random_block_table((1, 1), 23, 23)
     with pytest.raises(ValueError, match="support dot-product scores only"):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.compiled import largest_array
-from tests.transformer.formulas import Array, assert_close, normal, softmax
+from tests.transformer.formulas import assert_close, normal
+from tests.transformer.mixers import visible_in_groups
 from transformer.attention.sparse_ops.grouped_window import (
     CHUNK_SIZE,
     attend_grouped,
@@ -32,28 +32,9 @@ def random_groups(groups: int, length: int = T) -> Any:  # [B, N, T]
     )
 
 
-def visible_keys(groups: Array, b: int, n: int, t: int, window: int, causal: bool) -> list[int]:
-    """Return the keys that query t sees: the last `window` members of its group up to itself.
-
-    Without `causal`, also the next `window - 1` members after it.
-    """
-    if groups[b, n, t] < 0:
-        return []
-    equal_marks_bias = np.flatnonzero(groups[b, n] == groups[b, n, t])
-    before, after = equal_marks_bias[equal_marks_bias <= t], equal_marks_bias[equal_marks_bias > t]
-    return [*before[-window:], *([] if causal else after[: window - 1])]
-
-
 def inputs(length: int = T) -> Any:
     shapes = ((0, H), (1, H), (2, VALUES))
     return tuple(normal(seed, B, length, N, width) for seed, width in shapes)
-
-
-def dense_mask_of_groups(groups: Array, window: int, causal: bool) -> Any:  # [B, N, T, T]
-    visible = np.zeros((*groups.shape, groups.shape[2]), bool)
-    for b, n, t in np.ndindex(groups.shape):
-        visible[b, n, t, visible_keys(groups, b, n, t, window, causal)] = True
-    return visible
 
 
 def dense_attention(
@@ -67,63 +48,53 @@ def dense_attention(
     return y, jnp.log(jnp.where(total > 0, total, 1))
 
 
-def scalar_of(outputs: Any) -> jax.Array:
-    """Reduce outputs to one number that depends on every finite entry of y and lse."""
-    y, lse = outputs
-    return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(jnp.where(jnp.isfinite(lse), lse, 0)))
-
-
-@pytest.mark.parametrize(
-    ("window", "causal"), [(1, True), (WINDOW, True), (WINDOW, False), (2 * T, False)]
-)
-def test_matches_loop_over_queries(window: int, causal: bool) -> None:
-    q, k, v = inputs()
-    groups = random_groups(4)
-    kwargs: Any = dict(causal=causal, scale=1 / math.sqrt(H))
-    attend = jax.jit(lambda q, k, v, g: attend_grouped(q, k, v, g, window, **kwargs))
-    result = attend(q, k, v, groups)
-    y, lse = np.zeros((B, T, N, VALUES)), np.full((B, N, T), -np.inf)
-    for b, n, t in np.ndindex(B, N, T):
-        keys = visible_keys(groups, b, n, t, window, causal)
-        if keys:
-            scores = k[b, keys, n] @ q[b, t, n] / math.sqrt(H)
-            y[b, t, n] = softmax(scores) @ v[b, keys, n]
-            lse[b, n, t] = np.log(np.exp(scores).sum())
-    assert_close(result.y, y)
-    assert np.array_equal(np.isfinite(result.lse), groups >= 0)
-    assert_close(np.where(groups >= 0, result.lse, 0), np.where(groups >= 0, lse, 0))
-
-
 def equal_marks_bias(q_marks: Any, k_marks: Any) -> Any:
     """Return a score bias of 0.5 where the first inputs of query and key are equal."""
     return 0.5 * (q_marks[..., :, None, 0] == k_marks[..., None, :, 0])
 
 
-@pytest.mark.sampled("True-True", "False-False")
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("biased", [True, False])
-def test_gradients_match_dense_attention(causal: bool, biased: bool) -> None:
+@pytest.mark.sampled("4-True-True", "4-False-False")
+@pytest.mark.parametrize(
+    ("window", "causal", "biased"),
+    [
+        (1, True, False),
+        (WINDOW, True, True),
+        (WINDOW, False, False),
+        (WINDOW, False, True),
+        (2 * T, False, False),
+    ],
+)
+def test_matches_dense_attention(window: int, causal: bool, biased: bool) -> None:
+    """Values, the log-sum-exp, and the gradients of a number that depends on both."""
     groups = random_groups(4)
     marks = np.random.default_rng(1).integers(0, 3, (B, N, T, 1))
+    kwargs: dict[str, Any] = dict(causal=causal, scale=1 / math.sqrt(H))
+    if biased:
+        kwargs |= dict(score_bias_fn=equal_marks_bias, bias_inputs=jnp.asarray(marks))
     score_bias = equal_marks_bias(marks, marks) if biased else 0.0
-    kwargs: dict[str, Any] = (
-        dict(score_bias_fn=equal_marks_bias, bias_inputs=jnp.asarray(marks)) if biased else {}
-    )
-    kwargs |= dict(causal=causal, scale=1 / math.sqrt(H))
+    visible = visible_in_groups(groups, window, causal)
 
-    def grouped_loss(q: Any, k: Any, v: Any) -> jax.Array:
-        return scalar_of(attend_grouped(q, k, v, groups, WINDOW, **kwargs))
+    def grouped(q: Any, k: Any, v: Any) -> Any:
+        return attend_grouped(q, k, v, groups, window, **kwargs)
 
-    def dense_loss(q: Any, k: Any, v: Any) -> jax.Array:
-        return scalar_of(
-            dense_attention(q, k, v, dense_mask_of_groups(groups, WINDOW, causal), score_bias)
-        )
+    def dense(q: Any, k: Any, v: Any) -> Any:
+        return dense_attention(q, k, v, visible, score_bias)
 
-    actual = jax.jit(jax.value_and_grad(grouped_loss, (0, 1, 2)))(*inputs())
-    expected = jax.jit(jax.value_and_grad(dense_loss, (0, 1, 2)))(*inputs())
-    assert_close(actual[0], expected[0])
-    for actual_gradient, expected_gradient in zip(actual[1], expected[1], strict=True):
-        assert_close(actual_gradient, expected_gradient)
+    def values_and_gradients(attend: Any) -> Any:
+        def total(q: Any, k: Any, v: Any) -> Any:
+            y, lse = attend(q, k, v)
+            finite = jnp.where(groups >= 0, lse, 0)
+            return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(finite)), (y, finite, lse)
+
+        return jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))(*inputs())
+
+    ((_, (y, lse, unfiltered)), gradients) = values_and_gradients(grouped)
+    ((_, (expected_y, expected_lse, _)), expected_gradients) = values_and_gradients(dense)
+    assert_close(y, expected_y)
+    assert_close(lse, expected_lse)
+    assert np.array_equal(np.isfinite(unfiltered), groups >= 0)
+    for actual, expected in zip(gradients, expected_gradients, strict=True):
+        assert_close(actual, expected)
 
 
 def test_future_tokens_do_not_change_past_outputs() -> None:
@@ -144,7 +115,7 @@ def test_group_positions_determine_visibility() -> None:
     positions = np.asarray(group_positions(groups, WINDOW))
     visible = np.abs(positions[..., :, None] - positions[..., None, :]) < WINDOW
     visible &= (groups >= 0)[..., None]
-    assert np.array_equal(visible, dense_mask_of_groups(groups, WINDOW, causal=False))
+    assert np.array_equal(visible, visible_in_groups(groups, WINDOW, causal=False))
 
 
 def test_groups_are_split_by_document() -> None:
@@ -152,15 +123,3 @@ def test_groups_are_split_by_document() -> None:
     documents: Any = np.array([[1, 1, 2, 2, 0]])
     assert split_groups_by_document(groups, 3, documents).tolist() == [[[3, 5, 8, 7, -1]]]
     assert split_groups_by_document(groups, 3, None) is groups
-
-
-def test_no_quadratic_array_is_allocated() -> None:
-    """In the compiled program, forward and backward."""
-    length = 2048
-    arrays = [jax.ShapeDtypeStruct((1, length, 1, 2), np.float32)] * 3
-    groups = jax.ShapeDtypeStruct((1, 1, length), np.int32)
-
-    def total(q: Any, k: Any, v: Any, groups: Any) -> jax.Array:
-        return scalar_of(attend_grouped(q, k, v, groups, 16, causal=True, scale=1.0))
-
-    assert largest_array(jax.grad(total, (0, 1, 2)), *arrays, groups) < 20 * length

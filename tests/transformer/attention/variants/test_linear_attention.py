@@ -7,10 +7,13 @@ import numpy as np
 
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, make_mixer
-from transformer import BlockConfig, LanguageModel, LinearAttentionConfig, Mask, TransformerConfig
+from transformer import LinearAttentionConfig, Mask
 from transformer.attention.masks import MaskPattern
-from transformer.attention.variants.linear_attention import FEATURE_FLOOR, elu_features
-from transformer.flops import count_token_flops
+from transformer.attention.variants.linear_attention import (
+    FEATURE_FLOOR,
+    LinearAttention,
+    elu_features,
+)
 
 B, T, D, N, H = 2, 7, 6, 3, 5
 CONFIG = LinearAttentionConfig(num_heads=N, head_dim=H, bias=False)
@@ -77,7 +80,4 @@ def test_derivative_of_elu_features() -> None:
 
 
 def test_flops() -> None:
-    block = BlockConfig(mixer=CONFIG, feed_forward=None)
-    config = TransformerConfig(vocab_size=17, d_model=D, num_layers=1, layer_pattern=(block,))
-    flops = count_token_flops(LanguageModel(config), 1000)
-    assert flops.scores == flops.scores_causal == 2 * 2 * N * H * (H + 1)
+    assert LinearAttention.score_flops(CONFIG, D, 1000) == (2 * 2 * N * H * (H + 1),) * 2

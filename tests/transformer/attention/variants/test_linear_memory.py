@@ -33,6 +33,8 @@ from transformer import (
 )
 from transformer.attention.mixer import MixerInputs, mixer_class
 
+pytestmark = pytest.mark.full
+
 T, D = 1021, 6
 """T is a prime that no other size equals; padding to blocks makes it longer. All other sizes are
 small, so that what is stored per token is at most T / 10; tiles have 128 x S entries."""
@@ -59,7 +61,6 @@ CONFIGS: dict[str, MixerConfig] = {
     "reformer": ReformerConfig(num_heads=1, num_buckets=32, num_hashes=2, window=8),
     "top_k": TopKConfig(num_heads=1, keys_per_query=8),
 }
-QUADRATIC = AttentionConfig(num_heads=1, backend="reference")
 CAUSAL, FULL = MaskPattern(causal=True), MaskPattern()
 DOCUMENTS = array(1 + np.arange(T)[None] // 400)
 
@@ -74,7 +75,6 @@ TRAINING_CASES = [
     for pattern in (CAUSAL, FULL)
     if abilities(name).causal or not pattern.causal
 ]
-CACHED = [name for name in CONFIGS if abilities(name).cached]
 
 
 def build_mixer(config: MixerConfig) -> Any:
@@ -114,7 +114,6 @@ def prefill_program(config: MixerConfig) -> str:
     return compiled_text(read, params, normal(0, 1, T, D), mixer.init_cache(1, T))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("name", "pattern"), TRAINING_CASES)
 def test_training_allocates_no_quadratic_array(name: str, pattern: MaskPattern) -> None:
     """For a row of one document, and for packed documents if the variant supports segments."""
@@ -124,19 +123,16 @@ def test_training_allocates_no_quadratic_array(name: str, pattern: MaskPattern) 
     for mask in masks:
         program = training_program(CONFIGS[name], mask)
         assert quadratic_shapes(program, T) == []
-        assert any(
-            T in shape for shape in shapes_in(program)
-        )  # the program does have arrays of T tokens
+        assert any(T in shape for shape in shapes_in(program))  # it does have arrays of T tokens
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", CACHED)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if abilities(name).cached])
 def test_prefill_allocates_no_quadratic_array(name: str) -> None:
     assert quadratic_shapes(prefill_program(CONFIGS[name]), T) == []
 
 
-@pytest.mark.full
 def test_quadratic_arrays_are_detected() -> None:
     """Of full attention that materializes its scores, with and without a cache."""
-    assert (1, 1, T, T) in quadratic_shapes(training_program(QUADRATIC, Mask(CAUSAL)), T)
-    assert (1, 1, T, T) in quadratic_shapes(prefill_program(QUADRATIC), T)
+    quadratic = AttentionConfig(num_heads=1, backend="reference")
+    for program in (training_program(quadratic, Mask(CAUSAL)), prefill_program(quadratic)):
+        assert (1, 1, T, T) in quadratic_shapes(program, T)

@@ -19,14 +19,10 @@ from tests.transformer.mixers import (
     value_and_gradients,
 )
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
+from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.sparse_ops.visible_key_counts import longformer_visible_keys
-from transformer.testing.ability_checks import (
-    check_any_length,
-    check_cached,
-    check_causal,
-    check_segments,
-)
+from transformer.testing.ability_checks import check_cached
 from transformer.testing.mixer_under_test import make_trial
 
 FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")
@@ -45,11 +41,9 @@ def window_mask(config: LongformerConfig, positions: Array) -> Array:  # [B or 1
 
 
 def expected_output(
-    params: Any, x: Any, visible_pairs: Array, in_window: Array, is_global: Array
+    params: Any, x: Any, visible: Array, in_window: Array, is_global: Array
 ) -> Any:  # [B, T, D]
-    """Compute softmax over window and global keys, then softmax over all keys with the global
-    projections.
-    """
+    """Compute softmax over window and global keys, and over all keys with other projections."""
 
     def softmax(suffix: str, seen: Array) -> Any:
         q, k, v = (
@@ -59,23 +53,10 @@ def expected_output(
         )
         return dense_attention(q, k, v, seen)
 
-    most = softmax("", visible_pairs[:, None] & (in_window | is_global[:, None, None, :]))
-    few = softmax("_global", np.broadcast_to(visible_pairs[:, None], (B, 1, T, T)))
+    most = softmax("", visible[:, None] & (in_window | is_global[:, None, None, :]))
+    few = softmax("_global", np.broadcast_to(visible[:, None], (B, 1, T, T)))
     y = jnp.where(is_global[:, :, None, None], few, most)
     return jnp.einsum("BTNH,NHD->BTD", y, params["output"]) + params["output_bias"][None, None]
-
-
-def visible_pairs(mask: Mask, positions: Array) -> Array:  # [B or 1, T, T] booleans
-    """Return the visible keys of each query, from the arrays of the mask."""
-    visible = np.ones((1, T, T), bool)
-    if mask.pattern.causal:
-        visible = visible & (positions[:, :, None] >= positions[:, None, :])
-    if mask.segments is not None:
-        segments = np.asarray(mask.segments)
-        visible = visible & (segments[:, :, None] == segments[:, None]) & (segments[:, None] != 0)
-    if mask.key_lengths is not None:
-        visible = visible & (np.arange(T) < np.asarray(mask.key_lengths)[:, None, None])
-    return visible
 
 
 INDEX = array([np.arange(T)])
@@ -87,16 +68,22 @@ CASES: dict[str, Any] = {
         Mask(MaskPattern(causal=True), segments=PACKED, global_positions=GLOBALS[:1]),
         RESTARTED,
     ),
+    "few globals": (Mask(MaskPattern(causal=True)), INDEX),  # keys and values are not projected
 }
 
 
-@pytest.mark.sampled("[listed, causal")
+@pytest.mark.sampled("[listed, causal", "few")
 @pytest.mark.parametrize("case", CASES)
 def test_matches_two_dense_passes(case: str) -> None:
     mask, positions = CASES[case]
     dilations = (3, 1, 1, 2) if "listed" in case else (1,)
     config = LongformerConfig(
-        num_heads=N, num_kv_heads=K, one_sided_window=3, dilations=dilations, num_global_tokens=2
+        num_heads=N,
+        num_kv_heads=K,
+        head_dim=16 if case == "few globals" else 0,
+        one_sided_window=3,
+        dilations=dilations,
+        num_global_tokens=2,
     )
     mixer, params = make_mixer(config, D)
     x = 0.5 * normal(1, B, T, D)
@@ -106,7 +93,8 @@ def test_matches_two_dense_passes(case: str) -> None:
     is_global = (positions[:, :, None] == listed[:, None, :]).any(-1)
     if mask.key_lengths is not None:  # padding is not global
         is_global = is_global & (np.asarray(mask.key_lengths)[:, None] > INDEX)
-    dense = (visible_pairs(mask, positions), window_mask(config, positions), is_global)
+    seen = dense_mask(mask.replace(positions=positions, global_positions=None), T, T)
+    dense = np.asarray(seen), window_mask(config, positions), is_global
 
     def run_mixer(params: Any, x: Any) -> Any:
         output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
@@ -116,16 +104,6 @@ def test_matches_two_dense_passes(case: str) -> None:
         value_and_gradients(run_mixer, params, x),
         value_and_gradients(lambda params, x: expected_output(params, x, *dense), params, x),
     )
-
-
-@pytest.mark.full
-def test_contract_with_a_short_window() -> None:
-    config = LongformerConfig(
-        num_heads=N, one_sided_window=3, dilations=(1, 3, 1, 3), position=RoPE()
-    )
-    trial = make_trial(config, D, T, (1, T + 6), Hardware())
-    for check in (check_causal, check_segments, check_any_length, check_cached):
-        check(trial)
 
 
 @pytest.mark.sampled("[9-settings0", "[37-settings2")
@@ -168,9 +146,7 @@ WITH_A_PACK = array(np.concatenate([7 * ROWS, PACKED[1:]]))
     ],
 )
 def test_single_documents_match_those_in_a_packed_batch(settings: dict[str, Any]) -> None:
-    """If one row holds several documents, global tokens take another code path for all rows at run
-    time. Results and gradients must be the same.
-    """
+    """One row with several documents sends all rows another way, in results and gradients."""
     config = LongformerConfig(num_heads=N, num_kv_heads=K, one_sided_window=3, **settings)
     mixer, params = make_mixer(config, D)
     x, real = normal(1, 3, T, D), jnp.asarray(ROWS)[..., None]
@@ -192,11 +168,9 @@ def test_single_documents_match_those_in_a_packed_batch(settings: dict[str, Any]
 
     apart, beside = both(params, x[:2], WITH_A_PACK[:2]), both(params, x, WITH_A_PACK)
     assert_trees_close(apart, beside)
-    known = Mask(key_lengths=array([T, 29]), global_positions=None if listed is None else GLOBALS)
-    y = apply_mixer(mixer, params, x[:2], mask=known).y  # here it is known at compile time
-    assert_close(apart[0], np.where(ROWS[..., None], y, 0))
-    reported = known.replace(key_lengths=None, segments=7 * ROWS, single_document=True)
-    y = apply_mixer(mixer, params, x[:2], mask=reported).y
+    globals_of_rows = None if listed is None else GLOBALS
+    reported = Mask(segments=7 * ROWS, global_positions=globals_of_rows, single_document=True)
+    y = apply_mixer(mixer, params, x[:2], mask=reported).y  # known at compile time
     assert_close(apart[0], np.where(ROWS[..., None], y, 0))
 
 
@@ -247,28 +221,3 @@ def test_flops_count_visible_keys() -> None:
     counted = longformer_visible_keys(config, T)
     assert counted.bidirectional == pytest.approx(visible.sum() / (2 * T))
     assert counted.causal == pytest.approx((visible & np.tri(T, dtype=bool)).sum() / (2 * T))
-
-
-@pytest.mark.full
-def test_absorbed_projections_match_full_projections() -> None:
-    """With few global queries, their keys and values need no projection of every token.
-
-    Results, gradients and the fraction of dropped weights must be the same.
-    """
-    config = LongformerConfig(
-        num_heads=N, num_kv_heads=K, head_dim=16, one_sided_window=5, num_global_tokens=2
-    )
-    mixer, params = make_mixer(config, D)
-    x, positions = normal(0, B, T, D), np.arange(T)[None]
-
-    def results(segments: Any) -> Any:
-        mask = Mask(MaskPattern(causal=True), segments=segments)
-
-        def run(params: Any, x: Any) -> Any:
-            output: Any = mixer.apply({"params": params}, x, MixerInputs(array(positions), mask))
-            return output.y
-
-        return value_and_gradients(run, params, x)
-
-    # With segments, every row is treated as packed.
-    assert_trees_close(results(jnp.ones((1, T), int)), results(None))

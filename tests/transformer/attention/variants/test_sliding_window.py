@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, assert_trees_close
-from tests.transformer.mixers import value_and_gradients
+from tests.transformer.mixers import assert_chunks_match_full_pass, value_and_gradients
 from transformer import (
     BlockConfig,
     Hardware,
     LanguageModel,
     Mask,
     MaskPattern,
-    NormConfig,
     RoPE,
     SlidingWindowConfig,
     TransformerConfig,
@@ -23,28 +22,13 @@ from transformer import (
 from transformer.attention.cache import ABSENT_POSITION, RollingCache
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
+from transformer.attention.sparse_ops.visible_key_counts import sliding_window_visible_keys
 from transformer.testing.ability_checks import pack_two_documents
-from transformer.testing.contract import check_mixer
 from transformer.testing.mixer_under_test import Trial, make_trial, run_mixer
 
 
 def trial_of(config: SlidingWindowConfig, length: int = 67) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "config",
-    [
-        SlidingWindowConfig(num_heads=2, window=7, backend="blockwise", position=RoPE()),
-        SlidingWindowConfig(
-            num_heads=4, num_kv_heads=2, window=5, dilation=3, dropout=0.1, bias=False
-        ),
-        SlidingWindowConfig(num_heads=2, window=1, qk_norm=NormConfig("rms")),
-    ],
-)
-def test_mixer_contract(config: SlidingWindowConfig) -> None:
-    check_mixer(config, d_model=12, length=67, lengths=(1, 67, 71))
 
 
 def test_cache_of_a_window_refuses_a_prefix() -> None:
@@ -64,22 +48,17 @@ def test_cache_of_a_window_refuses_a_prefix() -> None:
 
 
 def test_window_by_hand() -> None:
-    """Three steps of dilation two: a query sees itself and the keys two and four positions before
-    it.
-    """
     trial = trial_of(SlidingWindowConfig(num_heads=2, window=3, dilation=2), 7)
     x, mixer = array(trial.inputs(0)), cast(Any, trial.mixer)
     visible = mixer.select(QKV(x, x, x), MixerInputs(array(np.arange(7)[None]), Mask()))
     behind = np.tril(np.asarray(visible)[0, 0])
-    assert [np.flatnonzero(row).tolist() for row in behind] == [
-        [0],
-        [1],
-        [0, 2],
-        [1, 3],
-        [0, 2, 4],
-        [1, 3, 5],
-        [2, 4, 6],
-    ]
+    seen = [[0], [1], [0, 2], [1, 3], [0, 2, 4], [1, 3, 5], [2, 4, 6]]
+    assert [np.flatnonzero(row).tolist() for row in behind] == seen
+    plain = sliding_window_visible_keys(SlidingWindowConfig(num_heads=2, window=3), 7)
+    assert plain.causal == pytest.approx((1 + 2 + 5 * 3) / 7)
+    counted = sliding_window_visible_keys(mixer.config, 7)
+    assert counted.causal == pytest.approx(behind.sum(-1).mean())
+    assert counted.bidirectional == pytest.approx(np.asarray(visible)[0, 0].sum(-1).mean())
 
 
 @pytest.mark.parametrize(("causal", "dilation"), [(True, 2), (False, 1)])
@@ -152,22 +131,11 @@ CACHED = [
 
 @pytest.mark.full
 @pytest.mark.parametrize("config", CACHED)
-def test_chunked_prefill_matches_full_pass(
-    config: SlidingWindowConfig,
-) -> None:
+def test_chunked_prefill_matches_full_pass(config: SlidingWindowConfig) -> None:
     """Caches of 9 or 10 slots, full and not, with chunks longer and shorter than the cache."""
-    length = 340
-    trial = trial_of(config, length)
-    x = trial.inputs(0)
-    full = trial(x).y
+    trial = trial_of(config, 340)
     for sizes in ((4, 30, 1, 7, 298), (300, 20, 10, 9, 1)):
-        cache, start = trial.init_cache(length), 0
-        for size in sizes:
-            here = slice(start, start + size)
-            y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(length)[None, here])
-            assert_close(y, full[:, here])
-            start += size
-        assert start == length
+        assert_chunks_match_full_pass(trial, sizes)
 
 
 @pytest.mark.full

@@ -1,23 +1,23 @@
 """Sparse Transformer's attention is softmax attention under its patterns."""
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import Array, array, assert_close
-from tests.transformer.mixers import assert_matches_dense, project_and_select
+from tests.transformer.formulas import Array, array
+from tests.transformer.mixers import (
+    assert_chunks_match_full_pass,
+    assert_matches_dense,
+    project_and_select,
+)
 from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
 from transformer.attention.masks import dense_mask
+from transformer.attention.projections import QKV
+from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
 from transformer.attention.variants.sparse_transformer import pattern_mask
 from transformer.testing.ability_checks import pack_two_documents
-from transformer.testing.contract import check_mixer
-from transformer.testing.mixer_under_test import (
-    Trial,
-    make_trial,
-    reference_softmax_attention,
-    run_mixer,
-)
+from transformer.testing.mixer_under_test import Trial, make_trial
 
 T = 67
 
@@ -26,7 +26,7 @@ def trial_of(config: SparseTransformerConfig, length: int = T) -> Trial:
     return make_trial(config, 12, length, (length,), Hardware())
 
 
-KINDS = [
+KINDS: list[dict[str, Any]] = [
     dict(pattern="strided", stride=5),
     dict(pattern="fixed", stride=5, num_summary_tokens=2),
     dict(pattern="strided", stride=7, factorization="heads"),
@@ -35,13 +35,6 @@ KINDS = [
     dict(pattern="fixed", stride=6, num_summary_tokens=1, factorization="far"),
     dict(pattern="fixed", stride=8, factorization="local"),
 ]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
-def test_mixer_contract(kind: dict[str, Any]) -> None:
-    config = SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind)
-    check_mixer(config, d_model=12, length=T, lengths=(1, T, 71))
 
 
 def test_patterns_by_hand() -> None:
@@ -60,6 +53,25 @@ def test_patterns_by_hand() -> None:
     assert rows("fixed", "merged")[8] == [2, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_flops_count_visible_keys(kind: dict[str, Any]) -> None:
+    config = SparseTransformerConfig(num_heads=4, **kind)
+    trial = trial_of(config)
+    x, mixer = array(trial.inputs(0)), cast(Any, trial.mixer)
+    visible = np.asarray(mixer.select(QKV(x, x, x), trial.mixer_inputs(T)))[0]
+    counted = sparse_transformer_visible_keys(config, T)
+    assert counted.causal == pytest.approx(np.tril(visible).sum(-1).mean())
+    if kind["pattern"] == "strided":  # of the fixed pattern it is an estimate
+        assert counted.bidirectional == pytest.approx(visible.sum(-1).mean())
+
+
+def assert_matches_pattern(trial: Trial, mask: Mask, positions: Array) -> None:
+    x, inputs = trial.inputs(0), trial.mixer_inputs(trial.length, mask=mask, positions=positions)
+    _, selected = project_and_select(trial.mixer, trial.params, x, inputs)
+    visible = selected & np.asarray(dense_mask(mask, trial.length, trial.length))[:, None]
+    assert_matches_dense(trial.mixer, trial.params, x, inputs, visible)
+
+
 @pytest.mark.sampled("'stride': 5, 'num_summary_tokens': 2}-True")
 @pytest.mark.parametrize(
     ("kind", "causal"),
@@ -71,26 +83,16 @@ def test_matches_dense_attention_under_its_pattern(kind: dict[str, Any], causal:
     segments, positions = map(array, pack_two_documents(T))
     mask = Mask(MaskPattern(causal=causal), positions=positions, segments=segments)
     trial = trial_of(SparseTransformerConfig(num_heads=4, **kind))
-    inputs = trial.mixer_inputs(T, mask=mask, positions=positions)
-    _, selected = project_and_select(trial.mixer, trial.params, trial.inputs(0), inputs)
-    visible = selected & np.asarray(dense_mask(mask, T, T))[:, None]
-    assert_matches_dense(trial.mixer, trial.params, trial.inputs(0), inputs, visible)
-
-
-def outputs(trial: Trial, y: Array) -> Array:
-    return np.einsum("BTNH,NHD->BTD", y, trial.params["output"]) + trial.params["output_bias"]
+    assert_matches_pattern(trial, mask, positions)
 
 
 @pytest.mark.full
 def test_padding_by_lengths_is_hidden() -> None:
-    trial = trial_of(
-        SparseTransformerConfig(num_heads=2, pattern="fixed", stride=5, num_summary_tokens=2)
-    )
+    trial = trial_of(SparseTransformerConfig(num_heads=4, **KINDS[1]))
     x, lengths = trial.inputs(0), array([T, 23, 1])
-    mask = Mask(key_lengths=lengths)
     is_token = np.arange(T)[None, :, None] < lengths[:, None, None]
-    before = trial(x, mask=mask).y
-    after = trial(np.where(is_token, x, 100 * trial.inputs(1)), mask=mask).y
+    others = np.where(is_token, x, 100 * trial.inputs(1))
+    before, after = (trial(each, mask=Mask(key_lengths=lengths)).y for each in (x, others))
     assert np.array_equal(np.where(is_token, before, 0), np.where(is_token, after, 0))
 
 
@@ -108,33 +110,18 @@ def test_positions_may_start_anywhere(pattern: Any, length: int, offset: int, ca
         SparseTransformerConfig(num_heads=2, pattern=pattern, stride=16, num_summary_tokens=8),
         length,
     )
-    x, first = trial.inputs(0), length // 2 - 1
+    first = length // 2 - 1
     alone = offset + np.arange(length)[None]
     packed = np.where(np.arange(length) < first, alone, np.arange(length) - first)
     documents = array(1 + (np.arange(length)[None] >= first))
     for positions, segments in ((alone, None), (packed, documents)):
         mask = Mask(MaskPattern(causal=causal), positions=array(positions), segments=segments)
-        inputs = trial.mixer_inputs(length, mask=mask, positions=positions)
-        heads, selected = project_and_select(trial.mixer, trial.params, x, inputs)
-        visible = selected & np.asarray(dense_mask(mask, length, length))[:, None]
-        q, k, v = (np.asarray(each) for each in heads)
-        y = run_mixer(trial.mixer, trial.params, x, inputs).y
-        assert_close(y, outputs(trial, reference_softmax_attention(q, k, v, visible)))
+        assert_matches_pattern(trial, mask, positions)
 
 
 @pytest.mark.sampled("kind0")
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_chunked_prefill_matches_full_pass(kind: dict[str, Any]) -> None:
     """Queries attend to the cache in blocks, the last of which is not full."""
-    length = 300
-    trial = trial_of(
-        SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind), length
-    )
-    x = trial.inputs(0)
-    full, cache, start = trial(x).y, trial.init_cache(length + 5), 0
-    for size in (5, 150, 1, 144):
-        here = slice(start, start + size)
-        y, cache, _ = trial(x[:, here], cache=cache, positions=np.arange(length)[None, here])
-        assert_close(y, full[:, here])
-        start += size
-    assert start == length
+    config = SparseTransformerConfig(num_heads=4, num_kv_heads=2, position=RoPE(), **kind)
+    assert_chunks_match_full_pass(trial_of(config, 300), (5, 150, 1, 144))

@@ -1,14 +1,10 @@
 """Top-k attention against sorting all scores."""
 
 import math
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import (
     Array,
     array,
@@ -23,7 +19,6 @@ from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import dense_mask
 from transformer.attention.sparse_ops.top_k_keys import attend_top_k, top_k_mask
 from transformer.attention.variants.top_k import TopKAttention
-from transformer.testing.contract import check_mixer
 
 B, T, D, N, K, H, CHOSEN = 2, 11, 6, 4, 2, 3, 3
 CONFIG = TopKConfig(num_heads=N, num_kv_heads=K, head_dim=H, keys_per_query=CHOSEN)
@@ -74,23 +69,6 @@ def test_ties_select_the_first_keys() -> None:
     for count, chosen in ((1, [2]), (3, [0, 1, 2]), (4, [0, 1, 2, 3]), (7, [0, 1, 2, 3, 4])):
         assert np.flatnonzero(top_k_mask(scores, visible, count)).tolist() == chosen
     assert not np.any(top_k_mask(scores, array(np.zeros_like(visible)), 2))
-
-
-@pytest.mark.full
-def test_contract_with_small_k() -> None:
-    config = TopKConfig(num_heads=5, num_kv_heads=1, head_dim=8, keys_per_query=3)
-    check_mixer(config, d_model=7, length=71, lengths=(1, 71))
-
-
-def test_memory_is_linear_in_length() -> None:
-    length = 4096
-    arrays = [jax.ShapeDtypeStruct((1, length, 1, 2), np.float32)] * 3
-
-    def total(q: Any, k: Any, v: Any) -> jax.Array:
-        mask = Mask(MaskPattern(causal=True))
-        return jnp.sum(jnp.sin(attend_top_k(q, k, v, mask, ScoreSpec(1.0), 8, block_size=16)))
-
-    assert largest_array(jax.grad(total, (0, 1, 2)), *arrays) <= 16 * length
 
 
 def test_flops() -> None:

@@ -35,6 +35,17 @@ def test_tokens_are_written_at_per_example_positions() -> None:
     assert np.array_equal(same.values[:, 3:], values)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_tokens_beyond_the_cache_raise(count: int) -> None:
+    """The update of a slice would move them back, onto earlier tokens."""
+    cache = KVCache.empty(1, 5, 1, 2, "float32")
+    tokens = normal(0, 1, count, 1, 2)
+    last: Any = np.arange(5 - count, 5)[None]
+    cache.append(tokens, tokens, last)
+    with pytest.raises(ValueError, match="beyond the cache of 5"):
+        cache.append(tokens, tokens, last + 1)
+
+
 def test_storage_and_read_dtypes_differ() -> None:
     keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 3)
     for kind in (KVCache, RollingCache):

@@ -12,7 +12,14 @@ import transformer
 from transformer import Abilities, Mixer, MixerOutput, register_mixer
 from transformer.attention.attention_config import MixerConfig
 from transformer.attention.mixer import MixerInputs
-from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS, MixerConfigRegistry, MixerRegistry
+from transformer.mixer_registry import (
+    BUILTIN_MIXERS,
+    MIXERS,
+    MixerConfigRegistry,
+    MixerRegistry,
+    check_kind_is_free,
+    check_registration,
+)
 
 
 @pytest.mark.parametrize("kind", BUILTIN_MIXERS)
@@ -86,3 +93,41 @@ def test_mixer_without_a_method_is_refused_when_it_is_registered() -> None:
     with pytest.raises(ValueError, match=r"Half: does not define constants, init_cache; define th"):
         register_mixer(Half)
     assert "half" not in MIXERS
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(MixerConfig):
+    kind: ClassVar[str] = "own"
+    width: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class KindFieldConfig(MixerConfig):
+    kind: str = "own"
+
+
+class NoDataclassConfig(OwnConfig):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "problem"),
+    [
+        ("own", KindFieldConfig, "cannot be called kind"),
+        ("own", NoDataclassConfig, "is not a dataclass"),
+        ("", OwnConfig, "has no kind"),
+    ],
+)
+def test_settings_that_cannot_be_saved_are_not_registered(
+    kind: str, config: type, problem: str
+) -> None:
+    check_registration("mixer", "own", OwnConfig)
+    with pytest.raises(ValueError, match=problem):
+        check_registration("mixer", kind, config)
+
+
+def test_a_kind_belongs_to_one_class() -> None:
+    check_kind_is_free("mixer", "own", OwnConfig, None)
+    check_kind_is_free("mixer", "own", OwnConfig, OwnConfig)  # a notebook's cell runs again
+    with pytest.raises(ValueError, match="own"):
+        check_kind_is_free("mixer", "own", OwnConfig, KindFieldConfig)

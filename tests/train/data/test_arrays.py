@@ -12,6 +12,7 @@ from train.data.arrays import (
     prepare_arrays,
     take_rows,
 )
+from train.data.data_config import ArrayDataConfig
 from train.errors import UserError
 
 
@@ -120,3 +121,8 @@ def test_weights_of_the_data_are_kept() -> None:
     assert rows["weights"].tolist() == [[0.25, 1], [0, 0]]
     assert rows["weights"].dtype == np.float32
     assert arrays["weights"].tolist() == [[1, 0.5], [0.25, 1]]
+
+
+def test_examples_have_the_length_of_the_settings_and_no_segments() -> None:
+    data = ArrayDataConfig(length=7)
+    assert (data.longest_example, data.has_segments, data.tokenizer) == (7, False, None)

@@ -102,7 +102,7 @@ class OwnConfig(MixerConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class KindFieldConfig(MixerConfig):
+class KindFieldConfig:
     kind: str = "own"
 
 

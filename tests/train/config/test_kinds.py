@@ -155,3 +155,19 @@ def test_kind_flags_on_the_command_line(tmp_path: Any, capsys: pytest.CaptureFix
     assert adamw.output != lion.output
     ignored = described("--optimizer.kind", "sgd", "--optimizer.beta1", "0.5")
     assert (ignored.status, "--optimizer.beta1" in ignored.error) == (2, True)
+
+
+def test_a_class_of_ones_own_takes_no_kind_of_another() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Mine(AdamW):
+        pass
+
+    @dataclasses.dataclass(frozen=True)
+    class TextDataConfig(train.TextDataConfig):
+        pass
+
+    with pytest.raises(ValueError, match=r"optimizer adamw: is the kind of .*AdamW"):
+        train.register_optimizer(Mine)
+    with pytest.raises(ValueError, match=r"dataset TextDataConfig: is the kind of"):
+        train.register_dataset(TextDataConfig)
+    assert OPTIMIZERS["adamw"] is AdamW

@@ -27,6 +27,18 @@ def test_gpt2_files(gpt2: pathlib.Path) -> None:
     assert Tokenizer.load(gpt2).digest == tokenizer.digest
 
 
+@pytest.mark.parametrize(("name", "tokens"), [("GPT2Tokenizer", 3), ("GPTNeoXTokenizer", 2)])
+def test_class_of_a_tokenizer_decides_whether_texts_are_normalized(
+    name: str, tokens: int, tmp_path: pathlib.Path
+) -> None:
+    """NFC makes one character, of two bytes, from e (one byte) and an accent (two)."""
+    words = ["e", "Ì", "ģ", "Ã", "©", "<|endoftext|>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({word: n for n, word in enumerate(words)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    assert len(Tokenizer.load(tmp_path).encode("e\u0301")) == tokens
+
+
 @pytest.mark.parametrize("cased", [False, True])
 def test_bert_vocabulary(tmp_path: pathlib.Path, cased: bool) -> None:
     words = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "a", ","]

@@ -203,6 +203,13 @@ def test_fields_that_a_config_leaves_out_have_the_defaults_of_transformers(
     assert value in repr(read_config(tmp_path).config)
 
 
+def test_null_is_no_window(tmp_path: Path) -> None:
+    values = json.loads((FIXTURES / "mistral-window" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"sliding_window": None}))
+    mixer: Any = read_config(tmp_path).config.layer_pattern[0].mixer
+    assert getattr(mixer, "window", 0) == 0
+
+
 def rope_of(folder: Path) -> Any:
     mixer: Any = read_config(folder).config.layer_pattern[0].mixer
     return mixer.position

@@ -26,10 +26,16 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.inspection import layer_values
+from transformer.interop.family import shortest_period
 from transformer.interop.family_registry import FAMILIES
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import express, make_model, read_config, read_model, write_model
-from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
+from transformer.interop.safetensors_file import (
+    SafetensorsFile,
+    TensorSpec,
+    split_into_shards,
+    write_safetensors,
+)
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
@@ -190,3 +196,16 @@ def test_bert_export_requires_token_types() -> None:
     assert express(model)[0].model_type == "distilbert"
     with pytest.raises(InteropError, match="num_token_types 0"):
         express(model, "bert")
+
+
+def test_equal_layers_are_one_pattern() -> None:
+    """The pattern is a part of the tree paths of the parameters."""
+    assert shortest_period("aaa") == ("a",)
+    assert shortest_period("abab") == ("a", "b")
+    assert shortest_period("abcab") == ("a", "b", "c")
+
+
+def test_files_hold_as_many_tensors_as_the_limit_allows() -> None:
+    specs = [TensorSpec(name, (2,), "float32") for name in "abcd"]  # 8 bytes each
+    assert split_into_shards(specs, 16) == [specs[:2], specs[2:]]
+    assert split_into_shards(specs, 15) == [[each] for each in specs]

@@ -2,7 +2,7 @@
 
     python -m bench.drills.mutations [--results FILE] [--faults 300] [--seed 0] [--tier test|full]
                                      [--first EARLIER]
-    python -m bench.drills.mutations [--results FILE] --table
+    python -m bench.drills.mutations [--results FILE] [--first EARLIER] --table
 
 A fault is one change of the source: a comparison flipped, a constant shifted, two arguments
 swapped, a term or a statement dropped, a condition negated, an axis replaced. Places are drawn with
@@ -25,7 +25,6 @@ import ast
 import collections
 import concurrent.futures
 import hashlib
-import itertools
 import json
 import os
 import queue
@@ -391,26 +390,39 @@ def folder_of(file: str) -> str:
     return "/".join(Path(file).parts[:2]) if len(Path(file).parts) > 2 else Path(file).parts[0]
 
 
-def _row(name: str, caught: list[bool]) -> str:
-    share = sum(caught) / max(1, len(caught))
-    return f"{name:28} {len(caught):6}  {sum(caught):6}  {share:4.0%}"
+def _row(name: str, *counts: list[bool]) -> str:
+    shares = (f"{sum(caught):6}  {sum(caught) / max(1, len(caught)):4.0%}" for caught in counts)
+    return "  ".join((f"{name:28} {len(counts[0]):6}", *shares))
 
 
-def table(records: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the table by folder, and the faults that nothing noticed."""
-    counted = [record for name, record in records.items() if name not in equivalent()]
+def table(
+    records: dict[str, dict[str, Any]], earlier: Mapping[str, dict[str, Any]]
+) -> Iterator[str]:
+    """Yield the lines of the table by folder, and the faults that nothing noticed.
+
+    With outcomes of earlier tests, only the faults that both had are counted, the earlier first.
+    """
+    names = [name for name in records if name not in equivalent()]
+    columns = [records]
+    if earlier:
+        names = [name for name in names if name in earlier]
+        columns = [{name: earlier[name] for name in names}, records]
     folders = collections.defaultdict(list)
-    for record in counted:
-        folders[folder_of(record["file"])].append(record["outcome"] != "missed")
-    yield f"{'folder':28} faults  caught"
-    for folder, caught in sorted(folders.items()):
-        yield _row(folder, caught)
-    yield _row("all", list(itertools.chain(*folders.values())))
-    for record in sorted(counted, key=lambda each: (each["file"], each["function"])):
+    for name in names:
+        folders[folder_of(records[name]["file"])].append(name)
+    yield f"{'folder':28} faults" + ("  caught before" if earlier else "") + "  caught"
+    for folder, own in [*sorted(folders.items()), ("all", names)]:
+        yield _row(
+            folder, *([column[name]["outcome"] != "missed" for name in own] for column in columns)
+        )
+    for name in sorted(names, key=lambda each: (records[each]["file"], records[each]["function"])):
+        record = records[name]
         if record["outcome"] == "missed":
+            noticed = name in earlier and earlier[name]["outcome"] != "missed"
             change = f"{record['old']!r} -> {record['new']!r}"
             place = f"{record['file']} {record['function']}"
-            yield f"missed {record['name']} {place}: {record['kind']}: {change[:160]}"
+            word = "no longer caught" if noticed else "missed"
+            yield f"{word} {name} {place}: {record['kind']}: {change[:160]}"
 
 
 def noticed_by(outcome: str, folder: Path) -> list[str]:
@@ -494,11 +506,11 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
+    earlier = load(options.first) if options.first else {}
     if not options.table:
         faults = draw(options.faults, options.seed)
-        earlier = load(options.first) if options.first else {}
         plant_all(faults, options.results, options.tier, options.workers, earlier)
-    print("\n".join(table(load(options.results))))
+    print("\n".join(table(load(options.results), earlier)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from transformer import (
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
 from transformer.layers.embedding import get_output_matrix
+from transformer.layers.precise_einsum import split_high_low
 from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(
@@ -159,3 +160,15 @@ def test_cache_dtype() -> None:
     narrow = Precision.parse("compute=float32,cache=bfloat16")
     assert narrow.cache_dtype == "bfloat16"
     assert Precision.parse(narrow.name) == narrow
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [("bfloat16", 16), ("float16", 20)])
+def test_two_narrow_parts_have_twice_the_digits(dtype: str, digits: int) -> None:
+    x = np.random.default_rng(0).uniform(1, 2, 97).astype(np.float32)
+    high, low = split_high_low(jnp.asarray(x), jnp.dtype(dtype))
+    assert low is not None
+    assert high.dtype == low.dtype == dtype
+    np.testing.assert_array_equal(high, x.astype(high.dtype))
+    total = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+    assert np.abs(total - x).max() <= 2.0**-digits
+    assert split_high_low(high, jnp.dtype(dtype))[1] is None

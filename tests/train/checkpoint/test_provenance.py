@@ -23,8 +23,6 @@ from train.run import read_final_metrics
 from train.run_folder.folder import RunFolder
 from train.telemetry.event_log import EventLog
 
-pytestmark = pytest.mark.full
-
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
@@ -44,11 +42,13 @@ def run(trained: tuple[Experiment, Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained[1], tmp_path / "run"))
 
 
+@pytest.mark.full
 def test_consistent_run_loads(run: Path) -> None:
     assert train.load(str(run)).step == 4
     assert train.load(str(run), step=2).step == 2
 
 
+@pytest.mark.full
 def test_edited_setting_is_detected(run: Path) -> None:
     """The setting changes no shape: the weights would be restored and give other results."""
     config = run / "config.json"
@@ -60,6 +60,7 @@ def test_edited_setting_is_detected(run: Path) -> None:
         train.load(str(run))
 
 
+@pytest.mark.full
 def test_other_tokenizer_is_detected(run: Path, trained: tuple[Experiment, Path]) -> None:
     file = run / "tokenizer.json"
     plain = json.loads(file.read_text())
@@ -72,18 +73,21 @@ def test_other_tokenizer_is_detected(run: Path, trained: tuple[Experiment, Path]
         train.fit(trained[0], str(run), quiet=True)
 
 
+@pytest.mark.full
 def test_added_labels_are_detected(run: Path) -> None:
     (run / "labels.json").write_text('["good", "bad"]')
     with pytest.raises(UserError, match=r"labels\.json: is not the one that checkpoint 4 was"):
         train.load(str(run))
 
 
+@pytest.mark.full
 def test_renamed_checkpoint_is_skipped(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (run / "checkpoints" / "2").rename(run / "checkpoints" / "50")
     assert train.load(str(run)).step == 4
     assert "checkpoint of step 50: is the checkpoint of step 2" in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_stale_rollback_record_is_ignored_by_a_new_run(
     run: Path, trained: tuple[Experiment, Path]
 ) -> None:
@@ -99,6 +103,7 @@ def test_stale_rollback_record_is_ignored_by_a_new_run(
     assert not [line for line in lines_of(run / "logbook.jsonl") if line["event"] == "rolled back"]
 
 
+@pytest.mark.full
 def test_stale_finished_event_is_ignored_by_a_new_run(tmp_path: Path) -> None:
     """A run killed between its last save and its last evaluation has no metrics of its own yet."""
     folder = RunFolder.create(tmp_path)

@@ -36,6 +36,7 @@ class CrashError(Exception):
 def make_experiment(folder: Path, **changes: Any) -> Experiment:
     """Return an experiment whose learning rate changes at each step, to reveal a wrong step."""
     settings = {
+        "num_layers": 1,
         "steps": STEPS,
         "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),
         "checkpoint": CheckpointConfig(every=4, keep_last=3),

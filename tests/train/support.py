@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 from train.cli.main import main
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.engine import Engine
-from train.experiment import CheckpointConfig, EvaluationConfig, Experiment
+from train.experiment import CheckpointConfig, EvaluationConfig, Experiment, SampleConfig
 from train.jit_engine import JitEngine
 from train.optim.schedules import ScheduleConfig
 from train.pmap_engine import PmapEngine
@@ -48,23 +47,53 @@ def light_compiler() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+_ENGINES: dict[Any, Engine] = {}
+"""Built by any test module of this process, by what is compiled in."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def shared_programs() -> Iterator[None]:
-    """Trace and compile the programs of equal experiments on equal devices once in a module.
+    """Trace and compile the programs of equal experiments on equal devices once in a process.
 
     Most of the time of a short run is its engine's. A run resumed in a process of its own has an
     equal program from the compilation cache; here it has the same one.
     """
 
     def build_once(build: Callable[..., Engine]) -> Callable[..., Engine]:
-        # Copied, because base weights (LoRA) are set in the engine of a run.
-        built = functools.cache(build)
-        return lambda *settings: copy.copy(built(*settings))
+        def build_or_copy(experiment: Experiment, *devices: Any) -> Engine:
+            key = build, what_is_compiled(experiment), *devices
+            if key not in _ENGINES:
+                _ENGINES[key] = build(experiment, *devices)
+            # Copied, because base weights (LoRA) are set in the engine of a run.
+            engine: Any = copy.copy(_ENGINES[key])
+            engine.experiment = experiment
+            return engine
+
+        return build_or_copy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("train.jit_engine.JitEngine", build_once(JitEngine))
         patch.setattr("train.pmap_engine.PmapEngine", build_once(PmapEngine))
         yield
+
+
+def what_is_compiled(experiment: Experiment) -> Experiment:
+    """Return the experiment without what no program of its engine depends on."""
+    data = experiment.data
+    if isinstance(data, TextDataConfig):  # of other data, the tokenizer may be another then
+        data = dataclasses.replace(data, path="", cache_dir="")
+    schedule = experiment.schedule
+    constant = isinstance(schedule, ScheduleConfig) and schedule.kind == "constant"
+    return dataclasses.replace(
+        experiment,
+        name="",
+        data=data,
+        steps=1000 if constant else experiment.steps,
+        log_every=1,
+        checkpoint=CheckpointConfig(),
+        evaluation=EvaluationConfig(),
+        sample=SampleConfig(),
+    )
 
 
 def write_text(path: Path, *, lines: int = 200, seed: int = 0) -> Path:

@@ -45,6 +45,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
         folder,
         num_layers="1",
         dropout="0.0",
+        recovery="RecoveryConfig(window=0)",
         steps=str(STEPS),
         checkpoint="CheckpointConfig(every=2, keep_last=9)",
     )

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,13 +34,24 @@ NAN = float("nan")
 
 def stages(**changed: float) -> dict[str, Any]:
     """Return the arrays of a step; `changed` names the stages with one bad entry."""
-    tree = lambda value: {"b": {"weight": jnp.array([1.0, value])}, "a": jnp.zeros(3)}  # noqa: E731
+
+    def tree(value: float) -> dict[str, Any]:
+        return {
+            "b": {"weight": np.array([1.0, value], np.float32)},
+            "a": np.zeros(3, np.float32),
+        }
+
     names = ("params", "losses", "grads", "updated_params")
     return {name: tree(changed.get(name, 2.0)) for name in names}
 
 
+@jax.jit
+def flags_of(arrays: dict[str, Any]) -> dict[str, jax.Array]:
+    return finite_flags(**arrays)
+
+
 def test_flags_are_removed_from_the_metrics() -> None:
-    metrics = {"loss": jnp.float32(1), **finite_flags(**stages())}
+    metrics = {"loss": jnp.float32(1), **flags_of(stages())}
     assert len(metrics) == 1 + 8
     assert check_finite(3, 2, metrics) == {"loss": 1}
 
@@ -55,22 +67,22 @@ def test_flags_are_removed_from_the_metrics() -> None:
 )
 def test_first_bad_array_is_named(changed: dict[str, float], name: str) -> None:
     with pytest.raises(UserError, match=f"^debug_checks: step 3, batch 2: {name} is not finite; "):
-        check_finite(3, 2, finite_flags(**stages(**changed)))
+        check_finite(3, 2, flags_of(stages(**changed)))
 
 
 @pytest.mark.parametrize("scale", [None, LossScale.create(LossScaleConfig(init_scale=8.0))])
 def test_checked_step_makes_the_same_update(scale: LossScale | None) -> None:
     fields = {field.name: getattr(STEP, field.name) for field in dataclasses.fields(STEP)}
     step, batch = CheckedTrainStep(**fields), make_batch()
-    expected, usual = STEP(make_state(scale=scale), batch)
-    state, metrics = step(make_state(scale=scale), batch)
+    both = jax.jit(lambda *given: (STEP(*given), step(*given)))
+    (expected, usual), (state, metrics) = both(make_state(scale=scale), batch)
     assert_same_bits(state.params, expected.params)
     # With a loss scale gradients may overflow: they have no flag.
     assert len(metrics) - len(usual) == (5 if scale is None else 4)
     assert check_finite(1, 0, metrics).keys() == usual.keys()
     bad = batch | {"targets": batch["targets"].at[1, 0].set(NAN)}
     with pytest.raises(UserError, match="step 1, batch 0: losses/error is not finite"):
-        check_finite(1, 0, step(make_state(scale=scale), bad)[1])
+        check_finite(1, 0, both(make_state(scale=scale), bad)[1][1])
     assert train_step_class(Experiment(debug_checks=True)) is CheckedTrainStep
     assert train_step_class(Experiment()) is TrainStep
 

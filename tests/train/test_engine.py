@@ -206,7 +206,8 @@ def test_step_and_evaluation_compile_once(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_step_makes_only_recorded_choices(folder: Path, count: int) -> None:
-    engine = make_engine(make_experiment(folder), Hardware(count=count))
+    experiment = make_experiment(folder, num_layers=1)
+    engine = make_engine(experiment, Hardware(count=count))
     choose_backend.cache_clear()
     assert "reference" in engine.auto_choices()["model.layer_pattern.0.mixer.backend"]
     recorded = choose_backend.cache_info()

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 import train
-from tests.train.support import command, lines_of
+from tests.train.support import NO_DETECTOR, command, lines_of
 from tests.train.support import light_compiler as light_compiler
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import ClassificationDataConfig
@@ -59,7 +59,8 @@ def test_model_round_trips_through_a_run(tmp_path: Path) -> None:
     run = load(str(tmp_path / "run"))
     assert run.experiment.data.path == "/some/text"
     reference = np.load(FIXTURE / "reference.npz")
-    logits = run.model.apply({"params": run.params}, reference["tokens"]).logits
+    forward = jax.jit(lambda params, tokens: run.model.apply({"params": params}, tokens).logits)
+    logits = forward(run.params, reference["tokens"])
     assert logits is not None
     assert np.abs(np.asarray(logits) - reference["logits"]).max() < 1e-4
     assert sample(run, ["w3 w4"], max_new_tokens=3)
@@ -256,6 +257,7 @@ def test_labels_of_a_fine_tuned_run_replace_those_of_its_source(tmp_path: Path) 
         ),
         batch_size=4,
         steps=1,
+        recovery=NO_DETECTOR,
     )
     run_folder, out = str(tmp_path / "run"), tmp_path / "out"
     train.fit(experiment, run_folder, init_from=str(tmp_path / "imported"), quiet=True)

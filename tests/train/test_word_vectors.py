@@ -14,6 +14,7 @@ import pytest
 
 import train
 from tests.train.support import (
+    NO_DETECTOR,
     command,
     light_compiler,  # noqa: F401
     lines_of,
@@ -41,7 +42,7 @@ def write_vectors(file: Path, words: list[str], width: int, scale: float = 5.0) 
 def still(tmp_path: Path) -> Experiment:
     """A run of one step, whose learning rate is too small to change a weight."""
     schedule = ScheduleConfig("constant", learning_rate=1e-30, warmup_steps=0)
-    return tiny_classifier(tmp_path, steps=1, schedule=schedule)
+    return tiny_classifier(tmp_path, dropout=0.0, steps=1, schedule=schedule, recovery=NO_DETECTOR)
 
 
 def fit(experiment: Experiment, workdir: Path, init_from: Path | str = "") -> train.Run:

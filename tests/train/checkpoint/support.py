@@ -1,5 +1,6 @@
 """States that the checkpoint tests save, and their comparison."""
 
+import functools
 import pathlib
 from typing import Any
 
@@ -21,6 +22,7 @@ class State(struct.PyTreeNode):
     loss_scale: Any = None
 
 
+@functools.partial(jax.jit, static_argnames=("width", "seed"))
 def make_state(width: int = 7, seed: int = 0) -> State:
     key = jax.random.key(seed)
     params = {

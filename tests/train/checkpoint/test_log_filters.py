@@ -1,7 +1,6 @@
 """A failed save is reported once; other log records are shown as before."""
 
 import asyncio
-import gc
 import sys
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -36,7 +35,6 @@ def test_asyncio_reports_other_errors(
     install_log_filters()
     loop = asyncio.new_event_loop()
     loop.create_future().set_exception(error)
-    gc.collect()
     loop.close()
     assert ["never retrieved" in each.getMessage() for each in caplog.records] == [True] * told
 

@@ -33,6 +33,16 @@ def run(cwd: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
 
 
+def write_light_config(folder: Path, imports: str = "", steps: str = "2") -> str:
+    """Write a config that imports no JAX, which takes a second; return its path."""
+    file = folder / "own.py"
+    file.write_text(
+        f"from train.experiment import Experiment\n{imports}\n"
+        f"EXPERIMENTS = {{'short': Experiment(steps={steps})}}\n"
+    )
+    return str(file)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with modules of our packages' names that must not be imported."""
@@ -65,22 +75,15 @@ def test_shadowed_configs_are_named_and_other_verbs_work(folder: Path) -> None:
     (folder / "configs" / "__init__.py").write_text("")
     for file in ("train.py", "transformer/__init__.py"):
         (folder / file).unlink()
-    result = run(folder, "-m", "train", "fit", write_config(folder), "--help")
+    result = run(folder, "-m", "train", "fit", write_light_config(folder), "--help")
     assert result.returncode == 0
     assert result.stderr.startswith(f"note: {folder}/configs/__init__.py: imported in place of")
 
 
-@pytest.fixture
-def config(folder: Path) -> str:
-    """Return a config with an experiment `short` that reads a module beside it."""
-    config = write_config(folder)
+def test_help_of_an_own_config_with_the_script(folder: Path) -> None:
+    """The config reads a module beside it."""
     (folder / "helper.py").write_text("STEPS = 2\n")
-    with Path(config).open("a") as file:
-        file.write("import helper\nEXPERIMENTS['short'] = tiny(Path('.'), steps=helper.STEPS)\n")
-    return config
-
-
-def test_help_of_an_own_config_with_the_script(folder: Path, config: str) -> None:
+    config = write_light_config(folder, "import helper", "helper.STEPS")
     result = run(folder, script(folder.parent), "fit", f"{config}:short", "--help")
     assert (result.returncode, result.stderr) == (0, "")
     assert f"usage: linen-transformer fit {config}:short" in result.stdout
@@ -88,7 +91,11 @@ def test_help_of_an_own_config_with_the_script(folder: Path, config: str) -> Non
 
 
 @pytest.mark.full
-def test_fit_with_the_script(folder: Path, config: str) -> None:
+def test_fit_with_the_script(folder: Path) -> None:
+    config = write_config(folder)
+    (folder / "helper.py").write_text("STEPS = 2\n")
+    with Path(config).open("a") as file:
+        file.write("import helper\nEXPERIMENTS['short'] = tiny(Path('.'), steps=helper.STEPS)\n")
     program = script(folder.parent)
     for line in (("fit", f"{config}:short", "--workdir", "run"), ("evaluate", "run")):
         result = run(folder, program, *line, "--json")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.train.support import command, lines_of, losses, write_config
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.cli.config_verbs import FitArguments
 from train.cli.main import main, print_error
 from train.cli.parsing import parse
@@ -31,7 +32,8 @@ class Trained(NamedTuple):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("cli")
-    config, workdir = write_config(folder), str(folder / "run")
+    light = {"num_layers": "1", "dropout": "0.0", "recovery": "RecoveryConfig(window=0)"}
+    config, workdir = write_config(folder, **light), str(folder / "run")
     with pytest.raises(SystemExit) as stop:
         main(["fit", config, "--workdir", workdir, "--steps", "3", "--quiet"])
     assert stop.value.code == 0

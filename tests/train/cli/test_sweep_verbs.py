@@ -27,7 +27,8 @@ def csv(tmp_path: Path) -> str:
 
 
 def test_fits_of_a_csv_as_json(capsys: Capture, csv: str) -> None:
-    result = command(capsys, "scaling", "--from-csv", csv, "--budget", "1e19", "--json")
+    words = ["scaling", "--from-csv", csv, "--budget", "1e19", "--bootstrap-samples", "4", "--json"]
+    result = command(capsys, *words)
     assert (result.status, result.error) == (0, "")
     answer = json.loads(result.output)
     constants = {name: answer["chinchilla"][name] for name in ("E", "A", "B", "alpha", "beta")}
@@ -40,7 +41,8 @@ def test_fits_of_a_csv_as_json(capsys: Capture, csv: str) -> None:
 
 
 def test_fits_of_a_csv_as_tables_and_files(capsys: Capture, csv: str, tmp_path: Path) -> None:
-    result = command(capsys, "scaling", f"--from-csv={csv}", "--workdir", str(tmp_path / "fits"))
+    words = ["scaling", f"--from-csv={csv}", "--bootstrap-samples", "2"]
+    result = command(capsys, *words, "--workdir", str(tmp_path / "fits"))
     assert (result.status, result.error) == (0, "")
     assert "L(N, D) = E + A / N^alpha + B / D^beta" in result.output
     files = sorted(each.name for each in (tmp_path / "fits").iterdir())

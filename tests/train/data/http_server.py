@@ -50,7 +50,8 @@ class Server:
         self._handler = type("Handler", (_Handler,), settings)
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # It asks whether to stop every hundredth of a second, and not every half.
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     @property
     def requests(self) -> list[tuple[str, str]]:

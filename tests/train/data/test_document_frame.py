@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 
 from tests.train.data.conftest import MakeStream
+from tests.transformer.formulas import random_params_like
 from train.data.batches import make_text_evaluation_batches
 from train.data.corpus import TokenArrays, prepare_token_arrays
 from train.data.data_config import SourceConfig, StreamingConfig, TextDataConfig, TokenizerConfig
@@ -130,9 +130,8 @@ def test_loss_is_that_of_the_texts_one_by_one(stream: TokenStream) -> None:
     block = BlockConfig(AttentionConfig(num_heads=2))
     config = TransformerConfig(vocab_size=5, d_model=16, num_layers=1, layer_pattern=(block,))
     model = LanguageModel(config, Hardware())
-    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 4), jnp.int32))["params"]
-    drawn = np.random.default_rng(0)
-    params = jax.tree.map(lambda x: np.float32(x + 0.3 * drawn.normal(size=x.shape)), params)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 4), np.int32))
+    params = random_params_like(shapes["params"])
     [batch] = make_text_evaluation_batches(
         stream, batch_size=1, sequence_length=12, document_masking=True
     )

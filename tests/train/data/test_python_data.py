@@ -1,7 +1,6 @@
 """Data given from Python: what is accepted, how it is split and named, and errors."""
 
 import dataclasses
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,6 @@ def test_data_live_as_long_as_they_are_referenced(tmp_path: Path) -> None:
     assert named.read_split("train") == ["gone"]
     assert named.read_split("test") is None
     del held_data
-    gc.collect()
     with pytest.raises(UserError, match=r"data.path python:data/\w+: names data given from Python"):
         prepare_text(named)
 

@@ -46,7 +46,9 @@ def sized(experiment: Experiment, **changes: Any) -> Experiment:
     ],
 )
 def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfig) -> None:
-    experiment = sized(tiny(tmp_path, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh))
+    experiment = sized(
+        tiny(tmp_path, num_layers=1, optimizer=OPTIMIZERS[kind](), ema=EmaConfig(0.9), mesh=mesh)
+    )
     result = StateShapes.from_experiment(experiment).bytes_per_chip(mesh)
     state = make_engine(experiment, HARDWARE).abstract_state()
     assert result.weights == bytes_per_device(state.params)
@@ -56,7 +58,7 @@ def test_state_bytes_match_the_engine(tmp_path: Path, kind: Any, mesh: MeshConfi
 
 
 def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:
-    states = StateShapes.from_experiment(sized(tiny(tmp_path)))
+    states = StateShapes.from_experiment(sized(tiny(tmp_path, num_layers=1)))
     with pytest.raises(UsageError, match="does not divide into 3 parts"):
         states.bytes_per_chip(MeshConfig(data=1, tensor=3))
 
@@ -64,7 +66,7 @@ def test_indivisible_mesh_is_an_error(tmp_path: Path) -> None:
 def test_offload_is_planned_without_host_memory_space(tmp_path: Path) -> None:
     """`offload` is not supported on this CPU, but can be planned for an accelerator."""
     plain, kept = (
-        StateShapes.from_experiment(sized(tiny(tmp_path), remat=remat))
+        StateShapes.from_experiment(sized(tiny(tmp_path, num_layers=1), remat=remat))
         for remat in ("none", "offload")
     )
     assert kept.bytes_per_chip(MeshConfig(2, fsdp=4)) == plain.bytes_per_chip(MeshConfig(2, fsdp=4))
@@ -106,7 +108,7 @@ def test_residuals_of_a_row_do_not_depend_on_the_number_of_devices(
     tmp_path: Path, platform: Any
 ) -> None:
     """A kernel serves on a mesh, which is not known while the model is traced."""
-    experiment = sized(tiny(tmp_path), precision=Precision.parse("bfloat16"))
+    experiment = sized(tiny(tmp_path, num_layers=1), precision=Precision.parse("bfloat16"))
     one, eight = (
         trace_residuals(experiment, Hardware(platform, count=n, compute_capability="9.0"), "none")
         for n in (1, 8)

@@ -14,6 +14,7 @@ import pytest
 import train
 from tests.train.resumed_runs import fit, preempted_after, state_at
 from tests.train.support import (
+    NO_DETECTOR,
     assert_close,
     assert_same_bits,
     command,
@@ -80,6 +81,7 @@ def averaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path
         checkpoint=CheckpointConfig(every=2, keep_last=1),
         evaluation=EvaluationConfig(every=0, average_checkpoints=3),
         ema=EmaConfig(decay=0.5),
+        recovery=NO_DETECTOR,
     )
     return experiment, folder / "run", fit(experiment, folder / "run")
 

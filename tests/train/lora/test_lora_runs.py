@@ -49,7 +49,8 @@ def make_experiment(folder: Path, **changes: Any) -> Experiment:
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Run:
-    return train.fit(make_experiment(folder, steps=4), str(folder / "source"), quiet=True)
+    experiment = make_experiment(folder, dropout=0.0, steps=4)
+    return train.fit(experiment, str(folder / "source"), quiet=True)
 
 
 def adapted(folder: Path, **changes: Any) -> Experiment:

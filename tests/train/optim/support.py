@@ -57,14 +57,18 @@ def updated(
 ) -> Tree:
     """Return the parameters after one update per rate."""
     optimizer = make_optimizer(config, axes)
-    params = {name: jnp.asarray(value) for name, value in params.items()}
-    state = jax.jit(optimizer.init)(params)
-    update = jax.jit(optimizer.update)
+
+    @jax.jit
+    def update(grads: Tree, state: Any, params: Tree, rate: float) -> Any:
+        directions, state = optimizer.update(grads, state, params)
+        return {name: params[name] - rate * directions[name] for name in params}, state
+
+    result: Tree = {name: jnp.asarray(value) for name, value in params.items()}
+    state = jax.jit(optimizer.init)(result)
     for step, rate in enumerate(rates, start=1):
-        grads = {name: jnp.asarray(value) for name, value in gradients(params, step).items()}
-        directions, state = update(grads, state, params)
-        params = {name: params[name] - rate * directions[name] for name in params}
-    return params
+        # Drawn in the order of the names in `params`; programs return them sorted.
+        result, state = update(gradients(params, step), state, result, rate)
+    return result
 
 
 Layer = Callable[[str, Array, list[Array], Sequence[float]], Array]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
@@ -33,14 +33,14 @@ def after(kind: str, memory: Any, fine: tuple[bool, ...]) -> tuple[Tree, Any]:
     """Return parameters and optimizer state after `len(fine)` updates."""
     rule = make_step_optimizer(OPTIMIZERS[kind](), DEEP, memory)
     there = SingleDeviceSharding(jax.devices()[0], memory_kind=MEMORIES[memory])
-    params = {name: jnp.asarray(leaf) for name, leaf in drawn(0, LARGE).items()}
+    params = drawn(0, LARGE)
     state = jax.device_put(jax.jit(rule.init)(params), there)
     update = jax.jit(rule.update)
     for step, yes in enumerate(fine, start=1):
         directions, state = update(
-            gradients(params, step), state, params, accept_update=jnp.bool_(yes)
+            gradients(params, step), state, params, accept_update=np.bool_(yes)
         )
-        params = {name: params[name] - 0.1 * directions[name] for name in params}
+        params = {name: params[name] - 0.1 * np.asarray(directions[name]) for name in params}
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state)} == {MEMORIES[memory]}
     return jax.device_get((params, state))
 

@@ -25,7 +25,7 @@ from train.runtime.local_hardware import local_hardware
 from train.state import TrainState
 from train.telemetry.reporter import Reporter
 
-STEPS = 96
+STEPS = 48
 POISON = Fault(first=25, count=3, words=20)
 NAN = Fault(first=25, weight=float("nan"))
 HOPELESS = Fault(first=25, count=1000, words=20)
@@ -40,8 +40,9 @@ def an_experiment(folder: Path, **changes: Any) -> Experiment:
     means 16.
     """
     settings = {
+        "num_layers": 1,
         "steps": STEPS,
-        "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup_steps=3),
+        "schedule": ScheduleConfig("cosine", learning_rate=1e-2, warmup_steps=3),
         "checkpoint": CheckpointConfig(every=8, keep_last=2, keep_best=True),
         "evaluation": EvaluationConfig(every=8, num_batches=1),
         "recovery": RecoveryConfig(
@@ -101,10 +102,10 @@ def test_no_checkpoint_holds_an_anomaly_that_is_not_known_yet(tmp_path: Path) ->
     """Batch 26, of step 27, is bad, and a checkpoint is due after that step."""
     checkpoints = CheckpointConfig(every=9, keep_last=9)
     evaluation = EvaluationConfig(num_batches=1)
-    run = fit(tmp_path, "due", POISON, steps=30, checkpoint=checkpoints, evaluation=evaluation)
+    run = fit(tmp_path, "due", POISON, checkpoint=checkpoints, evaluation=evaluation)
     # A checkpoint of the first time at step 27 would have been set aside by the rollback.
     names = {path.name for path in Path(str(run.folder.checkpoints)).iterdir()}
-    assert names == {"9", "18", "27", "30"}
+    assert names == {"9", "18", "27", "36", "45", "48"}
 
 
 def test_poisoned_batches_are_detected_and_skipped(runs: Runs) -> None:
@@ -139,7 +140,7 @@ def test_rollback_passes_over_a_damaged_checkpoint(
         return record(self, *given)
 
     monkeypatch.setattr(RollbackManager, "record_rollback", damage_and_record)
-    assert fit(runs.folder, "damaged", POISON, steps=40).step == 40
+    assert fit(runs.folder, "damaged", POISON).step == STEPS
     [rollback] = events(runs.folder / "damaged", "rolled back")
     assert rollback["checkpoint"] == 24
 
@@ -151,21 +152,28 @@ def test_slow_rise_of_the_loss_is_rolled_back(runs: Runs) -> None:
     recovery = RecoveryConfig(
         window=16, warmup=8, threshold=1e3, rollback_steps=4, skip_batches=10, max_rollbacks=2
     )
-    often = CheckpointConfig(every=24, keep_last=2)
-    run = fit(runs.folder, "uphill", uphill, recovery=recovery, checkpoint=often)
+    longer: dict[str, Any] = {
+        "steps": 96,
+        "schedule": ScheduleConfig("cosine", learning_rate=3e-2, warmup_steps=3),
+        "checkpoint": CheckpointConfig(every=24, keep_last=2),
+        "recovery": recovery,
+        "num_layers": 2,
+    }
+    clean = fit(runs.folder, "longer", Fault(first=10**9), **longer)
+    run = fit(runs.folder, "uphill", uphill, **longer)
     [skipped] = events(runs.folder / "uphill", "skipped")
     assert skipped["reason"].startswith("median loss ")
     [rollback] = events(runs.folder / "uphill", "rolled back")
     assert 33 <= rollback["step"] <= 45
     assert (rollback["first"], rollback["checkpoint"]) == (rollback["step"] - 8, 24)
-    assert run.final_metrics["loss"] == pytest.approx(runs.clean.final_metrics["loss"], rel=0.01)
+    assert run.final_metrics["loss"] == pytest.approx(clean.final_metrics["loss"], rel=0.01)
 
 
 def test_evidence_of_an_anomaly_is_kept(runs: Runs) -> None:
     """Checkpoints on both sides and the anomalous state are kept; nothing is overwritten."""
     workdir = runs.folder / "poisoned"
     kept = {path.name for path in (workdir / "checkpoints").iterdir()}
-    assert {"16", "rolled-back-1-24", "88", "96"} <= kept
+    assert {"16", "rolled-back-1-24", "40", "48"} <= kept
     assert [path.name for path in (workdir / "spikes").iterdir()] == ["28"]
     engine = make_engine(runs.poisoned.experiment, local_hardware())
     with CheckpointManager(workdir / "spikes", read_only=True) as spikes:

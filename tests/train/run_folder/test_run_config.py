@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 import train
+from tests.train.support import NO_DETECTOR, tiny
 from tests.train.support import light_compiler as light_compiler
-from tests.train.support import tiny
+from tests.train.support import shared_programs as shared_programs
 from train.checkpoint.manager import CheckpointManager
 from train.checkpoint.provenance import PROVENANCE_KEY, collect_provenance
 from train.engine import make_engine
@@ -19,7 +20,7 @@ from train.tasks.task_registry import make_task
 
 
 def test_files_and_a_checkpoint_make_a_run(tmp_path: Path) -> None:
-    task = make_task(tiny(tmp_path))
+    task = make_task(tiny(tmp_path, num_layers=1, dropout=0.0, recovery=NO_DETECTOR))
     corpus = task.prepare_corpus(None, None)
     experiment = task.resolve_experiment(corpus)
     engine = make_engine(experiment, local_hardware())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import train
+from tests.train.support import NO_DETECTOR, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
-from tests.train.support import lines_of, tiny
 from train.data.example_configs import BitextDataConfig
 from train.experiment import Experiment
 from train.runtime import backend_probes
@@ -33,7 +33,7 @@ TPU = Hardware("tpu", "TPU v5 lite")
 def without_dropout(folder: Path) -> Experiment:
     """Return an experiment whose model the kernels support."""
     block = BlockConfig(mixer=AttentionConfig(num_heads=4), feed_forward=FeedForwardConfig(d_ff=24))
-    experiment = tiny(folder, steps=2)
+    experiment = tiny(folder, steps=2, recovery=NO_DETECTOR)
     model = TransformerConfig(
         d_model=16, num_layers=1, layer_pattern=(block,), pad_vocab_to_multiple=32
     )

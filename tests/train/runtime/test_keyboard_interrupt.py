@@ -7,7 +7,14 @@ from types import FrameType
 
 import pytest
 
-from train.runtime.signals import RETRY_SECONDS, reliable_keyboard_interrupt
+from train.runtime.signals import reliable_keyboard_interrupt
+
+RETRY_SECONDS = 0.2
+
+
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.runtime.signals.RETRY_SECONDS", RETRY_SECONDS)
 
 
 @pytest.fixture(autouse=True)

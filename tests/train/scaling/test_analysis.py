@@ -154,7 +154,7 @@ def test_noise_without_a_law_is_analyzed(seed: int) -> None:
     parameters = random.choice([3.5e5, 5.8e6], 8)
     tokens = random.choice([4.9e6, 1e7, 9.8e7], 8)
     runs = Runs(parameters, tokens, 3 + 0.01 * random.standard_normal(8))
-    analysis = analyze(runs, budgets=[1e15], bootstrap_samples=20)
+    analysis = analyze(runs, budgets=[1e15], bootstrap_samples=6)
     json.dumps(analysis.as_dict(), allow_nan=False)
     print_analysis(analysis)
 

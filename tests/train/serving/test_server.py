@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import train
+from tests.train.support import NO_DETECTOR, tiny
 from tests.train.support import light_compiler as light_compiler
-from tests.train.support import tiny
+from tests.train.support import shared_programs as shared_programs
 from train.run import Run
 from train.serving.answers import Generator
 from train.serving.server import Server
@@ -29,7 +30,8 @@ JSON = {"Content-Type": "application/json"}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("serving")
-    return train.fit(tiny(folder, steps=2), folder / "run")
+    experiment = tiny(folder, num_layers=1, dropout=0.0, steps=2, recovery=NO_DETECTOR)
+    return train.fit(experiment, folder / "run")
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from tests.train.support import LENGTH, tiny, write_text
 from train.data.data_config import TokenizerConfig
 from train.data.example_configs import (
@@ -19,6 +21,17 @@ from transformer import AttentionConfig, EncoderConfig
 ANIMALS = {"cat": "Katze", "fish": "Fisch", "dog": "Hund"}
 TOOLS = {"saw": "Säge", "drill": "Bohrer", "axe": "Axt"}
 OTHERS = {"the": "das", "a": "ein", "red": "rotes", "by": "von", "and": "und"}
+
+
+def large_params(model: Any, factor: float) -> Any:
+    """Return initial weights with matrices so large that answers differ, by one program."""
+
+    @jax.jit
+    def draw(key: jax.Array) -> Any:
+        scale = lambda leaf: leaf * (factor if leaf.ndim > 1 else 1)  # noqa: E731
+        return jax.tree.map(scale, model.init_params(key))
+
+    return draw(jax.random.key(0))
 
 
 def rng(seed: int) -> random.Random:
@@ -90,7 +103,7 @@ def tiny_masked(folder: Path, **changes: Any) -> Experiment:
     )
 
 
-def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
+def tiny_classifier(folder: Path, *, dropout: float = 0.1, **changes: Any) -> Experiment:
     data = ClassificationDataConfig(
         path=str(write_labeled_texts(folder / "train.tsv", lines=200, seed=0)),
         test_path=str(write_labeled_texts(folder / "test.tsv", lines=21, seed=1)),
@@ -98,7 +111,7 @@ def tiny_classifier(folder: Path, **changes: Any) -> Experiment:
         tokenizer=TokenizerConfig("word"),
     )
     return dataclasses.replace(
-        encoder(tiny(folder, num_layers=1)),
+        encoder(tiny(folder, num_layers=1, dropout=dropout)),
         task=Classification(pooling="mean"),
         data=data,
         **changes,

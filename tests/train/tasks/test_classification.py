@@ -11,7 +11,7 @@ import tokenizers
 
 from tests.train.support import assert_close, assert_same_bits
 from tests.train.support import light_compiler as light_compiler
-from tests.train.tasks.support import tiny_classifier, tiny_tagger
+from tests.train.tasks.support import large_params, tiny_classifier, tiny_tagger
 from train.data.token_labels import TokenLabelSplit
 from train.data.tokenizer import Tokenizer
 from train.errors import UserError
@@ -64,8 +64,7 @@ def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> Non
     corpus = task.prepare_corpus()
     tagger = TaggingTask(task.resolve_experiment(corpus))
     model = tagger.make_model(Hardware(), unconstrained)
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    params = large_params(model, 9)
     # As a published tokenizer: a token before every text, and one after it.
     backend = tokenizers.Tokenizer.from_str(corpus.tokenizer.to_json())
     before, after = ((word, corpus.tokenizer.vocabulary[word]) for word in ("<unk>", "<eos>"))
@@ -97,12 +96,15 @@ def test_words_are_tagged_in_rows_that_the_model_reads(task: TaggingTask) -> Non
     assert tagger.sample(run, [""], SampleOptions()) == [""]
 
 
+drop = jax.jit(drop_words, static_argnums=1)
+
+
 def test_word_dropout_drops_each_token_with_its_rate() -> None:
     """Padding stays padding, each text has its own draws, and evaluation drops nothing."""
     lengths = np.arange(1, 401) % 40 + 1
     segments = jnp.asarray(np.arange(40) < lengths[:, None], jnp.int32)
     keys = jax.random.split(jax.random.key(0), len(lengths))
-    dropped = np.asarray(drop_words(segments, 0.3, keys))
+    dropped = np.asarray(drop(segments, 0.3, keys))
     assert np.all(dropped <= segments)
     assert dropped.any(axis=1).all()  # no text loses all of its tokens
     # The exception for texts that would lose all tokens changes the rate by less than 1e-5.
@@ -110,7 +112,7 @@ def test_word_dropout_drops_each_token_with_its_rate() -> None:
     tokens = lengths[long].sum()
     deviation = np.sqrt(0.3 * 0.7 / tokens)
     assert abs(1 - dropped[long].sum() / tokens - 0.3) < 4 * deviation
-    assert np.array_equal(drop_words(segments[::-1], 0.3, keys[::-1])[::-1], dropped)
+    assert np.array_equal(drop(segments[::-1], 0.3, keys[::-1])[::-1], dropped)
     assert drop_words(segments, 0.3, None) is segments
     assert drop_words(segments, 0.0, keys) is segments
 
@@ -118,7 +120,7 @@ def test_word_dropout_drops_each_token_with_its_rate() -> None:
 def test_text_of_one_token_keeps_it() -> None:
     segments = jnp.asarray([[1, 0, 0]] * 50)
     keys = jax.random.split(jax.random.key(1), 50)
-    assert np.array_equal(drop_words(segments, 0.9, keys), segments)
+    assert np.array_equal(drop(segments, 0.9, keys), segments)
 
 
 @pytest.mark.full

@@ -13,7 +13,14 @@ import pytest
 
 import train
 from tests.train.resumed_runs import preempted_after
-from tests.train.support import assert_close, assert_same_bits, command, lines_of, losses
+from tests.train.support import (
+    NO_DETECTOR,
+    assert_close,
+    assert_same_bits,
+    command,
+    lines_of,
+    losses,
+)
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from tests.train.tasks.support import TINY
@@ -28,6 +35,8 @@ from train.visualization.attention_view import view_attention
 from transformer.generation.sampling import SamplingConfig
 
 Capture = pytest.CaptureFixture[str]
+
+RENDERS_PLOTS = True
 
 STEPS = {"language": 12, "masked": 12, "classification": 24, "tagging": 24, "translation": 12}
 
@@ -60,6 +69,7 @@ def an_experiment(name: str, folder: Path, **changes: Any) -> Experiment:
     settings = {
         "steps": STEPS[name],
         "ema": EmaConfig(0.5),
+        "recovery": NO_DETECTOR,
         "checkpoint": CheckpointConfig(every=4, keep_last=9),
     }
     return TINY[name](folder, **{**settings, **changes})

@@ -9,7 +9,7 @@ import pytest
 
 import train
 from tests.train.support import light_compiler as light_compiler
-from tests.train.tasks.support import tiny_masked
+from tests.train.tasks.support import large_params, tiny_masked
 from train.config.experiment_files import find_experiment
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
@@ -121,8 +121,7 @@ def test_sample_prompt_is_checked_before_training(tmp_path: Path) -> None:
 def run(task: MaskedLanguageModelTask) -> Any:
     """A run whose weights are large enough for its predictions to differ."""
     model = task.make_model(Hardware(), unconstrained)
-    params = jax.jit(model.init_params)(jax.random.key(0))
-    params = jax.tree.map(lambda leaf: leaf * (9 if leaf.ndim > 1 else 1), params)
+    params = large_params(model, 9)
     return SimpleNamespace(
         tokenizer=task.prepare_corpus().tokenizer,
         folder=SimpleNamespace(model_type=""),

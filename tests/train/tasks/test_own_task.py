@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import train
-from tests.train.support import command, lines_of, tiny
+from tests.train.support import NO_DETECTOR, command, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
 from tests.train.support import shared_programs as shared_programs
 from train.config.io import experiment_from_dict, experiment_to_dict, experiment_to_text
@@ -148,7 +148,7 @@ def registered() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     folder = tmp_path_factory.mktemp("own")
-    experiment = tiny(folder, num_layers=1)
+    experiment = tiny(folder, num_layers=1, dropout=0.0, recovery=NO_DETECTOR)
     experiment = dataclasses.replace(
         experiment,
         task=Majority(),

@@ -20,6 +20,8 @@ from train.telemetry.loss_plot import (
     plot_losses,
 )
 
+RENDERS_PLOTS = True
+
 TRAINING: list[dict[str, Any]] = [
     {"step": step, "split": "train", "loss": 9 / step + 2} for step in range(1, 101)
 ]

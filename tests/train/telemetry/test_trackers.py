@@ -14,6 +14,7 @@ import pytest
 import train
 from tests.train.support import NO_DETECTOR, lines_of, tiny
 from tests.train.support import light_compiler as light_compiler
+from tests.train.support import shared_programs as shared_programs
 from train.config.io import experiment_to_dict, flatten_experiment
 from train.errors import UsageError, UserError
 from train.experiment import Experiment, SampleConfig, TrackingConfig

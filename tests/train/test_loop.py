@@ -172,6 +172,15 @@ def test_checkpoints_kept(finished: Finished) -> None:
         assert checkpoints.steps() == [8, 12]
 
 
+def test_the_last_step_is_saved_though_no_checkpoint_is_due(tmp_path: Path) -> None:
+    checkpoint = CheckpointConfig(every=4, keep_last=2)
+    run = train.fit(
+        tiny(tmp_path, num_layers=1, steps=5, checkpoint=checkpoint), tmp_path / "run", quiet=True
+    )
+    names = {path.name for path in Path(str(run.folder.checkpoints)).iterdir()}
+    assert names == {"4", "5"}
+
+
 @pytest.mark.full
 def test_first_step_of_each_batch_shape_counts_as_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

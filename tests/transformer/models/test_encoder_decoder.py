@@ -30,7 +30,7 @@ BLOCK = BlockConfig(
     feed_forward=FeedForwardConfig(11, activation="relu"),
     norm_placement="post",
 )
-ENCODER = EncoderConfig(num_layers=3, layer_pattern=(BLOCK,), final_norm=None)
+ENCODER = EncoderConfig(num_layers=2, layer_pattern=(BLOCK,), final_norm=None)
 CONFIG = TransformerConfig(
     vocab_size=V,
     d_model=D,

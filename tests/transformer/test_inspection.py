@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.formulas import normal
+from transformer import inspection
 from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.mixer import mixer_class
 from transformer.attention.position_config import RelativePositions, RoPE
@@ -19,7 +21,6 @@ from transformer.inspection import (
     ATTENTION_VALUES,
     add_vector,
     at_layers,
-    layer_values,
     logit_lens,
     patch,
     zero_heads,
@@ -35,7 +36,7 @@ BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=NUM_HEADS, num_kv_heads=2, p
 CONFIG = TransformerConfig(
     vocab_size=50, d_model=32, num_layers=NUM_LAYERS, layer_pattern=(BLOCK, BLOCK)
 )
-TOKENS = jnp.arange(12).reshape(2, 6)
+TOKENS: Any = np.arange(12).reshape(2, 6)
 VALUES = {
     "residual_pre",
     "residual_mid",
@@ -48,6 +49,7 @@ VALUES = {
     "weights",
     "head_outputs",
 }
+RESIDUALS = ("logits", "residual_pre", "residual_post")
 
 
 def model_with(**fields: Any) -> Any:
@@ -69,9 +71,24 @@ def compile_apply(model: Any, outputs: frozenset[str], edits: tuple[Any, ...]) -
 def apply(
     model: Any, *inputs: Any, outputs: Any = ("logits",), edits: Any = None, **on: Any
 ) -> Any:
-    """Return the result of `model.apply` from one program, which later calls share."""
+    """Return the result of `model.apply`, in NumPy, from one program, which later calls share."""
     run = compile_apply(model, frozenset(outputs), tuple((edits or {}).items()))
-    return run(*inputs, **on)
+    return jax.device_get(run(*inputs, **on))
+
+
+def layer_values(*arguments: Any, **named: Any) -> Any:
+    """Return the values of all layers in NumPy: slices of them compile nothing."""
+    return np.asarray(inspection.layer_values(*arguments, **named))
+
+
+def shapes_of(model: Any, params: Any, names: set[str], **given: Any) -> dict[str, Any]:
+    """Return the shapes of the values of all layers, without compiling the model."""
+
+    def values(params: Any, given: Any) -> dict[str, jax.Array]:
+        output = model.apply({"params": params}, TOKENS, outputs=names, **given)
+        return {name: inspection.layer_values(output, name) for name in names}
+
+    return {name: leaf.shape for name, leaf in jax.eval_shape(values, params, given).items()}
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +123,7 @@ def test_values_of_every_layer(params: Any, fields: dict[str, Any]) -> None:
 
 def test_logit_lens_of_the_last_layer_is_the_model(params: Any) -> None:
     model = model_with(tie_embeddings=True)
-    output = apply(model, {"params": params}, TOKENS, outputs={"logits", "residual_post"})
+    output = apply(model, {"params": params}, TOKENS, outputs=RESIDUALS)
     lens = logit_lens(model, params, layer_values(output, "residual_post"))
     assert lens.shape == (NUM_LAYERS, 2, 6, 50)
     chex.assert_trees_all_close(lens[-1], output.logits, atol=1e-6)
@@ -128,7 +145,7 @@ def test_ablated_heads_equal_zero_output_rows(params: Any) -> None:
 
 def test_patched_residual_stream_determines_later_layers(params: Any) -> None:
     model = model_with()
-    source = apply(model, {"params": params}, TOKENS, outputs={"logits", "residual_post"})
+    source = apply(model, {"params": params}, TOKENS, outputs=RESIDUALS)
     last = layer_values(source, "residual_post")[NUM_LAYERS - 1]
     other = TOKENS + 7
     edits = {"residual_post": patch(NUM_LAYERS - 1, last)}
@@ -142,11 +159,10 @@ def test_patched_residual_stream_determines_later_layers(params: Any) -> None:
 
 
 def test_steering_vector_is_added_in_one_layer(params: Any) -> None:
-    model, vector = model_with(), jax.random.normal(jax.random.key(1), (32,))
-    requested = {"residual_pre", "residual_post"}
-    plain = apply(model, {"params": params}, TOKENS, outputs=requested)
+    model, vector = model_with(), normal(1, 32)
+    plain = apply(model, {"params": params}, TOKENS, outputs=RESIDUALS)
     edits = {"residual_post": add_vector(1, vector)}
-    steered = apply(model, {"params": params}, TOKENS, outputs=requested, edits=edits)
+    steered = apply(model, {"params": params}, TOKENS, outputs=RESIDUALS, edits=edits)
     read = functools.partial(layer_values, name="residual_pre")
     chex.assert_trees_all_close(read(steered)[2], read(plain)[2] + vector[None, None], atol=1e-6)
     chex.assert_trees_all_equal(read(steered)[:2], read(plain)[:2])
@@ -163,9 +179,10 @@ def test_attention_weights_are_replaced() -> None:
 
     edits = {"weights": lambda weights, _: only_itself(weights)}
     output = apply(model, {"params": params}, TOKENS, outputs={"logits", "weights"}, edits=edits)
-    chex.assert_trees_all_equal(layer_values(output, "weights")[2, 0, 0], jnp.eye(6))
+    chex.assert_trees_all_equal(layer_values(output, "weights")[2, 0, 0], np.eye(6, dtype="f"))
     # Tokens are independent: changing the first one affects only its own output.
-    changed = apply(model, {"params": params}, TOKENS.at[:, 0].add(1), edits=edits)
+    changed_tokens = TOKENS + (np.arange(6) == 0)[None]
+    changed = apply(model, {"params": params}, changed_tokens, edits=edits)
     chex.assert_trees_all_equal(changed.logits[:, 1:], output.logits[:, 1:])
     assert not np.allclose(changed.logits[:, 0], output.logits[:, 0])
 
@@ -184,7 +201,7 @@ def test_edited_heads_with_a_cache_are_those_of_the_full_pass(mixer: Any) -> Non
     """Each edit is applied once: the first head is doubled, the second removed."""
     model = model_with(layer_pattern=(BlockConfig(mixer=mixer),), num_layers=1)
     params = {"params": random_params(model)}
-    factors = jnp.array([2, 0, 1, 1])[None, None, :, None]
+    factors = np.array([2, 0, 1, 1])[None, None, :, None]
     edits = {"head_outputs": lambda value, _: value * factors}
     plain = layer_values(apply(model, params, TOKENS, outputs={"head_outputs"}), "head_outputs")
     outputs = {"head_outputs", "residual_post", "logits"}
@@ -192,7 +209,7 @@ def test_edited_heads_with_a_cache_are_those_of_the_full_pass(mixer: Any) -> Non
     np.testing.assert_allclose(layer_values(full, "head_outputs"), plain * factors[None], atol=1e-5)
     cache = model.init_cache(2, 6)
     for here in (slice(5), slice(5, 6)):
-        arrays: Any = dict(cache=cache, positions=jnp.arange(6)[None, here])
+        arrays: Any = dict(cache=cache, positions=np.arange(6)[None, here])
         result = apply(model, params, TOKENS[:, here], outputs=outputs, edits=edits, **arrays)
         cache = result.cache
         np.testing.assert_allclose(result.logits, full.logits[:, here], atol=1e-4)
@@ -203,9 +220,8 @@ def test_edited_heads_with_a_cache_are_those_of_the_full_pass(mixer: Any) -> Non
 
 def test_keys_with_a_cache_are_those_of_all_its_slots(params: Any) -> None:
     model = model_with()
-    cached: dict[str, Any] = dict(cache=model.init_cache(2, 9), positions=jnp.arange(6)[None])
-    output = apply(model, {"params": params}, TOKENS, outputs={"keys"}, **cached)
-    assert layer_values(output, "keys").shape[2] == 9
+    cached: dict[str, Any] = dict(cache=model.init_cache(2, 9), positions=np.arange(6)[None])
+    assert shapes_of(model, params, {"keys"}, **cached)["keys"][2] == 9
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +233,7 @@ def translator() -> tuple[EncoderDecoder, Any]:
         num_layers=3,
         layer_pattern=(BlockConfig(mixer=attention, cross_attention=attention),),
         encoder=EncoderConfig(num_layers=2, layer_pattern=(BlockConfig(mixer=attention),)),
+        layer_loop="scan",
     )
     model = EncoderDecoder(config)
     return model, random_params(model)
@@ -247,9 +264,8 @@ def test_layers_with_and_without_a_value() -> None:
     recurrent = BlockConfig(mixer=LSTMConfig())
     model = model_with(layer_pattern=(recurrent, BLOCK), num_layers=4)
     params = random_params(model)
-    output = apply(model, {"params": params}, TOKENS, outputs={"head_outputs", "residual_post"})
-    assert layer_values(output, "head_outputs").shape == (2, 2, 6, 4, 8)
-    assert layer_values(output, "residual_post").shape == (4, 2, 6, 32)
+    shapes = shapes_of(model, params, {"head_outputs", "residual_post"})
+    assert shapes == {"head_outputs": (2, 2, 6, 4, 8), "residual_post": (4, 2, 6, 32)}
     with pytest.raises(ValueError, match=r"^edit of head_outputs: layer 2 has no such value; give"):
         apply(model, {"params": params}, TOKENS, edits={"head_outputs": zero_heads(2, [0])})
 
@@ -263,8 +279,8 @@ def test_sliding_windows_show_values_without_a_cache() -> None:
         "LBNTS,LBSNH->LBTNH", layer_values(output, "weights"), layer_values(output, "values")
     )
     np.testing.assert_allclose(y, layer_values(output, "head_outputs")[0], atol=1e-6)
-    cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=jnp.arange(6)[None])
-    apply(model, params, TOKENS, outputs={"weights"}, **cached)
+    cached: dict[str, Any] = dict(cache=model.init_cache(2, 6), positions=np.arange(6)[None])
+    assert shapes_of(model, params["params"], {"weights"}, **cached)
     with pytest.raises(ValueError, match=r"^mixer sliding_window: shows no keys with a cache; lea"):
         apply(model, params, TOKENS, outputs={"keys"}, **cached)
 
@@ -288,12 +304,12 @@ def test_the_heads_make_up_the_output(kind: str) -> None:
         edits = {"head_outputs": lambda value, _: value * kept[None, None, :, None]}
         names = ("head_outputs", "mixer_output")
         output = model.apply({"params": params}, TOKENS, outputs=set(names), edits=edits)
-        return [layer_values(output, name)[0] for name in names]
+        return [inspection.layer_values(output, name)[0] for name in names]
 
-    heads, y = run(jnp.ones(matrix.shape[0]))
+    heads, y = jax.device_get(run(np.ones(matrix.shape[0], bool)))
     expected = np.einsum("BTNH,NHD->BTD", heads, matrix) + bias
     np.testing.assert_allclose(y, expected, atol=1e-5 * max(1, abs(expected).max()))
-    _, without = run(jnp.arange(matrix.shape[0]) > 0)
+    _, without = jax.device_get(run(np.arange(matrix.shape[0]) > 0))
     removed = np.einsum("BTH,HD->BTD", heads[:, :, 0], matrix[0])
     np.testing.assert_allclose(without, expected - removed, atol=1e-5 * max(1, abs(y).max()))
     assert abs(removed).max() > 1e-3
@@ -303,7 +319,7 @@ def test_the_heads_make_up_the_output(kind: str) -> None:
 def test_every_mixer_returns_its_values_or_raises(kind: str) -> None:
     """In a model of one layer, without compiling it."""
     mixer = default_config(kind)
-    values = mixer_class(mixer).values
+    values = set(mixer_class(mixer).values)
     if mixer.reads_memory:  # only supported in the decoder of a model with an encoder
         assert not values
         return
@@ -313,24 +329,18 @@ def test_every_mixer_returns_its_values_or_raises(kind: str) -> None:
     model = Classifier(config)
     params = jax.eval_shape(model.init_params, jax.random.key(0))
 
-    def shape(name: str) -> tuple[int, ...]:
-        run = functools.partial(model.apply, outputs={name})
-        output = jax.eval_shape(run, {"params": params}, jnp.zeros((2, 8), jnp.int32))
-        [found] = [place[name] for place in output.aux]
-        return found.shape
-
-    assert shape("residual_post") == (1, 2, 8, 32)
-    for name in ATTENTION_VALUES.keys() - {"weights"}:
-        if name in values:
-            assert shape(name)[:3] == (1, 2, 8)
-        else:
-            with pytest.raises(ValueError, match=f"^outputs '{name}': the model has no such value"):
-                shape(name)
+    names = ATTENTION_VALUES.keys() - {"weights"}
+    shapes = shapes_of(model, params, {"residual_post"} | (names & values))
+    assert shapes.pop("residual_post") == (1, 2, 6, 32)
+    assert all(shape[:3] == (1, 2, 6) for shape in shapes.values())
+    for name in names - values:
+        with pytest.raises(ValueError, match=f"^outputs '{name}': the model has no such value"):
+            shapes_of(model, params, {name})
     if mixer_class(mixer).abilities(mixer).weights:
-        assert shape("weights")[-1] == 8
+        assert shapes_of(model, params, {"weights"})["weights"][-1] == 6
     else:
         with pytest.raises(ValueError, match=rf"^mixer {kind}: .*; "):
-            shape("weights")
+            shapes_of(model, params, {"weights"})
 
 
 @pytest.mark.parametrize(
@@ -349,7 +359,7 @@ def test_wrong_names_and_shapes_raise(params: Any, arguments: dict[str, Any], me
 
 
 def test_value_that_was_not_requested_raises(params: Any) -> None:
-    output = apply(model_with(), {"params": params}, TOKENS, outputs={"keys"})
+    output = apply(model_with(), {"params": params}, TOKENS, outputs=RESIDUALS)
     with pytest.raises(ValueError, match=r"^name 'queries': is not among the outputs"):
         layer_values(output, "queries")
 

@@ -53,10 +53,14 @@ def test_matches_formula_and_gradients(flatten: bool) -> None:
     def apply(x: Any, a: Any, b: Any) -> Any:
         return apply_matrix(x, LowRankWeight(w, a, b, scale), 1, flatten)
 
-    y, vjp = jax.vjp(apply, x, a, b)
+    @jax.jit
+    def value_and_gradients(x: Any, a: Any, b: Any, dy: Any) -> Any:
+        y, vjp = jax.vjp(apply, x, a, b)
+        return y, vjp(dy)
+
+    y, (dx, da, db) = value_and_gradients(x, a, b, dy)
     flat_b = b.reshape(2, 33)
     assert_close(y, (x @ w.reshape(7, 33) + scale * (x @ a) @ flat_b).reshape(2, 5, 3, 11))
-    dx, da, db = vjp(dy)
     rows, drows = x.reshape(10, 7), dy.reshape(10, 33)
     assert_close(da, scale * rows.T @ (drows @ flat_b.T))
     assert_close(db, scale * ((rows @ a).T @ drows).reshape(b.shape))
@@ -66,7 +70,7 @@ def test_matches_formula_and_gradients(flatten: bool) -> None:
 def test_merged_stack_is_base_plus_update() -> None:
     w, a, b = normal(0, 3, 5, 7, 2), normal(1, 3, 5, 7, 4), normal(2, 3, 4, 2)
     weight = LowRankWeight(w, a, b, 0.5)
-    assert_close(weight.merge(), w + 0.5 * np.einsum("LNHr,LrD->LNHD", a, b))
+    assert_close(jax.jit(lambda: weight.merge())(), w + 0.5 * np.einsum("LNHr,LrD->LNHD", a, b))
 
 
 @pytest.mark.full

@@ -48,15 +48,26 @@ def test_tokens_beyond_the_cache_raise(count: int) -> None:
 
 def test_storage_and_read_dtypes_differ() -> None:
     keys, values = normal(0, 2, 2, 1, 3), normal(1, 2, 2, 1, 3)
-    for kind in (KVCache, RollingCache):
-        cache = kind.empty(2, 4, 1, 3, "bfloat16").append(keys, values, array([[0, 1]] * 2))
+
+    @jax.jit
+    def write_and_read(keys: Any, values: Any) -> Any:
+        positions = array([[0, 1]] * 2)
+        caches = [
+            kind.empty(2, 4, 1, 3, "bfloat16").append(keys, values, positions)
+            for kind in (KVCache, RollingCache)
+        ]
+        memory = MemoryCache.empty(2, 2, 1, 3, "bfloat16").append(keys, values)
+        every: list[Any] = [*caches, memory]
+        return every, [cache.read("float32") for cache in every]
+
+    (*caches, memory), (*reads, memory_read) = jax.device_get(write_and_read(keys, values))
+    rounded = keys.astype("bfloat16").astype("float32")
+    for cache, read in zip(caches, reads, strict=True):
         assert cache.keys.dtype == cache.values.dtype == "bfloat16"
-        read = cache.read("float32")
-        assert np.array_equal(read.keys[:, :2], keys.astype("bfloat16").astype("float32"))
+        assert np.array_equal(read.keys[:, :2], rounded)
         assert read.values.dtype == "float32"
-        assert np.asarray(read.positions)[0, :2].tolist() == [0, 1]
-    memory = MemoryCache.empty(2, 2, 1, 3, "bfloat16").append(keys, values)
-    assert np.array_equal(memory.read("float32").keys, keys.astype("bfloat16").astype("float32"))
+        assert read.positions[0, :2].tolist() == [0, 1]
+    assert np.array_equal(memory_read.keys, rounded)
     with pytest.raises(ValueError, match="its cache is for 2 x 2; call init_memory_cache"):
         memory.append(keys[:, :1], values[:, :1])
 
@@ -67,7 +78,7 @@ MIXERS = (  # with caches of different shapes
 )
 PATTERN = tuple(BlockConfig(mixer=each, feed_forward=FeedForwardConfig(17)) for each in MIXERS)
 MODEL = TransformerConfig(
-    vocab_size=V, d_model=12, num_layers=3, layer_pattern=PATTERN, pad_vocab_to_multiple=8
+    vocab_size=V, d_model=12, num_layers=2, layer_pattern=PATTERN, pad_vocab_to_multiple=8
 )
 
 

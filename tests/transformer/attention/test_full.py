@@ -29,6 +29,7 @@ CASES = {
 }
 
 
+rotate = jax.jit(apply_rope, static_argnums=2)
 made = functools.partial(mixers.make_mixer, width=D)
 applied = functools.partial(mixers.apply_mixer, outputs=WEIGHTS)
 
@@ -66,7 +67,7 @@ def test_rope_rotates_queries_and_keys() -> None:
 
     def rotated(name: str) -> Array:  # [B, T, N, H]
         heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
-        return np.asarray(apply_rope(heads, positions, rotary))
+        return np.asarray(rotate(heads, positions, rotary))
 
     scores = np.einsum("BTNH,BSNH->BNTS", rotated("query"), rotated("key")) / np.sqrt(8)
     assert_close(output.aux["weights"], np.exp(scores) / np.exp(scores).sum(-1, keepdims=True))
@@ -97,7 +98,7 @@ def test_qk_norm_is_applied_per_head_before_rope() -> None:
     def normed_and_rotated(name: str) -> Array:  # [B, T, N, H]
         heads: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
         normed = formulas.rms_norm(heads, params[f"{name}_norm"]["gain"], 1e-3)
-        return np.asarray(apply_rope(array(normed), positions, rotary))
+        return np.asarray(rotate(array(normed), positions, rotary))
 
     q, k = normed_and_rotated("query"), np.repeat(normed_and_rotated("key"), 2, axis=2)
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / np.sqrt(8)

@@ -4,12 +4,11 @@ import math
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.fixtures.positions import ROTARY
-from tests.transformer.formulas import Array, array, assert_close, normal
+from tests.transformer.formulas import Array, array, assert_close, normal, random_params_like
 from transformer import (
     AttentionConfig,
     BlockConfig,
@@ -25,10 +24,11 @@ from transformer import (
     generate,
 )
 from transformer.attention.rope import apply_rope as rotate_eagerly
-from transformer.attention.rope import rope_angles
+from transformer.attention.rope import rope_angles as angles_eagerly
 from transformer.attention.rope_scaling import RopeScaling
 
 rotate = jax.jit(rotate_eagerly, static_argnums=2)
+angles_of = jax.jit(angles_eagerly, static_argnums=(1, 2))
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "positions.npz"
 
@@ -83,7 +83,7 @@ def expected_angles(length: int, factors: tuple[float, ...]) -> np.ndarray:
 @pytest.mark.parametrize(("length", "factors"), [(TRAINED, SHORT), (TRAINED + 1, LONG)])
 def test_row_length_selects_the_factors(length: int, factors: tuple[float, ...]) -> None:
     rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
-    angles = rope_angles(jnp.arange(length)[None], 6, rope)[0]
+    angles = np.asarray(angles_of(np.arange(length)[None], 6, rope))[0]
     expected = expected_angles(length, factors)
     np.testing.assert_allclose(np.cos(angles), np.cos(expected), atol=1e-5)
     np.testing.assert_allclose(np.sin(angles), np.sin(expected), atol=1e-5)
@@ -91,10 +91,11 @@ def test_row_length_selects_the_factors(length: int, factors: tuple[float, ...])
 
 def test_rows_are_independent() -> None:
     rope = RoPE(theta=100.0, scaling=LongRoPEScaling(SHORT, LONG, TRAINED))
-    rows = jnp.stack([jnp.arange(5), jnp.arange(20, 25)])
-    both = rope_angles(rows, 6, rope)
-    np.testing.assert_array_equal(both[:1], rope_angles(rows[:1], 6, rope))
-    np.testing.assert_array_equal(both[1:], rope_angles(rows[1:], 6, rope))
+    rows = np.stack([np.arange(5), np.arange(20, 25)])
+    both = np.asarray(angles_of(rows, 6, rope))
+    for row in range(2):
+        alone = angles_of(rows[row : row + 1], 6, rope)
+        np.testing.assert_array_equal(both[row : row + 1], alone)
     np.testing.assert_allclose(np.cos(both[1]), np.cos(expected_angles(25, LONG)[20:]), atol=1e-5)
 
 
@@ -111,7 +112,7 @@ def test_cache_beyond_the_short_factors_raises() -> None:
     short = model("by_length")
     assert short.init_cache(1, TRAINED)
     # A cache is longer than it need be, but not longer than the factors allow.
-    params = short.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))["params"]
+    params = random_params_like(jax.eval_shape(short.init_params, jax.random.key(0)))
     found = generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 3)
     assert len(found.tokens[0]) == TRAINED - 3
     assert model("long").init_cache(1, TRAINED + 1)

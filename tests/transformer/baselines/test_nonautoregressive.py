@@ -66,7 +66,8 @@ def run(params: Any, tokens: Any, outputs: frozenset[str] = frozenset({"logits"}
 
 
 def test_source_tokens_are_copied_evenly() -> None:
-    actual = np.asarray(copy_source_uniformly(SOURCE, array([5, 3]), array([3, 7]), WRITTEN))
+    copy = jax.jit(copy_source_uniformly)
+    actual = np.asarray(copy(SOURCE, array([5, 3]), array([3, 7]), WRITTEN))
     assert np.array_equal(actual * WRITTEN, COPIED)
 
 
@@ -100,7 +101,7 @@ def test_length_loss_is_cross_entropy_of_the_difference(params: Any) -> None:
 
 def test_rows_without_target_have_no_length_loss() -> None:
     logits = array([[0.0, 1.0, 0.0], [7.0, -5.0, 3.0]])
-    actual = length_loss(logits, IS_TOKEN, array([[1] * 5, [0] * 5]))
+    actual = jax.jit(length_loss)(logits, IS_TOKEN, array([[1] * 5, [0] * 5]))
     assert actual == pytest.approx(math.log(2 + math.e) - 1, rel=1e-6)
     assert predict_lengths(array([[0, 0, 1], [1, 0, 0], [1, 0, 0]]), array([5, 3, 1])).tolist() == [
         6,

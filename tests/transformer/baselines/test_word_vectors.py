@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import array, assert_close, normal
+from tests.transformer.formulas import array, assert_close, normal, random_params_like
 from transformer.baselines.baseline_configs import bag_of_embeddings_config
 from transformer.baselines.word_vectors import (
     SkipGram,
@@ -21,7 +21,8 @@ V, D, M = 11, 5, 3
 def test_loss_matches_formula() -> None:
     params = {"embedding": normal(1, V, D), "contexts": normal(2, V, D)}
     centres, contexts, negatives = array([3, 7]), array([4, 3]), array([[1, 2, 2], [0, 7, 9]])
-    losses = SkipGram(V, D).apply({"params": params}, centres, contexts, negatives)
+    run = jax.jit(SkipGram(V, D).apply)
+    losses = run({"params": params}, centres, contexts, negatives)
     expected = []
     for centre, context, others in zip(centres, contexts, negatives, strict=True):
         v, u = params["embedding"][centre], params["contexts"]
@@ -69,7 +70,7 @@ def test_frequent_words_are_subsampled() -> None:
 
 def test_vectors_replace_embeddings() -> None:
     model = Classifier(bag_of_embeddings_config(D, 7, vocab_size=V, pad_vocab_to_multiple=16))
-    params = jax.jit(model.init_params)(jax.random.key(0))
+    params = random_params_like(jax.eval_shape(model.init_params, jax.random.key(0)))
     table = normal(3, V, D)
     actual = replace_embeddings(params, table)
     assert np.array_equal(actual["embedding"][:V], table)

@@ -74,7 +74,11 @@ def make_decoder(config: TransformerConfig) -> tuple[LanguageModel, Any]:
     """Return a model whose weights are large enough for its choices to differ."""
     model = LanguageModel(config)
     draw, shapes = np.random.default_rng(0), jax.eval_shape(model.init_params, jax.random.key(0))
-    return model, jax.tree.map(lambda leaf: jnp.float32(draw.normal(0, 0.5, leaf.shape)), shapes)
+
+    def drawn(leaf: Any) -> jax.Array:
+        return jnp.asarray(draw.normal(0, 0.5, leaf.shape).astype(np.float32))
+
+    return model, jax.tree.map(drawn, shapes)
 
 
 read = jax.jit(prefill, static_argnums=(0, 4))

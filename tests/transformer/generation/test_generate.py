@@ -26,6 +26,7 @@ from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.full import Attention
 from transformer.attention.mixer import Abilities
 from transformer.attention.position_config import LearnedPositions
+from transformer.config import BlockConfig
 from transformer.generation import generate as generate_module
 from transformer.generation.generate import (
     bucket_length,
@@ -243,28 +244,33 @@ def test_invalid_prompts_are_errors(
         generate(*gpt, prompts, max_new_tokens=count)
 
 
-def test_mixer_without_cache_uses_the_full_pass(
-    gpt: tuple[LanguageModel, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixer_without_cache_uses_the_full_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled programs know models by value: a loop of its own gives the mixer its own ones."""
+    config = dataclasses.replace(GPT, num_layers=1)
+    model, params = make_decoder(config)
     prompts = [[1], [4, 2, 3], [5, 5]]
-    expected = generate(*gpt, prompts, max_new_tokens=6, seed=3)
+    expected = generate(model, params, prompts, max_new_tokens=6, seed=3)
+    asked = []
 
     class Uncached(Attention):
         @staticmethod
         def abilities(config: AttentionConfig) -> Abilities:
+            asked.append(config)
             return Abilities(cached=False)
 
         def init_cache(self, batch: int, length: int) -> Any:
             raise AssertionError("an uncached mixer was asked for a cache")
 
     monkeypatch.setitem(MIXERS, "full", Uncached)
-    jax.clear_caches()  # compiled programs know the models by value, not by the mixer's class
-    assert generate(*gpt, prompts, max_new_tokens=6, seed=3) == expected
-    jax.clear_caches()
+    same = LanguageModel(dataclasses.replace(config, layer_loop="unroll"))
+    assert same != model
+    assert generate(same, params, prompts, max_new_tokens=6, seed=3) == expected
+    assert asked
 
 
 def test_sampling_values_share_a_program() -> None:
-    model, params = make_decoder(dataclasses.replace(GPT, num_layers=1))
+    block = BlockConfig(mixer=AttentionConfig(num_heads=5), feed_forward=None)
+    model, params = make_decoder(dataclasses.replace(GPT, num_layers=1, layer_pattern=(block,)))
 
     def programs(*settings: SamplingConfig) -> int:
         for each in settings:

@@ -1,3 +1,4 @@
+import functools
 import math
 from typing import Any
 
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.transformer.formulas import Array, normal
 from tests.transformer.refused import assert_refused
 from transformer.generation.sampling import (
     SamplingConfig,
@@ -20,37 +22,45 @@ from transformer.precision import finfo_min
 
 DRAWS = 20_000
 SAMPLE = jax.jit(sample_tokens, static_argnums=3)
+TOP_K = jax.jit(select_top_k, static_argnums=1)
+TOP_P = jax.jit(apply_top_p)
+SPLIT = jax.jit(jax.random.split, static_argnums=1)
 
 
-def logits_of(*probabilities: float) -> jax.Array:  # [1, V]
-    return jnp.log(jnp.array([probabilities]))
+def logits_of(*probabilities: float) -> Array:  # [1, V]
+    return np.log(np.array([probabilities], np.float32))
 
 
-def draw_many(
-    config: SamplingConfig, logits: jax.Array, draws: int = DRAWS
-) -> np.ndarray:  # [draws]
+def split(seed: int, count: int) -> jax.Array:  # [count] keys
+    """Return `jax.random.split`, from a program that tests share."""
+    return SPLIT(jax.random.key(seed), count)
+
+
+def draw_many(config: SamplingConfig, logits: Array, draws: int = DRAWS) -> np.ndarray:  # [draws]
     """Return draws from one distribution [1, V], each at its own position."""
-    rows = jnp.broadcast_to(logits, (draws, logits.shape[1]))
-    keys = jnp.broadcast_to(jax.random.key(3), draws)
-    positions = jnp.arange(draws)
-    return np.asarray(SAMPLE(rows, keys, positions, config))
+    rows = np.broadcast_to(logits, (draws, logits.shape[1]))
+    return np.asarray(draw_rows(rows, np.arange(draws), config))
 
 
-def allowed_tokens(logits: jax.Array) -> list[set[int]]:
+@functools.partial(jax.jit, static_argnums=2)
+def draw_rows(rows: Any, positions: Any, config: SamplingConfig) -> jax.Array:  # [draws]
+    keys = jnp.broadcast_to(jax.random.key(3), len(rows))
+    return sample_tokens(rows, keys, positions, config)
+
+
+def allowed_tokens(logits: Any) -> list[set[int]]:
     """Return the tokens of each row [V] that can be drawn."""
     return [set(np.flatnonzero(row > -np.inf).tolist()) for row in np.asarray(logits)]
 
 
 @pytest.mark.parametrize(("mass", "count"), [(0.1, 1), (0.45, 3), (1.0, 5)])
 def test_nucleus_breaks_ties_by_index(mass: float, count: int) -> None:
-    assert allowed_tokens(apply_top_p(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [
-        set(range(count))
-    ]
+    assert allowed_tokens(TOP_P(logits_of(0.2, 0.2, 0.2, 0.2, 0.2), mass)) == [set(range(count))]
 
 
 def test_nucleus_excludes_tokens_of_probability_zero() -> None:
-    certain = jnp.array([[-jnp.inf, 5.0, -jnp.inf]])
-    assert allowed_tokens(apply_top_p(certain, 0.999)) == [{1}]
+    certain = np.array([[-np.inf, 5.0, -np.inf]], np.float32)
+    assert allowed_tokens(TOP_P(certain, 0.999)) == [{1}]
 
 
 @pytest.mark.parametrize("mass", [1e-9, 0.03, 0.77, 0.9999])
@@ -63,10 +73,10 @@ def test_nucleus_matches_sorting(mass: float) -> None:
         order = np.argsort(-row, kind="stable")
         before = np.cumsum(row[order]) - row[order]
         expected.append(set(order[before < mass].tolist()))
-    actual = apply_top_p(jnp.asarray(logits), mass)
+    actual = np.asarray(TOP_P(logits, mass))
     assert allowed_tokens(actual) == expected
     chosen = np.isfinite(actual)
-    np.testing.assert_array_equal(np.asarray(actual)[chosen], logits[chosen])
+    np.testing.assert_array_equal(actual[chosen], logits[chosen])
 
 
 @pytest.mark.parametrize(
@@ -74,29 +84,30 @@ def test_nucleus_matches_sorting(mass: float) -> None:
     [(1, [4]), (3, [4, 0, 1])],
 )
 def test_top_k_breaks_ties_by_index(k: int, expected: list[int]) -> None:
-    logits = jnp.array([[2.0, 1.0, -3.0, 1.0, 5.0]])
-    values, words = select_top_k(logits, k)
+    logits = np.array([[2.0, 1.0, -3.0, 1.0, 5.0]], np.float32)
+    values, words = TOP_K(logits, k)
     assert words.tolist() == [expected]
-    np.testing.assert_array_equal(values, np.asarray(logits)[:, expected])
+    np.testing.assert_array_equal(values, logits[:, expected])
 
 
 @pytest.mark.parametrize("k", [0, 5])
 def test_top_k_of_the_whole_vocabulary(k: int) -> None:
-    logits = jnp.array([[2.0, 1.0, -3.0, 1.0, 5.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
-    values, words = select_top_k(logits, k)
+    logits = np.array([[2.0, 1.0, -3.0, 1.0, 5.0], [0.0, 1.0, 2.0, 3.0, 4.0]], np.float32)
+    values, words = TOP_K(logits, k)
     assert words.tolist() == [[0, 1, 2, 3, 4]] * 2
     np.testing.assert_array_equal(values, logits)
 
 
 def test_greedy_is_argmax() -> None:
-    logits = jnp.array([[1.0, 7.0, 7.0], [-jnp.inf, -jnp.inf, -2.0], [3.0, jnp.nan, 4.0]])
-    assert argmax_tokens(logits).tolist() == [1, 2, 0]
-    assert argmax_tokens(logits).dtype == jnp.int32
+    rows = [[1.0, 7.0, 7.0], [-np.inf, -np.inf, -2.0], [3.0, np.nan, 4.0]]
+    tokens = jax.jit(argmax_tokens)(np.array(rows, np.float32))
+    assert tokens.tolist() == [1, 2, 0]
+    assert tokens.dtype == jnp.int32
 
 
 def test_temperature_by_hand() -> None:
     np.testing.assert_allclose(
-        apply_temperature(jnp.array([[3.0, 1.0, 5.0]]), 0.5), [[-4.0, -8.0, 0.0]]
+        jax.jit(apply_temperature)(np.array([[3.0, 1.0, 5.0]]), 0.5), [[-4.0, -8.0, 0.0]]
     )
 
 
@@ -121,10 +132,9 @@ def test_draws_follow_the_probabilities(config: SamplingConfig, expected: list[f
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-30])
 def test_temperature_0_is_greedy(temperature: float) -> None:
-    logits = jnp.array([[1.0, 3.0, 3.0 + 1e-6], [9.0, -1.0, 8.999]])
-    keys, positions = jax.random.split(jax.random.key(0), 2), jnp.array([5, 6])
+    logits = np.array([[1.0, 3.0, 3.0 + 1e-6], [9.0, -1.0, 8.999]], np.float32)
     config = SamplingConfig(temperature=temperature)
-    assert sample_tokens(logits, keys, positions, config).tolist() == [2, 0]
+    assert SAMPLE(logits, split(0, 2), np.array([5, 6]), config).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -142,34 +152,38 @@ def test_vocabulary_padding_is_never_drawn(config: SamplingConfig, dtype: jnp.dt
     """Also if real tokens have hardly larger logits."""
     padding = float(finfo_min(dtype))
     for real in ([-1.0, 2.0], [-65000.0, -65000.0]):
-        logits = jnp.array([[padding, *real, padding, padding]], dtype)
+        logits = np.array([[padding, *real, padding, padding]]).astype(dtype)
         assert set(draw_many(config, logits, 500).tolist()) <= {1, 2}
 
 
 def test_draw_depends_only_on_its_row_key_and_position() -> None:
-    logits = jax.random.normal(jax.random.key(0), (3, 97))
-    keys, positions = jax.random.split(jax.random.key(1), 3), jnp.array([4, 5, 6])
+    logits, positions = normal(0, 3, 97), np.array([4, 5, 6])
     config = SamplingConfig(top_p=0.9)
-    together = SAMPLE(logits, keys, positions, config)
+    together = np.asarray(SAMPLE(logits, split(1, 3), positions, config))
+
+    @jax.jit
+    def draw_alone(logits: Any, positions: Any, row: Any) -> jax.Array:
+        key = jax.lax.dynamic_slice_in_dim(jax.random.split(jax.random.key(1), 3), row, 1)
+        return sample_tokens(logits, key, positions, config)
+
     for i in range(3):
-        alone = SAMPLE(logits[i : i + 1], keys[i : i + 1], positions[i : i + 1], config)
+        alone = draw_alone(logits[i : i + 1], positions[i : i + 1], i)
         assert alone.tolist() == together[i : i + 1].tolist()
 
 
 def test_draws_differ_between_keys_and_positions() -> None:
     """Fifty draws from 97 equal tokens give about 39 different ones."""
-    logits, keys = jnp.zeros((50, 97)), jax.random.split(jax.random.key(0), 50)
-    for given in (
-        (keys, jnp.zeros(50, jnp.int32)),
-        (jnp.broadcast_to(keys[0], 50), jnp.arange(50)),
-    ):
-        assert len(set(sample_tokens(logits, *given, SamplingConfig()).tolist())) > 30
+    logits, config = np.zeros((50, 97), np.float32), SamplingConfig()
+    by_key = SAMPLE(logits, split(0, 50), np.zeros(50, int), config)
+    by_position = draw_rows(logits, np.arange(50), config)
+    for tokens in (by_key, by_position):
+        assert len(set(tokens.tolist())) > 30
 
 
 def test_draw_excludes_tokens_of_probability_zero() -> None:
-    keys = jax.random.split(jax.random.key(0), 200)
-    logits = jnp.broadcast_to(jnp.array([[-jnp.inf, 0.0, -jnp.inf, 0.0]]), (200, 4))
-    assert set(sample_gumbel(logits, keys).tolist()) == {1, 3}
+    row = np.array([[-np.inf, 0.0, -np.inf, 0.0]], np.float32)
+    tokens = jax.jit(sample_gumbel)(np.broadcast_to(row, (200, 4)), split(0, 200))
+    assert set(tokens.tolist()) == {1, 3}
 
 
 @pytest.mark.parametrize(

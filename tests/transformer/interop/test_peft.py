@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -30,9 +29,16 @@ def read_base(name: str) -> tuple[Any, Any, str]:
     return pretrained.make_model(), params, pretrained.family.model_type
 
 
-def adapted_logits(model: Any, layout: LoRALayout, trainable: Any, params: Any, tokens: Any) -> Any:
-    combined = layout.combine(jax.tree.map(jnp.asarray, trainable), layout.freeze(params))
-    return np.asarray(model.apply({"params": combined}, tokens).logits)
+def plain_and_adapted_logits(
+    model: Any, layout: LoRALayout, trainable: Any, params: Any, tokens: Any
+) -> Any:
+    @jax.jit
+    def run(trainable: Any, params: Any, tokens: Any) -> Any:
+        combined = layout.combine(trainable, layout.freeze(params))
+        both = (model.apply({"params": each}, tokens).logits for each in (params, combined))
+        return tuple(both)
+
+    return jax.device_get(run(trainable, params, tokens))
 
 
 def copy_adapter(tmp_path: Path, name: str, **fields: Any) -> Path:
@@ -52,10 +58,11 @@ def test_adapter_matches_peft_logits_and_round_trips(name: str, tmp_path: Path) 
     draw.randint(3, 51, (2, 11))  # skip the source that the drill draws first
     tokens = draw.randint(3, 51, (2, 14))
     adapter = read_adapter(ADAPTERS / name, model, family=family)
-    logits = adapted_logits(model, adapter.layout, adapter.trainable, params, tokens)
+    plain, logits = plain_and_adapted_logits(
+        model, adapter.layout, adapter.trainable, params, tokens
+    )
     reference = np.load(ADAPTERS / name / "reference.npz")["logits"]
     assert np.abs(logits - reference).max() < 1e-4 * max(1, np.abs(reference).max())
-    plain = np.asarray(model.apply({"params": params}, tokens).logits)
     assert np.abs(plain - reference).max() > 0.1
 
     write_adapter(tmp_path, model, adapter.layout, adapter.trainable, family=family)

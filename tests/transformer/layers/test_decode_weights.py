@@ -33,6 +33,12 @@ def gpt() -> tuple[LanguageModel, Any]:
     return make_decoder(GPT)
 
 
+@pytest.fixture(scope="module")
+def wide() -> tuple[LanguageModel, Any]:
+    """At this width each layer's part begins at a multiple of 64 bytes: else JAX copies it."""
+    return make_decoder(dataclasses.replace(GPT, d_model=80))
+
+
 DEEP = dataclasses.replace(GPT, num_layers=8, d_model=40)
 
 
@@ -40,14 +46,13 @@ def layer_bytes(params: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
 
 
-def test_sampling_does_not_copy_weights() -> None:
+def test_sampling_does_not_copy_weights(wide: tuple[LanguageModel, Any]) -> None:
     """On a CPU, the layers' weights are views of the stacks.
 
     Copies are looked for by shapes that no other test uses, not by the sum of live memory: another
-    test of this process may have left a thread behind that still makes arrays. At this width each
-    layer's part begins at a multiple of 64 bytes, without which JAX copies it.
+    test of this process may have left a thread behind that still makes arrays.
     """
-    model, params = make_decoder(dataclasses.replace(GPT, num_layers=3, d_model=80))
+    model, params = wide
     leaves = jax.tree.leaves(params["layers"])
     places = [(leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in leaves]
     shapes = {shape for leaf in leaves if leaf[0].ndim > 1 for shape in (leaf.shape, leaf[0].shape)}
@@ -102,10 +107,10 @@ def test_stacked_and_unstacked_weights_agree(gpt: tuple[LanguageModel, Any]) -> 
     )
 
 
-def test_parameters_can_be_donated_after_sampling(gpt: tuple[LanguageModel, Any]) -> None:
+def test_parameters_can_be_donated_after_sampling(wide: tuple[LanguageModel, Any]) -> None:
     """Otherwise each training step after a sample would hold two copies of the weights."""
-    model, params = gpt
-    own = jax.tree.map(lambda leaf: leaf + 0, params)
+    model, params = wide
+    own = jax.tree.map(jax.numpy.array, jax.device_get(params))
     generate(model, own, [[5, 3]], max_new_tokens=2)
     step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree), donate_argnums=0)
     before = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(own["layers"])}

@@ -19,7 +19,7 @@ CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_match_numpy(name: Any) -> None:
     x: Any = np.linspace(-7, 7, 101, dtype=np.float32)
-    assert_close(ACTIVATIONS[name](x), formulas.ACTIVATIONS[name](x), 1e-6)
+    assert_close(jax.jit(ACTIVATIONS[name])(x), formulas.ACTIVATIONS[name](x), 1e-6)
 
 
 def make_module(config: FeedForwardConfig) -> tuple[FeedForward, Any]:

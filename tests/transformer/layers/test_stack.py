@@ -144,8 +144,15 @@ def test_cross_attention_gets_constants_of_its_layer(loop: LayerLoop) -> None:
     )
     assert module.num_scanned_layers == (4 if loop == "scan" else 0)
     arguments = MixerInputs(**GIVEN), Memory(normal(2, B, 2, D), Mask())
-    run = jax.jit(lambda x: module.init_with_output(jax.random.key(0), x, *arguments))
-    first, second = run(X)[0].aux
+    shapes = jax.eval_shape(lambda x: module.init(jax.random.key(0), x, *arguments), X)
+    params = random_params_like(meta.unbox(shapes)["params"])
+
+    @jax.jit
+    def run(params: Any, x: Any) -> Any:
+        output: Any = module.apply({"params": params}, x, *arguments)
+        return output.aux
+
+    first, second = run(params, X)
     assert np.array_equal(first["cross_number"], [[0, 5], [2, 5], [4, 5]])
     assert np.array_equal(second["number"], [[1, 8], [3, 8]])
     assert np.array_equal(second["cross_number"], [[1, 9], [3, 9]])

@@ -23,7 +23,7 @@ from transformer import (
 def make_config(shared: bool, buckets: int = 4) -> TransformerConfig:
     position = T5RelativeBias(buckets, 6, shared=shared)
     mixer = AttentionConfig(num_heads=2, position=position)
-    block = BlockConfig(mixer=mixer)
+    block = BlockConfig(mixer=mixer, feed_forward=None)
     return TransformerConfig(
         vocab_size=11,
         d_model=8,

@@ -7,11 +7,10 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.transformer.formulas import assert_trees_close, normal
+from tests.transformer.formulas import array, assert_trees_close, normal
 from transformer import Mask, MaskPattern
 from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.cudnn import attend_cudnn
@@ -35,13 +34,13 @@ MASKS = {
         True,
     ),
     "padding": (Mask(segments=SEGMENTS), True),
-    "key lengths": (Mask(key_lengths=jnp.array([12, 5])), True),
+    "key lengths": (Mask(key_lengths=array([12, 5])), True),
     "prefix": (
-        Mask(MaskPattern(causal=True, prefix=True), prefix_lengths=jnp.array([4, 0])),
+        Mask(MaskPattern(causal=True, prefix=True), prefix_lengths=array([4, 0])),
         True,
     ),
     "global tokens": (
-        Mask(MaskPattern(causal=True, window=3), global_positions=jnp.array([[1], [-1]])),
+        Mask(MaskPattern(causal=True, window=3), global_positions=array([[1], [-1]])),
         True,
     ),
     "out of order": (Mask(MaskPattern(causal=True, ordered=False), positions=ORDER), True),
@@ -71,12 +70,18 @@ def test_equals_reference(name: str, recorded: list[dict[str, Any]]) -> None:
     q, k, v = normal(0, B, T, N, H), normal(1, B, T, K, H), normal(2, B, T, K, H)
     spec = ScoreSpec(H**-0.5)
 
-    def values_and_gradients(attend: Any) -> Any:
-        y, vjp = jax.vjp(lambda q, k, v: attend(q, k, v, mask, spec), q, k, v)
-        return y, vjp(jnp.asarray(normal(3, B, T, N, H)))
+    @jax.jit
+    def both(q: Any, k: Any, v: Any, dy: Any) -> Any:
+        def values_and_gradients(attend: Any) -> Any:
+            y, vjp = jax.vjp(lambda q, k, v: attend(q, k, v, mask, spec), q, k, v)
+            return y, vjp(dy)
 
-    actual = values_and_gradients(attend_cudnn)
-    expected = values_and_gradients(lambda *given: attend_reference(*given)[0])
+        return (
+            values_and_gradients(attend_cudnn),
+            values_and_gradients(lambda *given: attend_reference(*given)[0]),
+        )
+
+    actual, expected = both(q, k, v, normal(3, B, T, N, H))
     assert_trees_close(actual, expected)
     assert [call["mask"] is not None for call in recorded] == [needs_array]
     # Causal masks and windows are named as well, so that the kernel skips blocks.
@@ -89,6 +94,11 @@ def test_cross_attention(recorded: list[dict[str, Any]]) -> None:
     q, k, v = normal(0, B, T, N, H), normal(1, B, 8, K, H), normal(2, B, 8, K, H)
     mask = Mask(segments=SEGMENTS, key_segments=SEGMENTS[:, :8])
     spec = ScoreSpec(0.5)
-    expected, _ = attend_reference(jnp.asarray(q), k, v, mask, spec)
-    assert_trees_close(attend_cudnn(jnp.asarray(q), k, v, mask, spec), expected)
+
+    @jax.jit
+    def both(q: Any, k: Any, v: Any) -> Any:
+        expected, _ = attend_reference(q, k, v, mask, spec)
+        return attend_cudnn(q, k, v, mask, spec), expected
+
+    assert_trees_close(*both(q, k, v))
     assert recorded[0]["mask"].shape == (B, 1, T, 8)

@@ -16,6 +16,8 @@ from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.config import BlockConfig
 from transformer.flops import count_token_flops
 
+rotate = jax.jit(apply_rope, static_argnums=2)
+
 B, T, D, N, H = 2, 7, 6, 3, 4
 CONFIG = PrimerConfig(num_heads=N, head_dim=H)
 SEGMENTS = array([[1, 1, 1, 2, 2, 2, 0], [0, 4, 4, 4, 4, 4, 4]])
@@ -71,7 +73,7 @@ def test_rope_is_applied_after_convolution() -> None:
     def rotated(name: str) -> Array:
         make_mixer: Any = np.einsum("BTD,DNH->BTNH", x, params[name])
         heads: Any = np.float32(expected_convolution(make_mixer, params[f"{name}_taps"], 2, full))
-        return np.asarray(apply_rope(heads, array([np.arange(T)]), rotary))
+        return np.asarray(rotate(heads, array([np.arange(T)]), rotary))
 
     visible = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
     q, k = rotated("query"), rotated("key")

@@ -115,9 +115,13 @@ def test_last_group_members_in_a_cache() -> None:
     k = array(np.zeros((1, 6, 1, 2), np.float32))
     v = array(np.float32(2 ** np.arange(6)).reshape(1, 6, 1, 1))
 
+    @jax.jit
+    def attend(q: Any, k: Any, v: Any, owns: Any, groups: Any, places: Any) -> Any:
+        return attend_last_group_members(q, k, v, owns, groups, places, 2, scale=1.0)
+
     def ask(own: int, at: list[int]) -> list[float]:
         owns, places = array([[[own], [own]]]), array([at])
-        y = attend_last_group_members(q, k, v, owns, groups, places, 2, scale=1.0)
+        y = np.asarray(attend(q, k, v, owns, groups, places))
         actual: list[float] = y[0, :, 0, 0].tolist()
         return actual
 

@@ -3,7 +3,6 @@
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -40,7 +39,7 @@ def test_cache_of_a_window_refuses_a_prefix() -> None:
     def trace(**given: Any) -> None:
         jax.eval_shape(lambda params: model.apply({"params": params}, tokens, **given), params)
 
-    decoding: Any = {"cache": model.init_cache(1, 12), "positions": jnp.arange(8)[None]}
+    decoding: Any = {"cache": model.init_cache(1, 12), "positions": np.arange(8)[None]}
     trace(prefix_lengths=prefix)
     trace(**decoding)
     with pytest.raises(ValueError, match="its cache holds one window of tokens, and a prefix"):
@@ -49,16 +48,17 @@ def test_cache_of_a_window_refuses_a_prefix() -> None:
 
 def test_window_by_hand() -> None:
     trial = trial_of(SlidingWindowConfig(num_heads=2, window=3, dilation=2), 7)
-    x, mixer = array(trial.inputs(0)), cast(Any, trial.mixer)
-    visible = mixer.select(QKV(x, x, x), MixerInputs(array(np.arange(7)[None]), Mask()))
-    behind = np.tril(np.asarray(visible)[0, 0])
+    mixer, inputs = cast(Any, trial.mixer), MixerInputs(array(np.arange(7)[None]), Mask())
+    select = jax.jit(lambda x: mixer.select(QKV(x, x, x), inputs))
+    visible = np.asarray(select(trial.inputs(0)))
+    behind = np.tril(visible[0, 0])
     seen = [[0], [1], [0, 2], [1, 3], [0, 2, 4], [1, 3, 5], [2, 4, 6]]
     assert [np.flatnonzero(row).tolist() for row in behind] == seen
     plain = sliding_window_visible_keys(SlidingWindowConfig(num_heads=2, window=3), 7)
     assert plain.causal == pytest.approx((1 + 2 + 5 * 3) / 7)
     counted = sliding_window_visible_keys(mixer.config, 7)
     assert counted.causal == pytest.approx(behind.sum(-1).mean())
-    assert counted.bidirectional == pytest.approx(np.asarray(visible)[0, 0].sum(-1).mean())
+    assert counted.bidirectional == pytest.approx(visible[0, 0].sum(-1).mean())
 
 
 @pytest.mark.parametrize(("causal", "dilation"), [(True, 2), (False, 1)])
@@ -83,17 +83,27 @@ def test_gradients_of_tiles_match_formula(causal: bool, dilation: int) -> None:
 
 def test_cache_size_does_not_depend_on_length() -> None:
     mixer = trial_of(SlidingWindowConfig(num_heads=2, window=5, dilation=2)).mixer
-    sizes = [mixer.init_cache(3, length).keys.shape[1] for length in (4, 9, 100_000)]
+    sizes = [
+        jax.eval_shape(lambda length=length: mixer.init_cache(3, length)).keys.shape[1]
+        for length in (4, 9, 100_000)
+    ]
     assert sizes == [4, 9, 9]
+
+
+append = jax.jit(RollingCache.append)
+
+
+def empty_ring(batch: int) -> RollingCache:
+    """Return a cache of three slots, of one number each."""
+    zeros = array(np.zeros((batch, 3, 1, 1), np.float32))
+    return RollingCache(zeros, zeros, array(np.full((batch, 3), ABSENT_POSITION, np.int32)))
 
 
 def test_rolling_cache_by_hand() -> None:
     """Five tokens into three slots: the last three stay, each at its position modulo three."""
-    zeros = jnp.zeros((2, 3, 1, 1))
-    ring = RollingCache(zeros, zeros, jnp.full((2, 3), ABSENT_POSITION))
-    new = jnp.arange(10.0).reshape(2, 5, 1, 1)
+    new = np.arange(10, dtype=np.float32).reshape(2, 5, 1, 1)
     positions = array([[0, 1, 2, 3, 4], [0, 1, ABSENT_POSITION, ABSENT_POSITION, ABSENT_POSITION]])
-    ring = ring.append(new, 10 * new, positions)
+    ring = append(empty_ring(2), new, 10 * new, positions)
     assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[3, 4, 2], [5, 6, 0]]
     assert np.asarray(ring.values)[..., 0, 0].tolist() == [[30, 40, 20], [50, 60, 0]]
     assert np.asarray(ring.positions).tolist() == [[3, 4, 2], [0, 1, ABSENT_POSITION]]
@@ -101,20 +111,18 @@ def test_rolling_cache_by_hand() -> None:
 
 def test_rolling_cache_keeps_the_newest_token_of_a_slot() -> None:
     """Positions 1 and 4 share a slot: the older must not overwrite the newer, in either order."""
-    zeros = jnp.zeros((1, 3, 1, 1))
-    new = jnp.arange(5.0).reshape(1, 5, 1, 1)
-    ring = RollingCache(zeros, zeros, jnp.full((1, 3), ABSENT_POSITION))
-    ring = ring.append(new, new, array([[4, 3, 2, 1, 0]]))
+    new = np.arange(5, dtype=np.float32).reshape(1, 5, 1, 1)
+    ring = append(empty_ring(1), new, new, array([[4, 3, 2, 1, 0]]))
     assert np.asarray(ring.positions).tolist() == [[3, 4, 2]]
     assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[1, 0, 2]]
 
 
 def test_rolling_cache_slots_in_position_order() -> None:
     """Empty slots come first, then tokens by position, whatever their slot."""
-    tokens = jnp.arange(6.0).reshape(2, 3, 1, 1)
-    ring = RollingCache(
-        tokens, 10 * tokens, array([[3, 4, 2], [0, 1, ABSENT_POSITION]])
-    ).sorted_by_position()
+    tokens = array(np.arange(6, dtype=np.float32).reshape(2, 3, 1, 1))
+    ring = jax.jit(RollingCache.sorted_by_position)(
+        RollingCache(tokens, 10 * tokens, array([[3, 4, 2], [0, 1, ABSENT_POSITION]]))
+    )
     assert np.asarray(ring.keys)[..., 0, 0].tolist() == [[2, 0, 1], [5, 3, 4]]
     assert np.asarray(ring.values)[..., 0, 0].tolist() == [[20, 0, 10], [50, 30, 40]]
     assert np.asarray(ring.positions).tolist() == [[2, 3, 4], [ABSENT_POSITION, 0, 1]]

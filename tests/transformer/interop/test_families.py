@@ -58,7 +58,13 @@ def test_every_family_has_a_fixture() -> None:
 
 
 @pytest.mark.sampled(
-    "gpt2-tied", "llama-grouped", "gemma2-tight", "bert-mlm", "t5-gated", "phi3-partial"
+    "gpt2-tied",
+    "llama-grouped",
+    "gemma2-tight",
+    "bert-mlm",
+    "t5-gated",
+    "phi3-partial",
+    "neox-parallel",
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_match_transformers(name: str) -> None:

@@ -1,5 +1,5 @@
 # make train       train the quickstart, sample from it    make .venv   the environment alone
-# make test        most tests, five minutes                make drills  large fault-injection drills
+# make test        most tests, four minutes                make drills  large fault-injection drills
 # make test-full   matrices of settings, whole runs
 # make test-nightly  the longest tests, not before merges  make test-device  the accelerator here
 # make test-colab  one case of each test of `make test`, and a notebook, with Colab's versions

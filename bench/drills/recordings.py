@@ -217,7 +217,7 @@ def drawn_weights(model: Model) -> Any:
 
 
 def inputs_of(model: Model) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the inputs of a forward pass: two packed documents, the last with padding."""
+    """Return the inputs of a forward pass: two packed documents and padding, or pairs of texts."""
     random = np.random.default_rng(3)
     if isinstance(model, FeatureClassifier):
         return (random.standard_normal((B, T, model.num_features)).astype(np.float32),), {}
@@ -226,7 +226,8 @@ def inputs_of(model: Model) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if model.config.encoder is not None:
         segments = np.repeat([[1, 0]], [S - 3, 3], axis=1).repeat(B, axis=0)
         return (source, tokens), {"source_segments": segments}
-    return (tokens,), {}
+    segments = np.repeat([[1, 2, 0]], [19, T - 24, 5], axis=1).repeat(B, axis=0)
+    return (tokens,), {"segments": segments}
 
 
 def record_model(model: Model) -> Arrays:
@@ -239,7 +240,7 @@ def record_model(model: Model) -> Arrays:
         output: Any = model.apply({"params": params}, *inputs, **keywords)
         logits = output.logits.astype(np.float32)
         weights = np.random.default_rng(5).standard_normal(logits.shape).astype(np.float32)
-        return (logits[..., : weights.shape[-1]] * weights).mean(), logits
+        return (logits * weights).mean(), logits
 
     (_, logits), gradients = jax.value_and_grad(loss, has_aux=True)(params)
     found = {"logits": np.asarray(logits)}

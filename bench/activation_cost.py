@@ -19,8 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import machine
-from transformer.layers.activations import ACTIVATIONS
-from transformer.layers.feedforward_on_gpu import FORMS_ON_GPU
+from transformer.layers.activations import ACTIVATIONS, FORMS_ON_GPU
 
 
 @dataclasses.dataclass(frozen=True)

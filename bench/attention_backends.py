@@ -25,10 +25,10 @@ from rich.table import Table
 from bench.machine import machine
 from train.runtime.local_hardware import local_hardware
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.cudnn import attend_cudnn
-from transformer.attention.backends.dispatch import attend_query_blocks
+from transformer.attention.backends.query_blocks import attend_query_blocks
+from transformer.attention.reference import ScoreSpec, attend_reference
 
 CASES = (
     "causal 32 x 1024: cudnn reference query_blocks blockwise512 blockwise1024",

@@ -27,9 +27,9 @@ from train.jit_engine import JitEngine
 from train.parallel.mesh import make_mesh
 from train.runtime.local_hardware import local_hardware
 from train.tasks.task_registry import make_task
-from transformer.config import LayerLoop
 from transformer.model_context import unconstrained
-from transformer.models.initial_weights import init_compiler_options
+from transformer.models.model import init_compiler_options
+from transformer.models.stack import LayerLoop
 
 VOCAB_SIZE = 8192
 """Of models whose vocabulary the data decide."""

@@ -21,7 +21,7 @@ from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mi
 from train.experiment import Experiment
 from train.optim.schedules import ScheduleConfig
 from transformer import RoPE
-from transformer.attention.rope_scaling import (
+from transformer.attention.rope import (
     LinearScaling,
     Llama3Scaling,
     NoScaling,

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.attend import attend
 from transformer.attention.masks import dense_mask
+from transformer.attention.reference import ScoreSpec
 
 BLUE, ORANGE, GREEN, GREY = "#c6dbef", "#fdd0a2", "#c7e9c0", "#eeeeee"
 

@@ -35,8 +35,8 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.stack import Stack
 from transformer.model_context import ModelContext
+from transformer.models.stack import Stack
 
 WIDTH, ROWS, LENGTH, LAYERS = 64, 8, 256, 4
 DISTANCES = (0, 1, 4, 16, 64, 255)

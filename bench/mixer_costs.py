@@ -38,8 +38,8 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.block import Block
 from transformer.model_context import ModelContext
+from transformer.models.block import Block
 
 TAPS, HEADS = 5, 8
 

@@ -33,7 +33,7 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.config import NormPlacement
+from transformer.models.block import NormPlacement
 
 WIDTH, WORDS, ROWS, LENGTH = 64, 128, 8, 32
 DEPTHS = (6, 12, 24, 48)

@@ -24,13 +24,13 @@ from rich.table import Table
 from bench.small_runs import LENGTH, losses_by_position, small, trained, with_mixer
 from train.experiment import Experiment
 from transformer import LearnedPositions, NoPosition, RoPE, SinusoidalPositions
-from transformer.attention.position_config import (
+from transformer.attention.position_bias import (
     ALiBi,
     AttentionPosition,
-    PositionEmbedding,
     RelativePositions,
     T5RelativeBias,
 )
+from transformer.layers.position_embedding import PositionEmbedding
 
 FACTORS = (1, 2, 4, 8)
 LONGEST = LENGTH * FACTORS[-1]

@@ -29,8 +29,8 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.block import Block
 from transformer.model_context import ModelContext
+from transformer.models.block import Block
 
 WIDTH, LENGTH, SEEDS = 64, 32, 5
 

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from bench.machine import cores, machine
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.reference import ScoreSpec
 
 PARTS = {
     "matmuls": r"ynn_fusion|dot",

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from train.runtime.local_hardware import local_hardware
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.reference import ScoreSpec, attend_reference
 
 Array = jax.Array
 

@@ -20,7 +20,7 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.config import RematPolicy
+from transformer.models.stack import RematPolicy
 
 VOCAB_SIZE = 50_257
 SEQUENCE_LENGTH = 1024

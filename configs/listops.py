@@ -160,3 +160,29 @@ _ARENA = dataclasses.replace(
 )
 
 EXPERIMENTS = variant_experiments(_SMALL, SMALL) | variant_experiments(_ARENA, ARENA, "arena_")
+
+# As `python -m train configs` lists them, without running this file.
+NAMES = (
+    "full",
+    "sliding_window",
+    "longformer",
+    "bigbird",
+    "sparse",
+    "performer",
+    "linear",
+    "linformer",
+    "routing",
+    "top_k",
+    "reformer",
+    "arena_full",
+    "arena_sliding_window",
+    "arena_longformer",
+    "arena_bigbird",
+    "arena_sparse",
+    "arena_performer",
+    "arena_linear",
+    "arena_linformer",
+    "arena_routing",
+    "arena_top_k",
+    "arena_reformer",
+)

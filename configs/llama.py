@@ -22,7 +22,7 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.attention.rope_scaling import Llama3Scaling
+from transformer.attention.rope import Llama3Scaling
 
 
 def llama(
@@ -111,3 +111,21 @@ EXPERIMENTS = {
     name: make_experiment(name, model, sequence_length=length, learning_rate=rate)
     for name, (model, length, rate) in _MODELS.items()
 }
+
+# As `python -m train configs` lists them, without running this file.
+NAMES = (
+    "1-7b",
+    "1-13b",
+    "1-33b",
+    "1-65b",
+    "2-7b",
+    "2-13b",
+    "2-70b",
+    "3-8b",
+    "3-70b",
+    "3.1-8b",
+    "3.1-70b",
+    "3.1-405b",
+    "3.2-1b",
+    "3.2-3b",
+)

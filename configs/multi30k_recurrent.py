@@ -22,13 +22,11 @@ from train.experiment import Experiment
 from train.optim.elementwise import Adam
 from train.optim.schedules import ScheduleConfig
 from transformer import BlockConfig, EncoderConfig, Initialization, MixerConfig, TransformerConfig
-from transformer.baselines.baseline_configs import (
-    BahdanauConfig,
-    LSTMConfig,
-    LuongConfig,
-    Seq2SeqConfig,
-    gnmt_config,
-)
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
+from transformer.baselines.luong import LuongConfig
+from transformer.baselines.model_configs import gnmt_config
+from transformer.baselines.recurrent import LSTMConfig
 
 WIDTH, DROPOUT = 256, 0.3
 

@@ -21,7 +21,7 @@ from transformer import (
     NormConfig,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import ElmanConfig, LSTMConfig
+from transformer.baselines.recurrent import ElmanConfig, LSTMConfig
 
 
 def recurrent_model(mixer: MixerConfig) -> TransformerConfig:
@@ -56,3 +56,6 @@ EXPERIMENTS = {
         "convolution": _CONVOLUTION,
     }.items()
 }
+
+# As `python -m train configs` lists them, without running this file.
+NAMES = ("elman", "lstm", "convolution")

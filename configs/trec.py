@@ -26,7 +26,8 @@ from transformer import (
     SinusoidalPositions,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import LSTMConfig, bag_of_embeddings_config
+from transformer.baselines.model_configs import bag_of_embeddings_config
+from transformer.baselines.recurrent import LSTMConfig
 
 WIDTH = 128
 

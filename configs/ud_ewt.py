@@ -27,7 +27,7 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import LSTMConfig
+from transformer.baselines.recurrent import LSTMConfig
 
 _ATTENTION = BlockConfig(
     mixer=AttentionConfig(num_heads=4, position=RoPE()),

@@ -159,3 +159,16 @@ EXPERIMENTS = {
     "primer": comparison_experiment("primer", _PRIMER),
     **{name: comparison_experiment(name, model) for name, model in CHANGES.items()},
 }
+
+# As `python -m train configs` lists them, without running this file.
+NAMES = (
+    "transformer",
+    "gpt",
+    "transformer_plus_plus",
+    "primer",
+    "transformer_pre_norm",
+    "transformer_rms_norm",
+    "transformer_swiglu",
+    "transformer_rope",
+    "transformer_no_biases",
+)

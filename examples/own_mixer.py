@@ -16,7 +16,7 @@ from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.run import sample
 from transformer import Abilities, BlockConfig, Mixer, MixerConfig, MixerOutput, TransformerConfig
 from transformer.attention.mixer import reject_mask_patterns, reject_memory, reject_weights
-from transformer.mixer_registry import register_mixer
+from transformer.attention.mixer import register_mixer
 from transformer.testing import check_mixer
 
 

@@ -3,8 +3,6 @@
 import dataclasses
 import inspect
 import pydoc
-import subprocess
-import sys
 from types import FunctionType, ModuleType
 
 import pytest
@@ -12,7 +10,6 @@ import pytest
 import train
 import transformer
 from train.tasks.task_registry import TASKS
-from transformer.field_docs import field_docs
 
 PUBLIC = [(module, name) for module in (transformer, train) for name in module.__all__]
 FLAX_FIELDS = {"parent", "name"}
@@ -59,31 +56,3 @@ def test_every_task_and_dataset_is_public() -> None:
     tasks = [entry.config for entry in TASKS.values() if entry.config.__module__ == module]
     datasets = [config for task in tasks for config in task.data_configs]
     assert {config.__name__ for config in (*tasks, *datasets)} <= set(train.__all__)
-
-
-def test_documentation_comes_from_the_source() -> None:
-    docs = field_docs(transformer.NormConfig)
-    assert docs["epsilon"].strip()
-    text = " ".join(str(transformer.NormConfig.__doc__).split())
-    assert all(" ".join(f"{name}: {doc}".split()) in text for name, doc in docs.items())
-    assert field_docs(transformer.MixerOutput)["y"] == "[B, T, D]"  # a comment
-    assert "path" in field_docs(train.TextDataConfig)
-    assert "max_length" in field_docs(train.ClassificationDataConfig)  # documented by a base class
-
-
-def test_fields_of_a_class_without_source_are_omitted() -> None:
-    actual = dataclasses.make_dataclass("Made", [("x", int)])
-    assert field_docs(actual) == {}
-
-
-def test_source_is_read_only_for_help() -> None:
-    """Importing a public name neither loads JAX nor parses a file."""
-    code = (
-        "import sys; from transformer import TransformerConfig; from train import TextDataConfig\n"
-        "import transformer.field_docs as docs\n"
-        "assert docs.field_docs.cache_info().misses == 0\n"
-        "assert 'jax' not in sys.modules\n"
-        "assert 'num_layers: ' in TransformerConfig.__doc__\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

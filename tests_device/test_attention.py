@@ -11,8 +11,9 @@ import pytest
 
 from tests_device.support import Meter, float32_tolerance, largest_difference
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.attention_config import Backend
+from transformer.attention.reference import ScoreSpec
+from transformer.attention.attend import attend
+from transformer.attention.backends.choose import Backend
 from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
 from transformer.attention.masks import dense_mask
 

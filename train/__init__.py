@@ -107,11 +107,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from transformer.field_docs import document_fields
-
-    module = importlib.import_module(f"train.{_MODULES[name]}")
-    document_fields(module)
-    return getattr(module, name)
+    return getattr(importlib.import_module(f"train.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ from train.errors import UserError
 from train.experiment import Experiment
 from train.state import TrainState
 from train.step import Batch, Metrics, TrainStep
-from transformer.config import TransformerConfig
+from transformer.models.config import TransformerConfig
 
 _PREFIX = "finite/"
 

@@ -7,7 +7,7 @@ This module must stay importable without JAX: `--help` reads it before JAX is lo
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 from train.data.data_config import (
     DataConfig,
@@ -24,9 +24,9 @@ from train.optim.schedules import LearningRateSchedule, ScheduleConfig
 from train.parallel.mesh import MeshConfig
 from train.recovery.recovery_config import RecoveryConfig
 from train.tasks.task_configs import LanguageModeling, TaskConfig
-from transformer.config import TransformerConfig
 from transformer.generation.sampling import SamplingConfig
-from transformer.validation import MAX_INTEGER, check_fraction, check_numbers
+from transformer.models.config import TransformerConfig
+from transformer.validation import MAX_INTEGER, Bounds, check_fraction, check_nested_settings
 from transformer.validation import check_seed as check_jax_seed
 
 
@@ -203,7 +203,7 @@ class Experiment:
     """Update rule and its hyperparameters."""
     schedule: LearningRateSchedule = ScheduleConfig()
     """Learning rate as a function of the step."""
-    steps: int = 1000
+    steps: Annotated[int, Bounds(most=10**9)] = 1000
     """Number of weight updates."""
     batch_size: int = 32
     """Examples (windows, texts, sentence pairs) in a batch, over all devices and microbatches. With
@@ -211,7 +211,7 @@ class Experiment:
     grad_accum_steps: int = 1
     """Microbatches of each batch, processed one after the other. More of them need less memory; the
     result is the same."""
-    seed: int = 0
+    seed: Annotated[int, Bounds(most=2**63 - 1)] = 0
     """Seed of the initial weights, of dropout, and of the order of the data."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
@@ -303,7 +303,7 @@ class Experiment:
         check_seed(self.seed)
         _ = self.profiled_steps  # parsed here for its errors
         try:
-            check_numbers(self)
+            check_nested_settings(self, "")
         except ValueError as error:
             raise UsageError(str(error)) from error
         self._check_task()

@@ -55,10 +55,8 @@ from train.telemetry.start_messages import print_finished
 from train.warm_start import (
     WarmStartSource,
 )
-from transformer.argument_checks import check_arguments
 
 
-@check_arguments
 def fit(
     experiment: Experiment | str,
     workdir: str | os.PathLike[str] = "",

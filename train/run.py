@@ -25,7 +25,6 @@ from train.tasks.task_registry import make_task
 from train.tasks.vocabulary import Labels, check_vocab_size, read_labels, read_tokenizer
 from train.telemetry.event_log import EventLog
 from train.telemetry.stages import stage
-from transformer.argument_checks import check_arguments
 from transformer.generation.sampling import ANCESTRAL_SAMPLING, SamplingConfig
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class Run:
         shown = "".join(f", {name} {value:.4g}" for name, value in metrics.items())
         return f"<Run {self.experiment.name}: {task}, step {self.step}{shown}; {self.folder.path}>"
 
-    @check_arguments
     def generate(
         self,
         prompts: str | Sequence[str],
@@ -115,7 +113,6 @@ class Run:
         )
         return answers[0] if isinstance(prompts, str) else answers
 
-    @check_arguments
     def score(
         self, texts: str | Sequence[str], *, context: str | Sequence[str] | None = None
     ) -> "LogLikelihood | list[LogLikelihood]":
@@ -143,7 +140,6 @@ class Run:
         scores = score_texts(self, several, contexts)
         return scores[0] if isinstance(texts, str) else scores
 
-    @check_arguments
     def evaluate(self, split: str = "validation", *, data: Any = None) -> dict[str, float]:
         """Return the metrics over the whole of a split, by name.
 
@@ -173,7 +169,6 @@ class Run:
             dataclasses.replace(self, experiment=experiment, data=python_data), split
         )
 
-    @check_arguments
     def metrics(self, split: str | None = None) -> list[dict[str, Any]]:
         """Return the metrics logged so far, a dict for each line of metrics.jsonl.
 
@@ -255,7 +250,6 @@ def _read_section(folder: RunFolder, section: str) -> dict[str, Any]:
     return content
 
 
-@check_arguments
 def load(
     workdir: str | os.PathLike[str],
     *,
@@ -336,7 +330,6 @@ def for_local_devices(experiment: Experiment) -> Experiment:
     )
 
 
-@check_arguments
 def sample(
     run: Run,
     prompts: Sequence[str],

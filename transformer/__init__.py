@@ -1,184 +1,81 @@
-"""Transformers in pure Flax: models as pure functions of (parameters, inputs).
+"""Transformers in pure Flax: models as pure functions of (parameters, inputs)."""
 
-The names below are imported when they are first asked for: settings can be read, and `--help`
-answered, before JAX is loaded.
-"""
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from transformer.attention.attention_config import (
-        AdditiveScore,
-        AttentionConfig,
-        BilinearScore,
-        DotScore,
-        MixerConfig,
-        ScaledDotScore,
-    )
-    from transformer.attention.masks import Mask, MaskPattern
-    from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput
-    from transformer.attention.position_config import (
-        ALiBi,
-        LearnedPositions,
-        NoPosition,
-        RelativePositions,
-        RoPE,
-        SinusoidalPositions,
-        T5RelativeBias,
-    )
-    from transformer.attention.rope_scaling import (
-        LinearScaling,
-        Llama3Scaling,
-        LongRoPEScaling,
-        NoScaling,
-        NTKScaling,
-        YaRNScaling,
-    )
-    from transformer.attention.variants.linear_configs import (
-        LinearAttentionConfig,
-        LinformerConfig,
-        PerformerConfig,
-        PrimerConfig,
-    )
-    from transformer.attention.variants.sparse_configs import (
-        BigBirdConfig,
-        LongformerConfig,
-        ReformerConfig,
-        RoutingAttentionConfig,
-        SlidingWindowConfig,
-        SparseTransformerConfig,
-        TopKConfig,
-    )
-    from transformer.baselines.baseline_configs import (
-        BahdanauConfig,
-        ChengConfig,
-        ConvolutionConfig,
-        ElmanConfig,
-        GNMTDecoderConfig,
-        GNMTEncoderConfig,
-        IdentityConfig,
-        LSTMConfig,
-        LuongConfig,
-        Seq2SeqConfig,
-    )
-    from transformer.baselines.nonautoregressive import NonAutoregressive
-    from transformer.config import BlockConfig, EncoderConfig, Initialization, TransformerConfig
-    from transformer.generation.generate import generate
-    from transformer.generation.log_likelihood import log_likelihoods
-    from transformer.hardware import Hardware
-    from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
-    from transformer.mixer_registry import MIXERS, register_mixer
-    from transformer.models.encoder_decoder import EncoderDecoder
-    from transformer.models.feature_classifier import FeatureClassifier
-    from transformer.models.heads import Classifier, Tagger
-    from transformer.models.language_model import LanguageModel
-    from transformer.models.masked_lm import MaskedLanguageModel
-    from transformer.models.model import Model, ModelOutput
-    from transformer.precision import Precision
-
-_HOMES = {
-    "attention.mixer": (
-        "Abilities",
-        "Mixer",
-        "MixerInputs",
-        "MixerOutput",
-    ),
-    "attention.attention_config": (
-        "AdditiveScore",
-        "AttentionConfig",
-        "BilinearScore",
-        "DotScore",
-        "MixerConfig",
-        "ScaledDotScore",
-    ),
-    "attention.masks": (
-        "Mask",
-        "MaskPattern",
-    ),
-    "attention.position_config": (
-        "ALiBi",
-        "LearnedPositions",
-        "NoPosition",
-        "RelativePositions",
-        "RoPE",
-        "SinusoidalPositions",
-        "T5RelativeBias",
-    ),
-    "attention.rope_scaling": (
-        "LinearScaling",
-        "Llama3Scaling",
-        "LongRoPEScaling",
-        "NTKScaling",
-        "NoScaling",
-        "YaRNScaling",
-    ),
-    "attention.variants.linear_configs": (
-        "LinearAttentionConfig",
-        "LinformerConfig",
-        "PerformerConfig",
-        "PrimerConfig",
-    ),
-    "attention.variants.sparse_configs": (
-        "BigBirdConfig",
-        "LongformerConfig",
-        "ReformerConfig",
-        "RoutingAttentionConfig",
-        "SlidingWindowConfig",
-        "SparseTransformerConfig",
-        "TopKConfig",
-    ),
-    "baselines.baseline_configs": (
-        "BahdanauConfig",
-        "ChengConfig",
-        "ConvolutionConfig",
-        "ElmanConfig",
-        "GNMTDecoderConfig",
-        "GNMTEncoderConfig",
-        "IdentityConfig",
-        "LSTMConfig",
-        "LuongConfig",
-        "Seq2SeqConfig",
-    ),
-    "baselines.nonautoregressive": ("NonAutoregressive",),
-    "config": (
-        "BlockConfig",
-        "EncoderConfig",
-        "Initialization",
-        "TransformerConfig",
-    ),
-    "generation.generate": ("generate",),
-    "generation.log_likelihood": ("log_likelihoods",),
-    "hardware": ("Hardware",),
-    "layers.layer_config": (
-        "FeedForwardConfig",
-        "MoEConfig",
-        "NormConfig",
-    ),
-    "models.model": (
-        "Model",
-        "ModelOutput",
-    ),
-    "models.encoder_decoder": ("EncoderDecoder",),
-    "models.feature_classifier": ("FeatureClassifier",),
-    "models.heads": (
-        "Classifier",
-        "Tagger",
-    ),
-    "models.language_model": ("LanguageModel",),
-    "models.masked_lm": ("MaskedLanguageModel",),
-    "precision": ("Precision",),
-    "mixer_registry": (
-        "MIXERS",
-        "register_mixer",
-    ),
-}
-"""The names of each module."""
-
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+import transformer.attention.variants.bigbird  # noqa: F401  TEMPORARY
+import transformer.attention.variants.linear_attention  # noqa: F401  TEMPORARY
+import transformer.attention.variants.linformer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.longformer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.performer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.primer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.reformer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.routing_attention  # noqa: F401  TEMPORARY
+import transformer.attention.variants.sliding_window  # noqa: F401  TEMPORARY
+import transformer.attention.variants.sparse_transformer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.top_k  # noqa: F401  TEMPORARY
+from transformer.attention.full import AttentionConfig
+from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.mixer import (
+    MIXERS,
+    Abilities,
+    Mixer,
+    MixerConfig,
+    MixerInputs,
+    MixerOutput,
+    register_mixer,
+)
+from transformer.attention.position_bias import ALiBi, RelativePositions, T5RelativeBias
+from transformer.attention.rope import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    NoScaling,
+    NTKScaling,
+    RoPE,
+    YaRNScaling,
+)
+from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore, ScaledDotScore
+from transformer.attention.variants.linear_configs import (
+    LinearAttentionConfig,
+    LinformerConfig,
+    PerformerConfig,
+    PrimerConfig,
+)
+from transformer.attention.variants.sparse_configs import (
+    BigBirdConfig,
+    LongformerConfig,
+    ReformerConfig,
+    RoutingAttentionConfig,
+    SlidingWindowConfig,
+    SparseTransformerConfig,
+    TopKConfig,
+)
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.cheng import ChengConfig
+from transformer.baselines.convolution import ConvolutionConfig
+from transformer.baselines.gnmt import GNMTDecoderConfig, GNMTEncoderConfig
+from transformer.baselines.identity import IdentityConfig
+from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
+from transformer.baselines.luong import LuongConfig
+from transformer.baselines.nonautoregressive import NonAutoregressive
+from transformer.baselines.recurrent import ElmanConfig, LSTMConfig
+from transformer.generation.generate import generate
+from transformer.generation.log_likelihood import log_likelihoods
+from transformer.hardware import Hardware
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.moe import MoEConfig
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import LearnedPositions, NoPosition, SinusoidalPositions
+from transformer.model_context import Initialization
+from transformer.models.block import BlockConfig
+from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.feature_classifier import FeatureClassifier
+from transformer.models.heads import Classifier, Tagger
+from transformer.models.language_model import LanguageModel
+from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.models.model import Model, ModelOutput, check_params
+from transformer.precision import Precision
 
 __all__ = [
-    "MIXERS",
     "ALiBi",
     "Abilities",
     "AdditiveScore",
@@ -211,6 +108,7 @@ __all__ = [
     "LongRoPEScaling",
     "LongformerConfig",
     "LuongConfig",
+    "MIXERS",
     "Mask",
     "MaskPattern",
     "MaskedLanguageModel",
@@ -243,26 +141,8 @@ __all__ = [
     "TopKConfig",
     "TransformerConfig",
     "YaRNScaling",
+    "check_params",
     "generate",
     "log_likelihoods",
     "register_mixer",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Import each name on first use."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from transformer.field_docs import document_fields
-
-    module = importlib.import_module(f"{__name__}.{_HOME[name]}")
-    document_fields(module)
-    value = getattr(module, name)
-    # Found directly from now on: Python calls `__getattr__` only for names that a module lacks.
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """Return the public names."""
-    return sorted(__all__)

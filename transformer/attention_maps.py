@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.argument_checks import check_arguments
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import Mixer, MixerInputs, MixerOutput
+from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.models.model import Model
 
 MAX_WEIGHTS = 2**28
@@ -50,7 +49,6 @@ class LayerId(NamedTuple):
     mixer: str
 
 
-@check_arguments
 def attention_maps(
     model: Model, params: Mapping[str, Any], **inputs: Any
 ) -> tuple[AttentionMap, ...]:

@@ -27,8 +27,35 @@ import jax.numpy as jnp
 
 from transformer.hardware import Hardware, Platform
 from transformer.layers.activations import cap_logits
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_fraction
+from transformer.validation import check_shapes
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def logsumexp_in_one_pass(x: jax.Array, axis: int) -> jax.Array:
+    """Return log sum exp(x) over an axis, which must not be sharded, in the dtype of x.
+
+    The sum is float32: in 16 bits, 50,000 equal terms would stop adding up after some hundred.
+    """
+
+    def combine(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+        (max_a, sum_a), (max_b, sum_b) = a, b
+        largest = jnp.maximum(max_a, max_b)
+        return largest, sum_a * jnp.exp(max_a - largest) + sum_b * jnp.exp(max_b - largest)
+
+    wide = x.astype(jnp.float32)
+    # Not -inf, whose difference to itself is NaN.
+    start = jnp.finfo(jnp.float32).min, jnp.float32(0)
+    largest, total = jax.lax.reduce((wide, jnp.ones_like(wide)), start, combine, (axis % x.ndim,))
+    return (largest + jnp.log(total)).astype(x.dtype)
+
+
+@logsumexp_in_one_pass.defjvp
+def _jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    # JAX cannot differentiate a reduction by a function of one's own. The gradient is the softmax.
+    (x,), (dx,) = primals, tangents
+    y = logsumexp_in_one_pass(x, axis)
+    return y, jnp.sum(jnp.exp(x - jnp.expand_dims(y, axis)) * dx, axis)
+
 
 CHUNK_BYTES: dict[Platform, int] = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 512 * 2**20}
 """Budget for the float32 logits of a chunk on each device."""
@@ -98,12 +125,15 @@ class ChunkedCrossEntropy:
     def _prepare(
         self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
     ) -> tuple[Tokens, OutputProjection]:
-        operands = dict(hidden=(hidden, "B T D", float), matrix=(matrix, "D V", float))
-        labels = dict(targets=(targets, "B T", int), weights=(weights, "B T"))
-        check_shapes(**operands, **labels, bias=(bias, "V | None", float))
-        smoothing: Any = self.label_smoothing
-        if not isinstance(smoothing, int | float) or not 0 <= smoothing < 1:
-            check_fraction("label_smoothing", smoothing)
+        check_shapes(
+            hidden=(hidden, "B T D", float),
+            matrix=(matrix, "D V", float),
+            targets=(targets, "B T", int),
+            weights=(weights, "B T"),
+            bias=(bias, "V | None", float),
+        )
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing {self.label_smoothing}: give a number in [0, 1)")
         # Cast once, not in every chunk: products of 16-bit hidden states are with 16-bit weights.
         output = jax.tree.map(lambda x: x.astype(hidden.dtype), OutputProjection(matrix, bias))
         weights = weights.astype(self.dtype)
@@ -218,8 +248,6 @@ def _loss_of_logits(
         target_logits = (1 - smoothing) * target_logits + smoothing * mean
     logsumexp: Callable[..., jax.Array] = jax.nn.logsumexp
     if settings.one_pass:
-        from transformer.online_softmax import logsumexp_in_one_pass
-
         logsumexp = logsumexp_in_one_pass
     # -log softmax(z)_y = logsumexp(z) - z_y: no softmax is divided, and no log is taken of it.
     log_normalizer = logsumexp(logits, axis=-1)

@@ -12,21 +12,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.core import meta
 
-from transformer.argument_checks import check_arguments
-from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.mixer import MixerInputs, ScoreFlops, mixer_class
-from transformer.attention.position_bias import zero_shared_bias
-from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
-from transformer.layers.block import layer_constants
-from transformer.layers.cross_attention import Memory
-from transformer.layers.stack import Stack
 from transformer.lora import LoRALayout
+from transformer.models.block import Block, Memory, layer_constants
+from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.model import Model
+from transformer.models.stack import zero_shared_bias
 from transformer.parameter_counts import (
     LayerMixer,
     ParameterLeaf,
@@ -79,7 +75,6 @@ class TokenFlops:
         return self.feed_forward / layers if layers else 0.0
 
 
-@check_arguments
 def count_token_flops(
     model: Model,
     length: int,
@@ -134,7 +129,6 @@ def count_training_flops(
     )
 
 
-@check_arguments
 def count_decode_step_flops(model: Model, length: int) -> TokenFlops:
     """Count FLOPs of one decoding step, with `length` tokens in the cache (and in the source)."""
     leaves = (leaf for leaf in abstract_parameters(model).leaves() if _in_step(leaf, model))
@@ -203,7 +197,6 @@ def _product_part(leaf: ParameterLeaf, model: Model) -> str | None:
     return "feed_forward" if leaf.path_in_side[2] == "feed_forward" else "mixer"
 
 
-@check_arguments
 def decode_step_weight_bytes(model: Model) -> int:
     """Return the bytes of weights that one decoding step reads: one row of lookup tables, all else.
 
@@ -237,26 +230,25 @@ def _step_layers(model: EncoderDecoder) -> frozenset[tuple[str, ...]]:
     and value projections.
     """
     context = dataclasses.replace(model.context, hardware=Hardware())
-    stack = Stack(model.config.layer_pattern, context, parent=None)
-    places = range(min(len(stack.layer_pattern), context.num_layers))
+    pattern = model.config.layer_pattern
 
     def step_params() -> Any:
         caches, positions = model.init_cache(1, 1, 1), jnp.zeros((1, 1), jnp.int32)
         x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
         inputs = MixerInputs(positions, Mask(MaskPattern(causal=True), positions=positions))
-        inputs = inputs.replace(shared_bias=zero_shared_bias(stack.layer_pattern))
+        inputs = inputs.replace(shared_bias=zero_shared_bias(pattern))
         memory = Memory(None, Mask(MaskPattern(ordered=False), positions=positions))
 
         def place_params(place: int) -> Any:
-            own = inputs.replace(
-                cache=caches[place],
-                constants=layer_constants(stack.layer_pattern[place], place, context),
+            block_inputs = inputs.replace(
+                cache=caches[place], constants=layer_constants(pattern[place], place, context)
             )
-            return stack.make_block(place).init(jax.random.key(0), x, own, memory)["params"]
+            block = Block(pattern[place], context, parent=None)
+            return block.init(jax.random.key(0), x, block_inputs, memory)["params"]
 
-        return {f"place_{place}": place_params(place) for place in places}
+        return {f"place_{place}": place_params(place) for place in range(len(pattern))}
 
-    shapes = meta.unbox(jax.eval_shape(step_params))
+    shapes = jax.eval_shape(step_params)
     leaves = jax.tree_util.tree_leaves_with_path(shapes)
     return frozenset(tuple(key.key for key in path) for path, _ in leaves)
 
@@ -270,7 +262,6 @@ class AttentionTraffic(NamedTuple):
     """Flash attention (Dao et al. 2022): queries, keys, values, outputs."""
 
 
-@check_arguments
 def attention_traffic(model: Model, length: int) -> AttentionTraffic:
     """Sum over the layers with full attention, in sequences of `length` tokens."""
     config = model.config

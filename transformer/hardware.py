@@ -4,22 +4,22 @@ So a model can be planned, traced and tested for hardware that is not attached.
 """
 
 import dataclasses
-from typing import Literal, get_args
+from typing import Literal
 
-from transformer.validation import check_at_least, check_choice, check_field_types
+from transformer.validation import PositiveInt, Settings
 
 Platform = Literal["cpu", "gpu", "tpu"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware:
+class Hardware(Settings):
     """Hardware that a model is compiled for; it resolves every `auto` setting."""
 
     platform: Platform = "cpu"
     """Name of the JAX backend: cpu, gpu or tpu."""
     kind: str = ""
     """Device name as in `jax.Device.device_kind`, such as `TPU v5p` or `NVIDIA H200`."""
-    count: int = 1
+    count: PositiveInt = 1
     """Number of devices."""
     compute_capability: str = ""
     """GPU architecture as JAX reports it: `9.0` for an H100, `gfx942` for an AMD MI300. Empty if
@@ -29,11 +29,6 @@ class Hardware:
     is_attached: bool = True
     """False: programs are traced and never compiled, on a machine without this hardware. Attention
     kernels, which can be traced only on their own hardware, are replaced by `blockwise`."""
-
-    def __post_init__(self) -> None:
-        check_field_types(self, "hardware")
-        check_choice("hardware.platform", self.platform, get_args(Platform))
-        check_at_least("hardware.count", self.count, 1)
 
     @property
     def compute_dtype(self) -> Literal["float32", "bfloat16", "float16"]:

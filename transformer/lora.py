@@ -29,9 +29,7 @@ import jax.numpy as jnp
 from flax import struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from transformer.argument_checks import check_arguments
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.shape_checks import check_shapes
 from transformer.validation import check_at_least, check_integer
 
 RANK_AXIS = "lora_rank"
@@ -124,7 +122,6 @@ class LoRALayout:
     """Factor s of the update: alpha / rank."""
 
     @classmethod
-    @check_arguments
     def create(
         cls,
         logical_axes: Mapping[str, Any],
@@ -230,7 +227,6 @@ class LoRALayout:
 
 def _flatten(name: str, tree: Any, needed: Collection[Path] = ()) -> dict[Path, Any]:
     """Return the leaves of nested dicts by path. ValueError: it is no dict, or lacks one."""
-    check_shapes(**{name: (tree, Mapping)})
     flat: dict[Path, Any] = flatten_dict(tree)
     missing = sorted(path for path in needed if path not in flat)
     if missing:

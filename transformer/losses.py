@@ -7,14 +7,16 @@ smoothing is in `chunked_cross_entropy`, a router's losses and its z-loss in `la
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.mixer import NO_OUTPUTS, Outputs
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
-from transformer.layers.embedding import get_output_matrix
+from transformer.models.embedding import get_output_matrix
+from transformer.models.explicit_sharding import with_auto_axes
 from transformer.models.model import Model
-from transformer.shape_checks import check_shapes
+from transformer.taps import NO_OUTPUTS, Outputs
+from transformer.validation import check_shapes
 
 AUX_LOSS_PREFIX = "loss/"
 """First part of the names of a model's own losses, such as the load balancing of experts."""
@@ -35,7 +37,7 @@ def weighted_loss(
     weights: jax.Array,  # [...] of the same shape
 ) -> Loss:
     """Return the sum of weighted losses with the sum of their weights, in float32."""
-    check_shapes(values=(values, "..."), weights=(weights, "..."))
+    chex.assert_equal_shape([values, weights])
     weights = weights.astype(jnp.float32)
     return Loss(jnp.sum(values.astype(jnp.float32) * weights), jnp.sum(weights))
 
@@ -60,15 +62,15 @@ def token_loss(
     Logits [B, T, V] are the largest array of a small model: they are computed in chunks of T,
     so that one chunk fits the hardware.
     """
-    check_shapes(model=(model, Model), params=(params, Mapping), batch=(batch, Mapping))
     check_shapes(hidden=(hidden, "B T D", float))
     config, hardware = model.config, model.hardware
     batch_size, length, _ = hidden.shape
     # Each device chunks its own tokens if T is sharded; otherwise a chunk would cross devices.
     length_shards = model.constrain.num_shards("length")
     length_shards = 1 if length % length_shards else length_shards
-    sizes = batch_size, length, config.padded_vocab_size
-    num_chunks = choose_num_chunks(*sizes, hardware, length_shards)
+    num_chunks = choose_num_chunks(
+        batch_size, length, config.padded_vocab_size, hardware, length_shards
+    )
     cross_entropy = ChunkedCrossEntropy(
         vocab_size=config.vocab_size,
         num_chunks=num_chunks,
@@ -80,11 +82,12 @@ def token_loss(
         one_pass=hardware.platform == "gpu" and model.constrain.num_shards("vocab") == 1,
         context_sharded=length_shards > 1,
     )
-    inputs = hidden, get_output_matrix(params, config), batch["targets"], batch["weights"], bias
-    weight = jnp.sum(batch["weights"].astype(config.precision.loss))
-    losses = {"loss": Loss(cross_entropy(*inputs), weight)}
+    matrix, targets, weights = get_output_matrix(params, config), batch["targets"], batch["weights"]
+    weight = jnp.sum(weights.astype(config.precision.loss))
+    losses = {"loss": Loss(cross_entropy(hidden, matrix, targets, weights, bias), weight)}
     if with_accuracy:
-        losses["accuracy"] = Loss(cross_entropy.accuracy(*inputs), weight)
+        correct = cross_entropy.accuracy(hidden, matrix, targets, weights, bias)
+        losses["accuracy"] = Loss(correct, weight)
     return losses
 
 
@@ -97,12 +100,11 @@ def next_token_loss(
     has_segments: bool = True,  # False: each row is one text, and `segments` is not read
 ) -> dict[str, Loss]:
     """Return `loss` of a language model, and its own losses; tokens attend within their segment."""
-    check_shapes(model=(model, Model), params=(params, Mapping), batch=(batch, Mapping))
-    needed = "tokens targets weights" + has_segments * " positions segments"
-    check_shapes(**{name: (batch.get(name), "B? T") for name in needed.split()})
+    needed = ("tokens", "targets", "weights", *(("positions", "segments") if has_segments else ()))
+    check_shapes(**{name: (batch[name], "B? T") for name in needed})
     # Under context parallelism a device's tokens are not contiguous. Else no mask needs positions.
     context_parallel = model.constrain.num_shards("length") > 1
-    output = model.apply(
+    output = with_auto_axes(model.apply)(
         {"params": params},
         batch["tokens"],
         positions=batch["positions"] if has_segments or context_parallel else None,
@@ -120,10 +122,10 @@ def label_loss(
     batch: Mapping[str, jax.Array],  # `targets` and `weights` [...]
 ) -> dict[str, Loss]:
     """Return `loss`, the cross entropy over C labels, and `accuracy`."""
-    check_shapes(model=(model, Model), batch=(batch, Mapping))
     targets, weights = batch["targets"], batch["weights"]
-    labels = dict(targets=(targets, "...", int), weights=(weights, "..."))
-    check_shapes(**labels, logits=(logits, "... C", float))
+    check_shapes(
+        targets=(targets, "...", int), weights=(weights, "..."), logits=(logits, "... C", float)
+    )
     log_probs = jax.nn.log_softmax(logits.astype(model.config.precision.loss), axis=-1)
     labels_or_0 = jnp.where(weights != 0, targets, 0)  # 0 times NaN, beyond C, would be NaN
     losses = -jnp.take_along_axis(log_probs, labels_or_0[..., None], axis=-1)[..., 0]
@@ -140,7 +142,6 @@ def auxiliary_losses(
 
     Each gets the weight of the batch's loss: then accumulation and sharding average both alike.
     """
-    check_shapes(aux=(aux, tuple), weight=(weight, ""))
     sums: dict[str, jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(aux):
         # One dict for each place of the layer pattern: the last key of a path is the name.

@@ -1,14 +1,51 @@
 """Values that all modules of one model share."""
 
 import dataclasses
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
+from flax import linen as nn
 from jax.sharding import Mesh, PartitionSpec
 
-from transformer.config import Initialization
 from transformer.hardware import Hardware
 from transformer.precision import AUTO, Precision
+from transformer.validation import NonNegativeFloat, Settings
+
+Initializer = Callable[[jax.Array, tuple[int, ...], Any], jax.Array]
+"""(random key, shape, dtype) -> initial values, as in `jax.nn.initializers`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Initialization(Settings):
+    """Initial values of weights: normal, with a fixed standard deviation or by fan-in."""
+
+    std: NonNegativeFloat = 0.02
+    """Standard deviation of every matrix. 0: 1/sqrt(fan-in), which suits any width."""
+    embedding_std: NonNegativeFloat = 0.02
+    """Standard deviation of token and position embeddings."""
+    depth_scaled: bool = True
+    """Divide the standard deviation of matrices that write to the residual stream by sqrt(2 L), as
+    GPT-2 does."""
+
+    def matrix_initializer(
+        self, inputs: Mapping[str, int], *, num_residual_layers: int = 0
+    ) -> Initializer:
+        """Return the initializer of a matrix.
+
+        Args:
+          inputs: Sizes of the axes that the matrix sums over; their product is the fan-in.
+          num_residual_layers: L if the result is added to the residual stream, else 0.
+        """
+        std = self.std or 1 / math.sqrt(math.prod(inputs.values()))
+        if self.depth_scaled and num_residual_layers:
+            std /= math.sqrt(2 * num_residual_layers)
+        return nn.initializers.normal(std)
+
+    def embedding_initializer(self) -> Initializer:
+        """Return the initializer of an embedding table."""
+        return nn.initializers.normal(self.embedding_std)
 
 
 class ActivationConstraint(Protocol):

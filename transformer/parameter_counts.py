@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 
-from transformer.argument_checks import check_arguments
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
 from transformer.attention.backends.choose import BackendChoice, choose_backend
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MixerConfig
 from transformer.hardware import Hardware
-from transformer.layers.layer_config import MoEConfig
-from transformer.layers.logical_axes import LogicalAxes, unbox_axes
+from transformer.layers.logical_axes import LogicalAxes, abstract_weights
+from transformer.layers.moe import MoEConfig
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel
 from transformer.models.model import Model
@@ -65,7 +65,6 @@ class AbstractParameters(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-@check_arguments
 def abstract_parameters(model: Model) -> AbstractParameters:
     """Return the shapes and axes of `model.init`.
 
@@ -79,11 +78,9 @@ def abstract_parameters(model: Model) -> AbstractParameters:
     # the weights are the same.
     traced = dataclasses.replace(config, layer_loop="scan", remat="none")
     scanned = dataclasses.replace(model, config=traced, hardware=Hardware())
-    # Linen's own method keeps the axis names, unlike `Model.init_with_output`: one trace has both.
-    init = functools.partial(nn.Module.init_with_output, scanned)
-    _, variables = jax.eval_shape(init, jax.random.key(0), *scanned.example_inputs())
-    boxed = variables["params"]
-    return AbstractParameters(nn.unbox(boxed), unbox_axes(boxed))
+    return AbstractParameters(
+        *abstract_weights(scanned.init, jax.random.key(0), *scanned.example_inputs())
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +112,6 @@ class ParameterCounts:
         return self.total - self.inactive
 
 
-@check_arguments
 def count_parameters(model: Model) -> ParameterCounts:
     """Count parameters exactly, by part."""
     parts = dict.fromkeys(("embedding", "positions"), 0)
@@ -196,7 +192,6 @@ def _blocks(pattern: tuple[BlockConfig, ...], num_layers: int) -> Iterator[Block
     return (pattern[index % len(pattern)] for index in range(num_layers))
 
 
-@check_arguments
 def cache_bytes(model: LanguageModel | EncoderDecoder, length: int, source_length: int = 0) -> int:
     """Return the bytes of one example's cache of `length` tokens (and a source's memory)."""
     lengths = (length, source_length) if isinstance(model, EncoderDecoder) else (length,)

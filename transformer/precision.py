@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal, cast, get_args
 
+import jax.numpy as jnp
+
 from transformer.hardware import Hardware
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -16,7 +18,7 @@ class Precision:
 
     parameters: DType = "float32"
     """Dtype of stored weights. Gradients and optimizer moments are float32 in any case."""
-    compute: DType = "float32"
+    compute: DType | Literal["auto"] = "float32"
     """Dtype of matrix products and of the residual stream. The policy `auto` has "auto" here until
     `resolve` replaces it."""
     softmax: DType = "float32"
@@ -52,7 +54,7 @@ class Precision:
     @property
     def cache_dtype(self) -> DType:
         """Storage dtype of cached tokens."""
-        return self.compute if self.cache == "compute" else self.cache
+        return cast(DType, self.compute) if self.cache == "compute" else self.cache
 
     @property
     def needs_loss_scale(self) -> bool:
@@ -109,6 +111,4 @@ AUTO_POLICY = Precision(compute=cast(DType, AUTO))
 
 def finfo_min(dtype: Any) -> Any:
     """Return the most negative finite number: unlike -inf, it masks without making NaN."""
-    import jax.numpy as jnp
-
     return jnp.finfo(dtype).min

@@ -1,266 +1,350 @@
-"""Validation of configuration fields: each check raises a one-line ValueError."""
+"""Checks at the doors: settings when they are built, and arrays that public functions receive.
+
+Types and bounds of a setting are written at its field:
+
+    @dataclasses.dataclass(frozen=True)
+    class MultiHeadConfig(Settings):
+        num_heads: PositiveInt = 8
+        dropout: Fraction = 0.0
+
+Each check raises ValueError with one line: the name, what is wrong, and what to give.
+"""
 
 import dataclasses
 import functools
 import math
 import types
 import typing
-from collections.abc import Iterable
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import chex
+import jax
+import numpy as np
+from jax.export import is_symbolic_dim
 
 MAX_INTEGER = 2**31 - 1
-"""Largest integer of a setting. Steps, positions and indices are int32 in XLA: larger numbers
-overflow far from the setting, or exhaust memory while a model is built."""
-
-MAX_MODEL_INTEGER = 2**24
-"""Largest integer of a model's setting. Array sizes are products of several: XLA aborts the process
-for more than 2^63 entries, which cannot be caught."""
-
-MAX_INTEGER_BY_FIELD = {
-    # One entry each in Python lists or host constants.
-    "num_layers": 10_000,
-    "transition_depth": 10_000,
-    "ns_steps": 10_000,
-    "num_heads": 2**16,
-    "num_kv_heads": 2**16,
-    "num_experts": 2**16,
-    "beams": 2**16,
-    "num_beams": 2**16,
-    "num_hashes": 2**10,
-    "kernel_size": 2**16,
-    # Array dimensions that are multiplied.
-    "head_dim": 2**20,
-    "value_head_dim": 2**20,
-    "sequence_length": 2**24,
-    "max_length": 2**24,
-    "tokens": 2**24,
-    "max_new_tokens": 2**24,
-    "extra_length": 2**24,
-    # Sparse patterns and buckets built on the host.
-    "random_block_span": 2**22,
-    "block_size": 2**16,
-    "num_global_blocks": 2**12,
-    "num_window_blocks": 2**12,
-    "num_random_blocks": 2**12,
-    "num_buckets": 2**16,
-    "max_buckets": 2**16,
-    "shapes": 2**16,
-    "max_depth": 500,
-    "max_arguments": 2**16,
-    # Table rows, padded to a multiple: their indices are int32.
-    "vocab_size": 2**28,
-    "pad_vocab_to_multiple": 2**20,
-    "num_token_types": 2**28,
-    "num_classes": 2**28,
-    "num_labels": 2**28,
-    # The index of a batch is int32, and each rollback adds `skip_batches` to it.
-    "steps": 10**9,
-    "skip_batches": 10**8,
-    "rollback_steps": 10**9,
-    # Sizes of files, and seeds of NumPy.
-    "max_bytes": 2**63 - 1,
-    "training_characters": 2**63 - 1,
-    "seed": 2**32 - 1,
-    "redraw_index": 2**32 - 1,
-    "split_seed": 2**63 - 1,
-    "generator_seed": 2**63 - 1,
-}
-"""Largest integer of settings with another limit, by the last part of their names."""
+"""Largest integer of a setting without bounds of its own. Steps, positions and indices are int32 in
+XLA: larger numbers overflow far from the setting."""
 
 MAX_FLOAT = 2.0**127
 """Largest float of a setting: they are used in float32, where larger ones become infinite."""
 
 
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError unless the value is one of `choices`."""
-    choices = tuple(choices)
-    if value not in choices:
-        raise ValueError(f"{name} {value}: is not known; give one of {', '.join(choices)}")
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Range of a number: `Annotated[int, Bounds(1, 2**16)]`."""
+
+    least: float = -MAX_INTEGER
+    most: float = MAX_INTEGER
+    below: float = math.inf
+    """Exclusive upper bound."""
+    above: float = -math.inf
+    """Exclusive lower bound."""
+
+    def problem(self, value: float) -> str:
+        """Return what to give in place of a number out of range; empty if it is within."""
+        if value < self.least:
+            return f"give {self.least} or more"
+        if value > self.most:
+            return f"is too large; give at most {self.most}"
+        if value <= self.above:
+            return f"give more than {self.above}"
+        return f"give less than {self.below}" if value >= self.below else ""
 
 
-def check_number(name: str, value: float) -> None:
-    """Raise ValueError for a number that is too large to compute with, or not finite.
-
-    Args:
-      name: Dotted name of the setting; its last part selects the limit of integers.
-      value: An integer or a float.
-    """
-    if isinstance(value, int):
-        default = MAX_MODEL_INTEGER if name.startswith("model.") else MAX_INTEGER
-        limit = MAX_INTEGER_BY_FIELD.get(name.rpartition(".")[2], default)
-        if abs(value) > limit:
-            # Python refuses to print integers of more than 4300 digits.
-            value_text = str(value) if abs(value) < 10**30 else "with more than 30 digits"
-            raise ValueError(f"{name} {value_text}: is too large; give at most {limit}")
-    elif not math.isfinite(value):
-        raise ValueError(f"{name} {value}: is not a finite number; give one")
-    elif abs(value) > MAX_FLOAT:
-        raise ValueError(f"{name} {value}: is too large for float32; give less than 1e38")
+NonNegativeInt = Annotated[int, Bounds(0)]
+PositiveInt = Annotated[int, Bounds(1)]
+NonNegativeFloat = Annotated[float, Bounds(0, MAX_FLOAT)]
+PositiveFloat = Annotated[float, Bounds(most=MAX_FLOAT, above=0)]
+Fraction = Annotated[float, Bounds(0, below=1)]
+"""A number in [0, 1), such as a dropout rate."""
+Seed = Annotated[int, Bounds(0, 2**32 - 1)]
+"""Seed of NumPy or of `jax.random.key`, which truncates a larger one silently."""
 
 
-def check_numbers(config: Any, name: str = "") -> None:
-    """Apply `check_number` to every number in a configuration and its parts.
+class Settings:
+    """Base of frozen dataclasses of settings: fields are checked against their annotations."""
 
-    Args:
-      config: A dataclass, tuple or scalar; other values are ignored.
-      name: Dotted name of the configuration, the prefix of its fields' names.
-    """
-    if isinstance(config, bool):
-        return
-    if isinstance(config, int | float):
-        check_number(name, config)
-    elif isinstance(config, tuple):
-        for index, each in enumerate(config):
-            check_numbers(each, f"{name}.{index}")
-    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
-        for field in dataclasses.fields(config):
-            inner = f"{name}.{field.name}" if name else field.name
-            check_numbers(getattr(config, field.name), inner)
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
-def check_types(config: Any, name: str) -> None:
-    """Raise ValueError unless every field of a dataclass, and of those inside, has its own type.
-
-    Dataclasses do not check types, and a model only fails where it uses the value: a string in
-    place of a `Precision` would be an AttributeError from inside.
+def check_settings(settings: Any, name: str | None = None) -> None:
+    """Raise ValueError unless every field of a dataclass has its type and is within its bounds.
 
     Args:
-      config: The dataclass.
-      name: Its dotted name, the prefix of its fields' names.
+      settings: The dataclass. Settings inside it were checked when they were built.
+      name: Prefix of the names of its fields; None: its class.
     """
-    check_field_types(config, name)
-    for field in dataclasses.fields(config):
-        value, inner = getattr(config, field.name), f"{name}.{field.name}"
-        for each in value if isinstance(value, tuple) else (value,):
-            if dataclasses.is_dataclass(each) and not isinstance(each, type):
-                check_types(each, inner)
+    prefix = type(settings).__name__ if name is None else name
+    for field, annotation in _annotations(settings.__class__).items():
+        value = getattr(settings, field)
+        if problem := _problem(value, annotation):
+            raise ValueError(f"{prefix}.{field} {_shown(value)}: {problem}".lstrip("."))
 
 
-def check_field_types(config: Any, name: str = "") -> None:
-    """Apply `check_types` to the fields of a dataclass alone, and not to those inside."""
-    config_class: Any = type(config)
-    hints = _field_types(config_class)
-    for field in dataclasses.fields(config):
-        value, inner = getattr(config, field.name), f"{name}.{field.name}".lstrip(".")
-        if field.name in hints and not _has_type(value, hints[field.name]):
-            value_text = repr(value) if len(repr(value)) < 60 else type(value).__name__
-            raise ValueError(f"{inner} {value_text}: {_type_remedy(value, hints[field.name])}")
+def check_nested_settings(settings: Any, name: str | None = None) -> None:
+    """Apply `check_settings` to a dataclass and all settings inside, under their dotted names.
+
+    Classes of users may define `__post_init__` without the checks of `Settings`.
+    """
+    check_settings(settings, name)
+    prefix = type(settings).__name__ if name is None else name
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        inner = f"{prefix}.{field.name}".lstrip(".")
+        if isinstance(value, tuple):
+            parts = [(f"{inner}.{index}", part) for index, part in enumerate(value)]
+        else:
+            parts = [(inner, value)]
+        for part_name, part in parts:
+            if dataclasses.is_dataclass(part) and not isinstance(part, type):
+                check_nested_settings(part, part_name)
 
 
 @functools.cache
-def _field_types(config_class: type) -> dict[str, Any]:
-    """Return the types of a dataclass's fields; {} if an annotation cannot be resolved."""
+def _annotations(settings_class: Any) -> dict[str, Any]:
+    """Return the annotations of a dataclass's fields; {} if one cannot be resolved."""
     try:
-        return typing.get_type_hints(config_class)
-    except NameError:  # a name that only type checkers import
+        hints = typing.get_type_hints(settings_class, include_extras=True)
+    except NameError:  # a name of a function's scope
         return {}
+    names = [field.name for field in dataclasses.fields(settings_class)]
+    return {name: hints[name] for name in names if name in hints}
 
 
-def _has_type(value: Any, annotation: Any) -> bool:
-    """Return True unless the value clearly has another type than its annotation."""
+def _problem(value: Any, annotation: Any) -> str:
+    """Return what is wrong with a value, and what to give; empty if it fits the annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        bounds = [each for each in arguments[1:] if isinstance(each, Bounds)]
+        problem = (
+            _problem(value, arguments[0]) if not bounds else _type_problem(value, arguments[0])
+        )
+        return problem or next(filter(None, (each.problem(value) for each in bounds)), "")
     if origin in (typing.Union, types.UnionType):
-        return any(_has_type(value, each) for each in arguments)
-    if origin is Literal:
-        return value in arguments or any(isinstance(value, type(each)) for each in arguments)
-    if origin is tuple:
-        if not isinstance(value, tuple):
-            return False
+        problems = [_problem(value, each) for each in arguments]
+        # The problem of the alternative that has the value's type, if there is one.
+        out_of_bounds = [text for text in problems if "is of type" not in text]
+        return "" if "" in problems else [*out_of_bounds, _type_remedy(value, arguments)][0]
+    if origin is tuple and isinstance(value, tuple):
         inner = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
-        return len(inner) == len(value) and all(map(_has_type, value, inner))
-    if annotation in (int, float):
-        is_number = isinstance(value, int if annotation is int else int | float)
-        return is_number and not isinstance(value, bool)
-    if annotation is None:
-        return value is None
-    if not isinstance(annotation, type) or annotation is Any:
-        return True
-    try:
-        return isinstance(value, annotation)
-    except TypeError:  # a protocol, or a typed dict
-        return True
+        if len(inner) != len(value):
+            return f"has {len(value)} entries; give {len(inner)}"
+        return next(filter(None, map(_problem, value, inner)), "")
+    if problem := _type_problem(value, annotation):
+        return problem
+    if origin is Literal:
+        known = ", ".join(map(str, arguments))
+        return "" if value in arguments else f"is not known; give one of {known}"
+    if annotation is float and not math.isfinite(value):
+        return "is not a finite number; give one"
+    if annotation in (int, float) and abs(value) > (
+        MAX_INTEGER if annotation is int else MAX_FLOAT
+    ):
+        return f"is too large; give at most {MAX_INTEGER if annotation is int else '1e38'}"
+    return ""
 
 
-def _type_remedy(value: Any, annotation: Any) -> str:
-    """Return the problem with a value of the wrong type, and what to give instead."""
+def _type_problem(value: Any, annotation: Any) -> str:
+    """Return what is wrong with the type of a value; empty if it may be right."""
+    origin = get_origin(annotation) or annotation
+    if origin is Literal:
+        fits = any(isinstance(value, type(each)) for each in get_args(annotation))
+    elif annotation in (int, float):
+        fits = isinstance(value, int if annotation is int else int | float)
+        fits &= not isinstance(value, bool)
+    elif annotation is None or annotation is type(None):
+        fits = value is None
+    elif isinstance(origin, type) and origin is not Any:
+        try:
+            fits = isinstance(value, origin)
+        except TypeError:  # a protocol, or a typed dict
+            fits = True
+    else:
+        fits = True
+    return "" if fits else _type_remedy(value, (annotation,))
+
+
+def _type_remedy(value: Any, choices: tuple[Any, ...]) -> str:
     if isinstance(value, type):
         return f"is a class; give an instance, such as {value.__name__}()"
-    if get_origin(annotation) is Literal:
-        return f"is of type {type(value).__name__}; give one of {', '.join(get_args(annotation))}"
-    choices = [
-        each
-        for each in (get_args(annotation) or (annotation,))
-        if isinstance(each, type) and each is not type(None)
-    ]
-    if get_origin(annotation) is tuple:
-        inner = get_args(annotation)[0]
-        if get_origin(inner) is Literal:
-            return f"is not a tuple of names; give some of {', '.join(get_args(inner))}"
-        name = choices[0].__name__ if choices else str(inner)
-        return f"is not a tuple of {name}; give ({name}(...),)"
-    known = " or ".join(each.__name__ for each in choices)
-    parse = next((each for each in choices if hasattr(each, "parse")), None)
-    if isinstance(value, str) and parse is not None:
-        return f"is a string; give {parse.__name__}.parse({value!r})"
-    return f"is of type {type(value).__name__}; give {known}"
-
-
-def check_integer(name: str, value: Any, minimum: int) -> None:
-    """Raise ValueError unless the value is an integer of at least `minimum`."""
-    is_scalar = getattr(value, "ndim", 0) == 0 and not isinstance(value, bool)
-    if not is_scalar or not hasattr(value, "__index__"):
-        raise ValueError(f"{name} {_shown(value)}: is not an integer; give {minimum} or more")
-    check_at_least(name, int(value), minimum)
-
-
-def check_size(name: str, value: Any, minimum: int) -> None:
-    """Apply `check_integer` to the size of an axis, unless `jax.export` made it symbolic."""
-    from jax.export import is_symbolic_dim  # settings are validated without JAX
-
-    if not is_symbolic_dim(value):
-        check_integer(name, value, minimum)
-
-
-def check_instance(name: str, value: Any, expected_type: type) -> None:
-    """Raise ValueError unless the value is an instance of a class."""
-    if not isinstance(value, expected_type):
-        raise ValueError(f"{name} of type {type(value).__name__}: give a {expected_type.__name__}")
-
-
-def check_sequences(name: str, value: Any) -> None:
-    """Raise ValueError unless the value is a sequence, to be of token sequences."""
-    if (
-        isinstance(value, str | bytes)
-        or not hasattr(value, "__len__")
-        or not hasattr(value, "__iter__")
-    ):
-        raise ValueError(f"{name} of type {type(value).__name__}: give a list of token sequences")
+    names = [getattr(get_origin(each) or each, "__name__", str(each)) for each in choices]
+    return f"is of type {type(value).__name__}; give {' or '.join(names)}"
 
 
 def _shown(value: Any) -> str:
     """Return a value in a message: as it is if that is short, else its type."""
-    text = repr(value)
+    # Python refuses to print integers of more than 4300 digits.
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "with more than 30 digits"
+    text = repr(value) if not isinstance(value, str) else value
     return text if len(text) < 60 and "\n" not in text else f"of type {type(value).__name__}"
 
 
-def check_at_least(name: str, value: float, minimum: float) -> None:
-    """Raise ValueError unless the value is a number of at least `minimum`, within limits."""
-    if not isinstance(value, int | float):
-        raise ValueError(f"{name} {_shown(value)}: is not a number; give {minimum} or more")
-    if not value >= minimum:
-        raise ValueError(f"{name} {value}: give {minimum} or more")
-    check_number(name, value)
+def check_integer(name: str, value: Any, minimum: int) -> None:
+    """Raise ValueError unless an argument is an integer of at least `minimum`, or symbolic."""
+    if is_symbolic_dim(value):
+        return
+    is_scalar = getattr(value, "ndim", 0) == 0 and not isinstance(value, bool)
+    if not is_scalar or not hasattr(value, "__index__"):
+        raise ValueError(f"{name} {_shown(value)}: is not an integer; give {minimum} or more")
+    if problem := Bounds(minimum).problem(int(value)):
+        raise ValueError(f"{name} {_shown(int(value))}: {problem}")
 
 
-def check_fraction(name: str, value: float) -> None:
-    """Raise ValueError unless the value is in [0, 1), such as a dropout rate."""
-    if not isinstance(value, int | float):
-        raise ValueError(f"{name} {_shown(value)}: is not a number; give a fraction in [0, 1)")
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} {value}: give a fraction in [0, 1)")
+def check_shapes(sizes: Mapping[str, int] | None = None, /, **arrays: Any) -> None:
+    """Raise ValueError unless arrays have these axes and dtypes; equal letters have equal sizes.
+
+        check_shapes(q=(q, "B T N H", float), positions=(positions, "B? T | None", int))
+
+    A letter is bound to its size in `sizes`, else in the first array that has it; `B?` also accepts
+    size 1, which broadcasts; `...` is any axes. A traced program keeps nothing of the checks.
+
+    Args:
+      sizes: Sizes by letter.
+      arrays: By name: the array, the letters of its axes, and the kinds of dtypes that it may have
+        (none: any).
+    """
+    bound: dict[str, int] = dict(sizes or {})
+    for name, (array, axes, *kinds) in arrays.items():
+        if array is None and axes.endswith("| None"):
+            continue
+        letters = axes.removesuffix("| None").split()
+        if not hasattr(array, "shape"):
+            kind = type(array).__name__
+            raise ValueError(f"{name} of type {kind}: give an array [{', '.join(letters)}]")
+        if "..." in letters:
+            leading = bound.setdefault("...", array.ndim + 1 - len(letters))
+            letters = [*(f"axis {axis}" for axis in range(leading)), *letters[1:]]
+        for letter, size in zip(letters, array.shape, strict=False):
+            if not (letter.endswith("?") and size == 1):
+                bound.setdefault(letter.removesuffix("?"), size)
+        expected = [
+            {1, bound.get(letter[:-1], 1)} if letter.endswith("?") else bound.get(letter, 0)
+            for letter in letters
+        ]
+        try:
+            chex.assert_shape(array, expected)
+            if kinds:
+                chex.assert_type(array, bool if bool in kinds and array.dtype == bool else kinds[0])
+        except AssertionError:
+            wanted = ", ".join(letter.removesuffix("?") for letter in letters)
+            known = [letter.removesuffix("?") for letter in letters]
+            known = [f"{each} = {bound[each]}" for each in known if each in bound]
+            dtypes = f" of {' or '.join(kind.__name__ for kind in kinds)}" if kinds else ""
+            raise ValueError(
+                f"{name} of shape {array.shape}, {array.dtype}: give [{wanted}]{dtypes}"
+                + (f", where {', '.join(known)}" if known else "")
+            ) from None
+
+
+def may_be_below(indices: Any, limit: int, least: int = 0) -> bool:
+    """Return False if an index is known to lie outside of [least, limit); traced ones are not."""
+    if isinstance(indices, jax.core.Tracer) or not getattr(indices, "is_fully_addressable", True):
+        return True
+    values = np.asarray(indices)  # by NumPy, which computes while JAX traces
+    return not values.size or bool(values.min() >= least and values.max() < limit)
+
+
+def check_token_ids(
+    name: str,
+    tokens: Any,  # integers of any shape
+    vocab_size: int,
+    num_rows: int = 0,  # of the table that they index
+) -> None:
+    """Raise ValueError for tokens outside of a vocabulary, and dtypes that cannot index its table.
+
+    Values of traced arrays are not known, and not checked.
+    """
+    # Unsigned indices work at any width; for signed ones JAX computes index + rows in their dtype.
+    if tokens.dtype.kind == "i" and np.iinfo(tokens.dtype).max < num_rows:
+        raise ValueError(
+            f"{name} of dtype {tokens.dtype}: cannot index {num_rows:,} rows; give int32"
+        )
+    if not may_be_below(tokens, vocab_size):
+        ids = np.asarray(tokens)
+        wrong = next(token for token in (ids.min(), ids.max()) if not 0 <= token < vocab_size)
+        raise ValueError(
+            f"{name}: {wrong} is not one of the model's {vocab_size:,}; use the tokenizer that it "
+            "was trained with"
+        )
+
+
+def check_positions(
+    inputs: str,  # name of the inputs, in messages
+    length: int,  # T
+    positions: jax.Array | None,  # [B or 1, T]; -1: padding
+    limit: int | None,  # rows of the table of learned positions; None: there is none
+) -> None:
+    """Raise ValueError if inputs or their positions exceed a table of learned positions."""
+    if limit is None:
+        return
+    if length > limit:
+        raise ValueError(
+            f"{length} {inputs}: the table of learned positions has {limit} rows; give shorter "
+            "inputs or a longer table"
+        )
+    if positions is not None and not may_be_below(positions, limit, least=-1):
+        values = np.asarray(positions)
+        wrong = values.min() if values.min() < -1 else values.max()
+        raise ValueError(
+            f"position {wrong}: the table of learned positions has {limit} rows, from 0; give "
+            f"positions below {limit}, or a longer table"
+        )
+
+
+def check_segments(name: str, segments: jax.Array | None) -> None:
+    """Raise ValueError for negative segments, and for those that are padding throughout.
+
+    Segments counted from 0 cannot be told from padding on the left.
+    """
+    if segments is None or may_be_below(segments, 0):  # traced, or empty
+        return
+    values = np.asarray(segments)
+    if values.min() < 0:
+        raise ValueError(
+            f"{name}: {values.min()} is not a document; number documents from 1, padding is 0"
+        )
+    if not values.any():
+        raise ValueError(f"{name}: are all 0, which is padding; number documents from 1")
+
+
+def check_token_sequence(
+    name: str,
+    tokens: Any,  # [T] a list or an array
+    vocab_size: int,
+    if_empty: str = "give it at least one token",
+) -> None:
+    """Raise ValueError unless this is a sequence of one or more tokens of a vocabulary."""
+    row = np.asarray(tokens)
+    if row.ndim == 1 and not row.size:
+        raise ValueError(f"{name}: is empty; {if_empty}")
+    check_shapes(**{name: (row, "T", int)})
+    check_token_ids(name, row, vocab_size)
 
 
 def check_seed(seed: int) -> None:
-    """Raise ValueError for a seed out of [0, 2^32): `jax.random.key` would truncate it silently."""
-    if not 0 <= seed < 2**32:
+    """Raise ValueError for a seed that `jax.random.key` would truncate silently."""
+    check_integer("seed", seed, 0)
+    if seed >= 2**32:
         raise ValueError(f"seed {seed}: give an integer from 0 to 2^32 - 1")
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise ValueError unless a setting is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{name} {value}: is not known; give one of {', '.join(choices)}")
+
+
+def check_at_least(name: str, value: Any, minimum: float) -> None:
+    """Raise ValueError unless a setting is a finite number of at least `minimum`."""
+    if problem := _problem(value, Annotated[float, Bounds(minimum, MAX_FLOAT)]):
+        raise ValueError(f"{name} {_shown(value)}: {problem}")
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raise ValueError unless a setting is in [0, 1)."""
+    if problem := _problem(value, Fraction):
+        raise ValueError(f"{name} {_shown(value)}: {problem}")

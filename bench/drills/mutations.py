@@ -42,7 +42,6 @@ from typing import Any, NamedTuple
 import train
 import transformer
 from bench.drills.planted_bugs import ROOT, TIERS, copy_tree
-from transformer.mixer_registry import BUILTIN_MIXERS
 
 PACKAGES = {"train": train, "transformer": transformer}
 
@@ -291,14 +290,12 @@ def draw(count: int, seed: int) -> list[Fault]:
 
 
 def imports_of(path: Path, modules: set[str]) -> set[str]:
-    """Return the modules that a file imports anywhere in it, from a package or by a config too."""
-    mixers = {mixer.config_name: mixer.module for mixer in BUILTIN_MIXERS.values()}
+    """Return the modules that a file imports anywhere in it, from a package too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            names += [mixers[alias.name] for alias in node.names if alias.name in mixers]
             if node.module in PACKAGES:
                 values = [getattr(PACKAGES[node.module], each.name, None) for each in node.names]
                 names += [getattr(value, "__module__", "") for value in values]

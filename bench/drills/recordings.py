@@ -80,6 +80,7 @@ from transformer import (
 )
 from transformer.generation.sampling import SamplingConfig
 from transformer.interop.pretrained import read_model, write_model
+from transformer.testing.mixer_under_test import default_config
 
 FIXTURES = Path("tests/transformer/interop/fixtures")
 V, T, S, B = 23, 37, 11, 2
@@ -115,7 +116,7 @@ def encoder_decoder(**settings: Any) -> TransformerConfig:
 def models() -> Iterator[tuple[str, Model]]:
     """Yield a model for each part of the library, with a name."""
     for kind in sorted(MIXERS):
-        config: Any = MIXERS.config_class(kind)()
+        config: Any = default_config(kind)
         if hasattr(config, "num_heads"):
             config = dataclasses.replace(config, num_heads=4)
         abilities = MIXERS[kind].abilities(config)

@@ -22,8 +22,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.splash import attend_splash
+from transformer.attention.reference import ScoreSpec, attend_reference
 
 
 def main(topology: str = "v5e:2x2", length: int = 4096, heads: int = 8, width: int = 128) -> None:

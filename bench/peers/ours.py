@@ -19,14 +19,16 @@ from train.optim.elementwise import AdamW
 from train.optim.schedules import ScheduleConfig
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import LearnedPositions
-from transformer.config import BlockConfig, TransformerConfig
-from transformer.layers.layer_config import Activation, FeedForwardConfig
+from transformer.attention.full import AttentionConfig
+from transformer.layers.activations import ActivationKind
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 from transformer.parameter_counts import count_parameters
 from transformer.precision import Precision
 
-ACTIVATIONS: dict[str, Activation] = {"erf": "gelu", "tanh": "gelu_tanh"}
+ACTIVATIONS: dict[str, ActivationKind] = {"erf": "gelu", "tanh": "gelu_tanh"}
 
 
 def experiment_of(settings: dict[str, Any]) -> Experiment:

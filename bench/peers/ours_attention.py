@@ -12,7 +12,8 @@ from bench.protocol import Work, serve
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.attend import attend
+from transformer.attention.reference import ScoreSpec
 
 
 def build(settings: dict[str, Any]) -> Work:

@@ -11,11 +11,12 @@ from bench.peers.jax_memory import peak_bytes
 from bench.protocol import Work, serve
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import LearnedPositions
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 from transformer.models.language_model import LanguageModel
 from transformer.parameter_counts import count_parameters
 from transformer.precision import Precision

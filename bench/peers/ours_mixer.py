@@ -11,8 +11,7 @@ from bench.protocol import Work, peak_resident_bytes, resident_bytes, serve
 from train.runtime.local_hardware import local_hardware
 from train.runtime.startup import restart_with_huge_pages
 from transformer import BigBirdConfig, Initialization, LongformerConfig, Mask, Precision
-from transformer.attention.attention_config import MixerConfig
-from transformer.attention.mixer import MixerInputs, mixer_class
+from transformer.attention.mixer import MixerConfig, MixerInputs, mixer_class
 from transformer.layers.logical_axes import is_boxed_weight
 from transformer.model_context import ModelContext
 

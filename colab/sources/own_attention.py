@@ -31,8 +31,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer import Abilities, Mixer, MixerOutput, RoPE, register_mixer
-from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.attention_config import MultiHeadConfig
+from transformer.attention.reference import ScoreSpec
+from transformer.attention.attend import attend
+from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.cache import KVCache
 from transformer.attention.mixer import reject_memory
 from transformer.attention.projections import project_output, project_qkv

@@ -15,7 +15,6 @@ from pathlib import Path
 from sphinx.cmd.build import build_main
 
 from docs.site.stage import stage
-from transformer import field_docs
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,9 +25,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "site")
     parser.add_argument("--pages", type=Path, default=ROOT / "build" / "docs")
     given = parser.parse_args(arguments)
-    field_docs.document_fields = lambda module: (
-        None
-    )  # autodoc lists the fields of classes by itself
     shutil.rmtree(given.pages, ignore_errors=True)
     stage(given.pages)
     settings = ["--conf-dir", str(ROOT / "docs" / "site"), "--fresh-env", "--quiet"]

@@ -4,9 +4,9 @@ import dataclasses
 import importlib
 from typing import get_type_hints
 
+from docs.site.field_docs import field_docs
 from docs.site.settings_page import describe_field, one_line
 from train.cli.main import VERBS
-from transformer.field_docs import field_docs
 
 _INTRODUCTION = """# Commands
 

@@ -6,9 +6,9 @@ import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from docs.site.field_docs import field_docs
 from train.config.io import all_classes_by_kind, kind_name
 from train.experiment import Experiment
-from transformer.field_docs import field_docs
 
 _INTRODUCTION = """# Settings
 

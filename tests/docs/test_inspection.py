@@ -7,8 +7,9 @@ from typing import Any
 import chex
 import jax
 
-from transformer.inspection import ATTENTION_VALUES, BLOCK_VALUES, HEAD_OUTPUTS
-from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS
+from tests.transformer.mixers import BUILTIN_MIXERS
+from transformer.attention.mixer import MIXERS
+from transformer.taps import ATTENTION_VALUES, BLOCK_VALUES, HEAD_OUTPUTS
 from transformer.testing.mixer_under_test import default_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "inspection.md").read_text()

@@ -16,7 +16,7 @@ from train.config.experiment_files import find_experiment
 from train.config.plugins import import_modules
 from train.run import sample
 from train.tasks.task_registry import TASKS
-from transformer.mixer_registry import MIXERS
+from transformer.attention.mixer import MIXERS
 from transformer.testing import check_mixer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -31,7 +31,7 @@ from train.telemetry import stages
 from train.telemetry.goodput import compute_goodput, read_time_records
 from train.telemetry.reporter import Reporter
 from transformer.attention.variants.sparse_configs import ReformerConfig
-from transformer.config import BlockConfig
+from transformer.models.block import BlockConfig
 
 STEPS = 12
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from bench.drills._fuzz_models import put
@@ -21,13 +20,11 @@ from train.config.io import experiment_from_dict, experiment_to_dict
 from train.data.example_configs import BitextDataConfig
 from train.engine import make_engine
 from train.errors import UsageError, UserError
-from train.experiment import Experiment
 from train.lora.lora_config import LoRAConfig
 from train.optim.schedules import ScheduleConfig
 from train.recovery.recovery_config import RecoveryConfig
 from train.runtime import oom
 from transformer import (
-    AttentionConfig,
     BlockConfig,
     FeedForwardConfig,
     Hardware,
@@ -36,13 +33,6 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.generation.sampling import SamplingConfig
-from transformer.validation import (
-    MAX_FLOAT,
-    MAX_INTEGER_BY_FIELD,
-    check_at_least,
-    check_number,
-    check_numbers,
-)
 
 OVERFLOWS = {
     "steps": (2**31, 2**63, 10**40, -(10**40)),
@@ -85,31 +75,6 @@ def test_numbers_out_of_range_are_refused(config: Any, settings: dict[str, Any])
     name, value = list(settings.items())[-1]
     with pytest.raises((UsageError, ValueError), match=rf"\.{name} {value}: "):
         config(**settings)
-
-
-def test_errors_name_the_setting() -> None:
-    mixer = AttentionConfig()
-    object.__setattr__(mixer, "soft_cap", math.inf)  # as in a class without checks
-    pattern = (BlockConfig(), BlockConfig(mixer=mixer))
-    with pytest.raises(ValueError, match=r"^model.layer_pattern.1.mixer.soft_cap inf: is not a fi"):
-        TransformerConfig(layer_pattern=pattern)
-
-
-def test_the_largest_numbers() -> None:
-    check_number("num_heads", MAX_INTEGER_BY_FIELD["num_heads"])
-    check_number("x", -(2**31 - 1))
-    check_number("x", -0.0)
-    check_number("x", -MAX_FLOAT)
-    assert jnp.isfinite(jnp.float32(MAX_FLOAT))
-    check_numbers((True, "word", None, find_experiment, Experiment))
-    with pytest.raises(ValueError, match=r"^a.num_heads 65537: is too large; give at most 65536$"):
-        check_number("a.num_heads", 65537)
-    with pytest.raises(ValueError, match=r"^x -2147483648: is too large; give at most 2147483647$"):
-        check_number("x", -(2**31))
-    with pytest.raises(ValueError, match=r"^x with more than 30 digits: is too large"):
-        check_number("x", 10**5000)
-    with pytest.raises(ValueError, match=r"^rate inf: is not a finite number; give one$"):
-        check_at_least("rate", math.inf, 0)
 
 
 def test_verb_options_are_checked() -> None:

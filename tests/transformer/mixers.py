@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.core import meta
+from flax.traverse_util import flatten_dict
 
 from tests.transformer.formulas import (
     Array,
@@ -15,9 +15,16 @@ from tests.transformer.formulas import (
     random_params_like,
 )
 from transformer import Hardware, Initialization, Mask, Mixer, MixerConfig, Precision
-from transformer.attention.mixer import NO_OUTPUTS, MixerInputs, Outputs, mixer_class
+from transformer.attention.mixer import MIXERS, MixerInputs, mixer_class
+from transformer.layers.logical_axes import abstract_weights
 from transformer.model_context import ModelContext
+from transformer.taps import NO_OUTPUTS, Outputs
 from transformer.testing.mixer_under_test import Trial, projections
+
+BUILTIN_MIXERS = tuple(
+    kind for kind, mixer in MIXERS.items() if mixer.__module__.startswith("transformer.")
+)
+"""Kinds of the mixers of this package: other tests register their own."""
 
 
 def make_context(width: int) -> ModelContext:
@@ -31,18 +38,15 @@ def make_mixer(config: MixerConfig, width: int, **kwargs: Any) -> tuple[Mixer, A
     shapes = jax.eval_shape(
         lambda key: mixer.init(key, *_first(width), inputs(1, **kwargs)), _key()
     )
-    return mixer, random_params_like(meta.unbox(shapes)["params"])
+    return mixer, random_params_like(shapes["params"])
 
 
 def axes(config: MixerConfig, width: int, **kwargs: Any) -> dict[str, tuple[str, ...]]:
     """Return the names of the axes of each weight, by its path."""
     mixer = mixer_class(config)(config, make_context(width), parent=None)
-    boxed = jax.eval_shape(lambda key: mixer.init(key, *_first(width), inputs(1, **kwargs)), _key())
-    leaves = jax.tree_util.tree_leaves_with_path(
-        boxed["params"], is_leaf=lambda leaf: isinstance(leaf, meta.AxisMetadata)
-    )
-    name = lambda path: "/".join(key.key for key in path)  # noqa: E731
-    return {name(path): leaf.axes.names for path, leaf in leaves}
+    init = lambda key: mixer.init(key, *_first(width), inputs(1, **kwargs))  # noqa: E731
+    _, tree = abstract_weights(init, _key())
+    return {"/".join(path): leaf.names for path, leaf in flatten_dict(tree).items()}
 
 
 def apply_mixer(

@@ -20,7 +20,7 @@ from transformer import (
     NormConfig,
     TransformerConfig,
 )
-from transformer.config import NormPlacement
+from transformer.models.block import NormPlacement
 
 
 def block_config(sizes: Sizes, placement: NormPlacement, *, cross: bool = False) -> BlockConfig:

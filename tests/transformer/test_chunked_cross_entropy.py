@@ -12,8 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.transformer.compiled import largest_array
 from tests.transformer.formulas import Array, assert_close, assert_trees_close, normal
 from transformer import Hardware
-from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
-from transformer.online_softmax import logsumexp_in_one_pass
+from transformer.chunked_cross_entropy import (
+    ChunkedCrossEntropy,
+    choose_num_chunks,
+    logsumexp_in_one_pass,
+)
 
 B, T, D, V, ROWS = 3, 7, 5, 11, 16
 HIDDEN, MATRIX = 2 * normal(0, B, T, D), normal(1, D, ROWS)

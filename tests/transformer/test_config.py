@@ -3,9 +3,10 @@ from typing import Any
 import pytest
 
 from tests.transformer.refused import assert_refused
-from transformer.attention.attention_config import AttentionConfig
-from transformer.config import BlockConfig, TransformerConfig
-from transformer.layers.layer_config import MoEConfig
+from transformer.attention.full import AttentionConfig
+from transformer.layers.moe import MoEConfig
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3))
 

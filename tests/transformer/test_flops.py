@@ -18,10 +18,10 @@ from transformer import (
     LearnedPositions,
     TransformerConfig,
 )
-from transformer.attention.attention_config import AdditiveScore, BilinearScore
 from transformer.attention.full import Attention
 from transformer.attention.mixer import Mixer
-from transformer.attention.position_config import RelativePositions
+from transformer.attention.position_bias import RelativePositions
+from transformer.attention.scores import AdditiveScore, BilinearScore
 from transformer.flops import (
     attention_traffic,
     count_decode_step_flops,
@@ -29,7 +29,7 @@ from transformer.flops import (
     decode_step_weight_bytes,
     estimate_training_flops,
 )
-from transformer.layers.layer_config import MoEConfig
+from transformer.layers.moe import MoEConfig
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.
 MIXER = AttentionConfig(num_heads=3, num_kv_heads=1, head_dim=5, value_head_dim=11)

@@ -9,26 +9,22 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import normal
+from tests.transformer.mixers import BUILTIN_MIXERS
 from transformer import inspection
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.mixer import mixer_class
-from transformer.attention.position_config import RelativePositions, RoPE
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MIXERS, mixer_class
+from transformer.attention.position_bias import RelativePositions
+from transformer.attention.rope import RoPE
 from transformer.attention.variants.linear_configs import PerformerConfig
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig, TopKConfig
-from transformer.baselines.baseline_configs import LSTMConfig
-from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
-from transformer.inspection import (
-    ATTENTION_VALUES,
-    add_vector,
-    at_layers,
-    logit_lens,
-    patch,
-    zero_heads,
-)
-from transformer.mixer_registry import BUILTIN_MIXERS, MIXERS
+from transformer.baselines.recurrent import LSTMConfig
+from transformer.inspection import add_vector, at_layers, logit_lens, patch, zero_heads
+from transformer.models.block import BlockConfig
+from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.heads import Classifier
 from transformer.models.language_model import LanguageModel
+from transformer.taps import ATTENTION_VALUES
 from transformer.testing.mixer_under_test import default_config
 
 NUM_LAYERS, NUM_HEADS = 3, 4

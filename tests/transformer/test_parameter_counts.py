@@ -11,7 +11,7 @@ from transformer import (
     Precision,
     TransformerConfig,
 )
-from transformer.layers.layer_config import MoEConfig
+from transformer.layers.moe import MoEConfig
 from transformer.parameter_counts import cache_bytes, count_parameters, estimate_parameters
 
 # D 7, N 3, K 1, H 5 and 11, F 13, V 17 in 24 rows, 19 positions, L 3.

@@ -16,8 +16,8 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.layers.embedding import get_output_matrix
 from transformer.layers.precise_einsum import split_high_low
+from transformer.models.embedding import get_output_matrix
 from transformer.precision import POLICIES, finfo_min
 
 CONFIG = TransformerConfig(

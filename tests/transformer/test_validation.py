@@ -1,62 +1,71 @@
 import dataclasses
 import math
-from typing import Any, ClassVar
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
-from transformer.attention.position_config import (
-    LearnedPositions,
-    RoPE,
-)
-from transformer.config import BlockConfig, TransformerConfig
-from transformer.validation import check_at_least, check_choice, check_fraction
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MixerConfig
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
+from transformer.validation import Bounds, Fraction, NonNegativeFloat, PositiveInt, Settings
 
 
-def test_check_fraction() -> None:
-    check_fraction("dropout", 0)
-    check_fraction("dropout", math.nextafter(1, 0))
-    for value in (1.0, -0.1, math.nan):
-        with pytest.raises(ValueError, match=rf"^dropout {value}: give a fraction in \[0, 1\)$"):
-            check_fraction("dropout", value)
-    with pytest.raises(ValueError, match=r"^dropout None: is not a number; give a fraction"):
-        check_fraction("dropout", None)  # type: ignore[arg-type]
-
-
-def test_check_at_least() -> None:
-    check_at_least("heads", 1, 1)
-    with pytest.raises(ValueError, match=r"^heads 0: give 1 or more$"):
-        check_at_least("heads", 0, 1)
-    with pytest.raises(ValueError, match=r"^epsilon nan: give 0 or more$"):
-        check_at_least("epsilon", math.nan, 0)
-    with pytest.raises(ValueError, match=r"^heads '8': is not a number; give 1 or more$"):
-        check_at_least("heads", "8", 1)  # type: ignore[arg-type]
-
-
-def test_check_choice() -> None:
-    check_choice("kind", "rms", ("layer", "rms"))
-    with pytest.raises(ValueError, match=r"^kind batch: is not known; give one of layer, rms$"):
-        check_choice("kind", "batch", ("layer", "rms"))
+@dataclasses.dataclass(frozen=True)
+class Example(Settings):
+    rate: Fraction = 0.0
+    heads: PositiveInt = 1
+    theta: Annotated[float, Bounds(above=1)] = 2.0
+    size: Annotated[int, Bounds(0, 2**16)] = 0
+    any_integer: int = 0
+    epsilon: NonNegativeFloat = 0.0
+    kind: Literal["layer", "rms"] = "layer"
+    causal: bool = True
+    factors: tuple[float, ...] = ()
+    inner: NormConfig | None = None
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("field", "value", "problem"),
     [
-        ({"precision": "bfloat16"}, "model.precision 'bfloat16': is a string"),
-        ({"layer_pattern": [BlockConfig()]}, "model.layer_pattern list: is not a tuple"),
-        ({"d_model": 64.0}, "model.d_model 64.0: is of type float; give int"),
-        ({"final_norm": "rms"}, "model.final_norm 'rms': is of type str; give NormConfig"),
-        ({"causal": "no"}, "model.causal 'no': is of type str; give bool"),
-        ({"layer_loop": 3}, "model.layer_loop 3: is of type int; give one of auto"),
-        (
-            {"layer_pattern": (BlockConfig(mixer=AttentionConfig(position=RoPE)),)},  # type: ignore[arg-type]
-            "model.layer_pattern.mixer.position .*: is a class; give an instance",
-        ),
+        ("rate", 1.0, "give less than 1"),
+        ("rate", -0.1, "give 0 or more"),
+        ("rate", math.nan, "is not a finite number"),
+        ("rate", None, "is of type NoneType; give float"),
+        ("heads", 0, "give 1 or more"),
+        ("heads", True, "is of type bool; give int"),
+        ("heads", 8.0, "is of type float; give int"),
+        ("heads", 2**31, "is too large; give at most 2147483647"),
+        ("theta", 1.0, "give more than 1"),
+        ("size", 2**16 + 1, "is too large; give at most 65536"),
+        ("any_integer", 2**31, "is too large"),
+        ("any_integer", -(2**31), "give -2147483647 or more"),
+        ("epsilon", math.inf, "is not a finite number"),
+        ("epsilon", 1e308, "is too large"),
+        ("kind", "batch", "is not known; give one of layer, rms"),
+        ("kind", 3, "is of type int"),
+        ("causal", "no", "is of type str; give bool"),
+        ("factors", [1.0], "is of type list; give tuple"),
+        ("factors", (1.0, "x"), "is of type str; give float"),
+        ("inner", "rms", "is of type str; give NormConfig or None"),
+        ("inner", NormConfig, "is a class; give an instance, such as NormConfig()"),
     ],
 )
-def test_wrong_value_types_raise(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}"):
-        TransformerConfig(**fields)
+def test_settings_are_checked_against_their_annotations(
+    field: str, value: Any, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^Example\.{field} .*: {re.escape(problem)}"):
+        Example(**{field: value})
+
+
+def test_the_largest_and_smallest_numbers_pass() -> None:
+    with pytest.raises(ValueError, match="^Example.heads with more than 30 digits: is too large"):
+        Example(heads=10**5000)
+    Example(rate=math.nextafter(1, 0), heads=2**31 - 1, size=2**16, any_integer=-(2**31) + 1)
+    Example(rate=0, epsilon=2.0**127, theta=math.nextafter(1, 2), inner=NormConfig())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +80,17 @@ class OwnConfig(MixerConfig):
 def test_own_settings_may_have_any_type_and_need_a_hash() -> None:
     TransformerConfig(layer_pattern=(BlockConfig(OwnConfig("text")),))
     with pytest.raises(
-        ValueError,
-        match=r"^model.layer_pattern: OwnConfig.names of type list has no hash; give a tuple or",
+        ValueError, match=r"^TransformerConfig.layer_pattern: OwnConfig has no hash"
     ):
         TransformerConfig(layer_pattern=(BlockConfig(OwnConfig(names=["a"])),))
+
+
+def test_errors_inside_name_the_path() -> None:
+    mixer = AttentionConfig()
+    object.__setattr__(mixer, "soft_cap", math.inf)  # as in a class without checks
+    pattern = (BlockConfig(), BlockConfig(mixer=mixer))
+    with pytest.raises(ValueError, match=r"^TransformerConfig.layer_pattern.1.mixer.soft_cap inf"):
+        TransformerConfig(layer_pattern=pattern)
 
 
 def test_values_of_the_right_types_pass() -> None:

@@ -1,7 +1,7 @@
 """The command line `python -m train VERB ...`: dispatch, errors and exit statuses.
 
-A verb's module is imported when the verb runs. `--help` loads no JAX, not even for a
-CONFIG: configs are plain dataclasses.
+A verb's module is imported when the verb runs: `--help`, `configs`, `completion` and the refusal of
+an unknown verb answer at once, without JAX.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
+from train.config.shipped import did_you_mean
 from train.errors import UsageError, UserError, printable
 from train.runtime.signals import reliable_keyboard_interrupt
 from train.runtime.startup import SCRIPT, program_name
-from transformer.mixer_registry import MixerError
 
 
 class Verb(NamedTuple):
@@ -105,14 +105,14 @@ VERBS = {
         "documents, tokens and lengths of a config's data, and what the loss counts",
         "start_verbs",
     ),
-    "configs": Verb("", "list the shipped configs, a line each", "start_verbs"),
+    "configs": Verb("", "list the shipped configs, a line each", "listing_verbs"),
     "init": Verb(
         "FILE [--data PATH]",
         "write a commented config of your own, which fit FILE trains",
         "start_verbs",
     ),
     "completion": Verb(
-        "SHELL", "print a script that completes verbs in bash or zsh", "start_verbs"
+        "SHELL", "print a script that completes verbs in bash or zsh", "listing_verbs"
     ),
     "doctor": Verb("", "this machine's hardware and versions, and problems with them", "run_verbs"),
 }
@@ -152,10 +152,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(usage())
                 sys.exit(0 if arguments else 2)
             sys.exit(dispatch(arguments[0], arguments[1:]))
-    except (UserError, MixerError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
+    except (UserError, KeyboardInterrupt, BrokenPipeError, OSError) as error:
         if debug:
             raise
         exit_process(print_error(error), error)
+    except ValueError as error:
+        if debug or not is_mixer_error(error):
+            raise
+        exit_process(print_error(error), error)
+
+
+def is_mixer_error(error: BaseException) -> bool:
+    """Return True for an error of a mixer's own code, without loading JAX to know its class."""
+    mixer = sys.modules.get("transformer.attention.mixer")
+    return mixer is not None and isinstance(error, mixer.MixerError)
 
 
 @contextlib.contextmanager
@@ -178,8 +188,6 @@ def flush_on_exit() -> Iterator[None]:
 def dispatch(verb: str, arguments: list[str]) -> int:
     """Run one verb and return the exit status."""
     if verb not in VERBS:
-        from train.config.experiment_files import did_you_mean
-
         raise UsageError(
             f"verb {verb}: is not known{did_you_mean(verb, VERBS)}; "
             f"choose one of {', '.join(VERBS)}"

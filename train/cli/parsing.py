@@ -72,10 +72,10 @@ def parse(
         settings = {name.replace("_", "-") for name in names}
         raise UsageError(flatten_error(errors.getvalue(), verb, settings)) from None
     if dataclasses.fields(cast("Any", arguments_type)):
-        from transformer.validation import check_numbers
+        from transformer.validation import check_nested_settings
 
         with as_usage_errors():
-            check_numbers(parsed)
+            check_nested_settings(parsed, "")
     return parsed
 
 

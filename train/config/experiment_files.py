@@ -1,17 +1,14 @@
 """Experiments by name: the files of `configs/`, or a Python file of the user, written here too."""
 
-import dataclasses
-import difflib
 import importlib
 import json
 import pathlib
-import pkgutil
 import re
-from collections.abc import Iterable
 from importlib import resources
 from types import ModuleType
 
 from train.config.plugins import import_file
+from train.config.shipped import did_you_mean, shipped_configs
 from train.errors import UsageError, as_user_error
 from train.experiment import Experiment
 from train.runtime.startup import program_name
@@ -42,45 +39,13 @@ def find_experiment(name: str) -> Experiment:
     return experiments[experiment]
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean gpt2?)` for the known name closest to a misspelled one, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.65)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
 def list_experiments() -> list[str]:
     """Return the names of all shipped experiments, as `file:experiment`."""
     return [f"{file}:{name}" for file in _shipped_files() for name in _load_experiments(file)]
 
 
-@dataclasses.dataclass(frozen=True)
-class ShippedConfig:
-    """A file of `configs/`."""
-
-    name: str
-    summary: str
-    """First line of its docstring."""
-    experiments: tuple[str, ...]
-    """Names of its experiments; the first is the default."""
-
-
-def describe_shipped() -> list[ShippedConfig]:
-    """Return all shipped config files, by name."""
-    return [
-        ShippedConfig(
-            file,
-            (_import_shipped(file).__doc__ or "").partition("\n")[0],
-            tuple(_load_experiments(file)),
-        )
-        for file in _shipped_files()
-    ]
-
-
 def _shipped_files() -> list[str]:
-    # `configs` imports `train`: the only import against that direction, made when it is needed.
-    import configs
-
-    return sorted(module.name for module in pkgutil.iter_modules(configs.__path__))
+    return [config.name for config in shipped_configs()]
 
 
 def _load_experiments(file: str) -> dict[str, Experiment]:

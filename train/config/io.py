@@ -25,8 +25,7 @@ from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import data_configs, task_configs
-from transformer.attention.attention_config import MixerConfig
-from transformer.mixer_registry import MixerConfigRegistry
+from transformer.attention.mixer import MIXERS, MixerConfig, mixer_config_class
 from transformer.precision import Precision
 
 RESUMABLE_FIELDS = (
@@ -213,7 +212,7 @@ def classes_by_kind(hint: Any) -> Mapping[str, type]:
 
 
 OPEN_PARTS: tuple[tuple[type, Callable[[], Mapping[str, type]]], ...] = (
-    (MixerConfig, MixerConfigRegistry),
+    (MixerConfig, lambda: {kind: mixer_config_class(kind) for kind in MIXERS}),
     (TaskConfig, task_configs),
     (DataConfig, data_configs),
     (Optimizer, lambda: OPTIMIZERS),

@@ -26,8 +26,7 @@ from train.data.files import expand_user
 from train.errors import UsageError, UserError, as_user_error
 from train.tasks.task_configs import TaskConfig
 from train.tasks.task_registry import TASKS
-from transformer.attention.attention_config import MixerConfig
-from transformer.mixer_registry import MIXERS
+from transformer.attention.mixer import MIXERS, MixerConfig
 
 ENTRY_POINT_GROUP = "linen_transformer.plugins"
 """Group of the entry points of installed packages; each names a module."""

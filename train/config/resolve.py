@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import cast
 
 from train.experiment import Experiment
-from transformer.attention.attention_config import AttentionConfig, Backend
-from transformer.config import LayerLoop
+from transformer.attention.backends.choose import Backend
+from transformer.attention.full import AttentionConfig
 from transformer.hardware import Hardware
-from transformer.layers.stack import should_unroll
+from transformer.models.stack import LayerLoop, should_unroll
 from transformer.parameter_counts import LayerMixer
 from transformer.precision import AUTO_POLICY
 

@@ -9,9 +9,10 @@ import abc
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from train.errors import UsageError
+from transformer.validation import Bounds, check_settings
 
 TokenizerKind = Literal["byte", "character", "word", "bpe", "wordpiece", "file"]
 SplitMethod = Literal["documents", "tail"]
@@ -22,6 +23,10 @@ PYTHON_DATA_PREFIX = "python:data/"
 """Start of a `path` that names data given from Python (`train.data.python_data`)."""
 
 
+FileSize = Annotated[int, Bounds(most=2**63 - 1)]
+"""Bytes or characters of a file."""
+
+
 def require(condition: bool, message: str) -> None:
     """Raise UsageError with ``message`` ("field: problem; remedy") unless ``condition`` holds."""
     if not condition:
@@ -30,10 +35,8 @@ def require(condition: bool, message: str) -> None:
 
 def require_types(config: Any, name: str) -> None:
     """Raise UsageError unless every field of a dataclass has its own type."""
-    from transformer.validation import check_field_types
-
     try:
-        check_field_types(config, name)
+        check_settings(config, name)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
@@ -71,7 +74,7 @@ class TokenizerConfig:
     lowercase: bool = False
     """Lowercase all text first. Decoded text is then lowercase too."""
 
-    training_characters: int = 100_000_000
+    training_characters: FileSize = 100_000_000
     """Number of characters, from the start of the training split, that word, bpe and wordpiece
     are trained on."""
 
@@ -237,7 +240,7 @@ class SourceConfig:
     text_field: str = "text"
     """JSON lines and Parquet: name of the field or column that holds a document's text."""
 
-    max_bytes: int = 0
+    max_bytes: FileSize = 0
     """Maximum number of bytes of text to read from each path. 0: all of it. Not for streams."""
 
     max_epochs: int = 0
@@ -343,7 +346,7 @@ class TextDataConfig(DataConfig):
     """Fraction of the characters of path to hold out. For documents: at most this fraction, and
     at least one document."""
 
-    max_bytes: int = 0
+    max_bytes: FileSize = 0
     """Maximum number of bytes of text to read from each path. 0: all of it."""
 
     sequence_length: int = 256

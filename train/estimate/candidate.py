@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from train.experiment import Experiment
 from train.parallel.mesh import MESH_AXES, MeshConfig
-from transformer.config import RematPolicy
+from transformer.models.stack import RematPolicy
 
 SEARCHED_REMAT: tuple[RematPolicy, ...] = ("none", "dots", "full")
 """Rematerialization policies that a search tries, in addition to the experiment's own."""

@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformer.config import TransformerConfig
+    from transformer.models.config import TransformerConfig
     from transformer.models.encoder_decoder import EncoderDecoder
     from transformer.models.language_model import LanguageModel
     from transformer.models.model import Model
@@ -75,7 +75,7 @@ def _is_counted(config: "TransformerConfig") -> bool:
     Cross attention of other kinds is excluded: its formula includes work that is done once for each
     source.
     """
-    from transformer.attention.attention_config import AttentionConfig
+    from transformer.attention.full import AttentionConfig
     from transformer.attention.mixer import mixer_class
 
     return all(
@@ -128,7 +128,7 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
 
     Layers whose number of heads `group` does not divide keep their own.
     """
-    from transformer.attention.attention_config import AttentionConfig
+    from transformer.attention.full import AttentionConfig
 
     pattern = []
     for block in config.layer_pattern:
@@ -143,7 +143,7 @@ def _grouped(config: "TransformerConfig", group: int | None) -> "TransformerConf
 
 
 def _kv_heads(config: "TransformerConfig") -> tuple[int, ...]:
-    from transformer.attention.attention_config import AttentionConfig
+    from transformer.attention.full import AttentionConfig
 
     mixers = [
         mixer for block in config.layer_pattern for mixer in (block.mixer, block.cross_attention)

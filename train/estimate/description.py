@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from train.estimate.compile import CompiledMemory
     from train.experiment import Experiment
     from train.optim.optimizer import Optimizer
-    from transformer.config import TransformerConfig
     from transformer.flops import AttentionTraffic, TokenFlops
     from transformer.hardware import Hardware
+    from transformer.models.config import TransformerConfig
     from transformer.models.model import Model
     from transformer.parameter_counts import ParameterCounts
 

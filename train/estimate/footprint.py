@@ -11,8 +11,8 @@ from typing import NamedTuple
 from train.estimate.candidate import Candidate
 from train.estimate.quantities import Quantities
 from transformer.chunked_cross_entropy import choose_num_chunks
-from transformer.config import RematPolicy
 from transformer.hardware import Platform
+from transformer.models.stack import RematPolicy
 
 
 class Coefficients(NamedTuple):

@@ -19,8 +19,8 @@ from train.experiment import Experiment
 from train.lora.layout import make_lora_layout
 from train.optim.muon import Muon, muon_dimension_numbers
 from train.parallel.mesh import MeshConfig
-from transformer.config import RematPolicy
 from transformer.flops import TokenFlops, count_token_flops, count_training_flops
+from transformer.models.stack import RematPolicy
 from transformer.parameter_counts import ParameterLeaf, abstract_parameters, layer_mixers
 
 

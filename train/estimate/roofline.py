@@ -32,8 +32,8 @@ from train.estimate.chips import ATTAINABLE_FRACTION
 from train.estimate.quantities import Quantities
 from train.estimate.target import Target
 from train.parallel.mesh import MESH_AXES
-from transformer.attention.attention_config import AttentionConfig
-from transformer.layers.layer_config import MoEConfig
+from transformer.attention.full import AttentionConfig
+from transformer.layers.moe import MoEConfig
 
 OVERLAPPED_AXES = ("data", "fsdp")
 """Mesh axes whose communication overlaps with compute."""

@@ -15,8 +15,8 @@ from train.estimate.target import Target
 from train.experiment import Experiment
 from train.parallel.mesh import MeshConfig
 from train.telemetry.stages import track
-from transformer.attention.attention_config import AttentionConfig
-from transformer.layers.layer_config import MoEConfig
+from transformer.attention.full import AttentionConfig
+from transformer.layers.moe import MoEConfig
 
 MIN_CONTEXT_PARALLEL_LENGTH = 8192
 """Sequence length from which on the search tries context parallelism."""

@@ -27,11 +27,11 @@ from train.parallel.sharding import (
 )
 from train.state import TrainState, init_state
 from train.tasks.task_registry import make_task
-from transformer.attention.attention_config import Backend
-from transformer.config import RematPolicy
+from transformer.attention.backends.choose import Backend
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained
 from transformer.models.model import Model
+from transformer.models.stack import RematPolicy
 from transformer.parameter_counts import LayerMixer, abstract_parameters
 
 

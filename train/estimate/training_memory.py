@@ -49,7 +49,7 @@ def estimate_activations(
     """
     import jax.numpy as jnp
 
-    from transformer.attention.attention_config import AttentionConfig
+    from transformer.attention.full import AttentionConfig
     from transformer.parameter_counts import layer_mixers
 
     config, tokens = model.config, batch_size * sequence_length
@@ -107,7 +107,7 @@ def _heads_with_saved_scores(
     model: "Model", layer: "LayerMixer", length: int, segments: bool
 ) -> int:
     """Return N, or 0 for layers that never materialize all scores at once."""
-    from transformer.attention.attention_config import AttentionConfig
+    from transformer.attention.full import AttentionConfig
 
     choice = layer.backend_choice(model.config, length, hardware=model.hardware, segments=segments)
     if choice is None or choice.backend in RECOMPUTING_BACKENDS:

@@ -32,7 +32,7 @@ class Optimizer(abc.ABC):
             name, value = f"optimizer.{field.name}", getattr(self, field.name)
             if field.name in DECAY_RATE_FIELDS:
                 check_fraction(name, value)
-            elif not isinstance(value, str):
+            elif not isinstance(value, str | bool):
                 check_at_least(name, value, 0)
 
     @abc.abstractmethod

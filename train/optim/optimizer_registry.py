@@ -11,7 +11,7 @@ from train.optim.adamw_8bit import AdamW8bit
 from train.optim.elementwise import Adam, AdamW, Lion, Sgd
 from train.optim.muon import Muon
 from train.optim.optimizer import Optimizer
-from transformer.mixer_registry import check_kind_is_free, check_registration
+from transformer.registration import check_kind_is_free, check_registration
 
 if TYPE_CHECKING:
     import optax

@@ -10,8 +10,8 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from transformer.mixer_registry import check_kind_is_free, check_registration
-from transformer.validation import check_at_least, check_field_types
+from transformer.registration import check_kind_is_free, check_registration
+from transformer.validation import check_at_least, check_settings
 
 if TYPE_CHECKING:
     import jax
@@ -55,7 +55,7 @@ class ScheduleConfig(LearningRateSchedule):
     """Length of the final decay, as a fraction of all steps (warmup_stable_decay only)."""
 
     def __post_init__(self) -> None:
-        check_field_types(self, "schedule")
+        check_settings(self, "schedule")
         check_at_least("schedule.learning_rate", self.learning_rate, 0)
         if self.learning_rate == 0 and self.kind != "inverse_sqrt":
             raise ValueError("schedule.learning_rate 0: changes no weight; give a positive rate")

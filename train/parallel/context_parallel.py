@@ -17,7 +17,8 @@ from train.data.token_file import HostBatch
 from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MixerConfig
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer

@@ -26,8 +26,7 @@ from train.state import TrainState
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import LogicalAxes
 from transformer.model_context import ActivationConstraint, unconstrained
-from transformer.models.initial_weights import init_compiler_options
-from transformer.models.model import Model
+from transformer.models.model import Model, init_compiler_options
 
 LOGICAL_AXIS_RULES: dict[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp", "expert"),

@@ -1,8 +1,9 @@
 """Settings of anomaly detection and rollback."""
 
 import dataclasses
+from typing import Annotated
 
-from transformer.validation import check_at_least, check_field_types
+from transformer.validation import Bounds, check_at_least, check_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +32,9 @@ class RecoveryConfig:
     is too slow to be a spike. 0 turns it off."""
     patience: int = 3
     """Consecutive anomalies that cause a rollback."""
-    rollback_steps: int = 100
+    rollback_steps: Annotated[int, Bounds(most=10**9)] = 100
     """Steps between the first anomaly and the checkpoint to roll back to, if one is kept."""
-    skip_batches: int = 200
+    skip_batches: Annotated[int, Bounds(most=10**8)] = 200
     """Batches to skip after the anomaly. The batches since the checkpoint are skipped too."""
     max_rollbacks: int = 3
     """Rollbacks for one anomaly before the run stops with an error."""
@@ -42,7 +43,7 @@ class RecoveryConfig:
     one anomaly on, in (0, 1]."""
 
     def __post_init__(self) -> None:
-        check_field_types(self, "recovery")
+        check_settings(self, "recovery")
         for name in ("window", "warmup", "rollback_steps", "skip_batches", "max_rollbacks"):
             check_at_least(f"recovery.{name}", getattr(self, name), 0)
         # One value has no deviation to measure the next one by.

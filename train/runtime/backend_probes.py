@@ -14,9 +14,9 @@ import jax.numpy as jnp
 
 from train.experiment import Experiment
 from train.runtime.xla_flags import requested_determinism
-from transformer.attention.attend import ScoreSpec
-from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.reference import ScoreSpec
 from transformer.hardware import Hardware
 from transformer.parameter_counts import layer_mixers
 

@@ -26,8 +26,10 @@ from train.optim.muon import Muon
 from train.optim.schedules import ScheduleConfig
 from train.scaling.laws import FLOPS_PER_PARAMETER_AND_TOKEN
 from train.sweep.grid import SweepRun, check_names
-from transformer.config import BlockConfig, TransformerConfig
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.moe import MoEConfig
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 
 LearningRateRule = Literal["auto", "mup", "inverse_sqrt_width", "constant"]
 """Learning rate at width D, from lr0 at width D0.

@@ -20,8 +20,8 @@ from train.tasks.text_completion import (
     encode_prompt,
 )
 from train.tasks.vocabulary import tokenizer_of
-from transformer.layers.stack_weights import unstack_for_decoding
 from transformer.models.language_model import LanguageModel
+from transformer.models.unstacked import unstack_for_decoding
 
 MIN_CHARACTERS_PER_TOKEN = 64
 """Most characters of a prompt for each token that the server reads; or as many as the longest token

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from train.config.experiment_files import did_you_mean
+from train.config.shipped import did_you_mean
 from train.data.chat_template import NO_VARIABLES, Message
 from train.data.conversations import VARIABLES, parse_message, parse_variables
 from train.errors import UserError

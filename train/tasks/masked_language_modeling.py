@@ -28,10 +28,10 @@ from train.tasks.task_configs import MaskedLanguageModeling
 from train.tasks.text_task import AnyTextCorpus, TextTask
 from train.tasks.vocabulary import Labels, tokenizer_of
 from transformer.hardware import Hardware
-from transformer.layers.stack_weights import supports_segments
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, token_loss
 from transformer.model_context import ActivationConstraint
 from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.models.stack import supports_segments
 
 if TYPE_CHECKING:
     from train.engine import Engine

@@ -20,8 +20,8 @@ from train.data.example_configs import (
     TokenLabelDataConfig,
 )
 from train.errors import UsageError
-from transformer.config import Pooling, TransformerConfig
-from transformer.validation import check_at_least, check_field_types, check_fraction
+from transformer.models.config import Pooling, TransformerConfig
+from transformer.validation import check_at_least, check_fraction, check_settings
 
 if TYPE_CHECKING:
     from train.experiment import Experiment
@@ -104,7 +104,7 @@ class PreferenceOptimization(TaskConfig):
     (`python -m train reference`), also for training of all weights."""
 
     def __post_init__(self) -> None:
-        check_field_types(self, "task")
+        check_settings(self, "task")
         if not self.beta > 0:
             raise ValueError(f"task.beta {self.beta}: give a positive number")
         if self.reference not in ("base", "data"):
@@ -128,7 +128,7 @@ class MaskedLanguageModeling(TaskConfig):
     """Fraction of the selected tokens that are replaced by a random token. The rest stay."""
 
     def __post_init__(self) -> None:
-        check_field_types(self, "task")
+        check_settings(self, "task")
         if not 0 < self.mlm_probability <= 1:
             raise ValueError(
                 f"task.mlm_probability {self.mlm_probability}: give a fraction in (0, 1]"

@@ -21,7 +21,7 @@ from train.tasks.task_configs import (
     TaskConfig,
     Translation,
 )
-from transformer.mixer_registry import check_kind_is_free, check_registration
+from transformer.registration import check_kind_is_free, check_registration
 
 if TYPE_CHECKING:
     from train.data.data_config import DataConfig

@@ -23,7 +23,6 @@ from train.errors import UsageError, UserError, as_user_error
 from train.run import Run
 from train.tasks.task_registry import make_task
 from train.visualization.html_page import build_page, embed_page, read_asset, write_page
-from transformer.argument_checks import check_arguments
 from transformer.attention_maps import AttentionMap, Stage, attention_maps
 
 FIGURE_FORMATS = (".png", ".pdf", ".svg")
@@ -124,7 +123,6 @@ def bad_output(output: str) -> UsageError:
     )
 
 
-@check_arguments
 def view_attention(
     run: Run, text: str, target: str | None = None, *, layer: int | None = None, head: int = 0
 ) -> AttentionView:

@@ -1,190 +1,35 @@
-"""Softmax attention without weights: the formula, and `attend`, which picks a faster backend.
+"""Softmax attention without weights: `attend` picks a backend and calls it.
 
     attend(q, k, v) = softmax(scores(q, k) under the mask) v
 
-`attend_reference` is the formula, with all scores in memory: the oracle of every backend. `attend`
-picks a backend (`backends/choose.py`) and calls it (`dispatch.py`); results are the same.
+`attend_reference` is the formula; `backends/choose.py` picks a backend with the same results.
 """
 
 import functools
 import logging
-from collections.abc import Callable, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from transformer.attention.attention_config import Backend
-from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
-from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.backends.blockwise import attend_blockwise
+from transformer.attention.backends.choose import (
+    AttentionSpec,
+    Backend,
+    BackendChoice,
+    choose_backend,
+)
+from transformer.attention.backends.cudnn import attend_cudnn
+from transformer.attention.backends.query_blocks import attend_query_blocks
+from transformer.attention.backends.ring import attend_ring
+from transformer.attention.backends.tiling import add_sinks, widen
+from transformer.attention.masks import Mask, check_mask
+from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.hardware import Hardware
-from transformer.inspection import Taps, observe_attention
-from transformer.layers.basic import dropout
-from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 from transformer.model_context import ActivationConstraint, unconstrained
-from transformer.shape_checks import check_shapes
-
-if TYPE_CHECKING:  # position_bias.py imports this module
-    from transformer.attention.position_bias import RelativeTables
+from transformer.taps import Taps
+from transformer.validation import check_shapes
 
 log = logging.getLogger(__name__)
-
-ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
-"""q [B, T, N, H], k [B, S, K, H], dtype of the operands of products, dtype of the scores -> scores
-[B, N, T, S]."""
-
-BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of scores."""
-
-
-def dot_product_scores(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    operand_dtype: DTypeLike,
-    dtype: DTypeLike,
-) -> jax.Array:  # [B, N, T, S]
-    """Return q k^T; `precise_einsum` explains the dtypes."""
-    b, t, n, h = q.shape
-    s, num_kv_heads = k.shape[1:3]
-    if n == num_kv_heads:  # the same sum, for which XLA's CPU compiler copies less
-        return _einsum("BTNH,BSNH->BNTS", q, k, operand_dtype, dtype)
-    # The G = N / K query heads of a group share a key head: G T queries of one head are one matrix
-    # product, and the keys are neither repeated nor read G times.
-    grouped = q.reshape(b, t, num_kv_heads, n // num_kv_heads, h).transpose(0, 2, 3, 1, 4)
-    merged = grouped.reshape(b, num_kv_heads, -1, h)  # [B, K, G T, H]
-    return _einsum("BKTH,BSKH->BKTS", merged, k, operand_dtype, dtype).reshape(b, n, t, s)
-
-
-def weighted_values(
-    weights: jax.Array,  # [B, N, T, S]
-    v: jax.Array,  # [B, S, K, H of values]
-    operand_dtype: DTypeLike,
-    dtype: DTypeLike,
-) -> jax.Array:  # [B, T, N, H of values]
-    """Return the weighted sums of the values; heads and dtypes as in `dot_product_scores`."""
-    b, n, t, s = weights.shape
-    num_kv_heads = v.shape[2]
-    if n == num_kv_heads:
-        return _einsum("BNTS,BSNH->BTNH", weights, v, operand_dtype, dtype)
-    # The same grouping as in `dot_product_scores`.
-    merged = weights.reshape(b, num_kv_heads, -1, s)  # [B, K, G T, S]
-    y = _einsum("BKTS,BSKH->BKTH", merged, v, operand_dtype, dtype).reshape(b, n, t, -1)
-    return y.swapaxes(1, 2)
-
-
-def _einsum(
-    spec: str, a: jax.Array, b: jax.Array, operand_dtype: DTypeLike, dtype: DTypeLike
-) -> jax.Array:
-    """Call `precise_einsum`, unless all dtypes are the same and there is nothing to round."""
-    if a.dtype == b.dtype == operand_dtype == dtype:
-        return jnp.einsum(spec, a, b)
-    return precise_einsum(spec, a, b, operand_dtype, dtype)
-
-
-class ScoreSpec(NamedTuple):
-    """Scores of queries and keys, and dropout of the attention weights."""
-
-    scale: float
-    """Factor of the scores."""
-    score_fn: ScoreFn = dot_product_scores
-    """Unscaled scores of queries and keys."""
-    bias: BiasFn | None = None
-    """Term that depends on the positions of query and key."""
-    relative_tables: "RelativeTables | None" = None
-    """Vectors added to keys and values by distance."""
-    soft_cap: float = 0.0
-    """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
-    cap."""
-    softmax_dtype: str = "float32"
-    """Dtype of the scores and of the softmax."""
-    dropout_rate: float = 0.0
-    """Fraction of the attention weights that is dropped."""
-    operand_dtype: str = ""
-    """Dtype of the operands of products, if the arrays are wider than that because their results
-    and gradients must not be rounded yet (see `widen`). Empty: the dtype of the arrays."""
-    dropout_rngs: jax.Array | None = None  # [B] random keys; None: no dropout
-
-    @property
-    def is_dot_product(self) -> bool:
-        """True if scores are dot products, perhaps with a soft cap, and nothing else."""
-        has_terms = self.bias is not None or self.relative_tables is not None
-        return self.score_fn is dot_product_scores and not has_terms
-
-    def compute_scores(
-        self,
-        q: jax.Array,  # [B, T, N, H]
-        k: jax.Array,  # [B, S, K, H]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B, N, T, S] of softmax_dtype
-        """Return the scores, without the mask."""
-        operand_dtype = self.operand_dtype_of(q)
-        # Products of 16-bit operands are summed in the dtype of the softmax: the sum of H products
-        # is not rounded before the softmax, whose exponential turns absolute into relative errors.
-        dtype = jnp.promote_types(operand_dtype, self.softmax_dtype)
-        scores = self.score_fn(q, k, operand_dtype, dtype)
-        if self.relative_tables is not None:
-            positions = query_positions, key_positions
-            scores = scores + self.relative_tables.score_terms(q, *positions, dtype)
-        # The scores are scaled, not the queries: scaled 16-bit queries would be rounded once more.
-        scores = scores.astype(self.softmax_dtype) * self.scale
-        # The cap acts on the product alone: capped, ALiBi's bias would stop growing with distance.
-        if self.soft_cap:
-            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
-        if self.bias is not None:
-            scores = scores + self.bias(query_positions, key_positions).astype(self.softmax_dtype)
-        return scores
-
-    def operand_dtype_of(self, x: jax.Array) -> str:
-        """Return the dtype of the operands of products with `x`: queries, keys or values."""
-        return self.operand_dtype or x.dtype.name
-
-
-def attend_reference(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
-    mask: Mask,
-    score_spec: ScoreSpec,
-    sink_logits: jax.Array | None = None,  # [N]
-    edit_weights: Callable[[jax.Array], jax.Array] | None = None,
-) -> tuple[jax.Array, jax.Array]:  # [B, T, N, H of values], weights [B, N, T, S]
-    """Return softmax(scores under the mask) v (Vaswani et al. 2017, equation 1).
-
-    A query without a visible key gets zeros and no gradient.
-    """
-    lengths = q.shape[1], k.shape[1]
-    positions = mask.resolved_positions(*lengths)
-    scores = score_spec.compute_scores(q, k, *positions)
-    # One mask for all heads, broadcast when it is applied.
-    visible = dense_mask(mask, *lengths)[:, None]
-    # The most negative finite number, since -inf gives NaN in a row without a visible key.
-    scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
-    # jax.nn.softmax subtracts the maximum of a row first, so that no exponential overflows.
-    if sink_logits is None:
-        weights = jax.nn.softmax(scores, axis=-1)
-    else:
-        from transformer.attention.scores import softmax_with_sinks  # it imports this module
-
-        weights = softmax_with_sinks(scores, sink_logits)
-    # The softmax of such a row is uniform. Most masks cannot have one, which is known at compile
-    # time and saves a pass over the weights.
-    if mask.may_have_empty_rows(*lengths):
-        weights = jnp.where(visible.any(-1, keepdims=True), weights, 0)
-    if edit_weights is not None:
-        weights = edit_weights(weights)
-    operand_dtype = score_spec.operand_dtype_of(v)
-    dtype = jnp.promote_types(operand_dtype, score_spec.softmax_dtype)
-    # Dropout acts on the copy that weights the values; the returned weights sum to 1.
-    dropped = weights
-    if score_spec.dropout_rate and score_spec.dropout_rngs is not None:
-        dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs)
-    y = weighted_values(dropped.astype(dtype), v, operand_dtype, dtype)
-    if score_spec.relative_tables is not None:
-        # Vectors by distance are added to values as well (Shaw et al. 2018, equation 3).
-        y = y + score_spec.relative_tables.value_terms(dropped.astype(dtype), *positions, dtype)
-    # Rounded once, after all terms.
-    return y.astype(v.dtype), weights
 
 
 class AttentionOutput(NamedTuple):
@@ -213,14 +58,20 @@ def attend(
     K divides N: each key head serves N / K query heads. A backend that does not support the inputs
     is replaced by the reference, with a warning. ValueError: shapes or dtypes disagree.
     """
-    operands = dict(q=(q, "B T N H", float), k=(k, "B S K H", float), v=(v, "B S K Hv", float))
-    check_shapes(**operands, sink_logits=(sink_logits, "N | None", float))
-    check_shapes(mask=(mask, Mask), score_spec=(score_spec, ScoreSpec), backend=(backend, str))
-    check_shapes(hardware=(hardware, Hardware), outputs=(outputs, Set))
+    check_shapes(
+        q=(q, "B T N H", float),
+        k=(k, "B S K H", float),
+        v=(v, "B S K Hv", float),
+        sink_logits=(sink_logits, "N | None", float),
+    )
+    aux: dict[str, jax.Array] = {}
+    edit_weights = None
     if taps is not None:
-        options: Any = dict(sink_logits=sink_logits, backend=backend, hardware=hardware)
-        options |= dict(constrain=constrain, outputs=outputs)
-        return observe_attention(taps, attend, q, k, v, mask, score_spec, **options)
+        q = taps.visit("queries", q, aux)
+        k, v = taps.visit("keys", k, aux), taps.visit("values", v, aux)
+        if taps.edits_value("weights"):
+            # The weights meet the values only in the reference: other backends never hold them.
+            backend, edit_weights = "reference", functools.partial(taps.visit, "weights", aux={})
     length, mesh_known = q.shape[1], constrain.mesh is not None
     context_shards = constrain.num_shards("length") if mesh_known else 1
     # All of it is static: the choice is made once, while the model is traced, and then cached.
@@ -247,14 +98,15 @@ def attend(
     )
     choice = choose_backend(backend, spec)
     _log_choice_once(choice)
-    if choice.backend != "reference":
-        # The backends import this module, and few calls need one.
-        from transformer.attention.backends.dispatch import attend_fast
-
-        y = attend_fast(choice.backend, q, k, v, mask, score_spec, sink_logits, hardware, constrain)
-        return AttentionOutput(y, {})
-    y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits)
-    return AttentionOutput(y, {"weights": weights} if "weights" in outputs else {})
+    if choice.backend == "reference":
+        y, weights = attend_reference(q, k, v, mask, score_spec, sink_logits, edit_weights)
+        if "weights" in outputs:
+            aux["weights"] = weights
+    else:
+        y = call_backend(
+            choice.backend, q, k, v, mask, score_spec, sink_logits, hardware, constrain
+        )
+    return AttentionOutput(y if taps is None else taps.visit("head_outputs", y, aux), aux)
 
 
 @functools.lru_cache(maxsize=64)
@@ -263,3 +115,44 @@ def _log_choice_once(choice: BackendChoice) -> None:
         log.warning("attention: %s; using %s", choice.reason, choice.backend)
     else:
         log.info("attention: using %s: %s", choice.backend, choice.reason)
+
+
+def call_backend(
+    backend: Backend,  # any but the reference, and one that supports the inputs
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    score_spec: ScoreSpec,
+    sink_logits: jax.Array | None,  # [N]
+    hardware: Hardware,
+    constrain: ActivationConstraint,
+) -> jax.Array:  # [B, T, N, H of values]
+    """Return attention without weights, computed by the named backend."""
+    # The reference checks the arrays when it expands them; kernels read them as they are.
+    check_mask(mask, q.shape[1], k.shape[1])
+    if backend in ("cudnn", "splash") and not hardware.is_attached:
+        backend = "blockwise"
+    match backend:
+        case "cudnn":
+            return attend_cudnn(q, k, v, mask, score_spec, constrain)
+        case "splash":
+            # Pallas takes a second to import, and only TPUs need it.
+            from transformer.attention.backends.splash import attend_splash
+
+            return attend_splash(q, k, v, mask, score_spec, constrain=constrain)
+        case "query_blocks":
+            return attend_query_blocks(q, k, v, mask, score_spec, sink_logits)
+        case "blockwise":
+            if sink_logits is None:
+                return attend_blockwise(q, k, v, mask, score_spec, block_size=hardware.tile_size).y
+            # Sinks are added to a result that is not rounded yet.
+            score_spec, wide = widen(score_spec, q, k, v)
+            partial = attend_blockwise(*wide, mask, score_spec, block_size=hardware.tile_size)
+            return add_sinks(partial, sink_logits).y.astype(v.dtype)
+        case "ring":
+            partial = attend_ring(
+                q, k, v, mask, score_spec, constrain, block_size=hardware.tile_size
+            )
+            return (partial if sink_logits is None else add_sinks(partial, sink_logits)).y
+    raise AssertionError(f"backend {backend}")

@@ -33,15 +33,25 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.masks import Mask
-from transformer.attention.projections import project_keys, project_values
-from transformer.attention.sparse_ops.global_tokens import scatter_tokens
+from transformer.attention.projections import MultiHeadConfig, project_keys, project_values
+from transformer.attention.scores import SCALED_DOT, AttentionScore
 from transformer.model_context import ModelContext
-from transformer.shape_checks import may_be_below
+from transformer.validation import may_be_below
 
 ABSENT_POSITION = -(2**30)
 """Position of an empty slot: before the first token, and farther away than any window."""
+
+
+def scatter_tokens(
+    y: jax.Array,  # [B, T, ...]
+    updates: jax.Array,  # [B, n, ...]
+    index: jax.Array,  # [B or 1, n]; T: nowhere
+) -> jax.Array:  # [B, T, ...]
+    """Return `y` with the tokens at `index` replaced by `updates`."""
+    places = jnp.broadcast_to(index, updates.shape[:2])
+    # mode="drop" skips index T.
+    return y.at[jnp.arange(y.shape[0])[:, None], places].set(updates, mode="drop")
 
 
 class CachedTokens(NamedTuple):
@@ -292,6 +302,9 @@ def project_memory(
     config: MultiHeadConfig,
     context: ModelContext,
     dtype: Any,  # of the computation; the cache may store another
+    *,
+    score: AttentionScore = SCALED_DOT,
+    value_head_dim: int = 0,
 ) -> tuple[jax.Array, jax.Array, MemoryCache | None]:  # [B, S, K, H], [B, S, K, H of values]
     """Return keys and values of the memory without RoPE, and the cache that holds them.
 
@@ -305,8 +318,8 @@ def project_memory(
             "cache: is not one for a memory; give the cache that init_memory_cache returns"
         )
     if memory is not None:
-        k = project_keys(module, memory, config, context)
-        v = project_values(module, memory, config, context)
+        k = project_keys(module, memory, config, context, score=score)
+        v = project_values(module, memory, config, context, value_head_dim=value_head_dim)
         if cache is None:
             return k, v, None
         # The keys of this call are read from the cache too, rounded as those of later tokens will

@@ -7,22 +7,136 @@ Projections and RoPE are in `projections.py`, the softmax in `attend.py`. What f
 in `scores.py`: scores with weights, terms of positions, and sinks.
 """
 
-from typing import Any
+import dataclasses
+import functools
+from typing import Annotated, ClassVar
 
 import jax
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec, attend
-from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.attend import attend
+from transformer.attention.backends.choose import AttentionSpec, Backend
 from transformer.attention.cache import KVCache, MemoryCache, project_memory
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.attention.projections import project_output, project_qkv, project_queries
-from transformer.attention.scores import add_score_terms, count_score_flops, declare_sink_logits
-from transformer.inspection import ATTENTION_VALUES
+from transformer.attention.masks import MaskPattern
+from transformer.attention.mixer import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    register_mixer,
+)
+from transformer.attention.position_bias import AttentionPosition, RelativePositions, position_terms
+from transformer.attention.projections import (
+    MultiHeadConfig,
+    project_output,
+    project_qkv,
+    project_queries,
+)
+from transformer.attention.reference import ScoreSpec
+from transformer.attention.rope import RoPE
+from transformer.attention.scores import (
+    SCALED_DOT,
+    AdditiveScore,
+    AttentionScore,
+    declare_sink_logits,
+    make_additive_score_fn,
+)
+from transformer.hardware import Hardware
 from transformer.layers.basic import fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.layers.position_embedding import NoPosition
+from transformer.precision import DType
+from transformer.taps import ATTENTION_VALUES
+from transformer.validation import Bounds, Fraction, NonNegativeFloat
 
 
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig(MultiHeadConfig):
+    """Full softmax attention, by default scaled dot-product (Vaswani et al. 2017)."""
+
+    kind: ClassVar[str] = "full"
+
+    value_head_dim: Annotated[int, Bounds(0, 2**20)] = 0
+    """Width of a value head. 0: that of a query head."""
+    score: AttentionScore = SCALED_DOT
+    """Score of a query and a key."""
+    position: AttentionPosition = NoPosition()
+    """Position information of queries and keys. Cross attention ignores it."""
+    soft_cap: NonNegativeFloat = 0.0
+    """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    cap."""
+    sinks: bool = False
+    """Add one learned logit per head to the softmax, without a value: a query that matches no key
+    can put its weight there (Agarwal et al. 2025, section 2.2)."""
+    dropout: Fraction = 0.0
+    """Dropout rate of the attention weights, in [0, 1)."""
+    backend: Backend = "auto"
+    """Implementation. `auto`: the fastest one that supports the hardware, the dtype and the mask.
+    All compute the same result."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs_dot_product = isinstance(self.position, RoPE | RelativePositions)
+        if needs_dot_product and isinstance(self.score, AdditiveScore):
+            raise ValueError(
+                f"AttentionConfig.position {type(self.position).__name__}: needs scores that are dot "
+                "products, and score is AdditiveScore; give ALiBi, T5RelativeBias or NoPosition"
+            )
+
+    def score_head_dim(self, d_model: int) -> int:
+        """Return the width of transformed queries and keys; cached keys have it too."""
+        return self.score.width(self.resolved_head_dim(d_model))
+
+    @functools.cached_property
+    def dot_product_only(self) -> bool:
+        """Return True if scores are dot products of queries and keys and nothing else."""
+        return self._dot_product_before_cap and not self.soft_cap
+
+    @property
+    def _dot_product_before_cap(self) -> bool:
+        """RoPE is part of the queries and keys, so it does not count as an addition."""
+        adds_position_terms = not isinstance(self.position, NoPosition | RoPE)
+        return not adds_position_terms and not isinstance(self.score, AdditiveScore)
+
+    def attention_spec(
+        self,
+        d_model: int,  # D
+        length: int,  # T = S
+        *,
+        dtype: str,
+        hardware: Hardware,
+        causal: bool,
+        segments: bool,
+        cross: bool = False,
+        context_shards: int = 1,  # number of devices along the length
+        mesh_known: bool = False,  # the layout of arrays on several devices is known
+    ) -> AttentionSpec:
+        """Return the properties that select the backend of a training step."""
+        from transformer.attention.backends.choose import AttentionSpec
+
+        return AttentionSpec(
+            hardware=hardware,
+            pattern=MaskPattern(causal=causal),
+            dtype=dtype,
+            num_queries=length,
+            num_keys=length,
+            head_dim=self.score_head_dim(d_model),
+            value_head_dim=self.value_head_dim or self.resolved_head_dim(d_model),
+            has_segments=segments,
+            # In a training step the keys of self-attention are the queries' own tokens, in their
+            # order.
+            keys_match_queries=not cross,
+            dot_product_only=self.dot_product_only,
+            soft_capped=self.soft_cap > 0 and self._dot_product_before_cap,
+            has_relative_tables=isinstance(self.position, RelativePositions),
+            has_sinks=self.sinks,
+            has_dropout=self.dropout > 0,
+            context_shards=context_shards,
+            mesh_known=mesh_known,
+        )
+
+
+@register_mixer
 class Attention(Mixer):
     """Mixer `full`: softmax attention over all keys that the mask shows."""
 
@@ -39,7 +153,19 @@ class Attention(Mixer):
 
     @staticmethod
     def score_flops(config: AttentionConfig, width: int, length: int) -> ScoreFlops:
-        return count_score_flops(config, width, length)
+        """Return FLOPs per token of products between activations.
+
+        An additive score counts as one product of its hidden layer and a vector for each key.
+        """
+        value_head_dim = config.value_head_dim or config.resolved_head_dim(width)
+        head_dims = config.score_head_dim(width) + value_head_dim
+        per_key, per_query = config.num_heads * head_dims, 0  # multiplications
+        if isinstance(config.position, RelativePositions):
+            num_distances = config.position.num_distances
+            per_key += config.num_heads * 2 * num_distances
+            per_query = config.num_heads * head_dims * num_distances
+        full, causal = 2 * (per_key * length + per_query), per_key * (length + 1) + 2 * per_query
+        return ScoreFlops(full=full, causal=causal)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
@@ -50,7 +176,7 @@ class Attention(Mixer):
         return MemoryCache.empty(batch, length, *self.cache_sizes())
 
     @nn.nowrap
-    def cache_sizes(self) -> tuple[int, int, Any, int]:
+    def cache_sizes(self) -> tuple[int, int, DType, int]:
         """Return K, H of cached keys, the storage dtype, and H of values."""
         config, d_model = self.config, self.context.d_model
         value_head_dim = config.value_head_dim or config.resolved_head_dim(d_model)
@@ -65,42 +191,79 @@ class Attention(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
         mask, cache = inputs.mask, inputs.cache
+        score, value_head_dim = config.score, config.value_head_dim
 
         is_cross = inputs.memory is not None or isinstance(cache, MemoryCache)
         if is_cross:
             # No RoPE: the positions of x and of the memory are those of two sequences.
-            q = project_queries(self, x, config, context)
-            k, v, cache = project_memory(self, inputs.memory, cache, config, context, q.dtype)
+            q = project_queries(self, x, config, context, score=score)
+            k, v, cache = project_memory(
+                self,
+                inputs.memory,
+                cache,
+                config,
+                context,
+                q.dtype,
+                score=score,
+                value_head_dim=value_head_dim,
+            )
         else:
-            q, k, v = project_qkv(self, x, inputs.positions, config, context)
+            q, k, v = project_qkv(
+                self,
+                x,
+                inputs.positions,
+                config,
+                context,
+                position=config.position,
+                score=score,
+                value_head_dim=value_head_dim,
+            )
             if cache is not None:
                 # Keys are cached after RoPE: each is rotated once, by its own position.
                 cache = cache.append(k, v, inputs.positions)
                 k, v, key_positions = cache.read(q.dtype)
                 mask = mask.with_keys(key_positions, keys_include_queries=True)
 
-        score, dropout_rngs = config.score, inputs.dropout_rngs if config.dropout else None
+        rngs = inputs.dropout_rngs if config.dropout else None
         score_spec = ScoreSpec(
-            # A dot product of H independent terms of variance 1 has variance H (section 3.2.1).
-            scale=(getattr(score, "divisor", 1.0) or q.shape[-1]) ** -0.5,  # without: 1
+            scale=score.scale(q.shape[-1]),
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
-            dropout_rngs=None if dropout_rngs is None else fold_in(dropout_rngs, 0),
+            dropout_rngs=fold_in(rngs, 0),
         )
-        if not config.dot_product_only:
-            # Positions are those of one sequence: between a memory and x, a distance means nothing.
-            own = None if is_cross else inputs
-            score_spec = add_score_terms(self, score_spec, config, context, q.shape[-1], own)
-            # A mask may leave positions out (they count from 0); their terms need the real ones.
-            if not is_cross and mask.positions is None:
+        # Positions are those of one sequence: between a memory and x, a distance means nothing.
+        if not is_cross and not isinstance(config.position, NoPosition | RoPE):
+            terms = position_terms(
+                self,
+                config.position,
+                context,
+                num_heads=config.num_heads,
+                key_head_dim=config.resolved_head_dim(context.d_model),
+                value_head_dim=value_head_dim or config.resolved_head_dim(context.d_model),
+                shared_bias=inputs.shared_bias,
+            )
+            score_spec = score_spec._replace(bias=terms.bias, relative_tables=terms.relative_tables)
+            # A mask may leave positions out (they count from 0); the terms need the real ones.
+            if mask.positions is None:
                 mask = mask.replace(positions=inputs.positions)
-        sink_logits = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
+        if isinstance(score, AdditiveScore):
+            score_fn = make_additive_score_fn(self, config.num_heads, q.shape[-1], context)
+            score_spec = score_spec._replace(score_fn=score_fn)
 
-        options: Any = dict(backend=config.backend, outputs=inputs.outputs, sink_logits=sink_logits)
-        options |= dict(hardware=context.hardware, constrain=context.constrain, taps=inputs.taps)
-        attended = attend(q, k, v, mask, score_spec, **options)
+        attended = attend(
+            q,
+            k,
+            v,
+            mask,
+            score_spec,
+            sink_logits=declare_sink_logits(self, config.num_heads, context)
+            if config.sinks
+            else None,
+            backend=config.backend,
+            hardware=context.hardware,
+            constrain=context.constrain,
+            outputs=inputs.outputs,
+            taps=inputs.taps,
+        )
         return MixerOutput(project_output(self, attended.y, config, context), cache, attended.aux)
-
-
-MIXERS[AttentionConfig.kind] = Attention

@@ -10,31 +10,24 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.shape_checks import check_shapes
+from transformer.validation import NonNegativeInt, PositiveInt, Settings, check_shapes
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskPattern:
+class MaskPattern(Settings):
     """Static part of a mask, known at compile time. Hashable."""
 
     causal: bool = False
     """A query sees keys at its own position and before."""
-    window: int = 0
+    window: NonNegativeInt = 0
     """A query sees keys less than `window` (times `dilation`) positions away. 0: all."""
-    dilation: int = 1
+    dilation: PositiveInt = 1
     """In the window, a query sees only keys at distances that are multiples of this."""
     prefix: bool = False
     """All queries see keys at positions below `Mask.prefix_lengths`, causal or not."""
     ordered: bool = True
     """In each segment, positions are consecutive, so causal masks and windows can be read off the
     index. False for reordered tokens (ring attention), which only positions describe."""
-
-    def __post_init__(self) -> None:
-        types = [type(getattr(self, field.name)) for field in dataclasses.fields(self)]
-        if types != [bool, int, int, bool, bool] or self.window < 0 or self.dilation < 1:
-            from transformer.attention.mask_checks import check_pattern  # it imports this module
-
-            check_pattern(self)
 
 
 class Mask(struct.PyTreeNode):
@@ -112,13 +105,7 @@ def dense_mask(
     num_keys: int,  # S
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Return the mask as booleans, True where the query sees the key."""
-    check_shapes(mask=(mask, Mask))
-    is_square = {type(num_queries), type(num_keys)} == {int} and num_queries == num_keys
-    if not is_square or mask.has_extra_masks:
-        from transformer.attention.mask_checks import check_mask  # it imports this module
-
-        check_mask(mask, num_queries, num_keys)
-    check_shapes({"T": num_queries}, positions=(mask.positions, "B? T | None", int))
+    check_mask(mask, num_queries, num_keys)
     pattern = mask.pattern
     query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
     q, k = query_positions[:, :, None], key_positions[:, None, :]
@@ -159,3 +146,23 @@ def positions_or_arange(
 ) -> jax.Array:  # [B or 1, T]
     """Return `positions`, or 0 to T - 1 if None."""
     return jnp.arange(length)[None, :] if positions is None else positions
+
+
+def check_mask(
+    mask: Mask,
+    num_queries: int,  # T
+    num_keys: int,  # S
+) -> None:
+    """Raise ValueError if an array of the mask has another shape or dtype than its comment says."""
+    key_segments = mask.segments if mask.key_segments is None else mask.key_segments
+    check_shapes(
+        {"T": num_queries, "S": num_keys},
+        positions=(mask.positions, "B? T | None", int),
+        key_positions=(mask.key_positions, "B? S | None", int),
+        segments=(mask.segments, "B? T | None", int, bool),
+        key_segments=(key_segments, "B? S | None", int, bool),
+        key_lengths=(mask.key_lengths, "B? | None", int),
+        prefix_lengths=(mask.prefix_lengths, "B? | None", int),
+        global_positions=(mask.global_positions, "B? n | None", int),
+        allowed=(mask.allowed, "B? T S | None", bool),
+    )

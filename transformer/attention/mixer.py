@@ -7,27 +7,51 @@ configuration, one entry in `MIXERS`.
 import abc
 import contextlib
 import dataclasses
-import functools
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    get_type_hints,
+)
 
 import jax
 from flax import linen as nn
 from flax import struct
 from flax.errors import InvalidRngError
 
-from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask
-from transformer.inspection import Taps
-from transformer.mixer_registry import MIXERS, MixerError
 from transformer.model_context import ModelContext
+from transformer.registration import check_kind_is_free, check_registration
+from transformer.taps import NO_OUTPUTS, Outputs, Taps
+from transformer.validation import Settings
 
-Outputs = frozenset[str]
-"""Names of extra outputs to return in `aux`: `weights`, `losses`, ... Static under jit."""
 
-NO_OUTPUTS: Outputs = frozenset()
+@dataclasses.dataclass(frozen=True)
+class MixerConfig(Settings):
+    """Base class of the settings of every mixer."""
+
+    kind: ClassVar[str]
+    """Name of the mixer in `MIXERS`."""
+    reads_memory: ClassVar[bool] = False
+    """The mixer attends to the memory in addition to its own input (a recurrent decoder with
+    attention inside). It takes the mixer's place in a block and is called with `memory`;
+    `mask.segments` describes its own input and `mask.key_segments` the memory."""
+    depends_on_row_index: ClassVar[bool] = False
+    """The pattern depends on a token's index in its row, not only on its position in its document.
+    Packed documents stay separate, but a packed document differs from the same document alone."""
+
+    @property
+    def ignores_padding(self) -> bool:
+        """Whether rows of one document may be padded although the mixer lacks `segments`."""
+        return False
+
+    def check_d_model(self, d_model: int) -> None:
+        """Raise ValueError if a model of width `d_model` cannot use this mixer."""
 
 
 class MixerInputs(struct.PyTreeNode):
@@ -148,8 +172,54 @@ class Mixer(nn.Module, abc.ABC):
         """Mix information between tokens."""
 
 
-# Every layer asks for its class, each time the model is traced.
-@functools.cache
+class MixerError(ValueError):
+    """A mixer does not support its inputs, or its code is wrong. The message names the mixer."""
+
+
+MIXERS: dict[str, type[Mixer]] = {}
+"""All mixers by kind, filled by `register_mixer`; `del MIXERS["mine"]` removes yours."""
+
+MixerClass = TypeVar("MixerClass", bound=type[Mixer])
+"""Type variable: a mixer class, which a decorator returns as it is."""
+
+
+def register_mixer(mixer: MixerClass) -> MixerClass:
+    """Register a mixer under the `kind` of its configuration. A class decorator.
+
+    Example::
+
+        @register_mixer
+        class Sharp(Mixer):
+            config: SharpConfig
+
+    Raises:
+      ValueError: The mixer has no configuration class or lacks a method, or its kind belongs to
+        another mixer.
+    """
+    config = get_type_hints(mixer).get("config")
+    if not isinstance(config, type) or not issubclass(config, MixerConfig):
+        raise ValueError(
+            f"mixer {mixer.__qualname__}: has no configuration class; annotate `config` with a "
+            "frozen dataclass derived from MixerConfig"
+        )
+    if missing := sorted(getattr(mixer, "__abstractmethods__", ())):
+        raise ValueError(
+            f"mixer {mixer.__qualname__}: does not define {', '.join(missing)}; define "
+            f"{'it' if len(missing) == 1 else 'them'}, as docs/attention.md shows"
+        )
+    kind = getattr(config, "kind", None)
+    check_registration("mixer", kind, config)
+    check_kind_is_free("mixer", config.kind, mixer, MIXERS.get(config.kind))
+    MIXERS[config.kind] = mixer
+    return mixer
+
+
+def mixer_config_class(kind: str) -> type[MixerConfig]:
+    """Return the class of a mixer's settings: the annotation of its field `config`."""
+    config_class: type[MixerConfig] = get_type_hints(MIXERS[kind])["config"]
+    return config_class
+
+
 def mixer_class(config: MixerConfig) -> type[Mixer]:
     """Return the mixer class of a configuration.
 
@@ -162,9 +232,6 @@ def mixer_class(config: MixerConfig) -> type[Mixer]:
             "or add yours to transformer.MIXERS"
         )
     return MIXERS[config.kind]
-
-
-MIXERS.on_change(mixer_class.cache_clear)
 
 
 def reject_memory(kind: str, memory: Any) -> None:

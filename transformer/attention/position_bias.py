@@ -1,9 +1,10 @@
 """Position terms of the scores: ALiBi, T5's relative bias and Shaw's relative tables."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +12,93 @@ import numpy as np
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.attend import BiasFn
-from transformer.attention.position_config import (
-    ALiBi,
-    AttentionPosition,
-    RelativePositions,
-    T5RelativeBias,
-)
-from transformer.config import BlockConfig
+from transformer.attention.rope import RoPE
 from transformer.layers.basic import declare_weight
+from transformer.layers.position_embedding import NoPosition
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 from transformer.model_context import ModelContext
+from transformer.validation import Bounds, NonNegativeInt, PositiveInt, Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class RelativePositions(Settings):
+    """Learned vectors for the distance j - i, added to keys and values (Shaw et al. 2018).
+
+    Each layer has two tables, shared by its heads.
+    """
+
+    max_distance: NonNegativeInt = 16
+    """k: larger distances are clipped to this one."""
+
+    @property
+    def num_distances(self) -> int:
+        """R, rows of each table: distances -k to k."""
+        return 2 * self.max_distance + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class T5RelativeBias(Settings):
+    """A learned bias per head and bucket of distances, added to the scores.
+
+    Raffel et al. 2020, section 2.1. Short distances have one bucket each; longer ones share buckets
+    whose width grows logarithmically.
+    """
+
+    num_buckets: Annotated[int, Bounds(2, 2**16)] = 32
+    """Rows of the table."""
+    max_distance: PositiveInt = 128
+    """Distances from this one on share the last bucket."""
+    bidirectional: bool = False
+    """Use half of the buckets for keys after the query. If False, all of these share the bucket of
+    distance 0."""
+    shared: bool = False
+    """Share one table between all layers of an encoder or of a decoder, as T5 does. For
+    encoder-decoders. False: one table for each layer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        multiple = 4 if self.bidirectional else 2
+        if self.num_buckets % multiple:
+            raise ValueError(
+                f"T5RelativeBias.num_buckets {self.num_buckets}: does not divide into halves; "
+                f"give a multiple of {multiple}"
+            )
+        if self.max_distance <= self.buckets_per_direction // 2:
+            raise ValueError(
+                f"T5RelativeBias.max_distance {self.max_distance}: give "
+                f"{self.buckets_per_direction // 2 + 1} or more"
+            )
+
+    @property
+    def buckets_per_direction(self) -> int:
+        """Number of buckets for distances of one sign."""
+        return self.num_buckets // 2 if self.bidirectional else self.num_buckets
+
+    def bucket(self, distance: int) -> int:
+        """Return the bucket of a key at the query's position + `distance`."""
+        per_direction = self.buckets_per_direction
+        offset = per_direction if self.bidirectional and distance > 0 else 0
+        magnitude = abs(distance) if self.bidirectional else max(-distance, 0)
+        num_exact = per_direction // 2  # distances with a bucket of their own
+        if magnitude < num_exact:
+            return magnitude + offset
+        log_fraction = math.log(magnitude / num_exact) / math.log(self.max_distance / num_exact)
+        # Without the epsilon, rounding puts the first distance of a bucket into the one before.
+        bucket = num_exact + int(log_fraction * (per_direction - num_exact) + 1e-6)
+        return min(bucket, per_direction - 1) + offset
+
+
+@dataclasses.dataclass(frozen=True)
+class ALiBi:
+    """-slope * |i - j| added to the scores, for any length, without weights (Press et al. 2022)."""
+
+
+AttentionPosition = NoPosition | RoPE | RelativePositions | T5RelativeBias | ALiBi
+"""Position information inside attention."""
+
+
+BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of scores."""
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:  # [N]
@@ -139,7 +216,7 @@ def position_terms(
                 table = declare_bias_table(module, position, num_heads, context)
             elif shared_bias is None:
                 raise ValueError(
-                    "t5_relative_bias.shared True: only encoder-decoders have a table for all "
+                    "T5RelativeBias.shared True: only encoder-decoders have a table for all "
                     "layers; set it to False"
                 )
             else:
@@ -166,40 +243,6 @@ def declare_bias_table(
     """Declare the table `position_bias` of `module`."""
     outputs = {"buckets": position.num_buckets, "heads": num_heads}
     return _declare_table(module, "position_bias", outputs, context)
-
-
-def find_shared_bias(pattern: Sequence[BlockConfig]) -> tuple[T5RelativeBias, int] | None:
-    """Return the settings and the heads of the table that the layers of a stack share, if any.
-
-    Raises:
-      ValueError: Layers share a table and have different settings of it.
-    """
-    mixers: list[Any] = [block.mixer for block in pattern]
-    biases = {
-        (mixer.position, mixer.num_heads)
-        for mixer in mixers
-        if isinstance(getattr(mixer, "position", None), T5RelativeBias) and mixer.position.shared
-    }
-    if len(biases) > 1:
-        raise ValueError(
-            "t5_relative_bias.shared True: the layers have different buckets or heads; give all "
-            "the same, or set it to False"
-        )
-    return biases.pop() if biases else None
-
-
-def declare_shared_bias(
-    module: nn.Module, pattern: Sequence[BlockConfig], context: ModelContext
-) -> jax.Array | None:  # [buckets, N]
-    """Declare the table that all layers of a stack share as a weight of `module`, if any."""
-    config = find_shared_bias(pattern)
-    return None if config is None else declare_bias_table(module, *config, context)
-
-
-def zero_shared_bias(pattern: Sequence[BlockConfig]) -> jax.Array | None:  # [buckets, N]
-    """Return zeros in the shape of the shared table, to initialize a layer alone."""
-    config = find_shared_bias(pattern)
-    return None if config is None else jnp.zeros((config[0].num_buckets, config[1]))
 
 
 def _declare_table(

@@ -1,25 +1,84 @@
-"""Linear maps of attention: to queries, keys and values in heads (with RoPE), and back.
+"""Attention heads: settings, and linear maps to queries, keys and values (with RoPE), and back.
 
 Every attention mixer uses them with the same parameter names, so the weights of one fit another.
 """
 
-import functools
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Annotated, Any, NamedTuple
 
 import jax
 from flax import linen as nn
 
-from transformer.attention.attention_config import (
+from transformer.attention.mixer import Mixer, MixerConfig, MixerInputs, MixerOutput
+from transformer.attention.position_bias import AttentionPosition
+from transformer.attention.rope import RoPE, apply_rope
+from transformer.attention.scores import (
+    SCALED_DOT,
     AdditiveScore,
-    AttentionConfig,
+    AttentionScore,
     BilinearScore,
-    MultiHeadConfig,
+    transform_keys,
+    transform_queries,
 )
-from transformer.attention.position_config import RoPE
-from transformer.attention.rope import apply_rope
-from transformer.attention.scores import transform_keys, transform_queries
-from transformer.layers.basic import Norm, apply_linear
+from transformer.layers.basic import apply_linear
+from transformer.layers.norms import Norm, NormConfig
+from transformer.layers.position_embedding import NO_POSITION
 from transformer.model_context import ModelContext
+from transformer.validation import Bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiHeadConfig(MixerConfig):
+    """Settings that all mixers with attention heads share."""
+
+    num_heads: Annotated[int, Bounds(1, 2**16)] = 8
+    """N, number of query heads."""
+    num_kv_heads: Annotated[int, Bounds(0, 2**16)] = 0
+    """K, number of key and value heads: 0 or N for multi-head attention, 1 for multi-query
+    (Shazeer 2019), a divisor of N in between for grouped-query (Ainslie et al. 2023)."""
+    head_dim: Annotated[int, Bounds(0, 2**20)] = 0
+    """H, width of a query or key head. 0: D / N."""
+    bias: bool = True
+    """Add biases to the query, key, value and output projections."""
+    output_bias: bool | None = None
+    """Add a bias to the output projection. None: the same as `bias`. Qwen2 has biases only of
+    queries, keys and values."""
+    qk_norm: NormConfig | None = None
+    """Norm of each query and key head before the scores (Dehghani et al. 2023). None: no norm."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_heads % self.resolved_num_kv_heads:
+            raise ValueError(
+                f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: does not divide num_heads "
+                f"{self.num_heads}; give a divisor of it"
+            )
+
+    def check_d_model(self, d_model: int) -> None:
+        self.resolved_head_dim(d_model)
+
+    @property
+    def has_output_bias(self) -> bool:
+        """True if the output projection has a bias."""
+        return self.bias if self.output_bias is None else self.output_bias
+
+    @property
+    def resolved_num_kv_heads(self) -> int:
+        """K, with the default filled in."""
+        return self.num_kv_heads or self.num_heads
+
+    def resolved_head_dim(self, d_model: int) -> int:
+        """Return H for a model of width D.
+
+        Raises:
+          ValueError: `head_dim` is 0 and N does not divide D.
+        """
+        if not self.head_dim and d_model % self.num_heads:
+            raise ValueError(
+                f"{type(self).__name__}.num_heads {self.num_heads}: does not divide the width {d_model}; "
+                "give a divisor of it, or set head_dim"
+            )
+        return self.head_dim or d_model // self.num_heads
 
 
 class QKV(NamedTuple):
@@ -34,17 +93,20 @@ def project_qkv(
     module: nn.Module,
     x: jax.Array,  # [B, T, D]
     positions: jax.Array,  # [B or 1, T]
-    config: Any,  # a MultiHeadConfig, perhaps with a field `position`
+    config: MultiHeadConfig,
     context: ModelContext,
+    *,
+    position: AttentionPosition = NO_POSITION,
+    score: AttentionScore = SCALED_DOT,
+    value_head_dim: int = 0,
     suffix: str = "",  # of the parameter names
 ) -> QKV:
-    """Project queries, keys and values of self-attention, and apply RoPE if configured."""
-    q = project_queries(module, x, config, context, suffix)
-    k = project_keys(module, x, config, context, suffix)
-    v = project_values(module, x, config, context, suffix)
-    position = getattr(config, "position", None)
+    """Project queries, keys and values of self-attention, and apply RoPE if `position` is that."""
+    q = project_queries(module, x, config, context, score=score, suffix=suffix)
+    k = project_keys(module, x, config, context, score=score, suffix=suffix)
+    v = project_values(module, x, config, context, value_head_dim=value_head_dim, suffix=suffix)
     if isinstance(position, RoPE):
-        q, k = (apply_rope(each, positions, position) for each in (q, k))
+        q, k = apply_rope(q, positions, position), apply_rope(k, positions, position)
     return QKV(q, k, v)
 
 
@@ -53,12 +115,13 @@ def project_queries(
     x: jax.Array,  # [B, T, D]
     config: MultiHeadConfig,
     context: ModelContext,
+    *,
+    score: AttentionScore = SCALED_DOT,
     suffix: str = "",
 ) -> jax.Array:  # [B, T, N, H]
     """Project and normalize queries and apply the score's query map, without RoPE."""
-    query_axes, _ = head_axes(config, context.d_model)
-    q = _project_heads(module, f"query{suffix}", x, query_axes, config, context)
-    score = config.score if isinstance(config, AttentionConfig) else None
+    axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
+    q = _project_heads(module, f"query{suffix}", x, axes, config, context, config.qk_norm)
     if isinstance(score, BilinearScore | AdditiveScore):
         q = transform_queries(module, q, score, context)
     return q
@@ -69,13 +132,16 @@ def project_keys(
     x: jax.Array,  # [B, S, D]
     config: MultiHeadConfig,
     context: ModelContext,
+    *,
+    score: AttentionScore = SCALED_DOT,
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H]
     """Project and normalize keys and apply the score's key map, without RoPE."""
-    _, key_axes = head_axes(config, context.d_model)
-    k = _project_heads(module, f"key{suffix}", x, key_axes, config, context)
-    if isinstance(config, AttentionConfig) and isinstance(config.score, AdditiveScore):
-        k = transform_keys(module, k, config.score, context)
+    head_dim = config.resolved_head_dim(context.d_model)
+    axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
+    k = _project_heads(module, f"key{suffix}", x, axes, config, context, config.qk_norm)
+    if isinstance(score, AdditiveScore):
+        k = transform_keys(module, k, score, context)
     return k
 
 
@@ -84,13 +150,14 @@ def project_values(
     x: jax.Array,  # [B, S, D]
     config: MultiHeadConfig,
     context: ModelContext,
+    *,
+    value_head_dim: int = 0,  # 0: that of a query head
     suffix: str = "",
 ) -> jax.Array:  # [B, S, K, H of values]
     """Project values."""
-    _, axes = head_axes(config, context.d_model)
-    if isinstance(config, AttentionConfig) and config.value_head_dim:
-        axes = axes | {"head": config.value_head_dim}
-    return _project_heads(module, f"value{suffix}", x, axes, config, context, normalize=False)
+    head_dim = value_head_dim or config.resolved_head_dim(context.d_model)
+    axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
+    return _project_heads(module, f"value{suffix}", x, axes, config, context, None)
 
 
 def project_output(
@@ -101,17 +168,8 @@ def project_output(
 ) -> jax.Array:  # [B, T, D]
     """Map the concatenated heads to the model's width."""
     inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
-    bias = config.bias if config.output_bias is None else config.output_bias
-    return apply_linear(module, "output", y, inputs, outputs, context, bias=bias, residual=True)
-
-
-@functools.cache
-def head_axes(config: MultiHeadConfig, d_model: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the logical output axes of queries, and of keys and values. Not to be mutated."""
-    head_dim = config.resolved_head_dim(d_model)
-    return (
-        {"heads": config.num_heads, "head": head_dim},
-        {"kv_heads": config.resolved_num_kv_heads, "head": head_dim},
+    return apply_linear(
+        module, "output", y, inputs, outputs, context, bias=config.has_output_bias, residual=True
     )
 
 
@@ -122,12 +180,34 @@ def _project_heads(
     axes: dict[str, int],  # of the heads, then of their width
     config: MultiHeadConfig,
     context: ModelContext,
-    normalize: bool = True,
+    norm: NormConfig | None,
 ) -> jax.Array:  # [B, T, N or K, H]
-    """Project x to heads and apply `qk_norm` to each; heads share one gain."""
+    """Project x to heads and apply a norm to each; heads share one gain."""
     embed = {"embed": context.d_model}
     heads = apply_linear(module, name, x, embed, axes, context, bias=config.bias)
     heads = context.constrain(heads, ("batch", "length", next(iter(axes)), None))
-    if config.qk_norm is None or not normalize:
+    if norm is None:
         return heads
-    return Norm(config.qk_norm, context, "head", parent=module, name=f"{name}_norm")(heads)
+    return Norm(norm, context, "head", parent=module, name=f"{name}_norm")(heads)
+
+
+def combine_heads(
+    mixer: Mixer,
+    y: jax.Array,  # [B, T, N, H of values]
+    inputs: MixerInputs,
+    cache: Any = None,
+    aux: dict[str, Any] | None = None,
+) -> MixerOutput:
+    """Show the heads to `inputs.taps`, project them, and return the output of the mixer.
+
+    Args:
+      mixer: It has the weights `output`, whose settings are those of `project_output`.
+      y: Outputs of its heads.
+      inputs: The mixer's inputs.
+      cache: Cache to return.
+      aux: Other extra outputs to return.
+    """
+    aux = dict(aux or {})
+    if inputs.taps is not None:
+        y = inputs.taps.visit("head_outputs", y, aux)
+    return MixerOutput(project_output(mixer, y, mixer.config, mixer.context), cache, aux)

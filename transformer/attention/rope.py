@@ -1,35 +1,260 @@
-"""Rotary position embedding (Su et al. 2021), with angles that are exact at any 32-bit position.
+"""Rotary position embedding (Su et al. 2021), and scaling of its frequencies for longer contexts.
 
-In float32, position * frequency is off by 1.5e-3 radians at position 131,071 and by 8.5e-3 at a
-million: the more whole turns an angle has, the fewer digits are left for the rest. So a frequency
-is stored as a 64-bit fixed-point fraction of a turn, and multiplied by the position modulo 2^64.
-Whole turns overflow: the remainder is exact, on all hardware, and no compiler may reorder it.
+Each rule of scaling has two members:
+
+- `frequencies(theta, width)`, the frequency of each pair of entries;
+- `amplitude`, a factor of the cosines and sines, so of queries and keys each.
 """
 
+import dataclasses
 import functools
 import math
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.attention.position_config import RoPE
-from transformer.attention.rope_scaling import Frequencies, LongRoPEScaling, long_rope_angles
-from transformer.shape_checks import check_shapes
+from transformer.layers.angles import (
+    Frequencies,
+    fixed_point_turns,
+    unscaled_frequencies,
+    wrapped_product,
+)
+from transformer.validation import (
+    Bounds,
+    NonNegativeFloat,
+    PositiveInt,
+    Settings,
+)
 
-# A product of two 32-bit words needs 64 bits, which JAX has only with jax_enable_x64. Products of
-# 16-bit halves fit into 32 bits.
-HALF_BITS, LOW_HALF_MASK = np.uint32(16), np.uint32(2**16 - 1)
+Stretch = Annotated[float, Bounds(1)]
+"""Ratio of a new context length to that of training."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NoScaling:
+    """No scaling: the context is at most that of training."""
+
+    amplitude: ClassVar[float] = 1.0
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
+        return unscaled_frequencies(theta, width)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearScaling(Settings):
+    """Linear interpolation: position m becomes m / factor (Chen et al. 2023)."""
+
+    factor: Stretch = 4.0
+    """Ratio of the new context length to that of training."""
+    amplitude: ClassVar[float] = 1.0
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
+        return unscaled_frequencies(theta, width) / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3Scaling(Settings):
+    """Llama 3.1's rule: interpolate slow pairs and keep fast ones.
+
+    A pair is fast if it makes many turns within the context of training. The rule is
+    `apply_scaling` of the published code: NTK-by-parts (Peng et al. 2023, definition 2) with other
+    bounds.
+    """
+
+    factor: Stretch = 8.0
+    """Divisor of the frequencies of slow pairs."""
+    low_freq_factor: float = 1.0
+    """Pairs with fewer turns than this are slow."""
+    high_freq_factor: float = 4.0
+    """Pairs with more turns than this are fast. In between, both frequencies are mixed."""
+    original_max_length: PositiveInt = 8192
+    """Context length of training, in tokens."""
+    amplitude: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"Llama3Scaling.low_freq_factor {self.low_freq_factor}: give more than 0 and less "
+                f"than high_freq_factor, {self.high_freq_factor}"
+            )
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
+        plain = unscaled_frequencies(theta, width)
+        turns = self.original_max_length * plain / (2 * math.pi)
+        low, high = self.low_freq_factor, self.high_freq_factor
+        unscaled = np.clip((turns - low) / (high - low), 0, 1)  # fraction
+        return unscaled * plain + (1 - unscaled) * plain / self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class NTKScaling(Settings):
+    """NTK-aware interpolation: a larger base, theta * factor^(R / (R - 2)).
+
+    The fastest pair keeps its frequency and the slowest becomes `factor` times slower (bloc97 2023;
+    Peng et al. 2023, definition 1).
+    """
+
+    factor: Stretch = 4.0
+    """Ratio of the new context length to that of training."""
+    amplitude: ClassVar[float] = 1.0
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
+        # A single pair would be the fastest and the slowest at once.
+        if width < 4:
+            raise ValueError(
+                f"rope.scaling NTKScaling: needs 4 rotated entries or more, not {width}; "
+                "give wider heads, or LinearScaling"
+            )
+        return unscaled_frequencies(theta * self.factor ** (width / (width - 2)), width)
+
+
+@dataclasses.dataclass(frozen=True)
+class YaRNScaling(Settings):
+    """YaRN: keep fast pairs, interpolate slow ones, sharpen scores (Peng et al. 2023, section 3.4).
+
+    Pairs in between are mixed by a linear ramp over the index of the pair, with bounds rounded to
+    integers, as in the authors' code and the models trained with it. The paper's own ramp (section
+    3.2) is linear in the turns of a pair.
+    """
+
+    factor: Stretch = 4.0
+    """s, ratio of the new context length to that of training."""
+    original_max_length: PositiveInt = 4096
+    """L, context length of training, in tokens."""
+    beta_fast: float = 32.0
+    """beta: pairs with more turns within L keep their frequency."""
+    beta_slow: float = 1.0
+    """alpha: pairs with fewer turns within L are interpolated."""
+    attention_factor: NonNegativeFloat = 0.0
+    """sqrt(1/t), a factor of queries and of keys. 0: 0.1 ln(s) + 1."""
+    round_bounds: bool = True
+    """Round the ramp's bounds to integers. gpt-oss does not."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.beta_slow < self.beta_fast:
+            raise ValueError(
+                f"YaRNScaling.beta_slow {self.beta_slow}: give more than 0 and less than "
+                f"beta_fast, {self.beta_fast}"
+            )
+
+    @property
+    def amplitude(self) -> float:
+        """Factor of queries and of keys."""
+        return self.attention_factor or 0.1 * math.log(self.factor) + 1
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the scaled frequency of each pair, in radians per position."""
+        plain = unscaled_frequencies(theta, width)
+        first, last = (
+            self._pair_with_turns(turns, theta, width) for turns in (self.beta_fast, self.beta_slow)
+        )
+        if self.round_bounds:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, width - 1)
+        pairs = np.arange(width // 2)
+        interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
+        return (1 - interpolated) * plain + interpolated * plain / self.factor
+
+    def _pair_with_turns(self, turns: float, theta: float, width: int) -> float:
+        """Solve L theta^(-2i/R) = 2 pi turns for i."""
+        length = self.original_max_length
+        return width * math.log(length / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+
+LongRoPEFactors = Literal["by_length", "short", "long"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRoPEScaling(Settings):
+    """LongRoPE: a divisor for each pair, found by search (Ding et al. 2024, section 3).
+
+    There are two sets of divisors, for inputs up to the context length of training and for longer
+    ones (Abdin et al. 2024, Phi-3, section 2).
+    """
+
+    short_factors: tuple[float, ...] = ()
+    """Divisor of each of the R / 2 frequencies, in inputs up to `original_max_length`."""
+    long_factors: tuple[float, ...] = ()
+    """Divisors in longer inputs."""
+    original_max_length: PositiveInt = 4096
+    """Context length of training, in tokens."""
+    amplitude: float = 1.0
+    """Factor of queries and of keys. In Phi-3 sqrt(1 + ln(s) / ln(original_max_length)), where s is
+    the ratio of the new context length to that of training."""
+    factors: LongRoPEFactors = "by_length"
+    """Divisors to use. `by_length`: as the last position of a row says, which cannot work once
+    keys are cached: caches longer than `original_max_length` need `long`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.short_factors) != len(self.long_factors):
+            raise ValueError(
+                f"LongRoPEScaling.long_factors: has {len(self.long_factors)} numbers, and "
+                f"short_factors has {len(self.short_factors)}; give one in each for each rotated "
+                "pair"
+            )
+        for name, values in (
+            ("short_factors", self.short_factors),
+            ("long_factors", self.long_factors),
+            ("amplitude", (self.amplitude,)),
+        ):
+            if any(not value > 0 for value in values):
+                raise ValueError(
+                    f"LongRoPEScaling.{name} {min(values)}: is not positive; give numbers above 0"
+                )
+
+    def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
+        """Return the frequencies of long inputs if `factors` is long, else those of short ones."""
+        factors = self.long_factors if self.factors == "long" else self.short_factors
+        if len(factors) != width // 2:
+            raise ValueError(
+                f"LongRoPEScaling: has {len(factors)} factors and a head {width // 2} rotated "
+                "pairs; give one for each pair"
+            )
+        return unscaled_frequencies(theta, width) / np.asarray(factors, np.float64)
+
+
+RopeScaling = NoScaling | LinearScaling | NTKScaling | YaRNScaling | Llama3Scaling | LongRoPEScaling
+"""Any of the rules."""
+
+
+RopeLayout = Literal["halves", "interleaved"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RoPE(Settings):
+    """Rotary position embedding of queries and keys (Su et al. 2021, section 3.2)."""
+
+    theta: Annotated[float, Bounds(above=1)] = 10_000.0
+    """Base of the wavelengths, which range from 2 pi to 2 pi * theta positions."""
+    fraction: Annotated[float, Bounds(most=1, above=0)] = 1.0
+    """Fraction of the head width that is rotated, counted from its start."""
+    layout: RopeLayout = "halves"
+    """Entries that form a pair: `halves` (i, i + R/2), as in Llama's published weights;
+    `interleaved` (2i, 2i + 1), as in the paper."""
+    scaling: RopeScaling = NoScaling()
+    """Frequency scaling for contexts longer than those of training."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return R, the even number of entries of a head that are rotated."""
+        return int(head_dim * self.fraction) // 2 * 2
 
 
 def apply_rope(
     x: jax.Array,  # [B, T, N, H]
-    positions: jax.Array,  # [B, T]
+    positions: jax.Array,  # [B or 1, T]
     config: RoPE,
 ) -> jax.Array:  # [B, T, N, H]
     """Rotate each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
-    check_shapes(x=(x, "B T N H", float), positions=(positions, "B? T", int), config=(config, RoPE))
-    rotary_dim = int(x.shape[-1] * config.fraction) // 2 * 2  # R, as config.rotary_dim
+    rotary_dim = config.rotary_dim(x.shape[-1])
     angles = rope_angles(positions, rotary_dim, config)[:, :, None, :]
     # In float32 until here: in bfloat16 an angle near pi is off by up to 0.008 radians.
     cos, sin = jnp.cos(angles), jnp.sin(angles)
@@ -50,50 +275,28 @@ def apply_rope(
 
 
 def rope_angles(
-    positions: jax.Array,  # [B, T]
+    positions: jax.Array,  # [B or 1, T]
     rotary_dim: int,  # R
     config: RoPE,
-) -> jax.Array:  # [B, T, R / 2] float32, from -pi to pi
+) -> jax.Array:  # [B or 1, T, R / 2] float32, from -pi to pi
     """Return position * theta^(-2i/R) without whole turns; `config.scaling` may change it."""
-    if isinstance(config.scaling, LongRoPEScaling) and config.scaling.factors == "by_length":
-        return long_rope_angles(positions, rotary_dim, config, rope_angles)
-    return wrapped_product(positions, *_rope_turns(config, rotary_dim))
+    scaling = config.scaling
+    if not isinstance(scaling, LongRoPEScaling) or scaling.factors != "by_length":
+        return wrapped_product(positions, *_rope_turns(config, rotary_dim))
+    # A row's last position decides for all of it: the score of a query and a key depends on their
+    # distance alone only if both are rotated by the same frequencies.
+    is_long = jnp.max(positions, axis=-1)[:, None, None] >= scaling.original_max_length
+    long, short = (
+        dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors=factors))
+        for factors in ("long", "short")
+    )
+    return jnp.where(
+        is_long,
+        rope_angles(positions, rotary_dim, long),
+        rope_angles(positions, rotary_dim, short),
+    )
 
 
 @functools.cache
 def _rope_turns(config: RoPE, rotary_dim: int) -> tuple[np.ndarray, np.ndarray]:
     return fixed_point_turns(config.scaling.frequencies(config.theta, rotary_dim))
-
-
-def fixed_point_turns(frequencies: Frequencies) -> tuple[np.ndarray, np.ndarray]:  # uint32 each
-    """Return the high and the low word of frequency / 2 pi, modulo 1, as a 64-bit fraction."""
-    words = (frequencies / (2 * math.pi) % 1.0) * 2.0**32
-    high = np.floor(words)
-    return high.astype(np.uint32), np.floor((words - high) * 2.0**32).astype(np.uint32)
-
-
-def wrapped_product(
-    positions: jax.Array,  # [...]
-    high: np.ndarray,  # [pairs]
-    low: np.ndarray,  # [pairs]
-) -> jax.Array:  # [..., pairs]
-    """Return the angles of positions times a fixed-point fraction of a turn."""
-    # Padding of a cache has position -1: the sign is set apart, as the product is unsigned.
-    magnitude = jnp.abs(positions).astype(jnp.uint32)[..., None]
-    high, low = (each.reshape(*(1,) * positions.ndim, -1) for each in (high, low))
-    turns = magnitude * high + _high_word_of_product(magnitude, low)
-    # Read as a signed number, a fraction above one half is a negative angle.
-    signed = jax.lax.bitcast_convert_type(turns, jnp.int32)
-    angles = signed.astype(jnp.float32) * np.float32(2 * math.pi / 2**32)
-    return jnp.where(positions[..., None] < 0, -angles, angles)
-
-
-def _high_word_of_product(x: jax.Array, y: np.ndarray) -> jax.Array:
-    """Return the high word of the 64-bit product of two words, or up to 2 less.
-
-    The dropped carry of the lower parts is at most 2 units, an angle of 3e-9.
-    """
-    x_high, x_low = x >> HALF_BITS, x & LOW_HALF_MASK
-    y_high, y_low = y >> HALF_BITS, y & LOW_HALF_MASK
-    middle = ((x_high * y_low) >> HALF_BITS) + ((x_low * y_high) >> HALF_BITS)
-    return x_high * y_high + middle

@@ -1,21 +1,24 @@
 """GRU decoder with additive attention (Bahdanau, Cho and Bengio 2015, section 3, appendix A)."""
 
+import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.baselines.baseline_configs import BahdanauConfig
-from transformer.baselines.cells import (
-    RecurrentCell,
-    apply_matrix,
-    recurrent_weight,
-    scan_cell,
+from transformer.attention.mixer import (
+    Abilities,
+    Mixer,
+    MixerConfig,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    register_mixer,
 )
+from transformer.baselines.cells import RecurrentCell, apply_matrix, recurrent_weight, scan_cell
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,
@@ -30,7 +33,33 @@ from transformer.baselines.memory_attention import (
     visible_memory,
 )
 from transformer.layers.basic import apply_linear
-from transformer.mixer_registry import MIXERS
+from transformer.validation import check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class BahdanauConfig(MixerConfig):
+    """GRU decoder that attends to the memory before each step (Bahdanau et al. 2015).
+
+    The initial state is computed from the first memory vector. That vector should summarize the
+    whole source, so use a bidirectional encoder, as the paper does.
+    """
+
+    kind: ClassVar[str] = "bahdanau"
+    reads_memory: ClassVar[bool] = True
+
+    hidden_size: int = 0
+    """H, width of the state; 0: D."""
+    score_size: int = 0
+    """A, width of the hidden layer of the additive score; 0: H."""
+
+    def __post_init__(self) -> None:
+        check_at_least("bahdanau.hidden_size", self.hidden_size, 0)
+        check_at_least("bahdanau.score_size", self.score_size, 0)
+
+    def resolved_sizes(self, d_model: int) -> tuple[int, int]:
+        """Return H and A for a model of width D."""
+        hidden_size = self.hidden_size or d_model
+        return hidden_size, self.score_size or hidden_size
 
 
 class GRUState(struct.PyTreeNode):
@@ -52,6 +81,7 @@ class GRUState(struct.PyTreeNode):
 GRU_GATES = ("update", "reset", "candidate")
 
 
+@register_mixer
 class BahdanauDecoder(Mixer):
     """Deep output of each token: from the previous state, the token and the context."""
 
@@ -163,6 +193,3 @@ class BahdanauDecoder(Mixer):
         token_term = add("output_token", x, embed, bias=False)
         context_term = add("output_context", contexts, embed, bias=False)
         return jnp.max(state_term + token_term + context_term, axis=2)
-
-
-MIXERS[BahdanauConfig.kind] = BahdanauDecoder

@@ -13,9 +13,8 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.attention.document_boundaries import DocumentBoundaries
-from transformer.config import Initialization, Initializer
 from transformer.layers.basic import apply_linear, declare_weight
-from transformer.model_context import ModelContext
+from transformer.model_context import Initialization, Initializer, ModelContext
 
 RecurrentCell = Callable[[Any, Any], tuple[Any, Any]]
 """(state [B, ...], inputs of one token [B, ...]) -> (state, output [B, ...])."""

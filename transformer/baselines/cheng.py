@@ -3,7 +3,8 @@
 An early form of self-attention. It still processes one token after the other.
 """
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +16,15 @@ from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.baseline_configs import ChengConfig
 from transformer.baselines.cells import (
     LSTMState,
     RecurrentCell,
@@ -34,7 +36,24 @@ from transformer.baselines.cells import (
 )
 from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
 from transformer.layers.basic import apply_linear
-from transformer.mixer_registry import MIXERS
+from transformer.validation import check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class ChengConfig(MixerConfig):
+    """Long Short-Term Memory-Network (Cheng et al. 2016): an LSTM that attends to its past states.
+
+    The backward pass keeps all previous states for every step, T^2 D numbers per row. Use it for
+    short sequences only.
+    """
+
+    kind: ClassVar[str] = "cheng"
+
+    score_size: int = 0
+    """A, width of the hidden layer of the additive score; 0: D."""
+
+    def __post_init__(self) -> None:
+        check_at_least("cheng.score_size", self.score_size, 0)
 
 
 class StateTapes(struct.PyTreeNode):
@@ -96,6 +115,7 @@ class StateTapes(struct.PyTreeNode):
         return self.hidden.astype(dtype), self.keys.astype(dtype)
 
 
+@register_mixer
 class Cheng(Mixer):
     """Hidden state of each token.
 
@@ -183,6 +203,3 @@ class Cheng(Mixer):
             return tapes.append(slot, state, key, hidden), state.hidden
 
         return step
-
-
-MIXERS[ChengConfig.kind] = Cheng

@@ -1,5 +1,8 @@
 """Convolution over neighboring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017)."""
 
+import dataclasses
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -7,20 +10,42 @@ from flax import linen as nn
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
 from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
-from transformer.baselines.baseline_configs import ConvolutionConfig
-from transformer.config import Initialization
 from transformer.layers.basic import apply_linear, declare_weight
-from transformer.mixer_registry import MIXERS
+from transformer.model_context import Initialization
+from transformer.validation import check_at_least
 
 
+@dataclasses.dataclass(frozen=True)
+class ConvolutionConfig(MixerConfig):
+    """1-D convolution over the tokens of a document: y_t = sum_i W_i x_(t + i).
+
+    Taps lie at i <= 0 under a causal mask and are centered otherwise. The cache holds the last
+    k - 1 inputs.
+    """
+
+    kind: ClassVar[str] = "convolution"
+
+    kernel_size: int = 3
+    """k, number of taps, including the token itself."""
+    separable: bool = False
+    """Depthwise separable convolution (Kaiser et al. 2017): one weight per tap and channel,
+    followed by one D x D matrix. k D + D^2 weights instead of k D^2."""
+
+    def __post_init__(self) -> None:
+        check_at_least("convolution.kernel_size", self.kernel_size, 1)
+
+
+@register_mixer
 class Convolution(Mixer):
     """Convolution of kernel size k, parallel over tokens: 2 k D^2 FLOPs per token."""
 
@@ -80,6 +105,3 @@ class Convolution(Mixer):
         init = Initialization(std=0.0).matrix_initializer(taps)
         depthwise = declare_weight(self, "depthwise", outputs=outputs, init=init, dtype=dtype)
         return jnp.sum(windows * depthwise.astype(windows.dtype)[None, None], axis=2)
-
-
-MIXERS[ConvolutionConfig.kind] = Convolution

@@ -1,28 +1,27 @@
 """Google's neural machine translation system (Wu et al. 2016, section 3)."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.document_boundaries import (
-    DocumentBoundaries,
-    document_boundaries,
-)
+from transformer.attention.document_boundaries import DocumentBoundaries, document_boundaries
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.baseline_configs import GNMTDecoderConfig, GNMTEncoderConfig
 from transformer.baselines.cells import (
     LSTM_GATES,
     LSTMLayer,
@@ -45,9 +44,54 @@ from transformer.baselines.memory_attention import (
     visible_memory,
 )
 from transformer.layers.basic import dropout, fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.validation import check_at_least, check_fraction
 
 
+@dataclasses.dataclass(frozen=True)
+class GNMTEncoderConfig(MixerConfig):
+    """Encoder of GNMT: stacked LSTM layers, the first bidirectional, residual from the third on."""
+
+    kind: ClassVar[str] = "gnmt_encoder"
+
+    num_layers: int = 3
+    """Number of LSTM layers; the paper uses 8."""
+    dropout: float = 0.0
+    """Dropout rate of the input of each layer, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_at_least("gnmt_encoder.num_layers", self.num_layers, 2)
+        check_fraction("gnmt_encoder.dropout", self.dropout)
+
+
+@dataclasses.dataclass(frozen=True)
+class GNMTDecoderConfig(MixerConfig):
+    """Decoder of GNMT: stacked LSTM layers that share the attention of the first one.
+
+    The first layer attends with its state before each token, so that upper layers can run one
+    after the other over the whole sequence. Layers are residual from the third on.
+    """
+
+    kind: ClassVar[str] = "gnmt_decoder"
+    reads_memory: ClassVar[bool] = True
+
+    num_layers: int = 3
+    """Number of LSTM layers; the paper uses 8."""
+    score_size: int = 0
+    """A, width of the hidden layer of the additive score; 0: D."""
+    dropout: float = 0.0
+    """Dropout rate of the input of each layer, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_at_least("gnmt_decoder.num_layers", self.num_layers, 1)
+        check_at_least("gnmt_decoder.score_size", self.score_size, 0)
+        check_fraction("gnmt_decoder.dropout", self.dropout)
+
+    def resolved_sizes(self, d_model: int) -> tuple[int, int]:
+        """Return H and A for a model of width D."""
+        return d_model, self.score_size or d_model
+
+
+@register_mixer
 class GNMTEncoder(Mixer):
     """Output of the top layer.
 
@@ -98,9 +142,6 @@ class GNMTEncoder(Mixer):
         return MixerOutput(x, None, {})
 
 
-MIXERS[GNMTEncoderConfig.kind] = GNMTEncoder
-
-
 class GNMTCache(struct.PyTreeNode):
     """States of all layers, and the memory."""
 
@@ -123,6 +164,7 @@ class GNMTCache(struct.PyTreeNode):
         return cls(first_layer, tuple(states[1:]))
 
 
+@register_mixer
 class GNMTDecoder(Mixer):
     """Output of the top layer.
 
@@ -229,6 +271,3 @@ class GNMTDecoder(Mixer):
             return state, (state.hidden, context, weights)
 
         return scan_cell(cell, state, (input_gates, visible), boundaries)
-
-
-MIXERS[GNMTDecoderConfig.kind] = GNMTDecoder

@@ -1,21 +1,32 @@
 """Identity mixer: no information moves between tokens, as in bag-of-embeddings models."""
 
+import dataclasses
+from typing import ClassVar
+
 import jax
 from flax import linen as nn
 
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.baseline_configs import IdentityConfig
-from transformer.mixer_registry import MIXERS
 
 
+@dataclasses.dataclass(frozen=True)
+class IdentityConfig(MixerConfig):
+    """y = x: no information moves between tokens. Used by bag-of-embeddings models."""
+
+    kind: ClassVar[str] = "identity"
+
+
+@register_mixer
 class Identity(Mixer):
     """Mixer that returns its input."""
 
@@ -43,6 +54,3 @@ class Identity(Mixer):
         reject_memory(self.config.kind, inputs.memory)
         reject_weights(self.config.kind, inputs.outputs)
         return MixerOutput(x, inputs.cache, {})
-
-
-MIXERS[IdentityConfig.kind] = Identity

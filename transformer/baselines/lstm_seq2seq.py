@@ -1,17 +1,21 @@
 """LSTM decoder that gets the source as one vector (Sutskever et al. 2014)."""
 
+import dataclasses
+from typing import ClassVar
+
 import jax
 from flax import linen as nn
 
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_weights,
 )
-from transformer.baselines.baseline_configs import Seq2SeqConfig
 from transformer.baselines.cells import LSTMLayer, LSTMState
 from transformer.baselines.memory_attention import (
     check_has_memory,
@@ -21,9 +25,21 @@ from transformer.baselines.memory_attention import (
     last_visible,
     memory_mask,
 )
-from transformer.mixer_registry import MIXERS
 
 
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqConfig(MixerConfig):
+    """LSTM decoder of width D that reads the source only through its initial state.
+
+    An encoder's output has no final LSTM state, so the initial state is computed from the last
+    memory vector m: h_0 = tanh(W m), c_0 = W' m.
+    """
+
+    kind: ClassVar[str] = "seq2seq"
+    reads_memory: ClassVar[bool] = True
+
+
+@register_mixer
 class Seq2SeqDecoder(Mixer):
     """Hidden state at each token."""
 
@@ -63,6 +79,3 @@ class Seq2SeqDecoder(Mixer):
         lstm = LSTMLayer(context.d_model, context, name="forward")
         state, y = lstm(x, decoder_boundaries(inputs), state, initial_states)
         return MixerOutput(y, None if inputs.cache is None else state, {})
-
-
-MIXERS[Seq2SeqConfig.kind] = Seq2SeqDecoder

@@ -1,16 +1,24 @@
 """LSTM decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.attention_config import AdditiveScore, DotScore
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
-from transformer.baselines.baseline_configs import LuongConfig
+from transformer.attention.mixer import (
+    Abilities,
+    Mixer,
+    MixerConfig,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    register_mixer,
+)
+from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore
 from transformer.baselines.cells import (
     LSTM_GATES,
     LSTMState,
@@ -36,7 +44,41 @@ from transformer.baselines.memory_attention import (
     visible_memory,
 )
 from transformer.layers.basic import apply_linear
-from transformer.mixer_registry import MIXERS
+from transformer.validation import check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class LuongConfig(MixerConfig):
+    """LSTM decoder that attends to the memory after each step (Luong et al. 2015).
+
+    The output h~ = tanh(W [c; h]) is also an input of the next step (input feeding, sections 3.1
+    and 3.3). The initial state is computed from the last memory vector.
+    """
+
+    kind: ClassVar[str] = "luong"
+    reads_memory: ClassVar[bool] = True
+
+    hidden_size: int = 0
+    """H, width of the state; 0: D."""
+    score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
+    """Score of a state and a memory vector. The paper calls these `dot`, `general`, `concat`."""
+
+    def __post_init__(self) -> None:
+        check_at_least("luong.hidden_size", self.hidden_size, 0)
+
+    def check_d_model(self, d_model: int) -> None:
+        if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
+            raise ValueError(
+                f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the "
+                f"memory ({d_model}); give 0, or another score"
+            )
+
+    def resolved_sizes(self, d_model: int) -> tuple[int, int]:
+        """Return H and A, the width in which states and memory are scored, for width D."""
+        hidden_size = self.hidden_size or d_model
+        score_size = self.score.hidden_dim if isinstance(self.score, AdditiveScore) else 0
+        return hidden_size, score_size or hidden_size
+
 
 MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
 """(state [B, H], keys [B, S, A]) -> scores [B, S]."""
@@ -61,6 +103,7 @@ class LuongState(struct.PyTreeNode):
         return cls(lstm, jnp.zeros((batch_size, width), dtype))
 
 
+@register_mixer
 class LuongDecoder(Mixer):
     """Attentional hidden state h~ of each token."""
 
@@ -173,6 +216,3 @@ class LuongDecoder(Mixer):
         if isinstance(self.config.score, AdditiveScore):
             return additive_scorer(self, *self.sizes, self.context).scores
         return lambda state, keys: jnp.einsum("BA,BSA->BS", state, keys)
-
-
-MIXERS[LuongConfig.kind] = LuongDecoder

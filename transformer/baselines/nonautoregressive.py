@@ -13,25 +13,31 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.mixer import Outputs
 from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
 from transformer.generation.translate import check_sources
 from transformer.layers.basic import apply_linear, fold_in
-from transformer.layers.cross_attention import Memory
-from transformer.layers.embedding import compute_logits, declare_embedding, declare_output_matrix
-from transformer.layers.stack_weights import Params
 from transformer.model_context import replicate
+from transformer.models.block import Memory
+from transformer.models.embedding import compute_logits, declare_embedding, declare_output_matrix
 from transformer.models.encoder_decoder import Decoder, Encoder
 from transformer.models.heads import masked_mean
-from transformer.models.input_checks import check_segments, check_tokens
 from transformer.models.model import (
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
+    reject_explicit_axes,
 )
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_at_least, check_integer
+from transformer.models.unstacked import Params
+from transformer.taps import Outputs
+from transformer.validation import (
+    check_at_least,
+    check_integer,
+    check_positions,
+    check_segments,
+    check_shapes,
+    check_token_ids,
+)
 
 
 class NonAutoregressive(Model):
@@ -83,18 +89,19 @@ class NonAutoregressive(Model):
             tokens=(tokens, "B T | None", int),
             source_segments=(source_segments, "B S | None", int, bool),
             segments=(segments, "B T | None", int, bool),
-            dropout_rngs=(dropout_rngs, "B | None"),
         )
-        config = self.config
+        config, context = self.config, self.context
+        reject_explicit_axes(source=source, tokens=tokens)
         assert config.encoder is not None  # as checked when built
         check_segments("source_segments", source_segments)
-        check_tokens(source, config, vocab_size=config.encoder.vocab_size)
+        check_token_ids("source", source, config.source_vocab_size)
+        check_positions("source", source.shape[1], None, config.max_length)
         source_is_token = jnp.ones_like(source) if source_segments is None else source_segments
-        embedding = declare_embedding(self, "embedding", config.padded_vocab_size, config)
+        embedding = declare_embedding(self, "embedding", config.padded_vocab_size, context)
         source_embedding = embedding
         if config.encoder.vocab_size:
             rows = config.pad_vocab_size(config.encoder.vocab_size)
-            source_embedding = declare_embedding(self, "source_embedding", rows, config)
+            source_embedding = declare_embedding(self, "source_embedding", rows, context)
         encoder = Encoder(config, self.context, name="encoder")
         memory = encoder(
             source, source_embedding, None, source_is_token, fold_in(dropout_rngs, 0), outputs
@@ -102,7 +109,9 @@ class NonAutoregressive(Model):
         length_logits = self.length_logits(memory, source_is_token)
         if tokens is None:
             return ModelOutput(length_logits, memory)
-        check_tokens(tokens, config, segments=segments)
+        check_segments("segments", segments)
+        check_token_ids("tokens", tokens, config.vocab_size)
+        check_positions("tokens", tokens.shape[1], None, config.max_length)
         target_segments = jnp.ones_like(tokens) if segments is None else segments
         copied_source = copy_source_uniformly(
             source,
@@ -127,7 +136,7 @@ class NonAutoregressive(Model):
             fold_in(dropout_rngs, 1),
             outputs,
         )
-        matrix = declare_output_matrix(self, embedding, config)
+        matrix = declare_output_matrix(self, embedding, config, context)
         logits = None
         if "logits" in outputs:
             logits = compute_logits(output.x, matrix, config, self.context)

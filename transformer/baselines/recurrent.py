@@ -6,7 +6,8 @@
 Their cells and the scan over time are in `cells.py`.
 """
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,15 @@ from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.baseline_configs import ElmanConfig, LSTMConfig
 from transformer.baselines.cells import (
     LSTMLayer,
     LSTMState,
@@ -33,7 +35,62 @@ from transformer.baselines.cells import (
     scan_cell,
 )
 from transformer.layers.basic import apply_linear
-from transformer.mixer_registry import MIXERS
+from transformer.validation import check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class ElmanConfig(MixerConfig):
+    """Simple recurrent network (Elman 1990): h_t = tanh(W x_t + U h_(t-1) + b).
+
+    The cache is the state h.
+    """
+
+    kind: ClassVar[str] = "elman"
+
+    hidden_size: int = 0
+    """H, width of the state; 0: D. If H differs from D, the output is projected to D."""
+    transition_depth: int = 1
+    """Number of layers from one state to the next. More than 1 makes the transition an MLP of x_t
+    and h_(t-1) (deep transition, Pascanu et al. 2014)."""
+
+    def __post_init__(self) -> None:
+        check_at_least("elman.hidden_size", self.hidden_size, 0)
+        check_at_least("elman.transition_depth", self.transition_depth, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LSTMConfig(MixerConfig):
+    """LSTM with a forget gate whose bias starts at 1 (Gers et al. 2000; Jozefowicz et al. 2015).
+
+    The cache is the state. A unidirectional LSTM is causal with or without a causal mask.
+    """
+
+    kind: ClassVar[str] = "lstm"
+
+    hidden_size: int = 0
+    """H, width of each direction. 0: the outputs of all directions together are D wide. Any other
+    width is projected to D."""
+    bidirectional: bool = False
+    """Also read each document backward (Schuster and Paliwal 1997). Not under a causal mask."""
+
+    def __post_init__(self) -> None:
+        check_at_least("lstm.hidden_size", self.hidden_size, 0)
+
+    def check_d_model(self, d_model: int) -> None:
+        self.resolved_hidden_size(d_model)
+
+    def resolved_hidden_size(self, d_model: int) -> int:
+        """Return H for a model of width D.
+
+        Raises:
+          ValueError: D has to be halved and is odd.
+        """
+        if self.bidirectional and not self.hidden_size and d_model % 2:
+            raise ValueError(
+                f"lstm.bidirectional: halves the width {d_model}, which is odd; give an even "
+                "width, or set hidden_size"
+            )
+        return self.hidden_size or d_model // (1 + self.bidirectional)
 
 
 class ElmanState(struct.PyTreeNode):
@@ -52,6 +109,7 @@ class ElmanState(struct.PyTreeNode):
         return cls(jnp.zeros((batch_size, hidden_size), dtype))
 
 
+@register_mixer
 class ElmanRNN(Mixer):
     """Recurrent state at each token."""
 
@@ -109,9 +167,7 @@ class ElmanRNN(Mixer):
         return MixerOutput(y, after if cached else None, {})
 
 
-MIXERS[ElmanConfig.kind] = ElmanRNN
-
-
+@register_mixer
 class LSTM(Mixer):
     """Hidden state of each token; both directions are concatenated."""
 
@@ -165,6 +221,3 @@ class LSTM(Mixer):
                 "mixer lstm: bidirectional reads later tokens, so it does not support "
                 f"{requested}; use it in an encoder, or set bidirectional to False"
             )
-
-
-MIXERS[LSTMConfig.kind] = LSTM

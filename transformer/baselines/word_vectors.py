@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.config import Initializer
 from transformer.layers.basic import declare_weight
-from transformer.shape_checks import check_shapes
+from transformer.model_context import Initializer
+from transformer.validation import check_shapes
 
 
 class SkipGram(nn.Module):

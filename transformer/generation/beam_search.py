@@ -8,16 +8,14 @@ hypothesis can beat its finished ones.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.argument_checks import check_arguments
-from transformer.layers.cross_attention import BlockCache
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_at_least, check_field_types
+from transformer.models.block import BlockCache
+from transformer.validation import Bounds, NonNegativeFloat, Settings, check_integer, check_shapes
 
 NO_TOKEN = -1
 """Padding after the end of a hypothesis."""
@@ -32,20 +30,13 @@ DecodeStepFn = Callable[[Any, jax.Array, jax.Array], tuple[Any, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class BeamSearchConfig:
+class BeamSearchConfig(Settings):
     """Beam width and length penalty."""
 
-    num_beams: int = 4
+    num_beams: Annotated[int, Bounds(1, 2**16)] = 4
     """K, hypotheses kept for each example."""
-    length_penalty: float = 0.6
+    length_penalty: NonNegativeFloat = 0.6
     """alpha: 0 favors short hypotheses; 0.6 in Vaswani et al. 2017, section 6.1."""
-
-    def __post_init__(self) -> None:
-        check_field_types(self)
-        if self.num_beams < 1:
-            raise ValueError(f"num_beams {self.num_beams}: give 1 or more")
-        if self.length_penalty < 0:
-            raise ValueError(f"length_penalty {self.length_penalty}: is negative; give 0 or more")
 
 
 class Hypotheses(NamedTuple):
@@ -66,7 +57,6 @@ class BeamSearchState(struct.PyTreeNode):
     finished: Hypotheses
 
 
-@check_arguments
 def beam_search(
     decode_step_fn: DecodeStepFn,
     cache: Sequence[Any],  # of each layer, with leaves [B, ...]
@@ -92,7 +82,7 @@ def beam_search(
     )
     stop_tokens = jnp.atleast_1d(stop_token)
     check_shapes(stop_token=(stop_tokens, "E", int))
-    check_at_least("max_new_tokens", max_new_tokens, 1)
+    check_integer("max_new_tokens", max_new_tokens, 1)
     batch, beams = len(logits), config.num_beams
     for path, leaf in jax.tree_util.tree_leaves_with_path(cache):
         if (shape := jnp.shape(leaf))[:1] != (batch,):

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from transformer.argument_checks import check_arguments
-from transformer.attention.mixer import NO_OUTPUTS, mixer_class
+from transformer.attention.mixer import mixer_class
 from transformer.generation.sampling import (
     ANCESTRAL_SAMPLING,
     SamplingConfig,
@@ -32,18 +31,15 @@ from transformer.generation.sampling import (
 )
 from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix
-from transformer.layers.embedding import get_output_matrix
-from transformer.layers.stack_weights import (
-    Params,
-    supports_segments,
-    unstack_for_decoding_without_copy,
-)
 from transformer.model_context import replicate
-from transformer.models.input_checks import check_token_ids, max_cache_length
+from transformer.models.embedding import get_output_matrix
+from transformer.models.explicit_sharding import with_auto_axes
 from transformer.models.language_model import LanguageModel
-from transformer.models.parameter_checks import check_params
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_instance, check_integer, check_seed, check_sequences
+from transformer.models.model import max_cache_length
+from transformer.models.stack import supports_segments
+from transformer.models.unstacked import Params, unstack_for_decoding_without_copy
+from transformer.taps import NO_OUTPUTS
+from transformer.validation import check_integer, check_seed, check_shapes, check_token_sequence
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +76,6 @@ class DecodingState(struct.PyTreeNode):
     rngs: jax.Array  # [B] random keys
 
 
-@check_arguments
 def generate(
     model: LanguageModel,
     params: Params,
@@ -118,10 +113,7 @@ def generate(
     check_seed(seed)
     check_integer("max_new_tokens", max_new_tokens, 0)
     max_new_tokens = int(max_new_tokens)  # NumPy's integers have no bit_length
-    check_instance("sampling", sampling, SamplingConfig)
     stop_tokens = stop_token_array(stop_token, model.config.vocab_size)
-    check_params(params)
-    check_sequences("prompts", prompts)
     check_prompts(model, prompts, max_new_tokens)
     rows = [np.asarray(prompt, np.int64) for prompt in prompts]
     if not rows:
@@ -130,8 +122,9 @@ def generate(
         _log_full_pass_once(", ".join(uncached))
     generated: list[list[int]] = [[] for _ in rows]
     tokens_per_call = TOKENS_PER_CALL if on_tokens is None else TOKENS_PER_STREAMED_CALL
-    arguments = model, params, rows, max_new_tokens, sampling, seed, stop_tokens, tokens_per_call
-    for chunk in _generate_chunks(*arguments):
+    for chunk in _generate_chunks(
+        model, params, rows, max_new_tokens, sampling, seed, stop_tokens, tokens_per_call
+    ):
         new = [row[row != NO_TOKEN].tolist() for row in chunk]
         for tokens, more in zip(generated, new, strict=True):
             tokens += more
@@ -151,7 +144,7 @@ def stop_token_array(
     tokens = np.atleast_1d([] if stop_token is None else stop_token)
     if not tokens.size:
         return np.array([NO_TOKEN], np.int32)
-    check_token_ids("stop_token", tokens, vocab_size)
+    check_token_sequence("stop_token", tokens, vocab_size)
     return tokens.astype(np.int32)
 
 
@@ -163,8 +156,12 @@ def check_prompts(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens {max_new_tokens}: give 1 or more")
     for number, prompt in enumerate(prompts):
-        remedy = "begin it with the end-of-text token"
-        check_token_ids(f"prompt {number}", prompt, config.vocab_size, if_empty=remedy)
+        check_token_sequence(
+            f"prompt {number}",
+            prompt,
+            config.vocab_size,
+            if_empty="begin it with the end-of-text token",
+        )
         room = max_new_tokens if limit is None else limit - len(prompt)
         if room < max_new_tokens:
             raise ValueError(
@@ -174,7 +171,6 @@ def check_prompts(
             )
 
 
-@check_arguments
 def prefill(
     model: LanguageModel,
     params: Params,
@@ -192,15 +188,13 @@ def prefill(
     index = jnp.arange(tokens.shape[1])[None, :]
     positions = jnp.where(index < lengths[:, None], index, -1)
     cache = model.init_cache(len(tokens), cache_length)
-    variables = {"params": params}
-    output: Any = model.apply(
-        variables, tokens, positions=positions, cache=cache, outputs=NO_OUTPUTS
+    output = with_auto_axes(model.apply)(
+        {"params": params}, tokens, positions=positions, cache=cache, outputs=NO_OUTPUTS
     )
     last = jnp.take_along_axis(output.hidden, (lengths - 1)[:, None, None], axis=1)
     return output.cache, _logits(model, params, last)
 
 
-@check_arguments
 def decode_step(
     model: LanguageModel,
     params: Params,
@@ -214,9 +208,12 @@ def decode_step(
         # Without a cache of the layers, the text itself is what is carried from step to step.
         text = cache.at[jnp.arange(len(tokens)), positions].set(tokens)
         return text, _full_pass_logits(model, params, text, positions + 1)
-    variables, positions = {"params": params}, positions[:, None]
-    output: Any = model.apply(
-        variables, tokens[:, None], positions=positions, cache=cache, outputs=NO_OUTPUTS
+    output = with_auto_axes(model.apply)(
+        {"params": params},
+        tokens[:, None],
+        positions=positions[:, None],
+        cache=cache,
+        outputs=NO_OUTPUTS,
     )
     return output.cache, _logits(model, params, output.hidden)
 
@@ -244,7 +241,9 @@ def _full_pass_logits(
 ) -> jax.Array:  # [B, V]
     """Return the logits of the tokens that follow `lengths` tokens, without a cache."""
     segments = segments_of_lengths(model, lengths, text.shape[1])
-    output = model.apply({"params": params}, text, segments=segments, outputs=NO_OUTPUTS)
+    output = with_auto_axes(model.apply)(
+        {"params": params}, text, segments=segments, outputs=NO_OUTPUTS
+    )
     last = jnp.take_along_axis(output.hidden, (lengths - 1)[:, None, None], axis=1)
     return _logits(model, params, last)
 

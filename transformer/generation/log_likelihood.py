@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.argument_checks import check_arguments
-from transformer.attention.mixer import NO_OUTPUTS
 from transformer.generation.generate import (
     PROMPT_LENGTH_MULTIPLE,
     bucket_length,
@@ -25,14 +23,13 @@ from transformer.generation.generate import (
     segments_of_lengths,
 )
 from transformer.generation.translate import check_sources
-from transformer.layers.stack_weights import Params
 from transformer.losses import token_loss
 from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
-from transformer.models.input_checks import check_token_ids
 from transformer.models.language_model import LanguageModel
-from transformer.models.parameter_checks import check_params
-from transformer.validation import check_integer, check_sequences
+from transformer.models.unstacked import Params
+from transformer.taps import NO_OUTPUTS
+from transformer.validation import check_integer, check_token_sequence
 
 TOKENS_PER_BATCH = 4096
 """Tokens of a batch, with the padding; a longer sequence is a batch of its own."""
@@ -47,7 +44,6 @@ class LogLikelihood(NamedTuple):
     """Tokens that are scored: those after the context."""
 
 
-@check_arguments
 def log_likelihoods(
     model: LanguageModel | EncoderDecoder,
     params: Params,
@@ -70,8 +66,6 @@ def log_likelihoods(
         are not in its vocabulary, or a context that is not within it; sources are missing, or
         given to a model without an encoder.
     """
-    check_params(params)
-    check_sequences("sequences", sequences)
     contexts = [1] * len(sequences) if context_lengths is None else list(context_lengths)
     if len(contexts) != len(sequences):
         raise ValueError(
@@ -121,7 +115,6 @@ def _check_sources(
         raise ValueError(
             f"sources: {count} for {len(sequences)} sequences; give one for each sequence"
         )
-    check_sequences("sources", sources)
     check_sources(model.config, sources)
 
 
@@ -129,8 +122,12 @@ def _check_sequence(
     number: int, sequence: Sequence[int] | np.ndarray, context: int, model: Any
 ) -> None:
     config = model.config
-    remedy = "begin it with the end-of-text token"
-    check_token_ids(f"sequence {number}", sequence, config.vocab_size, if_empty=remedy)
+    check_token_sequence(
+        f"sequence {number}",
+        sequence,
+        config.vocab_size,
+        if_empty="begin it with the end-of-text token",
+    )
     check_integer(f"context_lengths[{number}]", context, 1)
     if context > len(sequence):
         raise ValueError(

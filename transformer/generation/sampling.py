@@ -2,45 +2,45 @@
 
 Each example has its own random key, folded with the position of the sampled token: a sample does
 not depend on the rest of the batch, nor on how many tokens one call generates.
-
-JAX is imported inside functions because configurations import this module without it.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from transformer.argument_checks import check_arguments
+import jax
+import jax.numpy as jnp
+
 from transformer.precision import finfo_min
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_field_types
+from transformer.validation import (
+    Bounds,
+    NonNegativeInt,
+    Settings,
+    check_shapes,
+)
 
-if TYPE_CHECKING:
-    import jax
+
+class SamplingValues(NamedTuple):
+    """Scalars of a `SamplingConfig`: arguments of compiled programs, which serve all values.
+
+    None selects another program: the most likely token, or no truncation.
+    """
+
+    temperature: Any  # number, clipped to [1e-30, 1e30]; None: greedy
+    top_p: Any  # number in (0, 1); None: all tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(Settings):
     """Sampling settings, applied in the order temperature, top-k, top-p."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Bounds(0, math.inf)] = 1.0
     """Divisor of the logits: 1 is the model's distribution, lower is sharper, 0 is greedy."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """Sample among the k most probable tokens (Fan et al. 2018, section 5.1.2); 0: all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(most=1, above=0)] = 1.0
     """Sample among the smallest set of most probable tokens with this total probability (Holtzman
     et al. 2020, section 3.1); 1: all."""
-
-    def __post_init__(self) -> None:
-        check_field_types(self, "sampling")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"sampling.temperature {self.temperature}: give 0 (greedy) or more")
-        if self.top_k < 0:
-            raise ValueError(f"sampling.top_k {self.top_k}: give 0 for all tokens, or 1 or more")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"sampling.top_p {self.top_p}: give a probability in (0, 1]")
 
     def values(self) -> SamplingValues:
         """Return the settings whose value a compiled program does not depend on."""
@@ -55,21 +55,10 @@ class SamplingConfig:
         return self.top_k if self.temperature and self.top_k < vocab_size else 0
 
 
-class SamplingValues(NamedTuple):
-    """Scalars of a `SamplingConfig`: arguments of compiled programs, which serve all values.
-
-    None selects another program: the most likely token, or no truncation.
-    """
-
-    temperature: Any  # number, clipped to [1e-30, 1e30]; None: greedy
-    top_p: Any  # number in (0, 1); None: all tokens
-
-
 ANCESTRAL_SAMPLING = SamplingConfig()
 """Sampling from the model's own distribution."""
 
 
-@check_arguments
 def sample_tokens(
     logits: jax.Array,  # [B, V]
     rngs: jax.Array,  # [B] random keys of the examples
@@ -95,9 +84,6 @@ def draw_tokens(
     top_k: int,  # 0: all
 ) -> jax.Array:  # [B] int32
     """Sample a token for each example, like `sample_tokens`, with settings that may be traced."""
-    import jax
-    import jax.numpy as jnp
-
     check_shapes(logits=(logits, "B V", float), rngs=(rngs, "B"), positions=(positions, "B", int))
 
     # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
@@ -122,8 +108,6 @@ def argmax_tokens(
     XLA's CPU compiler lowers argmax to a scalar loop, ten times slower: 6% of a decoding step over
     a large vocabulary.
     """
-    import jax.numpy as jnp
-
     greatest = jnp.max(logits, axis=-1, keepdims=True)
     tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
     return jnp.min(jnp.where(logits < greatest, logits.shape[-1], tokens), axis=-1)
@@ -134,8 +118,6 @@ def apply_temperature(
     temperature: jax.Array | float,
 ) -> jax.Array:  # [B, V]
     """Subtract the maximum and divide by a temperature in [1e-30, 1e30]."""
-    import jax.numpy as jnp
-
     greatest = jnp.max(logits, axis=-1, keepdims=True)
     return (logits - greatest) / temperature
 
@@ -145,9 +127,6 @@ def select_top_k(
     k: int,
 ) -> tuple[jax.Array, jax.Array]:  # [B, k], [B, k]
     """Return the k largest logits and their tokens; of ties, the first. k = 0: all."""
-    import jax
-    import jax.numpy as jnp
-
     if not 0 < k < logits.shape[-1]:
         tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
         return logits, jnp.broadcast_to(tokens, logits.shape)
@@ -164,9 +143,6 @@ def apply_top_p(
     before it have less than `top_p` in total, so the most probable one always is. No sort is
     needed, only the probability of the last token in the nucleus: see `_last_probability`.
     """
-    import jax
-    import jax.numpy as jnp
-
     p = jax.nn.softmax(logits, axis=-1)
     last = _last_probability(p, top_p)
     above, equal = p > last, p == last
@@ -181,8 +157,6 @@ def sample_gumbel(
     rngs: jax.Array,  # [B]
 ) -> jax.Array:  # [B] int32
     """Sample a token: the argmax of logits plus Gumbel noise (Gumbel 1954)."""
-    import jax
-
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(rngs)
     return argmax_tokens(logits + noise)
 
@@ -196,9 +170,6 @@ def _last_probability(
     Found bit by bit: the bits of floats that are not negative are in the order of their values. A
     sort of a large vocabulary takes 30 times as long on a CPU.
     """
-    import jax
-    import jax.numpy as jnp
-
     bits = jax.lax.bitcast_convert_type(p, jnp.int32)
 
     def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.argument_checks import check_arguments
-from transformer.config import TransformerConfig
 from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
 from transformer.generation.generate import (
     CACHE_LENGTH_MULTIPLE,
@@ -17,12 +15,12 @@ from transformer.generation.generate import (
     bucket_length,
     stop_token_array,
 )
-from transformer.layers.stack_weights import Params, unstack_for_decoding_without_copy
 from transformer.model_context import replicate
+from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
-from transformer.models.input_checks import check_token_ids
 from transformer.models.model import LOGITS
-from transformer.validation import check_at_least, check_integer, check_sequences
+from transformer.models.unstacked import Params, unstack_for_decoding_without_copy
+from transformer.validation import check_integer, check_token_sequence
 
 
 class TranslateOutput(NamedTuple):
@@ -34,7 +32,6 @@ class TranslateOutput(NamedTuple):
     """Its log-probability divided by the length penalty."""
 
 
-@check_arguments
 def translate(
     model: EncoderDecoder,
     params: Params,
@@ -66,13 +63,13 @@ def translate(
       ValueError: For an empty source, one longer than the model's learned positions, or tokens
         that are not in its vocabularies.
     """
-    check_sequences("sources", sources)
     check_sources(model.config, sources)
-    check_token_ids("start_token", [start_token], model.config.vocab_size)
+    check_token_sequence("start_token", [start_token], model.config.vocab_size)
     stop_tokens = stop_token_array(stop_token, model.config.vocab_size)
     check_integer("batch_size", batch_size, 1)
     check_integer("extra_length", extra_length, 0)
-    check_at_least("length_factor", length_factor, 0)
+    if length_factor < 0:
+        raise ValueError(f"length_factor {length_factor}: give 0 or more")
     rows = [np.asarray(source, np.int32) for source in sources]
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]
@@ -102,9 +99,8 @@ def translate(
 def check_sources(config: TransformerConfig, sources: Sequence[Sequence[int] | np.ndarray]) -> None:
     """Raise ValueError unless a model of this configuration can encode these sources."""
     limit = config.max_length
-    vocab_size = (config.encoder and config.encoder.vocab_size) or config.vocab_size
     for number, row in enumerate(sources):
-        check_token_ids(f"source {number}", row, vocab_size)
+        check_token_sequence(f"source {number}", row, config.source_vocab_size)
         if limit is not None and len(row) > limit:
             raise ValueError(
                 f"source {number}: {len(row)} tokens are more than the model's {limit} learned "

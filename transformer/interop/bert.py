@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
-from transformer.attention.position_config import LearnedPositions
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MixerConfig
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     Architecture,
@@ -17,12 +16,12 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.layer_config import (
-    FeedForwardConfig,
-    MaskedHeadActivation,
-    MaskedHeadConfig,
-    NormConfig,
-)
+from transformer.layers.activations import MaskedHeadActivation
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
+from transformer.models.config import MaskedHeadConfig, TransformerConfig
 
 HEAD_ACTIVATIONS = {
     name: ours for name, ours in ACTIVATION_NAMES.items() if ours in get_args(MaskedHeadActivation)

@@ -3,10 +3,13 @@
 import dataclasses
 from typing import Any
 
-from transformer.attention.attention_config import MultiHeadConfig, ScaledDotScore
-from transformer.config import Initialization, TransformerConfig
-from transformer.layers.feedforward import resolve_d_ff
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
+from transformer.attention.projections import MultiHeadConfig
+from transformer.attention.scores import ScaledDotScore
+from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
+from transformer.layers.moe import MoEConfig
+from transformer.layers.norms import NormConfig
+from transformer.model_context import Initialization
+from transformer.models.config import TransformerConfig
 from transformer.precision import Precision
 
 NO_EFFECT = {

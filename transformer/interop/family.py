@@ -5,18 +5,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from transformer.attention.position_config import RoPE
-from transformer.attention.rope_scaling import (
+from transformer.attention.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
     NoScaling,
+    RoPE,
     RopeScaling,
     YaRNScaling,
 )
-from transformer.config import TransformerConfig
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import LINEAR, Layout, Weight
+from transformer.models.config import TransformerConfig
 
 ModelKind = Literal["language_model", "masked_lm", "classifier", "tagger", "encoder_decoder"]
 

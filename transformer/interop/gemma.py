@@ -8,9 +8,9 @@ Gemma 3 normalizes queries and keys and gives local layers a base of their own f
 import dataclasses
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig, ScaledDotScore
-from transformer.attention.position_config import RoPE
-from transformer.config import NormPlacement, TransformerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.rope import RoPE
+from transformer.attention.scores import ScaledDotScore
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     Architecture,
@@ -35,7 +35,10 @@ from transformer.interop.llama import (
     write_windows,
 )
 from transformer.interop.weight_map import Weight
-from transformer.layers.layer_config import FeedForwardConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.norms import NormConfig
+from transformer.models.block import NormPlacement
+from transformer.models.config import TransformerConfig
 
 
 def _read_gemma(fields: Fields, version: int) -> TransformerConfig:

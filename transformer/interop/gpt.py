@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import ALiBi, LearnedPositions
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.position_bias import ALiBi
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     FRACTION,
@@ -20,7 +19,11 @@ from transformer.interop.family import (
 from transformer.interop.fields import Fields
 from transformer.interop.llama import check_rotary_dim
 from transformer.interop.weight_map import TABLE, HeadsInterleaved, Weight
-from transformer.layers.layer_config import FeedForwardConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 
 QKV = ("layers/mixer/query", "layers/mixer/key", "layers/mixer/value")
 QKV_BIASES = tuple(f"{path}_bias" for path in QKV)

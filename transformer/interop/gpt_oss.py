@@ -6,8 +6,7 @@ the files hold all experts of a layer in one tensor, gates and ups alternating.
 
 from typing import Any
 
-from transformer.attention.position_config import RoPE
-from transformer.config import TransformerConfig
+from transformer.attention.rope import RoPE
 from transformer.interop.family import Architecture, Family, linear, read_rope
 from transformer.interop.fields import Fields
 from transformer.interop.llama import (
@@ -23,7 +22,9 @@ from transformer.interop.llama import (
     write_windows,
 )
 from transformer.interop.weight_map import AllExperts, Weight
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.moe import MoEConfig
+from transformer.models.config import TransformerConfig
 
 DEFAULT_ROPE = {
     "rope_type": "yarn",

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MixerConfig
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
-from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     Architecture,
@@ -26,8 +26,11 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.feedforward import resolve_d_ff
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
+from transformer.layers.moe import MoEConfig
+from transformer.layers.norms import NormConfig
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 
 
 def read_attention(fields: Fields, *, partial: bool = False, **settings: Any) -> AttentionConfig:

@@ -8,9 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig
+from transformer.attention.full import AttentionConfig
 from transformer.attention.variants.sparse_configs import LongformerConfig
-from transformer.config import TransformerConfig
 from transformer.interop.bert import (
     BERT_HEAD,
     ROBERTA_HEAD,
@@ -21,6 +20,7 @@ from transformer.interop.bert import (
 )
 from transformer.interop.family import Architecture, Family, linear, shortest_period
 from transformer.interop.fields import Fields
+from transformer.models.config import TransformerConfig
 
 
 def _read_longformer(fields: Fields) -> TransformerConfig:

@@ -7,8 +7,7 @@ not normalize its input, which is the output of the embedding norm.
 import dataclasses
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
 from transformer.interop.bert import HEAD_ACTIVATIONS
 from transformer.interop.family import (
     ACTIVATION_NAMES,
@@ -24,7 +23,10 @@ from transformer.interop.family import (
 from transformer.interop.fields import Fields
 from transformer.interop.llama import with_window
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.layer_config import FeedForwardConfig, MaskedHeadConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.norms import NormConfig
+from transformer.models.block import BlockConfig
+from transformer.models.config import MaskedHeadConfig, TransformerConfig
 
 THETA_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 

@@ -18,8 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.argument_checks import check_arguments
-from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
 from transformer.interop.compare import find_difference
 from transformer.interop.config_fields import CONFIG_FIELDS
@@ -49,6 +47,7 @@ from transformer.interop.weight_files import (
     read_slice,
 )
 from transformer.interop.weight_map import Leaf
+from transformer.models.config import TransformerConfig
 from transformer.models.model import Model
 from transformer.precision import Precision
 
@@ -117,7 +116,6 @@ def make_model(
     return EncoderDecoder(config, hardware)
 
 
-@check_arguments
 def read_config(folder: str | Path, precision: Precision | None = None) -> PretrainedConfig:
     """Read the config of a folder.
 
@@ -162,7 +160,6 @@ def _field_notes(unknown: list[str], model_type: str) -> tuple[str, ...]:
     return (note,)
 
 
-@check_arguments
 def read_model(
     folder: str | Path,
     *,
@@ -247,7 +244,6 @@ def _head_note(pretrained: PretrainedConfig, new: list[str], left_out: list[str]
     return note
 
 
-@check_arguments
 def write_model(
     folder: str | Path,
     model: Model,

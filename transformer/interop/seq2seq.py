@@ -8,15 +8,9 @@ logits, and tables that source and target share or not.
 import dataclasses
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig, DotScore
-from transformer.attention.position_config import (
-    LearnedPositions,
-    NoPosition,
-    PositionEmbedding,
-    SinusoidalPositions,
-    T5RelativeBias,
-)
-from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.position_bias import T5RelativeBias
+from transformer.attention.scores import DotScore
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     Architecture,
@@ -28,8 +22,16 @@ from transformer.interop.family import (
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, AsIs, Weight
-from transformer.layers.feedforward import resolve_d_ff
-from transformer.layers.layer_config import FeedForwardConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import (
+    LearnedPositions,
+    NoPosition,
+    PositionEmbedding,
+    SinusoidalPositions,
+)
+from transformer.models.block import BlockConfig
+from transformer.models.config import EncoderConfig, TransformerConfig
 
 
 def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from transformer.config import TransformerConfig
 from transformer.interop.family import Family
 from transformer.interop.fields import InteropError
 from transformer.interop.safetensors_file import SafetensorsFile
 from transformer.interop.strided_copy import Array, aligned_zeros, copy_in_tiles
 from transformer.interop.weight_map import Leaf, Tensor, Weight
+from transformer.models.config import TransformerConfig
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

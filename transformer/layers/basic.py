@@ -1,4 +1,4 @@
-"""Basic layers: weights with named axes, linear maps, norms and dropout.
+"""Basic layers: weights with named axes, linear maps and dropout.
 
 Axis letters of the project, used in every einsum and every shape comment:
 
@@ -8,7 +8,6 @@ Axis letters of the project, used in every einsum and every shape comment:
     H head width       G query heads for each key-value head
 """
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +17,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
 
-from transformer.config import Initializer, TransformerConfig
-from transformer.layers.layer_config import NormConfig
-from transformer.layers.logical_axes import BoxedWeight, LogicalAxes
+from transformer.layers.logical_axes import LogicalAxes, with_axes
 from transformer.lora import LowRankWeight
-from transformer.model_context import ModelContext
-from transformer.shape_errors import MAX_WEIGHT_SIZE, reject_weight, reject_weight_size
+from transformer.model_context import Initializer, ModelContext
+
+MAX_WEIGHT_SIZE = 2**44
+"""Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits, and aborts
+the process beyond."""
 
 
 def declare_weight(
@@ -45,16 +45,20 @@ def declare_weight(
     axes = LogicalAxes(tuple(stack), tuple(inputs), tuple(outputs))
     shape = (*stack.values(), *inputs.values(), *outputs.values())
     if math.prod(shape) > MAX_WEIGHT_SIZE:
-        reject_weight_size(name, shape)
+        sizes = " x ".join(map(str, shape))
+        raise ValueError(
+            f"weight {name}: {sizes} entries are more than any memory holds; lower the model's sizes"
+        )
     if module.has_variable("params", name):
         # Not `module.param`: in `apply` it traces `init` only to compare shapes.
         given: Any = meta.unbox(module.get_variable("params", name))
-        kinds = {jnp.issubdtype(x, jnp.floating) for x in (dtype, getattr(given, "dtype", dtype))}
-        if getattr(given, "shape", None) != shape or len(kinds) > 1:
-            reject_weight(name, given, shape)
+        if given.shape != shape or not jnp.issubdtype(given.dtype, jnp.floating):
+            raise ValueError(
+                f"weight {name} of shape {given.shape}, {given.dtype}: the model has floats of "
+                f"shape {shape}; give the parameters of this configuration"
+            )
         return given
-    # Linen unboxes: the value is the array, and `init` also returns the axes.
-    value: Any = module.param(name, lambda key: BoxedWeight(init(key, shape, dtype), axes))
+    value: Any = module.param(name, lambda key: with_axes(init(key, shape, dtype), axes))
     return value
 
 
@@ -63,12 +67,17 @@ def declare_table(
     name: str,
     inputs: dict[str, int],
     outputs: dict[str, int],
-    config: TransformerConfig,
+    context: ModelContext,
 ) -> jax.Array:  # [*inputs, *outputs]
     """Declare an embedding table of `module`, with the initial values of embeddings."""
-    init = lambda *given: config.initialization.embedding_initializer()(*given)  # noqa: E731
-    dtype = config.precision.parameters
-    return declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
+    return declare_weight(
+        module,
+        name,
+        inputs=inputs,
+        outputs=outputs,
+        init=context.initialization.embedding_initializer(),
+        dtype=context.precision.parameters,
+    )
 
 
 def apply_matrix(
@@ -124,72 +133,27 @@ def declare_linear(
     `residual` marks a layer that writes to the residual stream: its initial values are scaled
     down with depth (see `Initialization.depth_scaled`).
     """
-    precision, zeros = context.precision, nn.initializers.zeros
-    initializer, depth = context.initialization.matrix_initializer, residual * context.num_layers
-    init = lambda *args: initializer(inputs, num_residual_layers=depth)(*args)  # noqa: E731
-    dtype = precision.parameters
-    w = declare_weight(module, name, inputs=inputs, outputs=outputs, init=init, dtype=dtype)
-    w = w.astype(precision.compute)
+    precision = context.precision
+    w = declare_weight(
+        module,
+        name,
+        inputs=inputs,
+        outputs=outputs,
+        init=context.initialization.matrix_initializer(
+            inputs, num_residual_layers=context.num_layers if residual else 0
+        ),
+        dtype=precision.parameters,
+    ).astype(precision.compute)
     if not bias:
         return w, None
-    b = declare_weight(module, f"{name}_bias", outputs=outputs, init=zeros, dtype=dtype)
+    b = declare_weight(
+        module,
+        f"{name}_bias",
+        outputs=outputs,
+        init=nn.initializers.zeros,
+        dtype=precision.parameters,
+    )
     return w, b.astype(precision.compute)
-
-
-def layer_norm(
-    x: jax.Array,  # [..., D]
-    gain: jax.Array,  # [D]
-    bias: jax.Array | None,  # [D]
-    epsilon: float,
-) -> jax.Array:  # [..., D]
-    """Return gain * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x."""
-    centered = x - jnp.mean(x, axis=-1, keepdims=True)
-    # Two passes: the variance of centered values does not cancel as E[x^2] - E[x]^2 does.
-    variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-    y = centered * jax.lax.rsqrt(variance + epsilon) * broadcast_vector(gain, x)
-    return y if bias is None else y + broadcast_vector(bias, y)
-
-
-def rms_norm(
-    x: jax.Array,  # [..., D]
-    gain: jax.Array,  # [D]
-    epsilon: float,
-) -> jax.Array:  # [..., D]
-    """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
-    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(mean_square + epsilon) * broadcast_vector(gain, x)
-
-
-def broadcast_vector(vector: jax.Array, x: jax.Array) -> jax.Array:
-    """Return [D] as [1, ..., D] in the dtype of x (tests raise on implicit rank promotion)."""
-    return vector.astype(x.dtype).reshape((1,) * (x.ndim - 1) + (-1,))
-
-
-class Norm(nn.Module):
-    """Normalization layer. Computes in `precision.norm` and returns the dtype of its input."""
-
-    config: NormConfig
-    context: ModelContext
-    axis: str = "embed"  # logical axis of the gain and bias
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # [..., D] -> [..., D]
-        config, precision, axes = self.config, self.context.precision, {self.axis: x.shape[-1]}
-        declare = functools.partial(declare_weight, self, outputs=axes, dtype=precision.parameters)
-        if config.kind == "rms_offset":
-            gain = 1 + declare("offset", init=nn.initializers.zeros).astype(precision.norm)
-        else:
-            gain = declare("gain", init=nn.initializers.ones)
-        has_bias = config.kind == "layer" and config.bias
-        bias = declare("bias", init=nn.initializers.zeros) if has_bias else None
-        if self.context.hardware.platform == "gpu" and x.itemsize == 2 and self.axis == "embed":
-            from transformer.layers.norm_gradients import norm_in_two_passes
-
-            return norm_in_two_passes(config, precision.norm, x, gain, bias)
-        wide = x.astype(precision.norm)
-        if config.kind == "layer":
-            return layer_norm(wide, gain, bias, config.epsilon).astype(x.dtype)
-        return rms_norm(wide, gain, config.epsilon).astype(x.dtype)
 
 
 def dropout(

@@ -1,15 +1,68 @@
 """Feed-forward layers: plain (Vaswani et al. 2017, section 3.3) and gated (Shazeer 2020)."""
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import jax
 from flax import linen as nn
 
-from transformer.attention.mixer import NO_OUTPUTS, Outputs
-from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
-from transformer.layers.basic import apply_linear, dropout
-from transformer.layers.layer_config import FeedForwardConfig
+from transformer.layers.activations import (
+    ACTIVATIONS,
+    FORMS_ON_GPU,
+    ActivationKind,
+    clamped_gate,
+    swish,
+)
+from transformer.layers.basic import (
+    apply_linear,
+    apply_matrix,
+    declare_linear,
+    declare_weight,
+    dropout,
+)
 from transformer.model_context import ModelContext
+from transformer.taps import NO_OUTPUTS, Outputs
+from transformer.validation import Fraction, NonNegativeFloat, NonNegativeInt, Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class FeedForwardConfig(Settings):
+    """Position-wise feed-forward: two linear layers with an activation between them."""
+
+    kind: ClassVar[str] = "plain"
+
+    d_ff: NonNegativeInt = 0
+    """F, width of the hidden layer. 0: 4 D, or 8/3 D rounded up to a multiple of 64 if gated, which
+    has the same number of weights."""
+    activation: ActivationKind = "gelu_tanh"
+    """`gelu` is exact (erf), `gelu_tanh` its tanh approximation (GPT-2). `swish` uses `swish_beta`;
+    `learned_swish` trains one beta in each layer."""
+    gated: bool = False
+    """Multiply the activation by a second linear layer (Shazeer 2020): ReGLU, GEGLU and SwiGLU are
+    `relu`, `gelu` and `silu` with this on."""
+    bias: bool = True
+    """Add biases to the linear layers."""
+    dropout: Fraction = 0.0
+    """Dropout rate of the hidden layer."""
+    swish_beta: float = 1.0
+    """beta of `swish`, x sigmoid(beta x), and initial beta of `learned_swish`."""
+    gate_clamp: NonNegativeFloat = 0.0
+    """Clamp c: activation(min(gate, c)) * (1 + clip(up, -c, c)), the gate of gpt-oss (Agarwal
+    et al. 2025, section 2.3). 0: the plain gate. Needs `gated`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_clamp and not self.gated:
+            raise ValueError(
+                f"FeedForwardConfig.gate_clamp {self.gate_clamp}: there is no gate; set gated to True, "
+                "or gate_clamp to 0"
+            )
+        if self.swish_beta != 1 and self.activation not in ("swish", "learned_swish"):
+            raise ValueError(
+                f"FeedForwardConfig.swish_beta {self.swish_beta}: {self.activation} has none; leave it "
+                "at 1, or set activation to swish or learned_swish"
+            )
 
 
 class FeedForwardOutput(NamedTuple):
@@ -22,6 +75,18 @@ class FeedForwardOutput(NamedTuple):
 def resolve_d_ff(config: FeedForwardConfig, d_model: int) -> int:
     """Return F: `d_ff`, or 4 D, or 8/3 D in multiples of 64 if gated (as many weights)."""
     return config.d_ff or (-(-8 * d_model // (3 * 64)) * 64 if config.gated else 4 * d_model)
+
+
+def declare_swish(
+    module: nn.Module, config: FeedForwardConfig, context: ModelContext
+) -> Callable[[jax.Array], jax.Array]:
+    """Return `swish`; the beta of `learned_swish` becomes a weight of `module`."""
+    beta: float | jax.Array = config.swish_beta
+    if config.activation == "learned_swish":
+        init, precision = nn.initializers.constant(config.swish_beta), context.precision
+        learned = declare_weight(module, "beta", outputs={}, init=init, dtype=precision.parameters)
+        beta = learned.astype(precision.compute)
+    return lambda x: swish(x, beta)
 
 
 class FeedForward(nn.Module):
@@ -43,18 +108,30 @@ class FeedForward(nn.Module):
         embed = {"embed": context.d_model}
         mlp = {"mlp": resolve_d_ff(config, context.d_model)}
         activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
-        linear = lambda name: apply_linear(self, name, x, embed, mlp, context, bias=config.bias)  # noqa: E731
         if context.hardware.platform == "gpu":
-            from transformer.layers.feedforward_on_gpu import recomputed_hidden_units
+            activation = FORMS_ON_GPU.get(config.activation, activation)
 
-            hidden = recomputed_hidden_units(self, x, activation, embed, mlp)
-        elif not config.gated:
-            hidden = activation(linear("up"))
-        elif not config.gate_clamp:
-            hidden = activation(linear("gate")) * linear("up")
-        else:
-            hidden = clamped_gate(linear("gate"), linear("up"), activation, config.gate_clamp)
-        hidden = context.constrain(hidden, ("batch", "length", "mlp"))
+        def combine(products: list[jax.Array], biases: list[jax.Array | None]) -> jax.Array:
+            """Return the hidden units from x W of `up`, or of `gate` and `up`."""
+            pairs = zip(products, biases, strict=True)
+            maps = [y if b is None else y + b.astype(y.dtype)[None, None] for y, b in pairs]
+            if not config.gated:
+                return activation(maps[0])
+            gate, up = maps
+            if config.gate_clamp:
+                return clamped_gate(gate, up, activation, config.gate_clamp)
+            return activation(gate) * up
+
+        products, biases = [], []
+        for name in ("gate", "up") if config.gated else ("up",):
+            w, b = declare_linear(self, name, embed, mlp, context, bias=config.bias)
+            products.append(apply_matrix(x, w, 1, context.flatten_tokens))
+            biases.append(b)
+        if context.hardware.platform == "gpu":
+            # Autodiff would save the steps of the activation. Only the products with the weights
+            # are saved; biases are added and the activation is computed again in the backward pass.
+            combine = jax.checkpoint(combine)
+        hidden = context.constrain(combine(products, biases), ("batch", "length", "mlp"))
         hidden = dropout(hidden, config.dropout, dropout_rngs)
         y = apply_linear(self, "down", hidden, mlp, embed, context, bias=config.bias, residual=True)
         return FeedForwardOutput(y, {})

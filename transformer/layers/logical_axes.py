@@ -4,8 +4,10 @@ Code that treats weights differently (sharding, weight decay, Muon, LoRA, 8-bit 
 asks for axis names and never for `ndim`: a stacked norm gain has two axes and is not a matrix.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -40,7 +42,7 @@ class LogicalAxes:
 
 
 class BoxedWeight(struct.PyTreeNode, meta.AxisMetadata):
-    """A weight with its axes, as `module.init` creates it. Linen unboxes it in `module.apply`.
+    """A weight with its axes, as `module.init` creates it while axes are recorded.
 
     `add_axis` and `remove_axis` are Flax's interface for `nn.scan` and `nn.vmap`.
     """
@@ -66,6 +68,41 @@ class BoxedWeight(struct.PyTreeNode, meta.AxisMetadata):
         """Return the weight with the name of a leading stack axis added; `value` has the axis."""
         axes = dataclasses.replace(self.axes, stack=(name, *self.axes.stack))
         return self.replace(axes=axes)
+
+
+_recording = contextvars.ContextVar("recording", default=False)
+
+
+def with_axes(value: jax.Array, axes: LogicalAxes) -> Any:
+    """Return the initial value of a weight; with its axes if `abstract_weights` asks for them."""
+    return BoxedWeight(value, axes) if _recording.get() else value
+
+
+def records_axes() -> bool:
+    """Return True while `abstract_weights` traces."""
+    return _recording.get()
+
+
+@contextlib.contextmanager
+def _record_axes() -> Iterator[None]:
+    token = _recording.set(True)
+    try:
+        yield
+    finally:
+        _recording.reset(token)
+
+
+def abstract_weights(init: Callable[..., Any], *inputs: Any) -> tuple[Any, Any]:
+    """Return the shapes and the `LogicalAxes` of the parameters that `init` returns.
+
+    Args:
+      init: `init` of a module, which is traced once.
+      inputs: A random key, and the inputs.
+    """
+    with _record_axes():
+        # A new function: JAX would answer from an earlier trace without axes.
+        boxed = jax.eval_shape(lambda *inputs: init(*inputs), *inputs).get("params", {})
+    return meta.unbox(boxed), unbox_axes(boxed)
 
 
 UNNAMED_AXIS = "unnamed"

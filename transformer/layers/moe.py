@@ -1,16 +1,21 @@
 """Mixture of experts: each token goes through C of E feed-forwards."""
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.mixer import NO_OUTPUTS, Outputs
-from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_swish
+from transformer.layers.activations import ACTIVATIONS, clamped_gate
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
-from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
-from transformer.layers.layer_config import MoEConfig
+from transformer.layers.feedforward import (
+    FeedForwardConfig,
+    FeedForwardOutput,
+    declare_swish,
+    resolve_d_ff,
+)
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -25,6 +30,62 @@ from transformer.layers.moe_dispatch import (
 )
 from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
+from transformer.taps import NO_OUTPUTS, Outputs
+from transformer.validation import Bounds, NonNegativeFloat, PositiveInt, Settings
+
+DispatcherKind = Literal["auto", "dense", "sorted"]
+
+
+@dataclasses.dataclass(frozen=True)
+class MoEConfig(Settings):
+    """Mixture of experts: E feed-forwards and a router (Shazeer et al. 2017; Fedus et al. 2022)."""
+
+    kind: ClassVar[str] = "mixture"
+
+    num_experts: Annotated[int, Bounds(1, 2**16)] = 8
+    """E, number of experts."""
+    num_experts_per_token: PositiveInt = 2
+    """C, experts that each token is sent to: 1 in Switch, 2 in Mixtral."""
+    expert: FeedForwardConfig = FeedForwardConfig()
+    """Feed-forward of one expert. Dropout drops the same hidden units in all experts of a token."""
+    router_bias: bool = False
+    """Add a bias to the router's logits."""
+    normalize_gates: bool = True
+    """Scale the gates of a token to sum to 1 (Mixtral); False: plain probabilities (Switch)."""
+    capacity_factor: NonNegativeFloat = 0.0
+    """Slots of each expert, as a multiple of T C / E, the count if tokens spread evenly. Tokens
+    beyond the capacity are dropped, so a token's output depends on later tokens: not for causal
+    models. 0: no limit, no token is dropped."""
+    load_balance_loss_weight: NonNegativeFloat = 0.01
+    """Weight of the load-balancing loss (Fedus et al. 2022, equation 4)."""
+    router_z_loss_weight: NonNegativeFloat = 0.001
+    """Weight of the router z-loss, which keeps router logits small (Zoph et al. 2022, eq. 5)."""
+    dispatcher: DispatcherKind = "auto"
+    """Dispatch without a capacity. `dense`: every expert computes every token. `sorted`: tokens are
+    sorted by expert. `auto`: `sorted` on a single accelerator, else `dense`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_experts_per_token > self.num_experts:
+            raise ValueError(
+                f"MoEConfig.num_experts_per_token {self.num_experts_per_token}: there are "
+                f"{self.num_experts} experts; give at most {self.num_experts}"
+            )
+        if self.num_experts_per_token == 1 and self.normalize_gates:
+            raise ValueError(
+                "MoEConfig.normalize_gates True: the gate of a single expert is always 1, and the "
+                "router learns nothing; set it to False"
+            )
+        if self.capacity_factor and self.dispatcher != "auto":
+            raise ValueError(
+                f"MoEConfig.dispatcher {self.dispatcher}: has no effect with a capacity_factor; "
+                "leave it at auto"
+            )
+
+    @property
+    def causal(self) -> bool:
+        """True if a token's output does not depend on later tokens."""
+        return not self.capacity_factor
 
 
 class MixtureOfExperts(nn.Module):

@@ -1,37 +1,72 @@
 """Embeddings that are added to those of tokens: of absolute positions and of token types."""
 
+import dataclasses
+from typing import Annotated, Literal
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.position_config import (
-    FREQUENCY_BASE,
-    LearnedPositions,
-    SinusoidalPositions,
-)
-from transformer.attention.rope import fixed_point_turns, wrapped_product
-from transformer.attention.rope_scaling import unscaled_frequencies
-from transformer.config import TransformerConfig
+from transformer.layers.angles import fixed_point_turns, unscaled_frequencies, wrapped_product
 from transformer.layers.basic import declare_table
+from transformer.model_context import ModelContext
+from transformer.validation import Bounds, NonNegativeInt, Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class NoPosition:
+    """No position information here; attention or the embedding may still have some."""
+
+
+NO_POSITION = NoPosition()
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnedPositions(Settings):
+    """A learned vector per position, added to the embedding (Gehring et al. 2017)."""
+
+    max_length: Annotated[int, Bounds(1, 2**24)] = 1024
+    """Longest input, in tokens. Longer ones raise ValueError."""
+    offset: NonNegativeInt = 0
+    """Rows of the table before that of position 0, which tokens never use. RoBERTa, BART and OPT
+    have 2."""
+
+
+FREQUENCY_BASE = 10_000.0
+"""Base of the wavelengths of `SinusoidalPositions`."""
+
+
+SinusoidLayout = Literal["interleaved", "halves"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SinusoidalPositions(Settings):
+    """Sines and cosines of the position, for any length (Vaswani et al. 2017, section 3.5)."""
+
+    layout: SinusoidLayout = "interleaved"
+    """Order of the entries: `interleaved` (a sine, its cosine, ...), as in the paper; `halves` (all
+    sines, all cosines), as in tensor2tensor and Marian."""
+
+
+PositionEmbedding = NoPosition | LearnedPositions | SinusoidalPositions
+"""Position information added to the token embedding."""
 
 
 def embed_positions(
     module: nn.Module,
     positions: jax.Array,  # [B or 1, T]
-    config: TransformerConfig,
+    config: LearnedPositions | SinusoidalPositions,
+    context: ModelContext,
 ) -> jax.Array:  # [B or 1, T, D]
     """Return learned vectors of `module`, or sinusoids."""
-    learned = config.position_embedding
-    if not isinstance(learned, LearnedPositions):
-        vectors = sinusoidal_embedding(positions, config.d_model)
-        if isinstance(learned, SinusoidalPositions) and learned.layout == "halves":
+    if isinstance(config, SinusoidalPositions):
+        vectors = sinusoidal_embedding(positions, context.d_model)
+        if config.layout == "halves":
             return jnp.concatenate([vectors[..., 0::2], vectors[..., 1::2]], axis=-1)
         return vectors
-    rows, offset = learned.max_length + learned.offset, learned.offset
-    table = declare_table(
-        module, "positions", {"positions": rows}, {"embed": config.d_model}, config
-    )
-    return table[positions + offset if offset else positions]
+    rows, embed = {"positions": config.max_length + config.offset}, {"embed": context.d_model}
+    table = declare_table(module, "positions", rows, embed, context)
+    return table[positions + config.offset if config.offset else positions]
 
 
 def sinusoidal_embedding(
@@ -52,9 +87,10 @@ def sinusoidal_embedding(
 def embed_token_types(
     module: nn.Module,
     token_types: jax.Array | None,  # [B, T] below `num_token_types`; None: all 0
-    config: TransformerConfig,
+    num_token_types: int,
+    context: ModelContext,
 ) -> jax.Array:  # [B, T, D] or [1, 1, D]
     """Return learned vectors of `module` by token type (Devlin et al. 2019, section 3)."""
-    sizes = {"types": config.num_token_types}, {"embed": config.d_model}
-    table = declare_table(module, "types", *sizes, config)
+    rows, embed = {"types": num_token_types}, {"embed": context.d_model}
+    table = declare_table(module, "types", rows, embed, context)
     return table[:1][None] if token_types is None else table[token_types]

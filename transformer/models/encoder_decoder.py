@@ -1,7 +1,7 @@
 """Encoder-decoder: an encoder reads the source, a decoder attends to its output."""
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,36 +9,30 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
-from transformer.attention.mixer import MixerInputs, Outputs
-from transformer.attention.position_bias import declare_shared_bias
-from transformer.config import EncoderConfig, TransformerConfig
-from transformer.inspection import Edit, Taps, make_taps
+from transformer.attention.mixer import MixerInputs
 from transformer.layers.basic import declare_weight, fold_in
-from transformer.layers.cross_attention import Memory
-from transformer.layers.embedding import (
+from transformer.model_context import ModelContext
+from transformer.models.block import Memory
+from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.embedding import (
     compute_logits,
     declare_embedding,
     declare_output_matrix,
     embed_tokens,
 )
-from transformer.layers.stack import StackOutput
-from transformer.layers.stack_weights import init_cache
-from transformer.model_context import ModelContext
-from transformer.models.input_checks import (
-    check_cache_inputs,
-    check_segments,
-    check_tokens,
-    resolve_dropout_rngs,
-)
 from transformer.models.model import (
-    DEFAULT_OUTPUTS,
     EXAMPLE_TOKENS,
     LOGITS,
     Model,
     ModelOutput,
     apply_layers,
+    check_cache_inputs,
+    make_taps,
+    reject_explicit_axes,
 )
-from transformer.shape_checks import check_shapes
+from transformer.models.stack import StackOutput, declare_shared_bias, init_cache
+from transformer.taps import Edit, Outputs, Taps
+from transformer.validation import check_positions, check_segments, check_shapes, check_token_ids
 
 
 class EncoderDecoder(Model):
@@ -74,22 +68,23 @@ class EncoderDecoder(Model):
         *,
         memory: jax.Array | None = None,  # [B, S, D] output of the encoder, instead of `source`
         source_segments: jax.Array | None = None,  # [B, S] 1, or documents; 0 is padding
-        source_positions: jax.Array | None = None,  # [B or 1, S] of `source`; None: 0 to S - 1
-        positions: jax.Array | None = None,  # [B or 1, T] of `tokens`; None: 0 to T - 1
+        source_positions: jax.Array | None = None,  # [B or 1, S] of `source`
+        positions: jax.Array | None = None,  # [B or 1, T] of `tokens`
         segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
-        cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
-        outputs: Outputs = LOGITS,  # names of requested outputs
-        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
+        cache: tuple[Any, ...] | None = None,
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = LOGITS,
+        edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return logits of the target; without `tokens`, `hidden` is the encoder's output.
 
-        Raises:
-          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
+        `Model` describes the other arguments.
         """
-        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
-            examples = source if tokens is None else tokens
-            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, examples)
+        examples = next((x for x in (tokens, source, memory) if x is not None), None)
+        if examples is None:
+            raise ValueError("neither source nor tokens: give at least one")
+        dropout_rngs = self.example_rngs(dropout_rngs, examples.shape[0])
+        reject_explicit_axes(source=source, tokens=tokens)
         check_shapes(
             source=(source, "B S | None", int),
             tokens=(tokens, "B T | None", int),
@@ -98,43 +93,55 @@ class EncoderDecoder(Model):
             source_positions=(source_positions, "B? S | None", int),
             positions=(positions, "B? T | None", int),
             segments=(segments, "B? T | None", int, bool),
-            dropout_rngs=(dropout_rngs, "B | None"),
-            outputs=(outputs, Set),
         )
         check_segments("source_segments", source_segments)
-        config = self.config
-        if cache is not None:
+        check_segments("segments", segments)
+        config, context = self.config, self.context
+        if cache is not None and tokens is not None:
             check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
-        taps = encoder_taps = None
-        if edits or outputs - DEFAULT_OUTPUTS:
-            taps, encoder_taps = make_taps(self, outputs, edits)
+        taps, encoder_taps = make_taps(config, outputs, edits)
         encoder_aux: Any = ()
-        table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
+        table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
         source_table = table
         if self.encoder_config.vocab_size and source is not None:
             rows = config.pad_vocab_size(self.encoder_config.vocab_size)
-            source_table = declare_embedding(self, "source_embedding", rows, config)
+            source_table = declare_embedding(self, "source_embedding", rows, context)
         if source is not None:
-            check_tokens(
-                source, config, source_positions, vocab_size=self.encoder_config.vocab_size
-            )
+            vocab_size = config.source_vocab_size
+            check_token_ids("source", source, vocab_size, config.pad_vocab_size(vocab_size))
+            check_positions("source", source.shape[1], source_positions, config.max_length)
             # Streams 0 (encoder) and 1 (decoder): layer l of both would else drop the same entries.
-            encoder = Encoder(config, self.context, name="encoder")
-            rngs = fold_in(dropout_rngs, 0)
-            places = source_positions, source_segments
-            encoded = encoder(source, source_table, *places, rngs, outputs, encoder_taps)
+            encoder = Encoder(config, context, name="encoder")
+            encoded = encoder(
+                source,
+                source_table,
+                source_positions,
+                source_segments,
+                fold_in(dropout_rngs, 0),
+                outputs,
+                encoder_taps,
+            )
             memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
-            if memory is None:
-                raise ValueError("neither source nor tokens: give at least one")
+            assert memory is not None  # `source` or `memory` is given
             return ModelOutput(None, memory, encoder_aux=encoder_aux)
-        check_tokens(tokens, config, positions, segments)
+        check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
+        check_positions("tokens", tokens.shape[1], positions, config.max_length)
         positions = positions_or_arange(positions, tokens.shape[1])
         attended = Memory(memory, _source_mask(positions, segments, source_segments, tokens))
-        decoder = Decoder(config, self.context, name="decoder")
-        rngs = fold_in(dropout_rngs, 1)
-        output = decoder(tokens, table, attended, positions, segments, cache, rngs, outputs, taps)
-        matrix, bias = declare_output_matrix(self, table, config), None
+        decoder = Decoder(config, context, name="decoder")
+        output = decoder(
+            tokens,
+            table,
+            attended,
+            positions,
+            segments,
+            cache,
+            fold_in(dropout_rngs, 1),
+            outputs,
+            taps,
+        )
+        matrix, bias = declare_output_matrix(self, table, config, context), None
         if config.logit_bias:
             bias = declare_weight(
                 self,
@@ -145,7 +152,7 @@ class EncoderDecoder(Model):
             )
         logits = None
         if "logits" in outputs:
-            logits = compute_logits(output.x, matrix, config, self.context, bias)
+            logits = compute_logits(output.x, matrix, config, context, bias)
         return ModelOutput(logits, output.x, output.cache, output.aux, encoder_aux)
 
     @nn.nowrap

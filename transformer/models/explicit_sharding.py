@@ -6,6 +6,7 @@ shardings to the compiler instead: they run under `jax.sharding.auto_axes`, and 
 have explicit shardings again.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,49 +16,65 @@ from jax.sharding import NamedSharding, PartitionSpec
 from transformer.models.model import ModelOutput
 
 
-def call_with_auto_axes(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    example: jax.Array,
-) -> Any:
-    """Return `function(*args, **kwargs)`, computed with all axes of a mesh left to the compiler.
+def with_auto_axes(
+    function: Callable[..., Any], *, replicate_result: bool = False
+) -> Callable[..., Any]:
+    """Return a model's `apply` or `init`, computed with all axes of a mesh left to the compiler.
 
-    The batch of the output is sharded as that of the inputs, and the cache as the cache that is
-    given. All else is whole on each device.
+        logits = with_auto_axes(model.apply)({"params": params}, tokens).logits
+
+    Arrays without explicit axes go to the function as they are. The batch of a `ModelOutput` is
+    sharded as that of the inputs, and the cache as the cache that is given. All else is whole on
+    each device.
 
     Args:
-      function: `init_with_output` or `apply` of a model.
-      args: Random key or parameters, then the inputs, whose first axis is the batch.
-      kwargs: More inputs, and static arguments.
-      example: One of the arrays, whose mesh has explicit axes.
+      function: Of parameters, or a random key, and inputs whose first axis is the batch.
+      replicate_result: The result is no `ModelOutput`: that of `init`, or of another method.
     """
-    mesh = jax.typeof(example).sharding.mesh
-    leaves, tree = jax.tree.flatten((args, kwargs))
 
-    def call(arrays: list[jax.Array]) -> Any:
-        rest = iter(arrays)
-        merged = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-        args, kwargs = jax.tree.unflatten(tree, merged)
-        return function(*args, **kwargs)
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        explicit = [leaf for leaf in leaves if has_explicit_axes(leaf)]
+        if not explicit:
+            return function(*args, **kwargs)
+        mesh = jax.typeof(explicit[0]).sharding.mesh
 
-    def sharding_of(leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, jax.typeof(leaf).sharding.spec)
+        def call_merged(arrays: list[jax.Array]) -> Any:
+            rest = iter(arrays)
+            merged = [next(rest) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+            args, kwargs = jax.tree.unflatten(tree, merged)
+            return function(*args, **kwargs)
 
-    inputs = [leaf for leaf in jax.tree.leaves((args[1:], kwargs)) if isinstance(leaf, jax.Array)]
-    axes = sharding_of(inputs[0]).spec[:1] if inputs else ()
-    batch, replicated = (NamedSharding(mesh, PartitionSpec(*each)) for each in (axes, ()))
-    cache = jax.tree.map(sharding_of, kwargs.get("cache"))
-    # A prefix of the result's tree. A method other than `__call__` may return anything.
-    prefix: Any = (batch, batch, cache, replicated)
-    output = replicated if "method" in kwargs else ModelOutput(*prefix)
-    with_variables = "init" in function.__name__ or kwargs.get("mutable", False) is not False
-    out_sharding = (output, replicated) if with_variables else output
-    arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
-    run = jax.sharding.auto_axes(call, out_sharding=out_sharding)
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
-        return run(arrays)
-    # Outside of `jit`, initial parameters can be placed on a mesh of devices alone.
-    sharding: Any = example.sharding
-    with jax.set_mesh(sharding.mesh):
-        return run(arrays)
+        def sharding_of(leaf: Any) -> NamedSharding:
+            return NamedSharding(mesh, jax.typeof(leaf).sharding.spec)
+
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+        inputs = [
+            leaf for leaf in jax.tree.leaves((args[1:], kwargs)) if isinstance(leaf, jax.Array)
+        ]
+        batch_axes = sharding_of(inputs[0]).spec[:1] if inputs else ()
+        replicated = NamedSharding(mesh, PartitionSpec())
+        out_sharding: Any = replicated
+        if not replicate_result:
+            batch = NamedSharding(mesh, PartitionSpec(*batch_axes))
+            cache = jax.tree.map(sharding_of, kwargs.get("cache"))
+            # A prefix of the result's tree.
+            prefix: Any = batch, batch, cache, replicated, replicated
+            out_sharding = ModelOutput(*prefix)
+            if kwargs.get("mutable", False) is not False:
+                out_sharding = out_sharding, replicated
+        run = jax.sharding.auto_axes(call_merged, out_sharding=out_sharding)
+        if any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return run(arrays)
+        # Outside of `jit`, initial parameters can be placed on a mesh of devices alone.
+        sharding: Any = explicit[0].sharding
+        with jax.set_mesh(sharding.mesh):
+            return run(arrays)
+
+    return call
+
+
+def has_explicit_axes(leaf: Any) -> bool:
+    """Return True for an array on a mesh with explicit axes."""
+    return isinstance(leaf, jax.Array) and bool(jax.typeof(leaf).sharding.mesh.explicit_axes)

@@ -1,24 +1,28 @@
 """Classifier of continuous inputs: patches of an image, frames of audio, or nodes of a graph."""
 
-from collections.abc import Set
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
-from transformer.attention.mixer import MixerInputs, Outputs
-from transformer.attention.position_config import NoPosition
-from transformer.config import Pooling
-from transformer.inspection import make_taps
-from transformer.layers.basic import Norm, apply_linear, dropout, fold_in
-from transformer.layers.position_embedding import embed_positions
-from transformer.models.heads import check_pooling, pool_sequence
-from transformer.models.input_checks import check_positions, check_segments, resolve_dropout_rngs
-from transformer.models.model import DEFAULT_OUTPUTS, LOGITS, Model, ModelOutput, apply_layers
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_fraction, check_integer
+from transformer.attention.mixer import MixerInputs
+from transformer.layers.basic import apply_linear, dropout, fold_in
+from transformer.layers.norms import Norm
+from transformer.layers.position_embedding import NoPosition, embed_positions
+from transformer.models.config import Pooling
+from transformer.models.heads import check_head, check_pooling, pool_sequence
+from transformer.models.model import (
+    LOGITS,
+    Model,
+    ModelOutput,
+    apply_layers,
+    make_taps,
+    reject_explicit_axes,
+)
+from transformer.taps import Outputs
+from transformer.validation import check_integer, check_positions, check_segments, check_shapes
 
 
 class FeatureClassifier(Model):
@@ -37,9 +41,8 @@ class FeatureClassifier(Model):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("num_features", "num_classes"):
-            check_integer(name, getattr(self, name), 1)
-        check_fraction("head_dropout", self.head_dropout)
+        check_integer("num_features", self.num_features, 1)
+        check_head(self.num_classes, self.head_dropout)
         check_pooling(self.pooling, self.config.causal)
 
     @nn.nowrap
@@ -51,11 +54,11 @@ class FeatureClassifier(Model):
         self,
         features: jax.Array,  # [B, T, I]
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
+        positions: jax.Array | None = None,  # [B or 1, T]
         segments: jax.Array | None = None,  # [B, T] 1 for inputs; 0 is padding
         adjacency: jax.Array | None = None,  # [B, T, T] True: the first attends to the second
-        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
-        outputs: Outputs = LOGITS,  # names of requested outputs
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Return `logits` [B, C].
 
@@ -65,28 +68,27 @@ class FeatureClassifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
-            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, features)
+        dropout_rngs = self.example_rngs(dropout_rngs, features.shape[0])
         check_shapes(
             {"I": self.num_features},
             features=(features, "B T I", float),
             positions=(positions, "B? T | None", int),
             segments=(segments, "B? T | None", int, bool),
             adjacency=(adjacency, "B? T T | None", bool),
-            dropout_rngs=(dropout_rngs, "B | None"),
-            outputs=(outputs, Set),
         )
         config, context = self.config, self.context
-        check_positions("inputs", features.shape[1], positions, config)
+        check_positions("inputs", features.shape[1], positions, config.max_length)
         check_segments("segments", segments)
-        taps = make_taps(self, outputs, None)[0] if outputs - DEFAULT_OUTPUTS else None
+        reject_explicit_axes(features=features)
         width = {"embed": config.d_model}
         inputs_axis = {"features": self.num_features}
         x = features.astype(config.precision.compute)
         x = apply_linear(self, "input", x, inputs_axis, width, context, bias=True)
         positions = positions_or_arange(positions, features.shape[1])
         if not isinstance(config.position_embedding, NoPosition):
-            x = x + embed_positions(self, positions, config).astype(x.dtype)
+            x = x + embed_positions(self, positions, config.position_embedding, context).astype(
+                x.dtype
+            )
         if config.embedding_norm is not None:
             x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
         # Stream L: streams 0 to L - 1 belong to the layers.
@@ -99,8 +101,13 @@ class FeatureClassifier(Model):
             allowed=adjacency,
             single_document=True,
         )
-        options: Any = dict(dropout_rngs=dropout_rngs, outputs=outputs, taps=taps)
-        inputs = MixerInputs(positions, mask, **options)
+        inputs = MixerInputs(
+            positions,
+            mask,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
+            taps=make_taps(config, outputs, None)[0],
+        )
         output = apply_layers(config, config, context, x, inputs)
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         rngs = fold_in(dropout_rngs, context.num_layers + 1)

@@ -7,14 +7,19 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.mixer import Outputs
-from transformer.config import Pooling, TransformerConfig
-from transformer.inspection import Edit
 from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.model_context import ModelContext
-from transformer.models.input_checks import resolve_dropout_rngs
+from transformer.models.config import Pooling, TransformerConfig
 from transformer.models.model import LOGITS, Model, ModelOutput
-from transformer.validation import check_fraction, check_integer
+from transformer.taps import Edit, Outputs
+from transformer.validation import check_integer
+
+
+def check_head(num_classes: int, head_dropout: float) -> None:
+    """Raise ValueError for a number of classes or a dropout rate that no head can have."""
+    check_integer("num_classes", num_classes, 1)
+    if not 0 <= head_dropout < 1:
+        raise ValueError(f"head_dropout {head_dropout}: give a number in [0, 1)")
 
 
 def check_pooling(pooling: str, causal: bool) -> None:
@@ -90,8 +95,7 @@ class Classifier(Model):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("num_classes", self.num_classes, 1)
-        check_fraction("head_dropout", self.head_dropout)
+        check_head(self.num_classes, self.head_dropout)
         check_pooling(self.pooling, self.config.causal)
 
     @nn.compact
@@ -99,20 +103,15 @@ class Classifier(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
+        positions: jax.Array | None = None,  # [B or 1, T]
         segments: jax.Array | None = None,  # [B, T] 1 for tokens; 0 is padding
-        token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
-        outputs: Outputs = LOGITS,  # names of requested outputs
-        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
+        token_types: jax.Array | None = None,  # [B, T]
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = LOGITS,
+        edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
-        """Return `logits` [B, C].
-
-        Raises:
-          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
-        """
-        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
-            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
+        """Return `logits` [B, C]; `Model` describes the arguments."""
+        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
             tokens,
@@ -142,28 +141,22 @@ class Tagger(Model):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integer("num_classes", self.num_classes, 1)
-        check_fraction("head_dropout", self.head_dropout)
+        check_head(self.num_classes, self.head_dropout)
 
     @nn.compact
     def __call__(
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
-        segments: jax.Array | None = None,  # [B, T] sequences, from 1; 0 is padding
-        token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
-        outputs: Outputs = LOGITS,  # names of requested outputs
-        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
+        positions: jax.Array | None = None,  # [B or 1, T]
+        segments: jax.Array | None = None,  # [B, T]
+        token_types: jax.Array | None = None,  # [B, T]
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = LOGITS,
+        edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
-        """Return `logits` [B, T, C].
-
-        Raises:
-          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
-        """
-        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
-            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
+        """Return `logits` [B, T, C]; `Model` describes the arguments."""
+        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
         output, _ = self.apply_backbone(
             tokens,

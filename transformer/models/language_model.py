@@ -6,16 +6,16 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.attention.mixer import Outputs
-from transformer.inspection import Edit
-from transformer.layers.embedding import compute_logits, declare_output_matrix
-from transformer.layers.stack_weights import init_cache
-from transformer.models.input_checks import (
+from transformer.models.embedding import compute_logits, declare_output_matrix
+from transformer.models.model import (
+    LOGITS,
+    Model,
+    ModelOutput,
     check_cache_inputs,
     check_cache_length,
-    resolve_dropout_rngs,
 )
-from transformer.models.model import LOGITS, Model, ModelOutput
+from transformer.models.stack import init_cache
+from transformer.taps import Edit, Outputs
 
 
 class LanguageModel(Model):
@@ -30,20 +30,15 @@ class LanguageModel(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
-        segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
+        positions: jax.Array | None = None,  # [B or 1, T]
+        segments: jax.Array | None = None,  # [B, T]
         prefix_lengths: jax.Array | None = None,  # [B] prefix that all tokens attend to
-        cache: tuple[Any, ...] | None = None,  # from `init_cache`; tokens go to `positions`
-        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
-        outputs: Outputs = LOGITS,  # names of requested outputs
-        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
+        cache: tuple[Any, ...] | None = None,
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = LOGITS,
+        edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
-        """Return logits and hidden states.
-
-        ValueError: shapes disagree, or inputs exceed a table of learned positions.
-        """
-        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
-            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
+        """Return logits [B, T, V] and hidden states; `Model` describes the arguments."""
         if cache is not None:
             check_cache_inputs(cache, tokens, self.config.num_layers, positions, segments)
         output, table = self.apply_backbone(
@@ -52,11 +47,11 @@ class LanguageModel(Model):
             segments=segments,
             prefix_lengths=prefix_lengths,
             cache=cache,
-            dropout_rngs=dropout_rngs,
+            dropout_rngs=self.example_rngs(dropout_rngs, tokens.shape[0]),
             outputs=outputs,
             edits=edits,
         )
-        matrix = declare_output_matrix(self, table, self.config)
+        matrix = declare_output_matrix(self, table, self.config, self.context)
         logits = None
         if "logits" in outputs:  # the trainer asks for none: its loss is fused with the matrix
             logits = compute_logits(output.x, matrix, self.config, self.context)

@@ -5,19 +5,17 @@ from collections.abc import Mapping
 import jax
 from flax import linen as nn
 
-from transformer.attention.mixer import Outputs
-from transformer.inspection import Edit
 from transformer.layers.activations import ACTIVATIONS
-from transformer.layers.basic import Norm, apply_linear, declare_weight
-from transformer.layers.embedding import compute_logits, declare_output_matrix
-from transformer.layers.layer_config import NormConfig
+from transformer.layers.basic import apply_linear, declare_weight
+from transformer.layers.norms import Norm, NormConfig
+from transformer.models.embedding import compute_logits, declare_output_matrix
 from transformer.models.heads import pool_sequence
-from transformer.models.input_checks import resolve_dropout_rngs
 from transformer.models.model import (
     LOGITS,
     Model,
     ModelOutput,
 )
+from transformer.taps import Edit, Outputs
 
 
 class MaskedLanguageModel(Model):
@@ -41,20 +39,15 @@ class MaskedLanguageModel(Model):
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
-        segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
-        token_types: jax.Array | None = None,  # [B, T] token type; None: all 0
-        dropout_rngs: jax.Array | None = None,  # [B] random keys, or Flax's rngs; None: no dropout
-        outputs: Outputs = LOGITS,  # names of requested outputs
-        edits: Mapping[str, Edit] | None = None,  # see `transformer.inspection`
+        positions: jax.Array | None = None,  # [B or 1, T]
+        segments: jax.Array | None = None,  # [B, T]
+        token_types: jax.Array | None = None,  # [B, T]
+        dropout_rngs: jax.Array | None = None,  # [B]
+        outputs: Outputs = LOGITS,
+        edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
-        """Return `logits` [B, T, V].
-
-        Raises:
-          ValueError: If shapes disagree, or inputs exceed a table of learned positions.
-        """
-        if self.has_rng("dropout") or getattr(dropout_rngs, "ndim", 1) != 1:
-            dropout_rngs = resolve_dropout_rngs(self, dropout_rngs, tokens)
+        """Return `logits` [B, T, V]; `Model` describes the arguments."""
+        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
         output, table = self.apply_backbone(
             tokens,
@@ -73,7 +66,7 @@ class MaskedLanguageModel(Model):
         x = apply_linear(self, "head", x, embed, embed, context, bias=head.bias)
         x = ACTIVATIONS[head.activation](x)
         x = Norm(config.embedding_norm or NormConfig(), context, name="head_norm")(x)
-        matrix = declare_output_matrix(self, table, config)
+        matrix = declare_output_matrix(self, table, config, context)
         bias = None
         if head.output_bias:
             bias = declare_weight(

@@ -1,28 +1,41 @@
 """Interface of all models, and what they share: embeddings and a stack of layers."""
 
-from collections.abc import Callable, Mapping, Set
-from typing import Any, ClassVar, NamedTuple, cast
+import functools
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
-from flax import errors
+import jax.numpy as jnp
 from flax import linen as nn
-from flax.core import meta
+from flax.traverse_util import flatten_dict
 
 from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
-from transformer.attention.mixer import MixerInputs, Outputs
-from transformer.config import EncoderConfig, TransformerConfig
+from transformer.attention.mixer import MixerInputs, mixer_class
+from transformer.attention.rope import LongRoPEScaling, RoPE
 from transformer.hardware import Hardware
-from transformer.inspection import Edit, make_taps
-from transformer.layers.basic import Norm
-from transformer.layers.cross_attention import Memory
-from transformer.layers.embedding import declare_embedding, embed_tokens
-from transformer.layers.logical_axes import unbox_axes
-from transformer.layers.stack import Stack, StackOutput
+from transformer.layers.logical_axes import abstract_weights
+from transformer.layers.norms import Norm
 from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
-from transformer.models.initial_weights import draw_weights
-from transformer.models.input_checks import check_tokens, invalid_rng
-from transformer.models.parameter_checks import DECLARED, check_variables
-from transformer.shape_checks import check_shapes, may_be_below
+from transformer.models.block import BlockConfig, Memory
+from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.embedding import declare_embedding, embed_tokens
+from transformer.models.stack import Stack, StackOutput
+from transformer.taps import (
+    ATTENTION_VALUES,
+    BLOCK_VALUES,
+    OTHER_OUTPUTS,
+    Edit,
+    Outputs,
+    Taps,
+    edits_within,
+)
+from transformer.validation import (
+    check_integer,
+    check_positions,
+    check_segments,
+    check_shapes,
+    check_token_ids,
+)
 
 LOGITS: Outputs = frozenset({"logits"})
 """Default `outputs` of a model: logits, and no auxiliary outputs."""
@@ -30,7 +43,7 @@ LOGITS: Outputs = frozenset({"logits"})
 DEFAULT_OUTPUTS: Outputs = LOGITS | {"losses"}
 """Outputs that all models have, so that their names need no check."""
 
-EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jax.numpy.int32)
+EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 """Smallest batch of tokens, for `Model.example_inputs`."""
 
 
@@ -51,7 +64,23 @@ class ModelOutput(NamedTuple):
 
 
 class Model(nn.Module):
-    """Base class of all models. Parameters are nested dicts of arrays."""
+    """Base class of all models. Parameters are nested dicts of arrays.
+
+    `init` and `apply` are Linen's. All models take these arguments, as far as they have a meaning
+    for them:
+
+      positions: [B or 1, T] position of each token. None: 0 to T - 1.
+      segments: [B, T] document of each token, from 1; 0 is padding. None: one document.
+      token_types: [B, T] token type. None: all 0.
+      cache: From `init_cache`; tokens are appended at their `positions`.
+      dropout_rngs: [B] a random key for each example, or Flax's `rngs={"dropout": key}`. None: no
+        dropout.
+      outputs: Names of requested outputs (`transformer.inspection`).
+      edits: Functions that replace intermediate values, by name (`transformer.inspection`).
+
+    They raise ValueError for arrays whose shapes or dtypes disagree, and for tokens and positions
+    beyond the tables of the model.
+    """
 
     config: TransformerConfig  # sizes and kinds of all layers
     hardware: Hardware = Hardware()  # what `auto` settings are resolved for
@@ -60,9 +89,9 @@ class Model(nn.Module):
     predicted_fraction: ClassVar[float] = 1.0
     """Fraction of tokens with a vocabulary prediction, for FLOPs: 0 for classifiers and taggers."""
 
-    def __post_init__(self) -> None:
-        check_shapes(config=(self.config, TransformerConfig), hardware=(self.hardware, Hardware))
-        super().__post_init__()
+    if TYPE_CHECKING:  # Linen's, with the type of the result; `mutable` adds a second one
+
+        def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput: ...
 
     @nn.nowrap
     def example_inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -70,49 +99,66 @@ class Model(nn.Module):
         return (EXAMPLE_TOKENS,)
 
     @nn.nowrap
-    def init_with_output(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Like Linen's, with plain arrays, also in `init`; `logical_axes` has their axis names."""
-        try:
-            output, variables = meta.unbox(_call(super().init_with_output, (rngs, *args), kwargs))
-        except errors.InvalidRngError as error:
-            raise invalid_rng(rngs, error) from None
-        DECLARED.add((type(self), self.config, jax.tree.structure(variables)))
-        return output, variables
-
-    @nn.nowrap
-    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> ModelOutput:
-        """Like Linen's, with the arguments of `__call__`. ValueError: weights of another model."""
-        key = type(self), self.config, jax.tree.structure(variables)
-        if "rngs" in kwargs or key not in DECLARED:
-            check_variables(self, variables, kwargs.get("rngs"))
-        return cast(ModelOutput, _call(super().apply, (variables, *args), kwargs))
-
-    @nn.nowrap
     def logical_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of the parameters."""
-        inputs = jax.random.key(0), *self.example_inputs()
-        _, boxed = jax.eval_shape(super().init_with_output, *inputs)
-        return unbox_axes(boxed["params"])
+        return abstract_weights(self.init, jax.random.key(0), *self.example_inputs())[1]
 
     @nn.nowrap
     def init_params(self, rng: jax.Array) -> Any:
         """Return initial parameters: `init` with the smallest inputs, compiled as one program."""
-        return draw_weights(self, rng)
+        # Outside of a program each operation of `init` would be compiled alone, some hundred of
+        # them; inside of one they become a part of it.
+        if isinstance(rng, jax.core.Tracer):
+            return _draw_params(self, rng)
+        return _init_program(jax.default_backend())(self, rng)
 
     @property
     def context(self) -> ModelContext:
         """Settings that all modules of the model share."""
         config = self.config
-        settings = config.d_model, config.num_layers, config.precision, config.initialization
-        return ModelContext(*settings, self.hardware, self.constrain)
+        return ModelContext(
+            d_model=config.d_model,
+            num_layers=config.num_layers,
+            precision=config.precision,
+            initialization=config.initialization,
+            hardware=self.hardware,
+            constrain=self.constrain,
+        )
+
+    def example_rngs(
+        self,
+        dropout_rngs: jax.Array | None,  # [B]
+        num_examples: int,  # B
+    ) -> jax.Array | None:  # [B]
+        """Return a random key for each example: `dropout_rngs`, or Flax's `rngs` split among them.
+
+        Raises:
+          ValueError: For a single key, or keys in both arguments.
+        """
+        if self.has_rng("dropout"):
+            if dropout_rngs is not None:
+                raise ValueError(
+                    "dropout_rngs and rngs: both have keys of dropout; give one of them"
+                )
+            key = self.make_rng("dropout")
+            if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):  # of jax.random.PRNGKey
+                key = jax.random.wrap_key_data(key)
+            return jax.random.split(key, num_examples)
+        if dropout_rngs is not None and dropout_rngs.shape != (num_examples,):
+            raise ValueError(
+                f"dropout_rngs of shape {dropout_rngs.shape}: has to be one typed key for each of "
+                f"the {num_examples} examples; give jax.random.split(jax.random.key(0), "
+                f"{num_examples})"
+            )
+        return dropout_rngs
 
     @nn.nowrap
     def apply_backbone(
         self,
         tokens: jax.Array,  # [B, T]
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]; None: 0 to T - 1
-        segments: jax.Array | None = None,  # [B, T] documents, from 1; 0 is padding
+        positions: jax.Array | None = None,  # [B or 1, T]
+        segments: jax.Array | None = None,  # [B, T]
         single_document: bool = False,  # promise: each row has one document and padding
         token_types: jax.Array | None = None,  # [B, T]
         prefix_lengths: jax.Array | None = None,  # [B]
@@ -121,35 +167,48 @@ class Model(nn.Module):
         outputs: Outputs,
         edits: Mapping[str, Edit] | None = None,
     ) -> tuple[StackOutput, jax.Array]:  # x [B, T, D] after the final norm; table [V padded, D]
-        """Embed tokens and apply the layers; return the stack's output and the embedding table.
-
-        ValueError: shapes or dtypes disagree, or inputs exceed a table of learned positions.
-        """
+        """Embed tokens and apply the layers; return the stack's output and the embedding table."""
+        config, context = self.config, self.context
         check_shapes(
             tokens=(tokens, "B T", int),
             positions=(positions, "B? T | None", int),
             segments=(segments, "B? T | None", int, bool),
             token_types=(token_types, "B? T | None", int),
             prefix_lengths=(prefix_lengths, "B? | None", int),
-            dropout_rngs=(dropout_rngs, "B | None"),
-            outputs=(outputs, Set),
         )
-        config, context = self.config, self.context
-        in_range = tokens.dtype.itemsize >= 4 and may_be_below(tokens, config.vocab_size)
-        in_range &= segments is None or may_be_below(segments, 0)  # traced
-        if config.max_length is not None or not in_range:
-            check_tokens(tokens, config, positions, segments)
+        check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
+        check_positions("tokens", tokens.shape[1], positions, config.max_length)
+        check_segments("segments", segments)
         positions = positions_or_arange(positions, tokens.shape[1])
-        table = declare_embedding(self, "embedding", config.padded_vocab_size, config)
-        embedded = tokens, positions, token_types, dropout_rngs
-        x = embed_tokens(self, table, *embedded, config=config, context=context)
+        table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
+        reject_explicit_axes(tokens=tokens, params=table)
+        x = embed_tokens(
+            self,
+            table,
+            tokens,
+            positions,
+            token_types,
+            dropout_rngs,
+            config=config,
+            context=context,
+        )
         # The cache has room, but no keys, beyond each example's newest token.
-        causal, prefix = config.causal or cache is not None, prefix_lengths is not None
-        arrays: Any = dict(positions=positions, segments=segments, prefix_lengths=prefix_lengths)
-        mask = Mask(MaskPattern(causal, prefix=prefix), **arrays, single_document=single_document)
-        taps = make_taps(self, outputs, edits)[0] if edits or outputs - DEFAULT_OUTPUTS else None
-        options: Any = dict(cache=cache, dropout_rngs=dropout_rngs, outputs=outputs, taps=taps)
-        inputs = MixerInputs(positions, mask, **options)
+        causal = config.causal or cache is not None
+        mask = Mask(
+            MaskPattern(causal, prefix=prefix_lengths is not None),
+            positions=positions,
+            segments=segments,
+            prefix_lengths=prefix_lengths,
+            single_document=single_document,
+        )
+        inputs = MixerInputs(
+            positions,
+            mask,
+            cache=cache,
+            dropout_rngs=dropout_rngs,
+            outputs=outputs,
+            taps=make_taps(config, outputs, edits)[0],
+        )
         return apply_layers(config, config, context, x, inputs), table
 
 
@@ -162,19 +221,210 @@ def apply_layers(
     memory: Memory | None = None,
 ) -> StackOutput:
     """Apply a stack and its final norm, in the scope of the calling module."""
-    pattern, loop = side_config.layer_pattern, config.layer_loop
-    output = Stack(pattern, context, loop, config.remat, name="layers")(x, inputs, memory)
-    if side_config.final_norm is not None:
-        norm = Norm(side_config.final_norm, context, name="final_norm")
-        output = output._replace(x=norm(output.x))
-    return output
+    stack = Stack(
+        side_config.layer_pattern, context, config.layer_loop, config.remat, name="layers"
+    )
+    output: StackOutput = stack(x, inputs, memory)
+    if side_config.final_norm is None:
+        return output
+    return output._replace(x=Norm(side_config.final_norm, context, name="final_norm")(output.x))
 
 
-def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call a method of Linen; with automatic axes if the mesh of an array has explicit ones."""
-    for leaf in jax.tree.leaves((args, kwargs)):
-        if isinstance(leaf, jax.Array) and jax.typeof(leaf).sharding.mesh.explicit_axes:
-            from transformer.models.explicit_sharding import call_with_auto_axes
+# Initial weights are drawn by one program, compiled quickly, because it runs once.
 
-            return call_with_auto_axes(function, args, kwargs, leaf)
-    return function(*args, **kwargs)
+INIT_OPTIMIZATION_LEVEL = 1
+"""Level, from 0 to 3, to which XLA's CPU compiler optimizes the program."""
+
+
+def init_compiler_options(platform: str) -> dict[str, Any] | None:
+    """Return compiler options of a program that draws initial weights.
+
+    On a CPU, most of the start of a short run would be LLVM optimizing the random numbers. With few
+    of its passes the same values take a quarter of the time to compile, and little longer to draw
+    (docs/performance.md).
+
+    Args:
+      platform: Name of the JAX backend: cpu, gpu or tpu.
+    """
+    # JAX's own setting asks for no optimization at all.
+    if platform != "cpu" or jax.config.read("jax_disable_most_optimizations"):
+        return None
+    return {"xla_backend_optimization_level": INIT_OPTIMIZATION_LEVEL}
+
+
+def _draw_params(model: Model, rng: jax.Array) -> Any:
+    return model.init(rng, *map(jnp.zeros_like, model.example_inputs()))["params"]
+
+
+@functools.cache
+def _init_program(platform: str) -> Any:
+    options = init_compiler_options(platform)
+    return jax.jit(_draw_params, static_argnums=0, compiler_options=options)
+
+
+def check_params(model: Model, params: Any) -> None:
+    """Raise ValueError unless these are parameters of the model: its paths, shapes and floats.
+
+    Linen reads the weights that a model asks for and ignores all others, so a bias or a norm that
+    the configuration lacks would silently be left out of the result. Call it where weights are
+    loaded: `apply` does not.
+    """
+    if not isinstance(params, Mapping) or "params" in params:
+        raise ValueError('params: are no dict of weights; give variables["params"]')
+    expected = flatten_dict(jax.eval_shape(model.init_params, jax.random.key(0)), sep="/")
+    given = flatten_dict(params, sep="/")
+    for paths, problem in (
+        (given.keys() - expected.keys(), "the model has no such weights"),
+        (expected.keys() - given.keys(), "are missing"),
+    ):
+        if paths:
+            more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+            raise ValueError(
+                f"params {', '.join(sorted(paths)[:3])}{more}: {problem}; give the parameters of "
+                "this configuration"
+            )
+    for path, weight in expected.items():
+        shape, dtype = jnp.shape(given[path]), jnp.result_type(given[path])
+        if shape != weight.shape or not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(
+                f"params {path} of shape {shape}, {dtype}: the model has floats of shape "
+                f"{weight.shape}; give the parameters of this configuration"
+            )
+
+
+def reject_explicit_axes(**arrays: jax.Array | None) -> None:
+    """Raise ValueError for arrays on a mesh with explicit axes, where lookups are ambiguous."""
+    for name, array in arrays.items():
+        if isinstance(array, jax.Array) and jax.typeof(array).sharding.mesh.explicit_axes:
+            raise ValueError(
+                f"{name}: is on a mesh with explicit axes; call "
+                "transformer.models.explicit_sharding.with_auto_axes(model.apply), or make the "
+                "mesh with axis_types=(jax.sharding.AxisType.Auto,) for each axis"
+            )
+
+
+# Caches
+
+
+def check_cache_inputs(
+    cache: Any,
+    tokens: jax.Array,  # [B, T]
+    num_layers: int,
+    positions: jax.Array | None,
+    segments: jax.Array | None,
+) -> None:
+    """Raise ValueError for inputs that do not go with a cache."""
+    if positions is None:
+        raise ValueError("cache: needs positions; give those of the new tokens")
+    if segments is not None:
+        raise ValueError(
+            "cache: cannot be combined with segments; decode one document for each example"
+        )
+    if not isinstance(cache, list | tuple) or len(cache) != num_layers:
+        raise ValueError(
+            f"cache of type {type(cache).__name__}: give that of the model's init_cache, with "
+            f"{num_layers} layers"
+        )
+    # Axis 0 is the batch in most caches; one of several leading sizes is left to the mixer.
+    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim}
+    if len(sizes) == 1 and tokens.shape[0] not in sizes:
+        raise ValueError(
+            f"cache: is for {sizes.pop()} examples, tokens has {tokens.shape[0]}; give init_cache this "
+            "batch size"
+        )
+
+
+def max_cache_length(config: TransformerConfig) -> int | None:
+    """Return the largest length of a cache; None: any.
+
+    LongRoPE changes its factors after `original_max_length`, when earlier keys are already cached.
+    """
+    positions = (getattr(block.mixer, "position", None) for block in config.layer_pattern)
+    limits = [
+        position.scaling.original_max_length
+        for position in positions
+        if isinstance(position, RoPE)
+        and isinstance(position.scaling, LongRoPEScaling)
+        and position.scaling.factors == "by_length"
+    ]
+    if config.max_length is not None:
+        limits.append(config.max_length)
+    return min(limits, default=None)
+
+
+def check_cache_length(config: TransformerConfig, length: int) -> None:
+    """Raise ValueError if positions do not reach as far as a cache."""
+    check_integer("length", length, 1)
+    limit = max_cache_length(config)
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a cache of {length} tokens: the model's positions reach {limit}; give a shorter one, "
+            "a longer table of positions, or LongRoPEScaling with factors long"
+        )
+
+
+# Requests of intermediate values
+
+
+def make_taps(
+    config: TransformerConfig, outputs: Collection[str], edits: Mapping[str, Edit] | None
+) -> tuple[Taps | None, Taps | None]:
+    """Return the taps of a model's layers and of its encoder; None where nothing is requested.
+
+    Raises:
+      ValueError: A name is unknown, or no layer of the model has such a value.
+    """
+    edits = dict(edits or {})
+    if not edits and DEFAULT_OUTPUTS.issuperset(outputs):
+        return None, None
+    known = _known_names(config.layer_pattern)
+    known_in_encoder = {} if config.encoder is None else _known_names(config.encoder.layer_pattern)
+    _check_names("outputs", outputs, {**OTHER_OUTPUTS, **known, **known_in_encoder})
+    editable = {**known, **{f"encoder_{name}": text for name, text in known_in_encoder.items()}}
+    _check_names("edits", edits, editable)
+    for name, edit in edits.items():
+        in_encoder = config.encoder is not None and name.startswith("encoder_")
+        _check_layers(name, edit, config.encoder if in_encoder else config)  # type: ignore[arg-type]
+    own = tuple((name, edit) for name, edit in edits.items() if name in known)
+    encoder = edits_within(edits.items(), "encoder_") if known_in_encoder else ()
+    requested = frozenset(outputs) & (BLOCK_VALUES.keys() | ATTENTION_VALUES.keys() - {"weights"})
+    return (
+        Taps(outputs=requested, edits=own) if requested or own else None,
+        Taps(outputs=requested, edits=encoder) if requested or encoder else None,
+    )
+
+
+def _known_names(pattern: Iterable[BlockConfig]) -> dict[str, str]:
+    """Return the names of the values that the layers of a pattern have, with their meaning."""
+    always = ("residual_pre", "residual_mid", "residual_post", "mixer_output")
+    known: dict[str, str] = {}
+    for block in pattern:
+        known |= {name: BLOCK_VALUES[name] for name in always}
+        if block.feed_forward is not None:
+            known["feed_forward_output"] = BLOCK_VALUES["feed_forward_output"]
+        known |= mixer_class(block.mixer).values
+        if block.cross_attention is not None:
+            known["cross_output"] = BLOCK_VALUES["cross_output"]
+            of_cross = mixer_class(block.cross_attention).values.items()
+            known |= {f"cross_{name}": text for name, text in of_cross}
+    return known
+
+
+def _check_names(argument: str, names: Iterable[str], known: Mapping[str, str]) -> None:
+    for name in sorted(names):
+        if name not in known:
+            raise ValueError(
+                f"{argument} {name!r}: the model has no such value; give {', '.join(sorted(known))}"
+            )
+
+
+def _check_layers(name: str, edit: Edit, config: TransformerConfig | EncoderConfig) -> None:
+    """Raise ValueError for an edit of a layer that has no such value: it would do nothing."""
+    value, pattern = name.removeprefix("encoder_"), config.layer_pattern
+    for layer in getattr(edit, "layers", ()):
+        if not 0 <= layer < config.num_layers:
+            raise ValueError(
+                f"edit of {name}: there is no layer {layer}; give 0 to {config.num_layers - 1}"
+            )
+        if value not in _known_names([pattern[layer % len(pattern)]]):
+            raise ValueError(f"edit of {name}: layer {layer} has no such value; give another layer")

@@ -19,16 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.argument_checks import check_arguments
-from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.mixer import MixerOutput
-from transformer.attention.position_config import NoPosition
-from transformer.config import BlockConfig, LayerLoop, TransformerConfig
+from transformer.attention.mixer import MixerConfig, MixerOutput
 from transformer.hardware import Hardware
-from transformer.layers.layer_config import FeedForwardConfig
+from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.layers.position_embedding import NoPosition
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 from transformer.models.heads import Classifier
+from transformer.models.stack import LayerLoop
 from transformer.precision import Precision
 from transformer.testing.ability_checks import (
     DEFAULT_LENGTHS,
@@ -290,7 +290,6 @@ def compile_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@check_arguments
 def check_mixer(
     mixer: str | MixerConfig,
     *,

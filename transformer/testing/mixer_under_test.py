@@ -11,16 +11,20 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import numpy as np
-from flax.core import meta
 from flax.errors import ScopeParamShapeError
 
-from transformer.attention.attention_config import MixerConfig
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, mixer_class
-from transformer.config import Initialization
+from transformer.attention.mixer import (
+    MIXERS,
+    Abilities,
+    Mixer,
+    MixerConfig,
+    MixerInputs,
+    MixerOutput,
+    mixer_class,
+)
 from transformer.hardware import Hardware
-from transformer.mixer_registry import MIXERS
-from transformer.model_context import ModelContext
+from transformer.model_context import Initialization, ModelContext
 from transformer.precision import Precision
 
 Array = np.ndarray[Any, Any]
@@ -160,15 +164,15 @@ def make_trial(
     mixer = mixer_class(config)(config, context, parent=None)
     trial = Trial(mixer, {}, mixer.constants(config, 0, d_model), length, lengths)
     inputs = trial.mixer_inputs(length)
-    boxed = jax.jit(lambda key, x: mixer.init(key, x, inputs))(jax.random.key(0), trial.inputs(0))
+    variables = jax.jit(lambda key, x: mixer.init(key, x, inputs))(
+        jax.random.key(0), trial.inputs(0)
+    )
     random = np.random.default_rng(1)
 
     def add_noise(leaf: jax.Array) -> Array:
         return np.asarray(leaf + 0.05 * random.normal(size=leaf.shape).astype(leaf.dtype))
 
-    return dataclasses.replace(
-        trial, params=jax.tree.map(add_noise, meta.unbox(boxed).get("params", {}))
-    )
+    return dataclasses.replace(trial, params=jax.tree.map(add_noise, variables.get("params", {})))
 
 
 class SelectiveMixer(Protocol):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from train.cli.listing_verbs import completion_script
 from train.cli.main import VERBS
-from train.cli.start_verbs import completion_script
 from train.errors import UsageError
 
 

@@ -16,7 +16,8 @@ from tests.train.tasks.support import (
     tiny_translator,
 )
 from train.cli.main import main
-from train.config.experiment_files import describe_shipped, find_experiment
+from train.config.experiment_files import find_experiment
+from train.config.shipped import shipped_configs
 from train.data.data_config import TokenizerConfig
 from train.data.tokenizer import Tokenizer
 from train.data.tokenizer_training import train_tokenizer
@@ -41,7 +42,7 @@ def test_configs_lists_every_shipped_experiment(capsys: Capture) -> None:
     assert status("configs") == 0
     shown = capsys.readouterr().out
     words = shown.replace(",", " ").split()
-    for each in describe_shipped():
+    for each in shipped_configs():
         assert f"{each.summary}\n" in shown
         names = [f"{each.name}:{name}" for name in each.experiments]
         assert set(names if len(names) > 1 else [each.name]) <= set(words)

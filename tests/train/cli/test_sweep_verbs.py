@@ -1,8 +1,6 @@
 """The verbs over many runs, `scaling` and `sweep`, from the command line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,17 +45,6 @@ def test_fits_of_a_csv_as_tables_and_files(capsys: Capture, csv: str, tmp_path: 
     assert "L(N, D) = E + A / N^alpha + B / D^beta" in result.output
     files = sorted(each.name for each in (tmp_path / "fits").iterdir())
     assert files == ["scaling.json", "scaling.png"]  # the runs are in the file that was read
-
-
-def test_fits_of_a_csv_load_no_jax(csv: str) -> None:
-    program = (
-        "import sys\nfrom train.cli.main import main\n"
-        f"try:\n    main(['scaling', '--from-csv', {csv!r}, '--bootstrap-samples', '2'])\n"
-        "except SystemExit as stop:\n    assert stop.code == 0\n"
-        "assert not {'jax', 'jaxlib', 'flax', 'optax'} & set(sys.modules)\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from train.optim.elementwise import AdamW, Lion
 from train.optim.optimizer import Optimizer
 from train.optim.optimizer_registry import OPTIMIZERS
 from transformer import BlockConfig, LearnedPositions, NoPosition, NormConfig, TransformerConfig
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
-from transformer.mixer_registry import MIXERS
+from transformer.attention.full import AttentionConfig
+from transformer.attention.mixer import MIXERS, MixerConfig
 
 TWO = Experiment(
     model=TransformerConfig(num_layers=2, layer_pattern=(BlockConfig(), BlockConfig())),

@@ -19,7 +19,7 @@ from train.experiment import Experiment
 from train.optim.optimizer_registry import OPTIMIZERS
 from train.optim.schedules import SCHEDULES, LearningRateSchedule
 from train.tasks.task_registry import DATASETS, TASKS
-from transformer.mixer_registry import MIXERS
+from transformer.attention.mixer import MIXERS
 
 Capture = pytest.CaptureFixture[str]
 

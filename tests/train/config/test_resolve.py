@@ -7,7 +7,7 @@ from train.config.resolve import pin_auto, resolve_auto, resolve_precision, unav
 from train.data.data_config import TextDataConfig
 from train.experiment import Experiment
 from transformer import AttentionConfig, BlockConfig, Hardware, Precision, TransformerConfig
-from transformer.attention.attention_config import Backend
+from transformer.attention.backends.choose import Backend
 
 BACKEND = "model.layer_pattern.0.mixer.backend"
 

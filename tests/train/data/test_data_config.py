@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -44,26 +42,3 @@ def test_smallest_settings_are_accepted() -> None:
     TokenizerConfig("bpe", vocab_size=257, training_characters=1)
     SourceConfig(max_bytes=0, max_epochs=0)
     StreamingConfig(readers=1, shuffle_window=1, validation_documents=1)
-
-
-def printed_by(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def test_settings_import_nothing_heavy() -> None:
-    heavy = "{'numpy', 'grain', 'tokenizers', 'etils', 'jax', 'sacrebleu', 'sacremoses'}"
-    files = "train.data.data_config, train.data.example_configs"
-    assert printed_by(f"import sys, {files}; print({heavy} & set(sys.modules))") == "set()"
-
-
-def test_data_imports_no_jax() -> None:
-    script = (
-        "import importlib, pkgutil, sys, train.data\n"
-        "for module in pkgutil.iter_modules(train.data.__path__):\n"
-        "    importlib.import_module(f'train.data.{module.name}')\n"
-        "print('jax' in sys.modules)"
-    )
-    assert printed_by(script) == "False"

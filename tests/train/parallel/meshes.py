@@ -28,7 +28,7 @@ from transformer import (
     RoPE,
 )
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
-from transformer.layers.layer_config import MoEConfig
+from transformer.layers.moe import MoEConfig
 
 VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
 

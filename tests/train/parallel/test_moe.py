@@ -16,7 +16,7 @@ from train.jit_engine import JitEngine
 from train.optim.elementwise import AdamW
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import FeedForwardConfig, Hardware
-from transformer.layers.layer_config import MoEConfig
+from transformer.layers.moe import MoEConfig
 
 VOCAB = 30
 LOSSES = {"loss/load_balance", "loss/router_z"}

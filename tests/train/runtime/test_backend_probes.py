@@ -25,7 +25,7 @@ from transformer import (
     SlidingWindowConfig,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import LSTMConfig
+from transformer.baselines.recurrent import LSTMConfig
 
 TPU = Hardware("tpu", "TPU v5 lite")
 

@@ -36,7 +36,7 @@ from train.tasks.task_configs import LanguageModeling, PreferenceOptimization
 from train.tasks.task_registry import make_task
 from transformer import FeedForwardConfig, Hardware, LearnedPositions
 from transformer.flops import count_token_flops
-from transformer.layers.layer_config import MoEConfig
+from transformer.layers.moe import MoEConfig
 
 BETA = 0.3
 

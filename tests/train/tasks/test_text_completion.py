@@ -10,11 +10,12 @@ from train.data.data_config import TokenizerConfig
 from train.data.tokenizer_training import train_tokenizer
 from train.errors import UserError
 from train.tasks.text_completion import complete_texts
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import LearnedPositions
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 from transformer.models.language_model import LanguageModel
 
 END = 256

@@ -11,11 +11,11 @@ import pytest
 from tests.transformer.formulas import array, assert_close, normal, softmax
 from transformer import Hardware, Mask, MaskPattern
 from transformer.attention import attend as attend_module
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.attend import attend as attend_by_spec
 from transformer.attention.backends.choose import BackendChoice
-from transformer.attention.backends.dispatch import num_query_blocks
+from transformer.attention.backends.query_blocks import num_query_blocks
 from transformer.attention.masks import dense_mask
+from transformer.attention.reference import ScoreSpec
 from transformer.testing.mixer_under_test import reference_softmax_attention
 
 B, T, S, N, K, H, VALUES = 2, 5, 7, 6, 3, 11, 13

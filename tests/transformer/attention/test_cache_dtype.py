@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import random_params_like
+from tests.transformer.mixers import BUILTIN_MIXERS
 from transformer import (
     MIXERS,
     AttentionConfig,
@@ -29,18 +30,15 @@ from transformer import (
     TopKConfig,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import (
-    BahdanauConfig,
-    ChengConfig,
-    ConvolutionConfig,
-    ElmanConfig,
-    GNMTDecoderConfig,
-    IdentityConfig,
-    LSTMConfig,
-    LuongConfig,
-    Seq2SeqConfig,
-)
-from transformer.mixer_registry import BUILTIN_MIXERS
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.cheng import ChengConfig
+from transformer.baselines.convolution import ConvolutionConfig
+from transformer.baselines.gnmt import GNMTDecoderConfig
+from transformer.baselines.identity import IdentityConfig
+from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
+from transformer.baselines.luong import LuongConfig
+from transformer.baselines.recurrent import ElmanConfig, LSTMConfig
+from transformer.testing.mixer_under_test import default_config
 
 B, T, S, V, D = 2, 11, 7, 13, 12
 PREFILL = 8
@@ -83,7 +81,7 @@ STATE_FIELDS = {"state", "cells", "summary", "upper_layers"}
 
 
 def test_every_mixer_with_a_cache_is_listed() -> None:
-    defaults = {kind: MIXERS.config_class(kind)() for kind in BUILTIN_MIXERS}
+    defaults = {kind: default_config(kind) for kind in BUILTIN_MIXERS}
     cached = {kind for kind, config in defaults.items() if MIXERS[kind].abilities(config).cached}
     assert cached == {*TOKENS, *STATES}
 

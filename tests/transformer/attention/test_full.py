@@ -15,6 +15,7 @@ from transformer.attention.cache import MemoryCache
 from transformer.attention.full import Attention
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.rope import apply_rope
+from transformer.layers.logical_axes import abstract_weights
 
 B, T, S, D = 2, 5, 7, 12
 WEIGHTS = frozenset({"weights"})
@@ -133,8 +134,8 @@ def test_logical_axes_of_weights() -> None:
     mixer = Attention(CASES["grouped-query"], mixers.make_context(D), parent=None)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
     init = lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask()))  # noqa: E731
-    boxed = jax.eval_shape(init, jax.random.key(0))["params"]
-    assert {name: box.axes.names for name, box in boxed.items()} == {
+    _, axes = abstract_weights(init, jax.random.key(0))
+    assert {name: weight.names for name, weight in axes.items()} == {
         "query": ("embed", "heads", "head"),
         "query_bias": ("heads", "head"),
         "key": ("embed", "kv_heads", "head"),
@@ -144,7 +145,7 @@ def test_logical_axes_of_weights() -> None:
         "output": ("heads", "head", "embed"),
         "output_bias": ("embed",),
     }
-    assert {name for name, box in boxed.items() if box.axes.is_matrix} == {
+    assert {name for name, weight in axes.items() if weight.is_matrix} == {
         "query",
         "key",
         "value",

@@ -6,7 +6,7 @@ import pytest
 
 from tests.transformer.formulas import Array, array
 from transformer import Mask, MaskPattern
-from transformer.attention.backends.dispatch import causal_block
+from transformer.attention.backends.query_blocks import causal_block
 from transformer.attention.masks import dense_mask
 
 

@@ -20,8 +20,8 @@ from transformer import (
     MixerOutput,
     TransformerConfig,
 )
+from transformer.attention.mixer import MixerError
 from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
-from transformer.mixer_registry import MixerError
 
 TOKENS = jnp.zeros((2, 5), jnp.int32)
 PACKED = jnp.array([[1, 1, 2, 2, 0], [1, 1, 1, 1, 1]])

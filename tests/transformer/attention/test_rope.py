@@ -8,9 +8,8 @@ import pytest
 
 from tests.transformer.formulas import Array, assert_close, normal, rotate_pair
 from transformer import LinearScaling, Llama3Scaling, NoScaling, NTKScaling, RoPE, YaRNScaling
+from transformer.attention.rope import RopeScaling, rope_angles
 from transformer.attention.rope import apply_rope as rotate_eagerly
-from transformer.attention.rope import rope_angles
-from transformer.attention.rope_scaling import RopeScaling
 
 HALVES, INTERLEAVED = RoPE(theta=100.0), RoPE(theta=100.0, layout="interleaved")
 POSITIONS: Any = np.array([[0, 1, 5, 3, 29], [7, 8, 9, 10, 1000]])

@@ -19,8 +19,8 @@ from transformer import (
     MaskPattern,
     ScaledDotScore,
 )
-from transformer.attention.attention_config import AttentionScore
 from transformer.attention.full import Attention
+from transformer.attention.scores import AttentionScore
 
 B, T, S, D = 2, 5, 7, 12
 WEIGHTS = frozenset({"weights"})

@@ -5,15 +5,11 @@ from typing import Any
 import pytest
 
 from tests.transformer.refused import assert_refused
-from transformer.attention.attention_config import AdditiveScore, AttentionConfig
+from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import MaskPattern
-from transformer.attention.position_config import RelativePositions, RoPE, T5RelativeBias
-from transformer.attention.rope_scaling import (
-    LinearScaling,
-    Llama3Scaling,
-    NTKScaling,
-    YaRNScaling,
-)
+from transformer.attention.position_bias import RelativePositions, T5RelativeBias
+from transformer.attention.rope import LinearScaling, Llama3Scaling, NTKScaling, RoPE, YaRNScaling
+from transformer.attention.scores import AdditiveScore
 from transformer.attention.variants.linear_configs import (
     LinformerConfig,
     PerformerConfig,

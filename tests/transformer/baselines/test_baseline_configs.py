@@ -3,15 +3,11 @@ from typing import Any
 import pytest
 
 from tests.transformer.refused import assert_refused
-from transformer.baselines.baseline_configs import (
-    BahdanauConfig,
-    ChengConfig,
-    ConvolutionConfig,
-    ElmanConfig,
-    GNMTDecoderConfig,
-    GNMTEncoderConfig,
-    LSTMConfig,
-)
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.cheng import ChengConfig
+from transformer.baselines.convolution import ConvolutionConfig
+from transformer.baselines.gnmt import GNMTDecoderConfig, GNMTEncoderConfig
+from transformer.baselines.recurrent import ElmanConfig, LSTMConfig
 
 
 @pytest.mark.parametrize(

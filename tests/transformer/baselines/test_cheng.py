@@ -6,7 +6,7 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import BlockConfig, LanguageModel, Mask, MaskPattern, TransformerConfig
-from transformer.baselines.baseline_configs import ChengConfig
+from transformer.baselines.cheng import ChengConfig
 from transformer.flops import count_token_flops
 
 B, T, D, A = 2, 7, 5, 3

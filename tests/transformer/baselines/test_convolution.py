@@ -9,7 +9,7 @@ from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Mask, MaskPattern
 from transformer.attention.sparse_ops.local_window import NeighborCache
-from transformer.baselines.baseline_configs import ConvolutionConfig
+from transformer.baselines.convolution import ConvolutionConfig
 from transformer.testing.contract import check_mixer
 
 B, T, D = 2, 7, 5

@@ -12,7 +12,9 @@ from transformer import (
     LSTMConfig,
     TransformerConfig,
 )
-from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
+from transformer.baselines.luong import LuongConfig
 from transformer.flops import count_token_flops
 
 V, D, T = 17, 6, 23

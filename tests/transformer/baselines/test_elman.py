@@ -11,7 +11,7 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Mask, MaskPattern
-from transformer.baselines.baseline_configs import ElmanConfig
+from transformer.baselines.recurrent import ElmanConfig
 from transformer.testing.contract import check_mixer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"

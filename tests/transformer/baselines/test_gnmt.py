@@ -10,7 +10,8 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal, random_params_like
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import EncoderDecoder, Mask, MaskPattern
-from transformer.baselines.baseline_configs import GNMTDecoderConfig, GNMTEncoderConfig, gnmt_config
+from transformer.baselines.gnmt import GNMTDecoderConfig, GNMTEncoderConfig
+from transformer.baselines.model_configs import gnmt_config
 from transformer.flops import count_token_flops
 from transformer.parameter_counts import count_parameters
 

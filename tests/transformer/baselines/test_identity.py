@@ -8,7 +8,7 @@ import pytest
 
 from tests.transformer.formulas import Array, array, assert_close, feed_forward, random_params_like
 from transformer import Classifier
-from transformer.baselines.baseline_configs import bag_of_embeddings_config
+from transformer.baselines.model_configs import bag_of_embeddings_config
 from transformer.testing.contract import check_mixer
 
 V, D, F, C, L = 11, 5, 7, 3, 2

@@ -16,7 +16,7 @@ from transformer import Hardware, Mask, MaskPattern
 from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.mixer import MixerInputs
 from transformer.baselines import recurrent
-from transformer.baselines.baseline_configs import LSTMConfig
+from transformer.baselines.recurrent import LSTMConfig
 from transformer.testing.ability_checks import check_cached
 from transformer.testing.contract import check_mixer
 from transformer.testing.mixer_under_test import make_trial
@@ -102,7 +102,7 @@ def test_axes_and_forget_gate_bias() -> None:
     mixer, _ = make_mixer(LSTMConfig(), D)
     x, positions = normal(0, 1, 1, D), np.zeros((1, 1), int)
     start = jax.jit(lambda key: mixer.init(key, x, MixerInputs(array(positions), Mask())))
-    bias = start(jax.random.key(0))["params"]["forward"]["bias"].value
+    bias = start(jax.random.key(0))["params"]["forward"]["bias"]
     assert bias.tolist() == [[0] * D, [1] * D, [0] * D, [0] * D]
 
 

@@ -9,8 +9,10 @@ from tests.transformer.baselines import formulas
 from tests.transformer.formulas import array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import Hardware, Mask, MaskPattern, MixerConfig
-from transformer.attention.attention_config import AdditiveScore, BilinearScore, DotScore
-from transformer.baselines.baseline_configs import BahdanauConfig, LuongConfig, Seq2SeqConfig
+from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
+from transformer.baselines.luong import LuongConfig
 from transformer.baselines.memory_attention import first_visible, last_visible, memory_mask
 from transformer.testing.ability_checks import check_cross, check_segments
 from transformer.testing.contract import check_mixer

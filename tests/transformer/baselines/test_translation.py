@@ -9,12 +9,10 @@ import pytest
 
 from tests.transformer.formulas import assert_close, random_params_like
 from transformer import BlockConfig, EncoderConfig, EncoderDecoder, MixerConfig, TransformerConfig
-from transformer.baselines.baseline_configs import (
-    BahdanauConfig,
-    LSTMConfig,
-    LuongConfig,
-    Seq2SeqConfig,
-)
+from transformer.baselines.bahdanau import BahdanauConfig
+from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
+from transformer.baselines.luong import LuongConfig
+from transformer.baselines.recurrent import LSTMConfig
 
 B, S, T, V, D = 3, 7, 5, 13, 6
 RANDOM = np.random.default_rng(0)

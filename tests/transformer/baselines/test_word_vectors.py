@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.transformer.formulas import array, assert_close, normal, random_params_like
-from transformer.baselines.baseline_configs import bag_of_embeddings_config
+from transformer.baselines.model_configs import bag_of_embeddings_config
 from transformer.baselines.word_vectors import (
     SkipGram,
     noise_distribution,
@@ -13,6 +13,7 @@ from transformer.baselines.word_vectors import (
     skip_gram_pairs,
     subsample_frequent_words,
 )
+from transformer.layers.logical_axes import abstract_weights
 from transformer.models.heads import Classifier
 
 V, D, M = 11, 5, 3
@@ -34,12 +35,14 @@ def test_loss_matches_formula() -> None:
 
 def test_initial_vectors() -> None:
     words = array([[0] * M])
-    boxed = jax.jit(SkipGram(V, D).init)(jax.random.key(0), words[0, :1], words[0, :1], words)
-    table, contexts = (boxed["params"][name] for name in ("embedding", "contexts"))
-    assert table.axes.names == contexts.axes.names == ("vocab", "embed")
-    assert np.abs(table.value).max() <= 0.5 / D
-    assert np.asarray(table.value).min() < 0 < np.asarray(table.value).max()
-    assert not contexts.value.any()
+    given = jax.random.key(0), words[0, :1], words[0, :1], words
+    _, axes = abstract_weights(SkipGram(V, D).init, *given)
+    assert axes["embedding"].names == axes["contexts"].names == ("vocab", "embed")
+    drawn = jax.jit(SkipGram(V, D).init)(*given)["params"]
+    table, contexts = (np.asarray(drawn[name]) for name in ("embedding", "contexts"))
+    assert np.abs(table).max() <= 0.5 / D
+    assert table.min() < 0 < table.max()
+    assert not contexts.any()
 
 
 def test_negatives_follow_counts_to_the_power_0_75() -> None:

@@ -7,13 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import LearnedPositions, NoPosition, RoPE
-from transformer.baselines.baseline_configs import ConvolutionConfig, ElmanConfig, LSTMConfig
-from transformer.config import BlockConfig, TransformerConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.rope import RoPE
+from transformer.baselines.convolution import ConvolutionConfig
+from transformer.baselines.recurrent import ElmanConfig, LSTMConfig
 from transformer.generation.generate import decode_step, prefill
 from transformer.generation.sampling import SamplingConfig
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.moe import MoEConfig
+from transformer.layers.norms import NormConfig
+from transformer.layers.position_embedding import LearnedPositions, NoPosition
+from transformer.models.block import BlockConfig
+from transformer.models.config import TransformerConfig
 from transformer.models.language_model import LanguageModel
 
 GREEDY = SamplingConfig(temperature=0)

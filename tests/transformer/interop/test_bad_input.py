@@ -19,7 +19,7 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.attention.rope_scaling import YaRNScaling
+from transformer.attention.rope import YaRNScaling
 from transformer.interop.family_registry import FAMILIES, REFUSED
 from transformer.interop.fields import InteropError
 from transformer.interop.pretrained import (

@@ -20,8 +20,8 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.block import Block
 from transformer.model_context import ModelContext
+from transformer.models.block import Block
 
 B, T, D = 2, 5, 12
 CONTEXT = ModelContext(D, 3, Precision(), Initialization(), Hardware())

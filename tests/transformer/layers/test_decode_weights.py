@@ -20,12 +20,12 @@ from transformer.generation import generate as generate_module
 from transformer.generation.generate import (
     generate,
 )
-from transformer.layers.stack_weights import (
+from transformer.models.language_model import LanguageModel
+from transformer.models.unstacked import (
     UnstackedLayers,
     unstack_for_decoding,
     unstack_for_decoding_without_copy,
 )
-from transformer.models.language_model import LanguageModel
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from scipy.special import ndtr
 
 from tests.transformer.formulas import assert_close, assert_trees_close, normal, random_params_like
 from transformer import FeedForwardConfig, Hardware, Initialization, Precision
+from transformer.layers.activations import gelu_by_exponential
 from transformer.layers.feedforward import FeedForward
-from transformer.layers.feedforward_on_gpu import gelu_by_exponential
 from transformer.model_context import ModelContext
 
 B, T, D, F = 2, 3, 5, 7

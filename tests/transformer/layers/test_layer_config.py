@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 
 from tests.transformer.refused import assert_refused
-from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
+from transformer.layers.feedforward import FeedForwardConfig
+from transformer.layers.moe import MoEConfig
+from transformer.layers.norms import NormConfig
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from flax.core import meta
 from tests.transformer import formulas
 from tests.transformer.formulas import assert_close, normal
 from transformer import Hardware, Initialization, NormConfig, Precision
-from transformer.layers.basic import Norm, layer_norm, rms_norm
+from transformer.layers.norms import Norm, layer_norm, rms_norm
 from transformer.model_context import ModelContext
 from transformer.precision import DType
 

@@ -30,12 +30,12 @@ from transformer import (
     Precision,
 )
 from transformer.attention.mixer import MixerInputs
-from transformer.config import LayerLoop, RematPolicy
 from transformer.layers.basic import declare_weight, fold_in
-from transformer.layers.cross_attention import Memory
-from transformer.layers.stack import Stack
-from transformer.layers.stack_weights import unstack_layers
+from transformer.layers.logical_axes import abstract_weights
 from transformer.model_context import ModelContext
+from transformer.models.block import Memory
+from transformer.models.stack import LayerLoop, RematPolicy, Stack
+from transformer.models.unstacked import unstack_layers
 
 B, T, D = 2, 3, 6
 RNGS = jax.random.split(jax.random.key(0), B)
@@ -161,11 +161,11 @@ def test_cross_attention_gets_constants_of_its_layer(loop: LayerLoop) -> None:
 def test_weights_are_stacked_over_layers_of_a_place() -> None:
     module = stack(5, *STAMPS)
     init = lambda x: module.init(jax.random.key(0), x, MixerInputs(**GIVEN))  # noqa: E731
-    boxed = jax.eval_shape(init, X)["params"]
-    up = boxed["place_1"]["feed_forward"]["up"]
-    assert (up.value.shape, up.axes.names) == ((2, D, 2), ("layers", "embed", "mlp"))
-    gain = boxed["place_0"]["mixer_norm"]["gain"]
-    assert (gain.value.shape, gain.axes.is_matrix) == ((3, D), False)
+    shapes, axes = abstract_weights(init, X)
+    assert shapes["place_1"]["feed_forward"]["up"].shape == (2, D, 2)
+    assert axes["place_1"]["feed_forward"]["up"].names == ("layers", "embed", "mlp")
+    assert shapes["place_0"]["mixer_norm"]["gain"].shape == (3, D)
+    assert not axes["place_0"]["mixer_norm"]["gain"].is_matrix
 
 
 def test_layers_have_different_initial_weights() -> None:

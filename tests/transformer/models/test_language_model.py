@@ -21,10 +21,10 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy
-from transformer.layers.embedding import get_output_matrix
-from transformer.layers.stack_weights import unstack_for_decoding
-from transformer.models import initial_weights
-from transformer.models.initial_weights import init_compiler_options
+from transformer.models import model as model_module
+from transformer.models.embedding import get_output_matrix
+from transformer.models.model import init_compiler_options
+from transformer.models.unstacked import unstack_for_decoding
 
 B, T, V, ROWS, D = 2, 5, 13, 16, 12
 BLOCK = BlockConfig(mixer=AttentionConfig(num_heads=3), feed_forward=FeedForwardConfig(7))
@@ -65,8 +65,8 @@ def user_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     name = "jax_disable_most_optimizations"
     before = jax.config.read(name)
     jax.config.update(name, False)
-    monkeypatch.setattr(initial_weights, "INIT_OPTIMIZATION_LEVEL", 1)
-    monkeypatch.setattr(initial_weights, "_program", initial_weights._program.__wrapped__)
+    monkeypatch.setattr(model_module, "INIT_OPTIMIZATION_LEVEL", 1)
+    monkeypatch.setattr(model_module, "_init_program", model_module._init_program.__wrapped__)
     yield
     jax.config.update(name, before)
 
@@ -282,7 +282,7 @@ def test_parameters_of_a_longer_pattern_raise() -> None:
     config = TransformerConfig(vocab_size=9, d_model=8, num_layers=2)
     longer = dataclasses.replace(config, layer_pattern=config.layer_pattern * 2, num_layers=4)
     params, tokens = make_params(LanguageModel(longer)), np.zeros((1, 2), int)
-    with pytest.raises(ValueError, match=r"params layers/place_1/.* more: the model has no"):
+    with pytest.raises(ValueError, match=r"^parameters layers/place_0: have more places than"):
         jax.eval_shape(LanguageModel(config).apply, {"params": params}, tokens)
 
     class Wrapper(nn.Module):
@@ -325,5 +325,7 @@ def test_one_dropout_key_for_all_examples_raises(rngs: jax.Array) -> None:
 
 
 def test_model_without_vocabulary_raises() -> None:
-    with pytest.raises(ValueError, match=r"^model.vocab_size 0: is not set; give the tokenizer's"):
+    with pytest.raises(
+        ValueError, match=r"^TransformerConfig.vocab_size 0: is not set; give the tokenizer's"
+    ):
         LanguageModel(TransformerConfig()).init_params(jax.random.key(0))

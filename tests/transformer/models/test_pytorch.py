@@ -30,7 +30,7 @@ from tests.transformer.pytorch import (
     transformer_params,
 )
 from transformer import EncoderDecoder, LanguageModel
-from transformer.config import NormPlacement
+from transformer.models.block import NormPlacement
 
 FIXTURES = np.load(Path(__file__).parents[2] / "fixtures" / "pytorch.npz")
 MODEL_TOLERANCE = 1e-4

@@ -24,10 +24,9 @@ from transformer import (
     ReformerConfig,
     TransformerConfig,
 )
-from transformer.attention.attention_config import MixerConfig
 from transformer.attention.full import Attention
 from transformer.attention.masks import dense_mask
-from transformer.attention.mixer import MixerInputs
+from transformer.attention.mixer import MixerConfig, MixerInputs
 from transformer.attention.projections import QKV
 from transformer.layers.basic import apply_linear
 from transformer.testing.ability_checks import check_any_length, check_causal

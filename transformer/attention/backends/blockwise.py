@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.tiling import (
     Index,
     PartialAttention,
@@ -35,6 +34,7 @@ from transformer.attention.backends.tiling import (
     visit_unless_masked,
 )
 from transformer.attention.masks import Mask
+from transformer.attention.reference import ScoreSpec
 from transformer.layers.precise_einsum import accumulation_dtype, round_to_dtype, split_high_low
 
 DEFAULT_BLOCK_SIZE = 128

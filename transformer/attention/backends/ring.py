@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import (
     attend_blockwise,
     blockwise_gradients,
@@ -29,6 +28,7 @@ from transformer.attention.backends.tiling import (
     widen,
 )
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.reference import ScoreSpec
 from transformer.layers.basic import fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, split_high_low
 from transformer.model_context import ActivationConstraint

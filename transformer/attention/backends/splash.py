@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.tiling import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.reference import ScoreSpec
 from transformer.model_context import ActivationConstraint, unconstrained
 
 LANES = 128

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.attention.attend import ScoreSpec, weighted_values
 from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.reference import ScoreSpec, weighted_values
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
 
@@ -347,3 +347,17 @@ def repeat_kv_for_shards(
         return x
     # `repeat`, not `tile`: the copies of a head are neighbors, on the devices of its query heads.
     return jnp.repeat(x, num_shards // num_kv_heads, axis=2)
+
+
+def add_sinks(
+    attention: PartialAttention,
+    sink_logits: jax.Array,  # [N]
+) -> PartialAttention:
+    """Add the sinks to attention that is already normalized.
+
+    With the sink's score s, each softmax sum grows from exp(lse) to exp(lse) + exp(s), so the
+    result shrinks by exp(lse - logaddexp(lse, s)).
+    """
+    lse = jnp.logaddexp(attention.lse, sink_logits.astype(attention.lse.dtype)[None, :, None])
+    fraction = jnp.exp(attention.lse - lse).swapaxes(1, 2)[..., None]
+    return attention._replace(y=(attention.y * fraction).astype(attention.y.dtype), lse=lse)

@@ -19,12 +19,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec
-from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.masks import Mask
-from transformer.attention.projections import head_axes
+from transformer.attention.projections import MultiHeadConfig
+from transformer.attention.reference import ScoreSpec
 from transformer.layers.basic import declare_linear, dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.lora import merge_weight
@@ -64,17 +63,6 @@ def attend_from_tokens(
     return attend_blockwise(
         q, k, v, query_mask.with_keys(key_positions, key_segments), score_spec
     ).y
-
-
-def scatter_tokens(
-    y: jax.Array,  # [B, T, ...]
-    updates: jax.Array,  # [B, n, ...]
-    index: jax.Array,  # [B or 1, n]; T: nowhere
-) -> jax.Array:  # [B, T, ...]
-    """Return `y` with the tokens at `index` replaced by `updates`."""
-    places = jnp.broadcast_to(index, updates.shape[:2])
-    # mode="drop" skips index T.
-    return y.at[jnp.arange(y.shape[0])[:, None], places].set(updates, mode="drop")
 
 
 def mask_duplicates(
@@ -333,7 +321,8 @@ def attend_with_absorbed_projections(
     less than projecting all of x, with the same weights. The key bias adds a constant to all scores
     of a query, which the softmax ignores. Keys must have neither a norm nor RoPE.
     """
-    _, axes = head_axes(config, context.d_model)
+    head_dim = config.resolved_head_dim(context.d_model)
+    axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
     embed, group_size = {"embed": context.d_model}, config.num_heads // axes["kv_heads"]
     # The key bias is declared although nothing reads it: so these weights have the names and shapes
     # of an ordinary projection, and can be exchanged with one.

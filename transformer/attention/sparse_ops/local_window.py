@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.document_boundaries import token_segments
 from transformer.attention.masks import Mask, MaskPattern
+from transformer.attention.reference import ScoreSpec
 from transformer.layers.basic import fold_in
 
 MIN_TILE_SIZE = 64

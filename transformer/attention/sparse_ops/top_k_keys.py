@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from transformer.attention.attend import ScoreSpec, dot_product_scores, weighted_values
 from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask, widen
 from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.reference import ScoreSpec, dot_product_scores, weighted_values
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype
 

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.mixer import ScoreFlops
+from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,
     LongformerConfig,

@@ -13,10 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec
-from transformer.attention.cache import KVCache
+from transformer.attention.cache import KVCache, scatter_tokens
 from transformer.attention.document_boundaries import token_segments
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
@@ -24,22 +22,19 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.attention.projections import QKV, project_qkv
+from transformer.attention.projections import QKV, combine_heads, project_qkv
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
-from transformer.attention.sparse_ops.global_tokens import (
-    attend_from_tokens,
-    gather_tokens,
-    scatter_tokens,
-)
+from transformer.attention.sparse_ops.global_tokens import attend_from_tokens, gather_tokens
 from transformer.attention.sparse_ops.visible_key_counts import MeanVisibleKeys
 from transformer.attention.variants.sparse_configs import BigBirdConfig
-from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 
 @functools.lru_cache(maxsize=64)
@@ -127,6 +122,7 @@ def last_nonempty_block(
     return index.max(1) // block_size
 
 
+@register_mixer
 class BigBird(Mixer):
     """Softmax over selected blocks; global queries attend to all keys."""
 
@@ -197,7 +193,9 @@ class BigBird(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(self, x, inputs.positions, self.config, self.context)
+        return project_qkv(
+            self, x, inputs.positions, self.config, self.context, position=self.config.position
+        )
 
     @nn.nowrap
     def attend_cached(
@@ -289,9 +287,6 @@ class BigBird(Mixer):
             == jnp.arange(length)[None, None, :]
         )
         return visible[:, :, :length, :length] | rows.any(1)[:, None, :, None]
-
-
-MIXERS[BigBirdConfig.kind] = BigBird
 
 
 def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from transformer.attention.attention_config import MultiHeadConfig
 from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
@@ -22,12 +21,12 @@ from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Mixer,
     MixerInputs,
-    Outputs,
     ScoreFlops,
     reject_mask_patterns,
     reject_weights,
 )
 from transformer.attention.projections import (
+    MultiHeadConfig,
     project_keys,
     project_qkv,
     project_queries,
@@ -41,6 +40,7 @@ from transformer.attention.variants.prefix_sums import (
     read_state,
     sum_keys,
 )
+from transformer.taps import Outputs
 
 
 class LinearAttentionMemory(struct.PyTreeNode):
@@ -98,7 +98,7 @@ def attend_with_feature_map(
                 "causal, and no cache or one from init_memory_cache"
             )
         return _attend_memory(module, x, feature_map, mask, memory, cache)
-    q, k, v = project_qkv(module, x, inputs.positions, config, context)
+    q, k, v = project_qkv(module, x, inputs.positions, config, context, position=config.position)
     if not mask.pattern.causal:
         if cache is not None:
             raise ValueError(

@@ -4,8 +4,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.mixer import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    register_mixer,
+)
+from transformer.attention.projections import combine_heads
 from transformer.attention.variants.feature_map_attention import (
     LinearAttentionMemory,
     attend_with_feature_map,
@@ -13,8 +20,7 @@ from transformer.attention.variants.feature_map_attention import (
 )
 from transformer.attention.variants.linear_configs import LinearAttentionConfig
 from transformer.attention.variants.prefix_sums import Features, LinearAttentionState
-from transformer.inspection import HEAD_OUTPUTS
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 FEATURE_FLOOR = 1e-18
 """Lower bound of a feature: avoids 0 / 0 for tokens whose entries are all far below zero."""
@@ -29,6 +35,7 @@ def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
     return Features(jnp.maximum(jnp.where(x > 0, x + 1, below), FEATURE_FLOOR))
 
 
+@register_mixer
 class LinearAttention(Mixer):
     """Linear attention, H features per head: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
@@ -66,6 +73,3 @@ class LinearAttention(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         y, cache = attend_with_feature_map(self, x, elu_features, inputs)
         return combine_heads(self, y, inputs, cache)
-
-
-MIXERS[LinearAttentionConfig.kind] = LinearAttention

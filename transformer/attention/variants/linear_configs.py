@@ -6,8 +6,11 @@ Importing this module loads no JAX.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
-from transformer.attention.attention_config import MixerConfig, MultiHeadConfig
-from transformer.attention.position_config import AttentionPosition, NoPosition, RoPE
+from transformer.attention.mixer import MixerConfig
+from transformer.attention.position_bias import AttentionPosition
+from transformer.attention.projections import MultiHeadConfig
+from transformer.attention.rope import RoPE
+from transformer.layers.position_embedding import NoPosition
 from transformer.validation import check_at_least, check_choice, check_fraction
 
 

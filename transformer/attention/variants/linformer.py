@@ -12,30 +12,30 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.attend import attend
 from transformer.attention.document_boundaries import previous_segments, token_segments
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
     MixerInputs,
     MixerOutput,
-    Outputs,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_weights,
 )
 from transformer.attention.projections import (
+    combine_heads,
     project_keys,
     project_qkv,
     project_queries,
     project_values,
 )
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.variants.linear_configs import LinformerConfig
-from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import declare_weight, fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS, Outputs
 
 
 class KeyPlacement(NamedTuple):
@@ -94,6 +94,7 @@ def project_length(
     return summed.reshape(x.shape[0], -1, *x.shape[2:])
 
 
+@register_mixer
 class Linformer(Mixer):
     """Softmax attention over `rank` projected keys per document."""
 
@@ -133,7 +134,9 @@ class Linformer(Mixer):
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         config, context = self.config, self.context
         if inputs.memory is None:
-            q, k, v = project_qkv(self, x, inputs.positions, config, context)
+            q, k, v = project_qkv(
+                self, x, inputs.positions, config, context, position=config.position
+            )
         else:
             q = project_queries(self, x, config, context)
             k, v = (
@@ -203,6 +206,3 @@ class Linformer(Mixer):
         ]
         dtype = context.precision.compute
         return declared[0].astype(dtype), declared[-1].astype(dtype)
-
-
-MIXERS[LinformerConfig.kind] = Linformer

@@ -13,12 +13,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
-from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
+from transformer.attention.cache import (
+    RollingCache,
+    mark_padding,
+    prepend_cached_keys,
+    scatter_tokens,
+)
 from transformer.attention.document_boundaries import token_segments
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
@@ -26,16 +29,19 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,
+    combine_heads,
     project_qkv,
     project_queries,
 )
+from transformer.attention.reference import ScoreSpec
+from transformer.attention.rope import RoPE
 from transformer.attention.sparse_ops.global_tokens import (
     as_single_document,
     attend_from_packed_globals,
@@ -48,14 +54,12 @@ from transformer.attention.sparse_ops.global_tokens import (
     has_single_document_rows,
     is_global_token,
     mask_duplicates,
-    scatter_tokens,
 )
 from transformer.attention.sparse_ops.local_window import attend_dilated
 from transformer.attention.sparse_ops.visible_key_counts import longformer_visible_keys
 from transformer.attention.variants.sparse_configs import LongformerConfig
-from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 
 class GlobalTokenCache(struct.PyTreeNode):
@@ -159,7 +163,15 @@ def attend_cached(
     are_global = (here >= 0) & (here < first)
 
     def rows(mixer: Mixer) -> tuple[jax.Array, GlobalTokenCache]:
-        global_qkv = project_qkv(mixer, x, positions, mixer.config, mixer.context, "_global")
+        global_qkv = project_qkv(
+            mixer,
+            x,
+            positions,
+            mixer.config,
+            mixer.context,
+            position=mixer.config.position,
+            suffix="_global",
+        )
         seeing = cache.global_query_kv.append(global_qkv.k, global_qkv.v, here)
         global_y = attend_blockwise(global_qkv.q, *seeing.read(global_qkv.q.dtype), mask, last).y
         return jnp.where(are_global[:, :, None, None], global_y, y), seeing
@@ -212,6 +224,7 @@ class _Given(NamedTuple):
     last: ScoreSpec  # of global queries
 
 
+@register_mixer
 class Longformer(Mixer):
     """One softmax over window and global keys; global queries attend to all keys."""
 
@@ -245,7 +258,7 @@ class Longformer(Mixer):
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask.replace(global_positions=None))
-        own = project_qkv(self, x, inputs.positions, config, context)
+        own = project_qkv(self, x, inputs.positions, config, context, position=config.position)
         scoring = ScoreSpec(
             scale=1 / math.sqrt(own.q.shape[-1]),
             softmax_dtype=context.precision.softmax,
@@ -262,7 +275,15 @@ class Longformer(Mixer):
         # No global tokens: the number is static, so this is decided while tracing.
         if not listed.shape[1]:
             if self.is_initializing():  # another mask may list some
-                project_qkv(self, x, inputs.positions, config, context, "_global")
+                project_qkv(
+                    self,
+                    x,
+                    inputs.positions,
+                    config,
+                    context,
+                    position=config.position,
+                    suffix="_global",
+                )
             y = near.y.astype(context.precision.compute)
             return combine_heads(self, y, inputs)
         far, last = (
@@ -302,7 +323,15 @@ class Longformer(Mixer):
         y = merge_partials([near, attend_to_packed_globals(*own, mask, far, listed)]).y
         last = last._replace(operand_dtype="")  # of other projections, which are not wide
         y = y.astype(self.context.precision.compute)
-        global_qkv = project_qkv(self, x, positions, self.config, self.context, "_global")
+        global_qkv = project_qkv(
+            self,
+            x,
+            positions,
+            self.config,
+            self.context,
+            position=self.config.position,
+            suffix="_global",
+        )
         return attend_from_packed_globals(y, *global_qkv, mask, last, listed)
 
     @nn.nowrap
@@ -361,13 +390,15 @@ class Longformer(Mixer):
         # keys. A norm or a rotation between projection and score rules that out.
         few = 2 * index.shape[1] * config.num_heads <= projected
         if few and config.qk_norm is None and not isinstance(config.position, RoPE):
-            q = project_queries(self, rows, config, context, "_global")
+            q = project_queries(self, rows, config, context, suffix="_global")
 
             def look(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 return attend_from_tokens(q, k, v, mask, scoring, index)
 
             return attend_with_absorbed_projections(self, q, x, look, config, context, "_global")
-        heads = project_qkv(self, x, positions, config, context, "_global")
+        heads = project_qkv(
+            self, x, positions, config, context, position=config.position, suffix="_global"
+        )
         q = gather_tokens(heads.q, index)
         return attend_from_tokens(q, heads.k, heads.v, mask, scoring, index)
 
@@ -381,6 +412,3 @@ def _may_choose(mask: Mask, scoring: ScoreSpec) -> bool:
     """
     drops = scoring.dropout_rate > 0 and scoring.dropout_rngs is not None
     return not mask.pattern.causal and not drops
-
-
-MIXERS[LongformerConfig.kind] = Longformer

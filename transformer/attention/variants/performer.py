@@ -16,8 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from transformer.attention.head_outputs import combine_heads
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.mixer import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    register_mixer,
+)
+from transformer.attention.projections import combine_heads
 from transformer.attention.variants.feature_map_attention import (
     LinearAttentionMemory,
     attend_with_feature_map,
@@ -25,8 +32,7 @@ from transformer.attention.variants.feature_map_attention import (
 )
 from transformer.attention.variants.linear_configs import FeatureMapKind, PerformerConfig
 from transformer.attention.variants.prefix_sums import FeatureMap, Features, LinearAttentionState
-from transformer.inspection import HEAD_OUTPUTS
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
 """Lower bound of a positive feature, relative to the largest of its token.
@@ -105,6 +111,7 @@ def _half_square(x: jax.Array) -> jax.Array:  # [..., H] -> [...]
 FEATURE_MAPS = {"positive": _positive, "trigonometric": _trigonometric, "relu": _relu}
 
 
+@register_mixer
 class Performer(Mixer):
     """Attention by random features: y = phi(q) (sum phi(k) v) / phi(q) (sum phi(k))."""
 
@@ -154,6 +161,3 @@ class Performer(Mixer):
         feature_map = make_feature_map(config.feature_map, constants)
         y, cache = attend_with_feature_map(self, x, feature_map, inputs)
         return combine_heads(self, y, inputs, cache)
-
-
-MIXERS[PerformerConfig.kind] = Performer

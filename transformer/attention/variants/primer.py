@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 
-from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.attend import attend
 from transformer.attention.cache import KVCache
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -18,16 +18,16 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_memory,
 )
 from transformer.attention.position_bias import position_terms
-from transformer.attention.position_config import RoPE
-from transformer.attention.rope import apply_rope
+from transformer.attention.reference import ScoreSpec
+from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
 from transformer.attention.variants.linear_configs import PrimerConfig
-from transformer.inspection import ATTENTION_VALUES
 from transformer.layers.basic import apply_linear, declare_weight, fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.taps import ATTENTION_VALUES
 
 KERNEL_SIZE = 3
 
@@ -56,6 +56,7 @@ class PrimerCache(struct.PyTreeNode):
         return cls(kv, (inputs,) * len(PROJECTIONS))
 
 
+@register_mixer
 class Primer(Mixer):
     """Softmax attention over convolved queries, keys and values."""
 
@@ -170,6 +171,3 @@ class Primer(Mixer):
         )
         y = jnp.sum(windows * taps.astype(x.dtype)[None, None], axis=2)
         return self.context.constrain(y, ("batch", "length", "heads", None))
-
-
-MIXERS[PrimerConfig.kind] = Primer

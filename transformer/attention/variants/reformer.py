@@ -14,7 +14,6 @@ from flax import linen as nn
 
 from transformer.attention.backends.tiling import PartialAttention, merge_partials
 from transformer.attention.document_boundaries import token_segments
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import (
     Abilities,
@@ -22,13 +21,13 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.attention.position_config import RoPE
-from transformer.attention.projections import QKV, project_queries, project_values
-from transformer.attention.rope import apply_rope
+from transformer.attention.projections import QKV, combine_heads, project_queries, project_values
+from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.sparse_ops.grouped_window import (
     attend_grouped,
     group_positions,
@@ -36,9 +35,8 @@ from transformer.attention.sparse_ops.grouped_window import (
 )
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.attention.variants.sparse_configs import ReformerConfig
-from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.precise_einsum import accumulation_dtype
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 SELF_ATTENTION_PENALTY = 1e4
 """Subtracted from the score of a token with itself: used only if no other key is visible.
@@ -50,6 +48,7 @@ The paper's 1e5 exceeds the range of float16.
 KEY_NORM_EPSILON = 1e-6
 
 
+@register_mixer
 class Reformer(Mixer):
     """Attention within hash buckets. No cache: decoding would search the buckets of every round."""
 
@@ -220,6 +219,3 @@ def duplicate_correction(
     return -jnp.where(
         gap(0) == 0, SELF_ATTENTION_PENALTY, jnp.log(jnp.maximum(count, 1).astype(jnp.float32))
     )
-
-
-MIXERS[ReformerConfig.kind] = Reformer

@@ -16,7 +16,6 @@ from flax import struct
 
 from transformer.attention.cache import KVCache
 from transformer.attention.document_boundaries import token_segments
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
@@ -24,18 +23,19 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.attention.position_config import RoPE
 from transformer.attention.projections import (
     QKV,
+    combine_heads,
     project_keys,
     project_queries,
     project_values,
 )
-from transformer.attention.rope import apply_rope
+from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.sparse_ops.balanced_clusters import (
     attend_balanced_clusters,
     membership_mask,
@@ -49,10 +49,10 @@ from transformer.attention.sparse_ops.grouped_window import (
 from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
-from transformer.inspection import HEAD_OUTPUTS
-from transformer.layers.basic import declare_weight, layer_norm
-from transformer.mixer_registry import MIXERS
+from transformer.layers.basic import declare_weight
+from transformer.layers.norms import layer_norm
 from transformer.model_context import ModelContext
+from transformer.taps import HEAD_OUTPUTS
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -157,6 +157,7 @@ class ClusteredHeads(NamedTuple):
     ]  # [B, N, T, E] of the queries; of balanced clusters, of the keys too
 
 
+@register_mixer
 class RoutingAttention(Mixer):
     """Softmax attention within clusters."""
 
@@ -340,6 +341,3 @@ class RoutingAttention(Mixer):
         # The same windows as `attend_grouped`, as differences of numbers (see `group_positions`).
         where = group_positions(self.cluster_ids(near[0], mask), self.config.window)
         return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
-
-
-MIXERS[RoutingAttentionConfig.kind] = RoutingAttention

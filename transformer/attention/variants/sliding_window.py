@@ -6,9 +6,8 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec, attend
+from transformer.attention.attend import attend
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.mixer import (
     Abilities,
@@ -16,17 +15,19 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_memory,
 )
-from transformer.attention.projections import QKV, project_qkv
+from transformer.attention.projections import QKV, combine_heads, project_qkv
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.scores import declare_sink_logits
 from transformer.attention.sparse_ops.visible_key_counts import sliding_window_visible_keys
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
-from transformer.inspection import ATTENTION_VALUES, reject_requests
 from transformer.layers.basic import fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.taps import ATTENTION_VALUES, reject_requests
 
 
+@register_mixer
 class SlidingWindowAttention(Mixer):
     """Softmax attention restricted to a window of positions."""
 
@@ -103,7 +104,9 @@ class SlidingWindowAttention(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(self, x, inputs.positions, self.config, self.context)
+        return project_qkv(
+            self, x, inputs.positions, self.config, self.context, position=self.config.position
+        )
 
     @nn.nowrap
     def add_window(self, pattern: MaskPattern) -> MaskPattern:
@@ -125,6 +128,3 @@ class SlidingWindowAttention(Mixer):
         window = Mask(self.add_window(MaskPattern()), positions=inputs.positions)
         length = heads.q.shape[1]
         return dense_mask(window, length, length)[:, None]
-
-
-MIXERS[SlidingWindowConfig.kind] = SlidingWindowAttention

@@ -8,9 +8,12 @@ Importing this module loads no JAX.
 import dataclasses
 from typing import ClassVar, Literal, get_args
 
-from transformer.attention.attention_config import Backend, MultiHeadConfig, ScaledDotScore
-from transformer.attention.position_config import NoPosition, RoPE
-from transformer.validation import check_at_least, check_choice, check_field_types, check_fraction
+from transformer.attention.backends.choose import Backend
+from transformer.attention.projections import MultiHeadConfig
+from transformer.attention.rope import RoPE
+from transformer.attention.scores import ScaledDotScore
+from transformer.layers.position_embedding import NoPosition
+from transformer.validation import check_at_least, check_choice, check_fraction, check_settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ class BigBirdConfig(MultiHeadConfig):
         check_at_least("bigbird.seed", self.seed, 0)
         check_at_least("bigbird.random_block_span", self.random_block_span, self.block_size)
         check_fraction("bigbird.dropout", self.dropout)
-        check_field_types(self, self.kind)
+        check_settings(self)
         if self.num_window_blocks < 1 or self.num_window_blocks % 2 == 0:
             raise ValueError(
                 f"bigbird.num_window_blocks {self.num_window_blocks}: give an odd number: the "
@@ -100,7 +103,7 @@ class LongformerConfig(MultiHeadConfig):
         check_at_least("longformer.one_sided_window", self.one_sided_window, 0)
         check_at_least("longformer.num_global_tokens", self.num_global_tokens, 0)
         check_fraction("longformer.dropout", self.dropout)
-        check_field_types(self, self.kind)
+        check_settings(self)
         if len(self.dilations) not in (1, self.num_heads) or min(self.dilations) < 1:
             raise ValueError(
                 f"longformer.dilations {self.dilations}: give one number from 1 on, or one for "
@@ -216,7 +219,7 @@ class SharedQueryKeyConfig(MultiHeadConfig):
                 f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries and keys are the same "
                 "here, so both have num_heads; leave it at 0"
             )
-        check_field_types(self, self.kind)
+        check_settings(self)
         if self.qk_norm is not None:
             raise ValueError(
                 f"{self.kind}.qk_norm {self.qk_norm.kind}: this mixer normalizes its keys itself; "

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import (
     PartialAttention,
@@ -26,7 +25,6 @@ from transformer.attention.backends.tiling import (
     widen,
 )
 from transformer.attention.cache import KVCache
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.mixer import (
     Abilities,
@@ -34,11 +32,13 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     ScoreFlops,
+    register_mixer,
     reject_mask_patterns,
     reject_memory,
     reject_weights,
 )
-from transformer.attention.projections import QKV, project_qkv
+from transformer.attention.projections import QKV, combine_heads, project_qkv
+from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
 from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
 from transformer.attention.variants.sparse_configs import (
@@ -47,8 +47,7 @@ from transformer.attention.variants.sparse_configs import (
     SparsePattern,
     SparseTransformerConfig,
 )
-from transformer.inspection import HEAD_OUTPUTS
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 AttendFn = Callable[[jax.Array, jax.Array, jax.Array, ScoreSpec], PartialAttention]
 
@@ -215,6 +214,7 @@ def _with(mask: Mask, *, window: int) -> Mask:
     return mask.replace(pattern=dataclasses.replace(mask.pattern, window=window))
 
 
+@register_mixer
 class SparseTransformer(Mixer):
     """Softmax over both components, or one component for each half of the heads."""
 
@@ -264,7 +264,9 @@ class SparseTransformer(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(self, x, inputs.positions, self.config, self.context)
+        return project_qkv(
+            self, x, inputs.positions, self.config, self.context, position=self.config.position
+        )
 
     @nn.nowrap
     def split_head_groups(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
@@ -351,6 +353,3 @@ class SparseTransformer(Mixer):
             for part in parts
         ]
         return jnp.repeat(jnp.stack(each, axis=1), config.num_heads // len(parts), axis=1)
-
-
-MIXERS[SparseTransformerConfig.kind] = SparseTransformer

@@ -6,18 +6,25 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.cache import KVCache, MemoryCache
-from transformer.attention.head_outputs import combine_heads
 from transformer.attention.masks import dense_mask
-from transformer.attention.mixer import Abilities, Mixer, MixerInputs, MixerOutput, ScoreFlops
+from transformer.attention.mixer import (
+    Abilities,
+    Mixer,
+    MixerInputs,
+    MixerOutput,
+    ScoreFlops,
+    register_mixer,
+)
 from transformer.attention.projections import (
     QKV,
+    combine_heads,
     project_keys,
     project_qkv,
     project_queries,
     project_values,
 )
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.top_k_keys import (
     apply_top_k_weights,
     attend_top_k,
@@ -26,11 +33,11 @@ from transformer.attention.sparse_ops.top_k_keys import (
 )
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.attention.variants.sparse_configs import TopKConfig
-from transformer.inspection import HEAD_OUTPUTS
 from transformer.layers.basic import fold_in
-from transformer.mixer_registry import MIXERS
+from transformer.taps import HEAD_OUTPUTS
 
 
+@register_mixer
 class TopKAttention(Mixer):
     """Softmax over the k highest scores; exactly causal, since only visible keys compete."""
 
@@ -91,7 +98,9 @@ class TopKAttention(Mixer):
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
-        return project_qkv(self, x, inputs.positions, self.config, self.context)
+        return project_qkv(
+            self, x, inputs.positions, self.config, self.context, position=self.config.position
+        )
 
     def attend_memory_inputs(
         self,
@@ -135,6 +144,3 @@ class TopKAttention(Mixer):
         )
         visible = dense_mask(inputs.mask, q.shape[1], q.shape[1])[:, None]
         return top_k_mask(scores, visible, self.config.keys_per_query)
-
-
-MIXERS[TopKConfig.kind] = TopKAttention

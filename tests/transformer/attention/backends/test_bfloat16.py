@@ -23,12 +23,13 @@ from tests.transformer.formulas import Array
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend, attend_reference
+from transformer.attention.attend import attend
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.backends.splash import attend_splash
 from transformer.attention.backends.tiling import merge_partials, widen
 from transformer.attention.position_bias import RelativeTables
+from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.attention.scores import additive_scores
 from transformer.attention.sparse_ops.balanced_clusters import attend_balanced_clusters
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks

@@ -13,13 +13,18 @@ import pytest
 from tests.transformer.formulas import array, assert_close, assert_trees_close, normal
 from tests.transformer.mixers import value_and_gradients
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend, attend_reference
+from transformer.attention.attend import attend
 from transformer.attention.backends.blockwise import attend_blockwise
-from transformer.attention.backends.tiling import merge_partials
+from transformer.attention.backends.tiling import add_sinks, merge_partials
 from transformer.attention.masks import dense_mask
-from transformer.attention.position_bias import RelativeTables, alibi_bias, t5_relative_bias
-from transformer.attention.position_config import T5RelativeBias
-from transformer.attention.scores import add_sinks, additive_scores
+from transformer.attention.position_bias import (
+    RelativeTables,
+    T5RelativeBias,
+    alibi_bias,
+    t5_relative_bias,
+)
+from transformer.attention.reference import ScoreSpec, attend_reference
+from transformer.attention.scores import additive_scores
 from transformer.testing.mixer_under_test import reference_softmax_attention
 
 B, N, K, H, VALUES = 2, 6, 3, 11, 13

@@ -6,8 +6,12 @@ from typing import Any
 import pytest
 
 from transformer import Hardware, MaskPattern
-from transformer.attention.attention_config import Backend
-from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
+from transformer.attention.backends.choose import (
+    AttentionSpec,
+    Backend,
+    BackendChoice,
+    choose_backend,
+)
 
 CPU, GPU, TPU = Hardware("cpu"), Hardware("gpu", "NVIDIA H200", 8), Hardware("tpu", "TPU v5p", 4)
 T4 = Hardware("gpu", "Tesla T4", 1, "7.5")

@@ -12,8 +12,8 @@ import pytest
 
 from tests.transformer.formulas import array, assert_trees_close, normal
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.cudnn import attend_cudnn
+from transformer.attention.reference import ScoreSpec, attend_reference
 
 B, T, N, K, H = 2, 12, 4, 2, 8
 CAUSAL = MaskPattern(causal=True)

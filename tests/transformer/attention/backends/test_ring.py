@@ -13,9 +13,10 @@ from train.parallel.context_parallel import zigzag_reorder
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import make_sharding_constraint
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend, attend_reference
+from transformer.attention.attend import attend
 from transformer.attention.backends.ring import attend_ring
 from transformer.attention.masks import dense_mask
+from transformer.attention.reference import ScoreSpec, attend_reference
 
 B, T, N, H, VALUES = 2, 32, 4, 5, 7
 DOCUMENTS = np.array([[1] * 11 + [2] * 14 + [3] * 7, [1] * 28 + [0] * 4])

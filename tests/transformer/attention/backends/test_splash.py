@@ -15,8 +15,8 @@ from tests.transformer.mixers import value_and_gradients
 from train.parallel.mesh import MeshConfig, make_mesh
 from train.parallel.sharding import make_sharding_constraint
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec, attend_reference
 from transformer.attention.backends.splash import attend_splash
+from transformer.attention.reference import ScoreSpec, attend_reference
 
 B, T, N, H = 2, 193, 4, 24
 

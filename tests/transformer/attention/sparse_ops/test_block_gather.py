@@ -9,10 +9,10 @@ import pytest
 from tests.transformer.formulas import Array, array, assert_trees_close, normal
 from tests.transformer.mixers import dense_attention, value_and_gradients
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import merge_partials
 from transformer.attention.masks import dense_mask
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops import block_gather
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 

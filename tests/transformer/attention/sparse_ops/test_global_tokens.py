@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.transformer.formulas import Array, array, normal
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import Mask
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.global_tokens import (
     attend_from_packed_globals,
     attend_to_packed_globals,

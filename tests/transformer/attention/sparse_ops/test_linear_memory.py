@@ -10,7 +10,7 @@ import pytest
 
 from tests.transformer.compiled import largest_array
 from transformer import Mask, MaskPattern
-from transformer.attention.attend import ScoreSpec
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.grouped_window import attend_grouped
 from transformer.attention.sparse_ops.top_k_keys import attend_top_k

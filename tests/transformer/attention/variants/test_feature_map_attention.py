@@ -14,9 +14,9 @@ from tests.transformer.feature_maps import FORMULAS, dense_attention
 from tests.transformer.formulas import Array, array, assert_close, normal
 from tests.transformer.mixers import apply_mixer, make_mixer
 from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfig
-from transformer.attention.attention_config import MixerConfig
 from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.masks import dense_mask
+from transformer.attention.mixer import MixerConfig
 from transformer.attention.variants import prefix_sums as sums
 from transformer.attention.variants.feature_map_attention import attend_bidirectional
 from transformer.attention.variants.linear_attention import elu_features

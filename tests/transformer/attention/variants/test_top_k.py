@@ -16,8 +16,8 @@ from tests.transformer.formulas import (
 )
 from tests.transformer.mixers import apply_mixer, dense_attention, make_mixer, value_and_gradients
 from transformer import Mask, MaskPattern, TopKConfig
-from transformer.attention.attend import ScoreSpec
 from transformer.attention.masks import dense_mask
+from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.top_k_keys import attend_top_k, top_k_mask
 from transformer.attention.variants.top_k import TopKAttention
 

@@ -1,29 +1,16 @@
-"""Parameters and caches of a stack of layers: initial values, and weights as decoding reads them.
+"""Weights of a stack as decoding reads them.
 
 Decoding reads every weight once for every token. Sliced from a stack, each layer's weights are
 copied at each step; unstacked beforehand (`UnstackedLayers`), they are not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-
-from transformer.attention.masks import Mask
-from transformer.attention.mixer import MixerInputs, explain_mixer_errors, mixer_class
-from transformer.attention.position_bias import zero_shared_bias
-from transformer.config import BlockConfig
-from transformer.layers.block import Block, layer_constants
-from transformer.layers.cross_attention import BlockCache, Memory
-from transformer.layers.logical_axes import box_weights, is_boxed_weight
-from transformer.model_context import ModelContext
-from transformer.shape_checks import check_shapes
-from transformer.validation import check_size
-
-LayerPattern = tuple[BlockConfig, ...]
 
 
 class UnstackedLayers(struct.PyTreeNode):
@@ -34,69 +21,6 @@ class UnstackedLayers(struct.PyTreeNode):
     """
 
     layers: tuple[Any, ...]
-
-
-def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, place: int) -> Any:
-    """Return initial weights of the layers at one place, stacked along a new first axis.
-
-    Layer l is initialized with the key `fold_in(rng, l)`, so its weights do not depend on the
-    pattern's length or on the number of layers.
-    """
-    config = pattern[place]
-    # Unbound, for the values of its weights alone: the stack declares them, of all layers at once.
-    block = Block(config, context, parent=None)
-    # One token: no weight has a shape that depends on B or T.
-    x = jnp.zeros((1, 1, context.d_model), context.precision.compute)
-    positions = jnp.zeros((1, 1), jnp.int32)
-    constants, shared_bias = layer_constants(config, place, context), zero_shared_bias(pattern)
-    inputs = MixerInputs(positions, Mask(), constants=constants, shared_bias=shared_bias)
-    memory = Memory(x, Mask()) if config.needs_memory else None
-
-    def init_layer(layer_index: jax.Array) -> Any:
-        # Boxed within the layer, where the axes of a weight without names can still be told apart.
-        weights = block.init(jax.random.fold_in(rng, layer_index), x, inputs, memory)["params"]
-        return box_weights(weights)
-
-    # `vmap` and not a loop: one traced layer, whatever the depth. Its new first axis is the
-    # stack's, which the names of the boxes do not have yet.
-    indices = jnp.arange(place, context.num_layers, len(pattern))
-    boxed = jax.vmap(init_layer)(indices)
-    return jax.tree.map(lambda box: box.with_stack_axis("layers"), boxed, is_leaf=is_boxed_weight)
-
-
-def supports_segments(pattern: LayerPattern) -> bool:
-    """Return True if all mixers of a model separate packed documents and ignore padding."""
-    mixers = {block.mixer for block in pattern}
-    return all(mixer_class(mixer).abilities(mixer).segments for mixer in mixers)
-
-
-def init_cache(
-    pattern: LayerPattern,
-    context: ModelContext,
-    batch_size: int,
-    length: int,  # tokens
-    memory_length: int = 0,  # S of the memory
-) -> tuple[Any, ...]:
-    """Return an empty cache: one entry for each layer."""
-    check_size("batch_size", batch_size, 1)
-    check_size("length", length, 1)
-
-    def init_layer(config: BlockConfig) -> Any:
-        mixer = mixer_class(config.mixer)(config.mixer, context, parent=None)
-        # A decoder with attention inside is both mixer and cross-attention: one cache holds its
-        # state and what it needs of the memory.
-        with explain_mixer_errors(config.mixer):
-            if config.mixer.reads_memory:
-                return mixer.init_memory_cache(batch_size, memory_length)
-            own = mixer.init_cache(batch_size, length)
-        if config.cross_attention is None:
-            return own
-        cross = mixer_class(config.cross_attention)(config.cross_attention, context, parent=None)
-        return BlockCache(own, cross.init_memory_cache(batch_size, memory_length))
-
-    # By layer, not stacked like the weights: decoding replaces the cache of one layer at a time,
-    # and writing into a stack would need an index into it.
-    return tuple(init_layer(pattern[i % len(pattern)]) for i in range(context.num_layers))
 
 
 def select_for_decoding(
@@ -121,19 +45,6 @@ def select_for_decoding(
     return jax.tree.map(lambda leaf: pick(leaf, index + nan, keepdims=False), weights)
 
 
-def wrong_depth(name: str, actual: int, expected: int, num_places: int) -> ValueError:
-    """Return the error about weights of a place with another number of layers, or more places.
-
-    Without it slices of the stacked arrays would leave layers out, or repeat the last one.
-    """
-    problem = f"have {actual} layers, but the model has {expected}"
-    if actual == expected:
-        problem = f"have more places than the {num_places} of the model's layer pattern"
-    return ValueError(
-        f"parameters layers/{name}: {problem}; give the parameters of this configuration"
-    )
-
-
 Params = dict[str, Any]
 """Parameters of a model: nested dicts of arrays."""
 
@@ -145,7 +56,6 @@ def unstack_for_decoding(params: Params) -> Params:
     weights. On CPU it gains nothing over `unstack_for_decoding_without_copy`, which `generate`
     applies itself.
     """
-    check_shapes(params=(params, Mapping))
     if "layers" not in params:
         raise ValueError("params: have no layers; give the parameters of a LanguageModel")
     return _unstack_copy(params)
@@ -162,6 +72,8 @@ def unstack_for_decoding_without_copy(params: Params) -> Params:
     On CPU each layer's weights become views of the stacks; elsewhere the stacks are unchanged. Drop
     the result soon: as long as it lives, `params` cannot be donated.
     """
+    if "layers" not in params:
+        raise ValueError('params: have no layers; give variables["params"] of a model')
     # NumPy arrays, as an import may give, have no `devices`, which decide below.
     params = jax.tree.map(jnp.asarray, params)
     return {**params, "layers": unstack_layers_without_copy(params["layers"])}

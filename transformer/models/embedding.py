@@ -6,19 +6,19 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from transformer.attention.position_config import NoPosition
-from transformer.config import TransformerConfig
 from transformer.layers.activations import cap_logits
-from transformer.layers.basic import Norm, apply_matrix, declare_table, dropout, fold_in
-from transformer.layers.position_embedding import embed_positions, embed_token_types
+from transformer.layers.basic import apply_matrix, declare_table, dropout, fold_in
+from transformer.layers.norms import Norm
+from transformer.layers.position_embedding import NoPosition, embed_positions, embed_token_types
 from transformer.model_context import ModelContext
+from transformer.models.config import TransformerConfig
 
 
 def declare_embedding(
-    module: nn.Module, name: str, num_rows: int, config: TransformerConfig
+    module: nn.Module, name: str, num_rows: int, context: ModelContext
 ) -> jax.Array:  # [V padded, D]
     """Declare a token embedding of `module`."""
-    return declare_table(module, name, {"vocab": num_rows}, {"embed": config.d_model}, config)
+    return declare_table(module, name, {"vocab": num_rows}, {"embed": context.d_model}, context)
 
 
 def embed_tokens(
@@ -38,9 +38,9 @@ def embed_tokens(
     if config.scale_embeddings:
         x = x * math.sqrt(config.d_model)
     if not isinstance(config.position_embedding, NoPosition):  # RoPE acts in the attention layers
-        x = x + embed_positions(module, positions, config)
+        x = x + embed_positions(module, positions, config.position_embedding, context)
     if config.num_token_types:
-        x = x + embed_token_types(module, token_types, config)
+        x = x + embed_token_types(module, token_types, config.num_token_types, context)
     x = x.astype(config.precision.compute)
     if config.embedding_norm is not None:
         x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
@@ -54,11 +54,14 @@ def declare_output_matrix(
     module: nn.Module,
     embedding_table: jax.Array,  # [V padded, D]
     config: TransformerConfig,
+    context: ModelContext,
 ) -> jax.Array:  # [D, V padded]
     """Return the embedding table, transposed, or declare a weight `output` if they are not tied."""
-    sizes, matrix = {"vocab": config.padded_vocab_size}, embedding_table.T
-    if not config.tie_embeddings:
-        matrix = declare_table(module, "output", {"embed": config.d_model}, sizes, config)
+    if config.tie_embeddings:
+        matrix = embedding_table.T
+    else:
+        embed, vocab = {"embed": config.d_model}, {"vocab": config.padded_vocab_size}
+        matrix = declare_table(module, "output", embed, vocab, context)
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 

@@ -1,0 +1,209 @@
+"""One layer: a mixer, optional cross-attention and a feed-forward, each with norm and residual."""
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from transformer.attention.full import AttentionConfig
+from transformer.attention.masks import Mask
+from transformer.attention.mixer import (
+    MixerConfig,
+    MixerInputs,
+    apply_mixer,
+    explain_mixer_errors,
+    mixer_class,
+)
+from transformer.layers.basic import dropout, fold_in
+from transformer.layers.feedforward import FeedForward, FeedForwardConfig
+from transformer.layers.moe import MixtureOfExperts, MoEConfig
+from transformer.layers.norms import Norm, NormConfig
+from transformer.model_context import ModelContext
+from transformer.validation import Fraction, Settings
+
+NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig(Settings):
+    """One layer: a mixer, optional cross-attention, and a feed-forward."""
+
+    mixer: MixerConfig = AttentionConfig()
+    """Layer that mixes tokens: self-attention, one of its variants, or a recurrent baseline."""
+    cross_attention: MixerConfig | None = None
+    """Attention to the encoder's output, after the mixer; None in decoder-only models."""
+    feed_forward: FeedForwardConfig | MoEConfig | None = FeedForwardConfig()
+    """Feed-forward or mixture of experts; None: no feed-forward."""
+    norm: NormConfig | None = NormConfig()
+    """Norm of each sublayer; None: no norms."""
+    mixer_norm: bool = True
+    """Apply the norm of the mixer. False in the first layer of ModernBERT, whose input comes
+    from a norm."""
+    norm_placement: NormPlacement = "pre"
+    """`pre`: x + f(norm(x)). `post`: norm(x + f(x)) (Vaswani et al. 2017). `sandwich`:
+    x + norm(f(norm(x))) (Ding et al. 2021). `parallel`: mixer and feed-forward read the same
+    x, each through a norm of its own, and both are added to it (GPT-NeoX)."""
+    residual: bool = True
+    """Add x to the output of each sublayer. False is for ablations: deep stacks hardly train."""
+    residual_dropout: Fraction = 0.0
+    """Dropout rate of each sublayer's output before it is added to the residual stream."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.mixer_norm and self.norm_placement == "sandwich":
+            raise ValueError(
+                "BlockConfig.mixer_norm false: sandwich placement has two norms of the mixer; set it to "
+                "true, or norm_placement to pre"
+            )
+
+    @functools.cached_property
+    def needs_memory(self) -> bool:
+        """True if the layer needs the output of an encoder."""
+        return self.cross_attention is not None or self.mixer.reads_memory
+
+
+class Memory(NamedTuple):
+    """Source of cross-attention: an encoder's output and its mask."""
+
+    x: jax.Array | None  # [B, S, D]; None if caches already hold its keys and values
+    mask: Mask
+
+
+class BlockCache(NamedTuple):
+    """Caches of a layer with cross-attention."""
+
+    mixer: Any
+    cross_attention: Any
+
+
+class BlockConstants(NamedTuple):
+    """Constants of a layer with cross-attention."""
+
+    mixer: Any
+    cross_attention: Any
+
+
+def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext) -> Any:
+    """Return the non-trainable values of one layer's mixers, as `Block` takes them."""
+    mixers = [each for each in (config.mixer, config.cross_attention) if each is not None]
+    found = []
+    for each in mixers:
+        with explain_mixer_errors(each):
+            found.append(mixer_class(each).constants(each, layer_index, context.d_model))
+    return BlockConstants(*found) if len(found) > 1 else found[0]
+
+
+class BlockOutput(NamedTuple):
+    """Result of a layer."""
+
+    x: jax.Array  # [B, T, D] residual stream
+    cache: Any
+    aux: dict[str, Any]  # requested auxiliary outputs; those of cross-attention begin with `cross_`
+
+
+class Block(nn.Module):
+    """One layer. Its submodules are `mixer`, `cross`, `feed_forward` and their norms."""
+
+    config: BlockConfig
+    context: ModelContext
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,  # [B, T, D]
+        inputs: MixerInputs,  # with cross-attention: BlockCache and BlockConstants
+        memory: Memory | None = None,
+    ) -> BlockOutput:
+        """Apply the layer. ValueError: it has cross-attention, and there is no memory."""
+        config, context, taps = self.config, self.context, inputs.taps
+        cache, constants = inputs.cache, inputs.constants
+        mixer_cache, cross_cache = cache if isinstance(cache, BlockCache) else (cache, None)
+        has_cross = isinstance(constants, BlockConstants)
+        mixer_constants, cross_constants = constants if has_cross else (constants, None)
+        aux: dict[str, Any] = {}
+
+        def rngs(stream: int) -> jax.Array | None:  # [B]
+            # One stream for each dropout. Resumed runs rely on the numbers: they must not change.
+            return fold_in(inputs.dropout_rngs, stream)
+
+        def visit(name: str, value: jax.Array) -> jax.Array:
+            return value if taps is None else taps.visit(name, value, aux)
+
+        x = residual_pre = visit("residual_pre", x)
+        mixer = mixer_class(config.mixer)(config.mixer, context, name="mixer")
+        normed = self.pre_norm("mixer_norm", x)
+        mixer_inputs = inputs.replace(
+            cache=mixer_cache, dropout_rngs=rngs(0), constants=mixer_constants
+        )
+        if memory is not None and config.mixer.reads_memory:
+            mixer_inputs = mixer_inputs.replace(mask=memory.mask, memory=memory.x)
+        mixed = apply_mixer(mixer, normed, mixer_inputs)
+        x = self.add_residual("mixer_norm", x, visit("mixer_output", mixed.y), rngs(1))
+        cache = mixed.cache
+        aux |= mixed.aux
+
+        if config.cross_attention is not None:
+            if memory is None:
+                raise ValueError(
+                    "cross attention: there is no memory (encoder output) to attend to; use "
+                    "EncoderDecoder"
+                )
+            cross_class = mixer_class(config.cross_attention)
+            cross = cross_class(config.cross_attention, context, name="cross")
+            cross_inputs = inputs.replace(
+                mask=memory.mask,
+                memory=memory.x,
+                cache=cross_cache,
+                dropout_rngs=rngs(4),
+                constants=cross_constants,
+                taps=None if taps is None else taps.within("cross_"),
+            )
+            crossed = cross(self.pre_norm("cross_norm", x), cross_inputs)
+            x = self.add_residual("cross_norm", x, visit("cross_output", crossed.y), rngs(5))
+            cache = cache if cross_cache is None else BlockCache(cache, crossed.cache)
+            aux |= {f"cross_{name}": value for name, value in crossed.aux.items()}
+        x = visit("residual_mid", x)
+
+        if config.feed_forward is not None:
+            feed_forward: FeedForward | MixtureOfExperts
+            if isinstance(config.feed_forward, MoEConfig):
+                feed_forward = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
+            else:
+                feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
+            parallel = config.norm_placement == "parallel"
+            normed = self.pre_norm("feed_forward_norm", residual_pre if parallel else x)
+            segments = inputs.mask.segments
+            token_mask = None if segments is None else segments != 0
+            fed = feed_forward(normed, rngs(2), token_mask=token_mask, outputs=inputs.outputs)
+            fed_y = visit("feed_forward_output", fed.y)
+            x = self.add_residual("feed_forward_norm", x, fed_y, rngs(3))
+            aux |= fed.aux
+        return BlockOutput(visit("residual_post", x), cache, aux)
+
+    def pre_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+        """Return the input of a sublayer: x, normalized unless the block is post-norm."""
+        return x if self.config.norm_placement == "post" else self.apply_norm(name, x)
+
+    def add_residual(
+        self,
+        name: str,
+        x: jax.Array,  # [B, T, D] residual stream
+        y: jax.Array,  # [B, T, D] output of the sublayer
+        dropout_rngs: jax.Array | None,  # [B]
+    ) -> jax.Array:  # [B, T, D]
+        """Add a sublayer's output to the residual stream, with dropout and norms."""
+        config = self.config
+        if config.norm_placement == "sandwich":
+            y = self.apply_norm(name.replace("norm", "output_norm"), y)
+        y = dropout(y, config.residual_dropout, dropout_rngs)
+        x = x + y if config.residual else y
+        x = self.apply_norm(name, x) if config.norm_placement == "post" else x
+        return self.context.constrain(x, ("batch", "length", None))
+
+    def apply_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+        """Apply the norm `name`; identity if the block has none."""
+        if self.config.norm is None or (name == "mixer_norm" and not self.config.mixer_norm):
+            return x
+        return Norm(self.config.norm, self.context, name=name)(x)

@@ -15,8 +15,12 @@ import train
 from train.data.data_config import TextDataConfig, TokenizerConfig
 from train.run import sample
 from transformer import Abilities, BlockConfig, Mixer, MixerConfig, MixerOutput, TransformerConfig
-from transformer.attention.mixer import reject_mask_patterns, reject_memory, reject_weights
-from transformer.attention.mixer import register_mixer
+from transformer.attention.mixer import (
+    register_mixer,
+    reject_mask_patterns,
+    reject_memory,
+    reject_weights,
+)
 from transformer.testing import check_mixer
 
 

@@ -1,8 +1,6 @@
-"""The public surface: what `dir` shows, and what `help` says about it."""
+"""The public surface: every name has a documentation."""
 
-import dataclasses
 import inspect
-import pydoc
 from types import FunctionType, ModuleType
 
 import pytest
@@ -12,33 +10,15 @@ import transformer
 from train.tasks.task_registry import TASKS
 
 PUBLIC = [(module, name) for module in (transformer, train) for name in module.__all__]
-FLAX_FIELDS = {"parent", "name"}
-"""Fields that Flax adds to every module."""
-
-
-@pytest.mark.parametrize("module", [transformer, train])
-def test_dir_shows_the_public_names(module: ModuleType) -> None:
-    assert dir(module) == sorted(module.__all__)
-    for name in dir(module):
-        getattr(module, name)
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_help_describes_each_public_name_and_field(module: ModuleType, name: str) -> None:
+def test_each_public_name_is_documented(module: ModuleType, name: str) -> None:
     result = getattr(module, name)
-    if not isinstance(result, type):
-        assert inspect.getdoc(result)
-        return
-    assert "__doc__" in vars(result)
-    assert not str(result.__doc__).startswith(f"{name}("), "has the docstring that dataclass makes"
-    fields = (
-        [field.name for field in dataclasses.fields(result)]
-        if (dataclasses.is_dataclass(result))
-        else getattr(result, "_fields", ())
-    )
-    shown = pydoc.plain(pydoc.render_doc(result))
-    for field in set(fields) - FLAX_FIELDS:
-        assert f"|    {field}: " in shown, field
+    assert inspect.getdoc(result)
+    if isinstance(result, type):
+        assert "__doc__" in vars(result)
+        assert not str(result.__doc__).startswith(f"{name}("), "has dataclass's own docstring"
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)

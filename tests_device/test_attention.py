@@ -11,11 +11,15 @@ import pytest
 
 from tests_device.support import Meter, float32_tolerance, largest_difference
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.reference import ScoreSpec
 from transformer.attention.attend import attend
-from transformer.attention.backends.choose import Backend
-from transformer.attention.backends.choose import AttentionSpec, BackendChoice, choose_backend
+from transformer.attention.backends.choose import (
+    AttentionSpec,
+    Backend,
+    BackendChoice,
+    choose_backend,
+)
 from transformer.attention.masks import dense_mask
+from transformer.attention.reference import ScoreSpec
 
 B, N, K, H = 2, 4, 2, 64
 WINDOW = 100

@@ -1,15 +1,15 @@
 """Transformers in pure Flax: models as pure functions of (parameters, inputs)."""
 
-import transformer.attention.variants.bigbird  # noqa: F401  TEMPORARY
-import transformer.attention.variants.linear_attention  # noqa: F401  TEMPORARY
-import transformer.attention.variants.linformer  # noqa: F401  TEMPORARY
-import transformer.attention.variants.longformer  # noqa: F401  TEMPORARY
-import transformer.attention.variants.performer  # noqa: F401  TEMPORARY
-import transformer.attention.variants.primer  # noqa: F401  TEMPORARY
-import transformer.attention.variants.reformer  # noqa: F401  TEMPORARY
-import transformer.attention.variants.routing_attention  # noqa: F401  TEMPORARY
-import transformer.attention.variants.sliding_window  # noqa: F401  TEMPORARY
-import transformer.attention.variants.sparse_transformer  # noqa: F401  TEMPORARY
+import transformer.attention.variants.bigbird
+import transformer.attention.variants.linear_attention
+import transformer.attention.variants.linformer
+import transformer.attention.variants.longformer
+import transformer.attention.variants.performer
+import transformer.attention.variants.primer
+import transformer.attention.variants.reformer
+import transformer.attention.variants.routing_attention
+import transformer.attention.variants.sliding_window
+import transformer.attention.variants.sparse_transformer
 import transformer.attention.variants.top_k  # noqa: F401  TEMPORARY
 from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
@@ -76,6 +76,7 @@ from transformer.models.model import Model, ModelOutput, check_params
 from transformer.precision import Precision
 
 __all__ = [
+    "MIXERS",
     "ALiBi",
     "Abilities",
     "AdditiveScore",
@@ -108,7 +109,6 @@ __all__ = [
     "LongRoPEScaling",
     "LongformerConfig",
     "LuongConfig",
-    "MIXERS",
     "Mask",
     "MaskPattern",
     "MaskedLanguageModel",

@@ -68,6 +68,11 @@ class LowRankWeight(struct.PyTreeNode):
         shape: tuple[int, ...] = self.base.shape
         return shape
 
+    @property
+    def dtype(self) -> Any:
+        """Dtype of W."""
+        return self.base.dtype
+
     def astype(self, dtype: Any) -> "LowRankWeight":
         """Return the weight with all three matrices in a dtype."""
         a, b = self.a.astype(dtype), self.b.astype(dtype)

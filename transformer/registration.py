@@ -1,4 +1,4 @@
-"""Checks of registered parts: mixers, optimizers, schedules, tasks, each under a kind of its own."""
+"""Checks of registered parts, each under a kind of its own: mixers, optimizers, tasks."""
 
 import dataclasses
 import sys

@@ -91,6 +91,7 @@ class Taps(struct.PyTreeNode):
 
 
 def edits_within(edits: Iterable[tuple[str, Edit]], prefix: str) -> tuple[tuple[str, Edit], ...]:
+    """Return the edits whose names have a prefix, without it."""
     return tuple((n.removeprefix(prefix), edit) for n, edit in edits if n.startswith(prefix))
 
 

@@ -114,15 +114,17 @@ def _annotations(settings_class: Any) -> dict[str, Any]:
     return {name: hints[name] for name in names if name in hints}
 
 
+INTEGER_BOUNDS, FLOAT_BOUNDS = Bounds(-MAX_INTEGER), Bounds(-MAX_FLOAT, MAX_FLOAT)
+
+
 def _problem(value: Any, annotation: Any) -> str:
     """Return what is wrong with a value, and what to give; empty if it fits the annotation."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    bounds = INTEGER_BOUNDS if annotation is int else FLOAT_BOUNDS
     if origin is Annotated:
-        bounds = [each for each in arguments[1:] if isinstance(each, Bounds)]
-        problem = (
-            _problem(value, arguments[0]) if not bounds else _type_problem(value, arguments[0])
-        )
-        return problem or next(filter(None, (each.problem(value) for each in bounds)), "")
+        annotation, *extra = arguments
+        bounds = next((each for each in extra if isinstance(each, Bounds)), bounds)
+        origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         problems = [_problem(value, each) for each in arguments]
         # The problem of the alternative that has the value's type, if there is one.
@@ -138,13 +140,12 @@ def _problem(value: Any, annotation: Any) -> str:
     if origin is Literal:
         known = ", ".join(map(str, arguments))
         return "" if value in arguments else f"is not known; give one of {known}"
-    if annotation is float and not math.isfinite(value):
+    if annotation not in (int, float):
+        return ""
+    # Python cannot convert an integer of hundreds of digits to a float.
+    if isinstance(value, float) and not math.isfinite(value):
         return "is not a finite number; give one"
-    if annotation in (int, float) and abs(value) > (
-        MAX_INTEGER if annotation is int else MAX_FLOAT
-    ):
-        return f"is too large; give at most {MAX_INTEGER if annotation is int else '1e38'}"
-    return ""
+    return bounds.problem(value)
 
 
 def _type_problem(value: Any, annotation: Any) -> str:
@@ -327,8 +328,7 @@ def check_token_sequence(
 
 def check_seed(seed: int) -> None:
     """Raise ValueError for a seed that `jax.random.key` would truncate silently."""
-    check_integer("seed", seed, 0)
-    if seed >= 2**32:
+    if not 0 <= seed < 2**32:
         raise ValueError(f"seed {seed}: give an integer from 0 to 2^32 - 1")
 
 

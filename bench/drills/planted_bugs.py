@@ -48,13 +48,13 @@ BUGS = (
     Bug(
         "scores not divided by the root of the head's width",
         "transformer/attention/full.py",
-        'scale=(getattr(score, "divisor", 1.0) or q.shape[-1]) ** -0.5,',
+        "scale=score.scale(q.shape[-1]),",
         "scale=1.0,",
         "transformer/attention/test_scores.py transformer/attention/test_full.py",
     ),
     Bug(
         "RMSNorm without epsilon",
-        "transformer/layers/basic.py",
+        "transformer/layers/norms.py",
         "jax.lax.rsqrt(mean_square + epsilon)",
         "jax.lax.rsqrt(mean_square)",
         "transformer/layers/test_norms.py",
@@ -75,10 +75,10 @@ BUGS = (
     ),
     Bug(
         "the same dropout key in every layer",
-        "transformer/layers/stack.py",
+        "transformer/models/stack.py",
         "fold_in(dropout_rngs, layer.layer_index)",
         "fold_in(dropout_rngs, 0)",
-        "transformer/layers/test_stack.py",
+        "transformer/models/test_stack.py",
     ),
     Bug(
         "beam search without its length penalty",

@@ -31,12 +31,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer import Abilities, Mixer, MixerOutput, RoPE, register_mixer
-from transformer.attention.reference import ScoreSpec
 from transformer.attention.attend import attend
-from transformer.attention.projections import MultiHeadConfig
 from transformer.attention.cache import KVCache
 from transformer.attention.mixer import reject_memory
-from transformer.attention.projections import project_output, project_qkv
+from transformer.attention.projections import MultiHeadConfig, project_output, project_qkv
+from transformer.attention.reference import ScoreSpec
 
 
 @dataclasses.dataclass(frozen=True)

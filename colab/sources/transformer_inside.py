@@ -24,8 +24,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from transformer import Hardware, Mask, MaskPattern
-from transformer.attention.reference import ScoreSpec
 from transformer.attention.attend import attend
+from transformer.attention.reference import ScoreSpec
 
 B, T, N, H = 1, 8, 2, 16
 q, k, v = jax.random.normal(jax.random.key(0), (3, B, T, N, H))

@@ -27,7 +27,8 @@ API_PAGES = {
             *("transformer.MaskedLanguageModel", "transformer.EncoderDecoder"),
             *("transformer.Classifier", "transformer.Tagger", "transformer.FeatureClassifier"),
             "transformer.NonAutoregressive",
-            *("transformer.Precision", "transformer.Hardware"),
+            *("transformer.Precision", "transformer.Hardware", "transformer.check_params"),
+            "transformer.models.explicit_sharding.with_auto_axes",
         ),
     ),
     "attention": ApiPage(
@@ -39,7 +40,7 @@ API_PAGES = {
             *("transformer.Abilities", "transformer.register_mixer", "transformer.MIXERS"),
             *("transformer.testing.check_mixer", "transformer.Mask", "transformer.MaskPattern"),
             "transformer.attention.masks.dense_mask",
-            *("transformer.attention.attend.attend", "transformer.attention.attend.ScoreSpec"),
+            *("transformer.attention.attend.attend", "transformer.attention.reference.ScoreSpec"),
             "transformer.attention.cache.KVCache",
         ),
     ),

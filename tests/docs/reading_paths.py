@@ -67,7 +67,9 @@ def forward_path() -> list[str]:
     cut = next(i for i, line in enumerate(lines) if ".apply(" in line)
     names: dict[str, Any] = {}
     exec("\n".join(lines[:cut]), names)
-    return record(lambda: exec("\n".join(lines[cut:]), names), lambda code: code.co_name == "apply")
+    return record(
+        lambda: exec("\n".join(lines[cut:]), names), lambda code: code.co_name == "__call__"
+    )
 
 
 def training_paths(folder: Path) -> tuple[list[str], list[str]]:

@@ -84,7 +84,7 @@ def test_one_export_works_for_all_batch_sizes_and_lengths(params: Params) -> Non
 def test_export_with_learned_positions_needs_a_length_limit() -> None:
     position = LearnedPositions(16)
     model = LanguageModel(TransformerConfig(V, D, 1, (BLOCK,), position_embedding=position))
-    with pytest.raises(Exception, match="length"):  # noqa: B017 (of JAX, whose class has moved)
+    with pytest.raises(Exception, match="length"):
         export(model, "batch, length")
     shape = export(model, "batch, length", ("length <= 16",)).in_avals[-1].shape
     assert len(shape) == 2
@@ -93,7 +93,7 @@ def test_export_with_learned_positions_needs_a_length_limit() -> None:
 def test_block_sparse_layers_need_a_concrete_length() -> None:
     block = BlockConfig(mixer=BigBirdConfig(num_heads=2, block_size=2))
     model = LanguageModel(TransformerConfig(V, D, 1, (block,)))
-    with pytest.raises(Exception, match="length"):  # noqa: B017 (of JAX, whose class has moved)
+    with pytest.raises(Exception, match="length"):
         export(model, "batch, length")
     assert export(model, "batch, 12").in_avals[-1].shape[1] == 12
 

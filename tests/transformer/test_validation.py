@@ -62,7 +62,7 @@ def test_settings_are_checked_against_their_annotations(
 
 
 def test_the_largest_and_smallest_numbers_pass() -> None:
-    with pytest.raises(ValueError, match="^Example.heads with more than 30 digits: is too large"):
+    with pytest.raises(ValueError, match=r"^Example.heads with more than 30 digits: is too large"):
         Example(heads=10**5000)
     Example(rate=math.nextafter(1, 0), heads=2**31 - 1, size=2**16, any_integer=-(2**31) + 1)
     Example(rate=0, epsilon=2.0**127, theta=math.nextafter(1, 2), inner=NormConfig())

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import cast
 
 import jax.numpy as jnp
 
@@ -22,6 +23,7 @@ from train.parallel.mesh import MeshConfig
 from transformer.flops import TokenFlops, count_token_flops, count_training_flops
 from transformer.models.stack import RematPolicy
 from transformer.parameter_counts import ParameterLeaf, abstract_parameters, layer_mixers
+from transformer.precision import DType
 
 
 def count_optimizer_flops(experiment: Experiment, leaves: list[ParameterLeaf]) -> float:
@@ -114,7 +116,8 @@ class Quantities:
     @property
     def peak_flops_per_second(self) -> float:
         """Return the peak of one chip in the compute dtype."""
-        return self.target.chip.peak_flops_per_second(self.experiment.model.precision.compute)
+        compute = cast(DType, self.experiment.model.precision.compute)  # resolved by now
+        return self.target.chip.peak_flops_per_second(compute)
 
     @property
     def num_layers(self) -> int:

@@ -238,7 +238,7 @@ def _sampling(body: Mapping[str, Any]) -> SamplingConfig:
     try:
         return SamplingConfig(temperature, top_k, top_p)
     except ValueError as error:
-        message = str(error).removeprefix("sampling.")
+        message = str(error).removeprefix("SamplingConfig.")
         raise RequestError(message, message.split()[0]) from error
 
 

@@ -79,8 +79,8 @@ class AttentionConfig(MultiHeadConfig):
         needs_dot_product = isinstance(self.position, RoPE | RelativePositions)
         if needs_dot_product and isinstance(self.score, AdditiveScore):
             raise ValueError(
-                f"AttentionConfig.position {type(self.position).__name__}: needs scores that are dot "
-                "products, and score is AdditiveScore; give ALiBi, T5RelativeBias or NoPosition"
+                f"AttentionConfig.position {type(self.position).__name__}: needs scores that are "
+                "dot products, and score is AdditiveScore; give ALiBi, T5RelativeBias or NoPosition"
             )
 
     def score_head_dim(self, d_model: int) -> int:

@@ -50,8 +50,8 @@ class MultiHeadConfig(MixerConfig):
         super().__post_init__()
         if self.num_heads % self.resolved_num_kv_heads:
             raise ValueError(
-                f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: does not divide num_heads "
-                f"{self.num_heads}; give a divisor of it"
+                f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: does not divide "
+                f"num_heads {self.num_heads}; give a divisor of it"
             )
 
     def check_d_model(self, d_model: int) -> None:
@@ -75,8 +75,8 @@ class MultiHeadConfig(MixerConfig):
         """
         if not self.head_dim and d_model % self.num_heads:
             raise ValueError(
-                f"{type(self).__name__}.num_heads {self.num_heads}: does not divide the width {d_model}; "
-                "give a divisor of it, or set head_dim"
+                f"{type(self).__name__}.num_heads {self.num_heads}: does not divide the width "
+                f"{d_model}; give a divisor of it, or set head_dim"
             )
         return self.head_dim or d_model // self.num_heads
 

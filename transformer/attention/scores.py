@@ -42,9 +42,11 @@ class DotScore(Settings):
     """q . k (Luong et al. 2015, equation 8, `dot`)."""
 
     def scale(self, head_dim: int) -> float:
+        """Return the factor of the scores: 1."""
         return 1.0
 
     def width(self, head_dim: int) -> int:
+        """Return the width of transformed queries and keys: H."""
         return head_dim
 
 
@@ -53,9 +55,11 @@ class BilinearScore(Settings):
     """q W k with one matrix W per head (Luong et al. 2015, equation 8, `general`)."""
 
     def scale(self, head_dim: int) -> float:
+        """Return the factor of the scores: 1."""
         return 1.0
 
     def width(self, head_dim: int) -> int:
+        """Return the width of transformed queries and keys: H."""
         return head_dim
 
 
@@ -67,9 +71,11 @@ class AdditiveScore(Settings):
     """Width of the hidden layer. 0: the width of a query head."""
 
     def scale(self, head_dim: int) -> float:
+        """Return the factor of the scores: 1."""
         return 1.0
 
     def width(self, head_dim: int) -> int:
+        """Return A, the width of transformed queries and keys, for heads of width H."""
         return self.hidden_dim or head_dim
 
 

@@ -22,7 +22,7 @@ from transformer.lora import LowRankWeight
 from transformer.model_context import Initializer, ModelContext
 
 MAX_WEIGHT_SIZE = 2**44
-"""Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits, and aborts
+"""Most entries of one weight of one layer. XLA counts the bytes of all layers in 64 bits, and ends
 the process beyond."""
 
 
@@ -47,7 +47,8 @@ def declare_weight(
     if math.prod(shape) > MAX_WEIGHT_SIZE:
         sizes = " x ".join(map(str, shape))
         raise ValueError(
-            f"weight {name}: {sizes} entries are more than any memory holds; lower the model's sizes"
+            f"weight {name}: {sizes} entries are more than any memory holds; lower the model's "
+            "sizes"
         )
     if module.has_variable("params", name):
         # Not `module.param`: in `apply` it traces `init` only to compare shapes.

@@ -55,13 +55,13 @@ class FeedForwardConfig(Settings):
         super().__post_init__()
         if self.gate_clamp and not self.gated:
             raise ValueError(
-                f"FeedForwardConfig.gate_clamp {self.gate_clamp}: there is no gate; set gated to True, "
-                "or gate_clamp to 0"
+                f"FeedForwardConfig.gate_clamp {self.gate_clamp}: there is no gate; set gated to "
+                "True, or gate_clamp to 0"
             )
         if self.swish_beta != 1 and self.activation not in ("swish", "learned_swish"):
             raise ValueError(
-                f"FeedForwardConfig.swish_beta {self.swish_beta}: {self.activation} has none; leave it "
-                "at 1, or set activation to swish or learned_swish"
+                f"FeedForwardConfig.swish_beta {self.swish_beta}: {self.activation} has none; "
+                "leave it at 1, or set activation to swish or learned_swish"
             )
 
 

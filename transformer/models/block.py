@@ -54,8 +54,8 @@ class BlockConfig(Settings):
         super().__post_init__()
         if not self.mixer_norm and self.norm_placement == "sandwich":
             raise ValueError(
-                "BlockConfig.mixer_norm false: sandwich placement has two norms of the mixer; set it to "
-                "true, or norm_placement to pre"
+                "BlockConfig.mixer_norm false: sandwich placement has two norms of the mixer; set it "
+                "to true, or norm_placement to pre"
             )
 
     @functools.cached_property

@@ -274,13 +274,13 @@ def check_params(model: Model, params: Any) -> None:
     expected = flatten_dict(jax.eval_shape(model.init_params, jax.random.key(0)), sep="/")
     given = flatten_dict(params, sep="/")
     for paths, problem in (
-        (given.keys() - expected.keys(), "the model has no such weights"),
-        (expected.keys() - given.keys(), "are missing"),
+        (sorted(given.keys() - expected.keys()), "the model has no such weights"),
+        (sorted(expected.keys() - given.keys()), "are missing"),
     ):
         if paths:
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
             raise ValueError(
-                f"params {', '.join(sorted(paths)[:3])}{more}: {problem}; give the parameters of "
+                f"params {', '.join(paths[:3])}{more}: {problem}; give the parameters of "
                 "this configuration"
             )
     for path, weight in expected.items():
@@ -329,8 +329,8 @@ def check_cache_inputs(
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim}
     if len(sizes) == 1 and tokens.shape[0] not in sizes:
         raise ValueError(
-            f"cache: is for {sizes.pop()} examples, tokens has {tokens.shape[0]}; give init_cache this "
-            "batch size"
+            f"cache: is for {sizes.pop()} examples, tokens has {tokens.shape[0]}; give init_cache "
+            "this batch size"
         )
 
 

@@ -103,7 +103,7 @@ def test_pin_auto() -> None:
         pin_auto(requested, {BACKEND: "blockwise", "model.layer_loop": "scan"}, hardware)
         == requested
     )
-    with pytest.raises(ValueError, match=r"attention.backend swift: .*"):
+    with pytest.raises(ValueError, match=r"AttentionConfig.backend swift: .*"):
         pin_auto(experiment, {BACKEND: "swift (as it was)"}, hardware)
 
 

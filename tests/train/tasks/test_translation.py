@@ -102,7 +102,7 @@ def test_bleu_is_computed_from_translations(task: TranslationTask) -> None:
 
 @pytest.mark.parametrize(
     ("compute", "full_split", "scored"),
-    [("final", False, 0), ("final", True, 21), ("always", False, 5), ("always", True, 21)],
+    [("end", False, 0), ("end", True, 21), ("always", False, 5), ("always", True, 21)],
 )
 def test_bleu_of_full_splits_or_of_every_evaluation(
     task: TranslationTask,

@@ -116,7 +116,7 @@ def test_cache_beyond_the_short_factors_raises() -> None:
     found = generate(short, params, [[1, 2, 3]], max_new_tokens=TRAINED - 3)
     assert len(found.tokens[0]) == TRAINED - 3
     assert model("long").init_cache(1, TRAINED + 1)
-    with pytest.raises(ValueError, match="a cache of 9 tokens: the model.s positions reach 8"):
+    with pytest.raises(ValueError, match=r"a cache of 9 tokens: the model.s positions reach 8"):
         model("by_length").init_cache(1, TRAINED + 1)
 
 

@@ -43,13 +43,13 @@ def test_weights_that_a_model_does_not_have(params: Params) -> None:
         check_params(MODEL, params)
     for name in "abcd":
         params[name] = np.zeros(1, np.float32)
-    with pytest.raises(ValueError, match="^params a, b, c and 2 more: the model has no such"):
+    with pytest.raises(ValueError, match=r"^params a, b, c and 2 more: the model has no such"):
         check_params(MODEL, params)
 
 
 def test_missing_weights(params: Params) -> None:
     del params["layers"]["place_1"]["mixer"]["key"]
-    with pytest.raises(ValueError, match="^params layers/place_1/mixer/key: are missing"):
+    with pytest.raises(ValueError, match=r"^params layers/place_1/mixer/key: are missing"):
         check_params(MODEL, params)
 
 
@@ -64,10 +64,10 @@ def test_weights_of_another_kind(convert: Any, message: str, params: Params) -> 
     changed = copy.copy(params) | {"embedding": convert(params["embedding"])}
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         check_params(MODEL, changed)
-    with pytest.raises(ValueError, match="^weight embedding of shape"):  # `apply` says it too
+    with pytest.raises(ValueError, match=r"^weight embedding of shape"):  # `apply` says it too
         MODEL.apply({"params": changed}, TOKENS)
 
 
 def test_variables_in_place_of_parameters(params: Params) -> None:
-    with pytest.raises(ValueError, match="^params: are no dict of weights"):
+    with pytest.raises(ValueError, match=r"^params: are no dict of weights"):
         check_params(MODEL, {"params": params})

@@ -37,7 +37,14 @@ os.environ["XLA_FLAGS"] = " ".join(_FLAGS)
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
+
+# Shapes and dtypes in annotations are checked at every call; not in programs that tests start.
+os.environ.setdefault("TRANSFORMER_TYPECHECK", "1")
+import transformer  # noqa: F401
+
+os.environ["TRANSFORMER_TYPECHECK"] = "0"
 
 from train.telemetry import stages
 from transformer.models import model as model_module
@@ -127,6 +134,14 @@ def counted_devices(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "device_count", lambda *_: count)
         yield
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Let a test give wrong arrays to a public function, which then refuses them itself."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

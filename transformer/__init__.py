@@ -1,5 +1,14 @@
 """Transformers in pure Flax: models as pure functions of (parameters, inputs)."""
 
+import os
+
+if os.environ.get("TRANSFORMER_TYPECHECK") == "1":  # before the modules that it checks
+    from jaxtyping import install_import_hook
+
+    import transformer.shape_types
+
+    install_import_hook("transformer", "transformer.shape_types.check")
+
 import transformer.attention.variants.bigbird
 import transformer.attention.variants.linear_attention
 import transformer.attention.variants.linformer

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from transformer.layers.norms import Norm
 from transformer.models.embedding import compute_logits, get_output_matrix
@@ -154,8 +155,8 @@ def patch(layer: int | jax.Array, source: jax.Array, positions: Indices | None =
 def logit_lens(
     model: LanguageModel,
     params: Mapping[str, Any],
-    hidden: jax.Array,  # [L, B, T, D] or [B, T, D] residual stream
-) -> jax.Array:  # [L, B, T, V] or [B, T, V]
+    hidden: Float[Array, "L B T D"] | Float[Array, "B T D"],  # residual stream
+) -> Float[Array, "L B T V"] | Float[Array, "B T V"]:
     """Read residual streams by the model's final norm and output matrix (nostalgebraist 2020).
 
     Raises:

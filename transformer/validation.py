@@ -22,6 +22,7 @@ import chex
 import jax
 import numpy as np
 from jax.export import is_symbolic_dim
+from jaxtyping import Array, Int
 
 MAX_INTEGER = 2**31 - 1
 """Largest integer of a setting without bounds of its own. Steps, positions and indices are int32 in
@@ -276,7 +277,7 @@ def check_token_ids(
 def check_positions(
     inputs: str,  # name of the inputs, in messages
     length: int,  # T
-    positions: jax.Array | None,  # [B or 1, T]; -1: padding
+    positions: Int[Array, "#B T"] | None,  # -1: padding
     limit: int | None,  # rows of the table of learned positions; None: there is none
 ) -> None:
     """Raise ValueError if inputs or their positions exceed a table of learned positions."""

@@ -32,6 +32,8 @@ from transformer.generation.translate import translate
 from transformer.models.block import BlockConfig
 from transformer.validation import check_shapes, check_token_ids
 
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+
 B, T, S, N, K, H, D, V = 2, 5, 7, 6, 3, 4, 8, 11
 
 

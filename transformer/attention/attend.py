@@ -10,6 +10,7 @@ import logging
 from typing import NamedTuple
 
 import jax
+from jaxtyping import Array, Float
 
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.choose import (
@@ -35,18 +36,18 @@ log = logging.getLogger(__name__)
 class AttentionOutput(NamedTuple):
     """Result of `attend`."""
 
-    y: jax.Array  # [B, T, N, H of values]
+    y: Float[Array, "B T N Hv"]
     aux: dict[str, jax.Array]  # `weights` [B, N, T, S], if requested
 
 
 def attend(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,
     score_spec: ScoreSpec,
     *,
-    sink_logits: jax.Array | None = None,  # [N] scores of one more key, whose value is zero
+    sink_logits: Float[Array, "N"] | None = None,  # scores of one more key, whose value is zero
     backend: Backend = "auto",
     hardware: Hardware,  # decides what `auto` means
     constrain: ActivationConstraint = unconstrained,  # layout on several devices
@@ -119,15 +120,15 @@ def _log_choice_once(choice: BackendChoice) -> None:
 
 def call_backend(
     backend: Backend,  # any but the reference, and one that supports the inputs
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,
     score_spec: ScoreSpec,
-    sink_logits: jax.Array | None,  # [N]
+    sink_logits: Float[Array, "N"] | None,
     hardware: Hardware,
     constrain: ActivationConstraint,
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Return attention without weights, computed by the named backend."""
     # The reference checks the arrays when it expands them; kernels read them as they are.
     check_mask(mask, q.shape[1], k.shape[1])

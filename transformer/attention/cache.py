@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Float, Int, Shaped
 
 from transformer.attention.masks import Mask
 from transformer.attention.projections import MultiHeadConfig, project_keys, project_values
@@ -44,10 +45,10 @@ ABSENT_POSITION = -(2**30)
 
 
 def scatter_tokens(
-    y: jax.Array,  # [B, T, ...]
-    updates: jax.Array,  # [B, n, ...]
-    index: jax.Array,  # [B or 1, n]; T: nowhere
-) -> jax.Array:  # [B, T, ...]
+    y: Shaped[Array, "B T ..."],
+    updates: Shaped[Array, "B n ..."],
+    index: Int[Array, "#B n"],  # T: nowhere
+) -> Shaped[Array, "B T ..."]:
     """Return `y` with the tokens at `index` replaced by `updates`."""
     places = jnp.broadcast_to(index, updates.shape[:2])
     # mode="drop" skips index T.
@@ -57,9 +58,9 @@ def scatter_tokens(
 class CachedTokens(NamedTuple):
     """Contents of a cache, as attention reads them."""
 
-    keys: jax.Array  # [B, S, K, H]
-    values: jax.Array  # [B, S, K, H of values]
-    positions: jax.Array  # [B or 1, S]
+    keys: Float[Array, "B S K H"]
+    values: Float[Array, "B S K Hv"]
+    positions: Int[Array, "#B S"]
 
 
 class KVCache(struct.PyTreeNode):
@@ -70,8 +71,8 @@ class KVCache(struct.PyTreeNode):
     every query, so a causal mask hides them until they are overwritten.
     """
 
-    keys: jax.Array  # [B, S, K, H]
-    values: jax.Array  # [B, S, K, H of values]
+    keys: Float[Array, "B S K H"]
+    values: Float[Array, "B S K Hv"]
 
     @classmethod
     def empty(
@@ -90,9 +91,9 @@ class KVCache(struct.PyTreeNode):
 
     def append(
         self,
-        keys: jax.Array,  # [B, T, K, H]
-        values: jax.Array,  # [B, T, K, H of values]
-        positions: jax.Array,  # [B or 1, T], consecutive in each row
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K Hv"],
+        positions: Int[Array, "#B T"],  # consecutive in each row
     ) -> "KVCache":
         """Return the cache with T more tokens, written at their positions.
 
@@ -123,7 +124,7 @@ class KVCache(struct.PyTreeNode):
         return CachedTokens(self.keys.astype(dtype), self.values.astype(dtype), self.positions)
 
     @property
-    def positions(self) -> jax.Array:  # [1, S]
+    def positions(self) -> Int[Array, "1 S"]:
         """Position of each slot, the same in all examples."""
         return jnp.arange(self.keys.shape[1])[None, :]
 
@@ -131,8 +132,8 @@ class KVCache(struct.PyTreeNode):
 class MemoryCache(struct.PyTreeNode):
     """Keys and values of an encoder's output, projected once, for one cross attention."""
 
-    keys: jax.Array  # [B, S, K, H]
-    values: jax.Array  # [B, S, K, H of values]
+    keys: Float[Array, "B S K H"]
+    values: Float[Array, "B S K Hv"]
 
     @classmethod
     def empty(
@@ -150,8 +151,8 @@ class MemoryCache(struct.PyTreeNode):
 
     def append(
         self,
-        keys: jax.Array,  # [B, S, K, H]
-        values: jax.Array,  # [B, S, K, H of values]
+        keys: Float[Array, "B S K H"],
+        values: Float[Array, "B S K Hv"],
     ) -> "MemoryCache":
         """Return the cache filled with a memory, which replaces all its slots.
 
@@ -178,9 +179,9 @@ class RollingCache(struct.PyTreeNode):
     Slot p mod R holds the token at position p. The size is constant however many tokens follow.
     """
 
-    keys: jax.Array  # [B, R, K, H]
-    values: jax.Array  # [B, R, K, H]
-    positions: jax.Array  # [B, R], ABSENT_POSITION in empty slots
+    keys: Float[Array, "B R K H"]
+    values: Float[Array, "B R K H"]
+    positions: Int[Array, "B R"]  # ABSENT_POSITION in empty slots
 
     @classmethod
     def empty(
@@ -197,9 +198,9 @@ class RollingCache(struct.PyTreeNode):
 
     def append(
         self,
-        keys: jax.Array,  # [B, T, K, H]
-        values: jax.Array,  # [B, T, K, H]
-        positions: jax.Array,  # [B, T], ABSENT_POSITION for padding
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K H"],
+        positions: Int[Array, "B T"],  # ABSENT_POSITION for padding
     ) -> "RollingCache":
         """Return the cache with the last R of its tokens and T more."""
         num_slots = self.positions.shape[1]
@@ -231,21 +232,21 @@ class RollingCache(struct.PyTreeNode):
 class WindowInputs(NamedTuple):
     """Inputs of attention over the tokens of a RollingCache and T new ones."""
 
-    q: jax.Array  # [B, P + T, N, H]; the first P queries are padding
-    k: jax.Array  # [B, R + T, K, H]
-    v: jax.Array  # [B, R + T, K, H]
+    q: Float[Array, "B P_plus_T N H"]  # the first P queries are padding
+    k: Float[Array, "B R_plus_T K H"]
+    v: Float[Array, "B R_plus_T K H"]
     mask: Mask  # of these queries over these keys
-    key_positions: jax.Array  # [B, R + T]
+    key_positions: Int[Array, "B R_plus_T"]
     num_padding_queries: int  # P: R or 0
 
 
 def prepend_cached_keys(
     cache: RollingCache,
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
     mask: Mask,  # of self-attention over the new tokens
-    positions: jax.Array,  # [B, T], ABSENT_POSITION for padding
+    positions: Int[Array, "B T"],  # ABSENT_POSITION for padding
 ) -> WindowInputs:
     """Return the inputs of attention of new queries over cached and new keys.
 
@@ -277,9 +278,9 @@ def prepend_cached_keys(
 
 def _concatenate(
     cache: RollingCache,
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H]
-    positions: jax.Array,  # [B, T]
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
+    positions: Int[Array, "B T"],
 ) -> CachedTokens:  # of R + T tokens
     """Return the cached tokens followed by the new ones."""
     pairs = zip(cache.read(k.dtype), (k, v, positions), strict=True)
@@ -287,9 +288,9 @@ def _concatenate(
 
 
 def mark_padding(
-    positions: jax.Array,  # [B or 1, T]; -1: padding
+    positions: Int[Array, "#B T"],  # -1: padding
     batch_size: int,  # B
-) -> jax.Array:  # [B, T]
+) -> Int[Array, "B T"]:
     """Return positions for a RollingCache, with ABSENT_POSITION for padding."""
     marked = jnp.where(positions < 0, ABSENT_POSITION, positions)
     return jnp.broadcast_to(marked, (batch_size, positions.shape[1]))
@@ -297,7 +298,7 @@ def mark_padding(
 
 def project_memory(
     module: nn.Module,
-    memory: jax.Array | None,  # [B, S, D]; None: read the cache
+    memory: Float[Array, "B S D"] | None,  # None: read the cache
     cache: Any,
     config: MultiHeadConfig,
     context: ModelContext,
@@ -305,7 +306,7 @@ def project_memory(
     *,
     score: AttentionScore = SCALED_DOT,
     value_head_dim: int = 0,
-) -> tuple[jax.Array, jax.Array, MemoryCache | None]:  # [B, S, K, H], [B, S, K, H of values]
+) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"], MemoryCache | None]:
     """Return keys and values of the memory without RoPE, and the cache that holds them.
 
     They are the same for all tokens of the decoder, so decoding projects them once.

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
 
 from transformer.attention.masks import Mask
 
@@ -16,7 +17,7 @@ from transformer.attention.masks import Mask
 def token_segments(
     mask: Mask,
     length: int,  # T
-) -> jax.Array | None:  # [B or 1, T]
+) -> Int[Array, "#B T"] | None:
     """Return the document of each token, 0 for padding by `segments` or `key_lengths`.
 
     None: one document without padding.
@@ -28,8 +29,8 @@ def token_segments(
 
 
 def previous_segments(
-    segments: jax.Array,  # [B, T]
-) -> jax.Array:  # [B, T]
+    segments: Int[Array, "B T"],
+) -> Int[Array, "B T"]:
     """Return the document of the last non-padding token before each token; 0 if there is none."""
     index = jnp.arange(segments.shape[1])[None, :]
     last = jax.lax.cummax(jnp.where(segments != 0, index, -1), axis=1)
@@ -41,13 +42,13 @@ def previous_segments(
 class DocumentBoundaries(NamedTuple):
     """Tokens at which the state is reset, and tokens at which it is updated."""
 
-    is_start: jax.Array  # [B or 1, T] True at the first token of a document
-    is_token: jax.Array  # [B or 1, T] False for padding
+    is_start: Bool[Array, "#B T"]  # True at the first token of a document
+    is_token: Bool[Array, "#B T"]  # False for padding
 
 
 def document_boundaries(
     mask: Mask,
-    positions: jax.Array,  # [B or 1, T]
+    positions: Int[Array, "#B T"],
     *,
     cached: bool = False,
     backward: bool = False,

@@ -6,11 +6,14 @@ for the reference implementation and as the oracle of every kernel.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Bool, Int
 
 from transformer.validation import NonNegativeInt, PositiveInt, Settings, check_shapes
+
+Segments = Int[Array, "#B T"] | Bool[Array, "#B T"]
+"""Document of each token, from 1; 0 is padding. Booleans: True for the tokens of one document."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +40,16 @@ class Mask(struct.PyTreeNode):
     """
 
     pattern: MaskPattern = struct.field(pytree_node=False, default=MaskPattern())  # static
-    positions: jax.Array | None = None  # [B, T] of the queries
-    key_positions: jax.Array | None = None  # [B, S]
-    segments: jax.Array | None = None  # [B, T] document of each query; 0 is padding
-    key_segments: jax.Array | None = None  # [B, S]
-    key_lengths: jax.Array | None = None  # [B] number of keys before padding
-    prefix_lengths: jax.Array | None = None  # [B]
-    global_positions: jax.Array | None = None  # [B, n] tokens that see all and that all see; -1: no
-    allowed: jax.Array | None = None  # [B, T, S] booleans: False hides the key
+    positions: Int[Array, "#B T"] | None = None  # of the queries
+    key_positions: Int[Array, "#B S"] | None = None
+    # document of each query; 0 is padding
+    segments: Segments | None = None
+    key_segments: Int[Array, "#B S"] | Bool[Array, "#B S"] | None = None
+    key_lengths: Int[Array, "#B"] | None = None  # number of keys before padding
+    prefix_lengths: Int[Array, "#B"] | None = None
+    # tokens that see all and that all see; -1: no
+    global_positions: Int[Array, "#B n"] | None = None
+    allowed: Bool[Array, "#B T S"] | None = None  # False hides the key
     keys_include_queries: bool = struct.field(pytree_node=False, default=False)
     """The keys at `key_positions` include the queries' own, as in a cache, so no row is empty."""
     single_document: bool = struct.field(pytree_node=False, default=False)
@@ -53,8 +58,8 @@ class Mask(struct.PyTreeNode):
 
     def with_keys(
         self,
-        key_positions: jax.Array,  # [B, S]
-        key_segments: jax.Array | None = None,  # [B, S]
+        key_positions: Int[Array, "#B S"],
+        key_segments: Int[Array, "_ S"] | None = None,
         *,
         keys_include_queries: bool = False,
     ) -> "Mask":
@@ -69,7 +74,7 @@ class Mask(struct.PyTreeNode):
         self,
         num_queries: int,  # T
         num_keys: int,  # S
-    ) -> tuple[jax.Array, jax.Array]:  # [B or 1, T], [B or 1, S]
+    ) -> tuple[Int[Array, "#B T"], Int[Array, "#B S"]]:
         """Return the positions of queries and keys; by default they count from 0."""
         # Self-attention: the keys belong to the queries' own tokens.
         own = self.key_positions is None and num_queries == num_keys
@@ -103,7 +108,7 @@ def dense_mask(
     mask: Mask,
     num_queries: int,  # T
     num_keys: int,  # S
-) -> jax.Array:  # [B or 1, T, S] booleans
+) -> Bool[Array, "#B T S"]:
     """Return the mask as booleans, True where the query sees the key."""
     check_mask(mask, num_queries, num_keys)
     pattern = mask.pattern
@@ -141,9 +146,9 @@ def dense_mask(
 
 
 def positions_or_arange(
-    positions: jax.Array | None,  # [B or 1, T]
+    positions: Int[Array, "#B T"] | None,
     length: int,  # T
-) -> jax.Array:  # [B or 1, T]
+) -> Int[Array, "#B T"]:
     """Return `positions`, or 0 to T - 1 if None."""
     return jnp.arange(length)[None, :] if positions is None else positions
 

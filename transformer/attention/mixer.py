@@ -23,6 +23,7 @@ import jax
 from flax import linen as nn
 from flax import struct
 from flax.errors import InvalidRngError
+from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Mask
 from transformer.model_context import ModelContext
@@ -57,17 +58,17 @@ class MixerConfig(Settings):
 class MixerInputs(struct.PyTreeNode):
     """Inputs of a mixer besides the hidden states."""
 
-    positions: jax.Array
+    positions: Int[Array, "#B T"]
     """[B or 1, T] int32 position of each token; with a cache, -1 marks padding behind a row."""
     mask: Mask
     """Visible keys of each query."""
-    memory: jax.Array | None = None
+    memory: Float[Array, "B S D"] | None = None
     """[B, S, D] output of an encoder: makes it cross attention. None: self-attention."""
     cache: Any = None
     """Cache of this layer, from `init_cache` or `init_memory_cache`. None: no decoding."""
-    dropout_rngs: jax.Array | None = None
+    dropout_rngs: Key[Array, "B"] | None = None
     """[B] random keys, one for each example. None: no dropout."""
-    shared_bias: jax.Array | None = None
+    shared_bias: Float[Array, "buckets N"] | None = None
     """[buckets, N] table of relative positions that all layers share. None: there is none."""
     constants: Any = None
     """Non-trainable values of this layer, from `Mixer.constants`."""
@@ -80,7 +81,7 @@ class MixerInputs(struct.PyTreeNode):
 class MixerOutput(NamedTuple):
     """Result of a mixer."""
 
-    y: jax.Array  # [B, T, D]
+    y: Float[Array, "B T D"]
     cache: Any  # the input's cache with the new tokens added; None without one
     aux: dict[str, Any]  # the requested extra outputs: weights, entropies, auxiliary losses
 
@@ -166,7 +167,7 @@ class Mixer(nn.Module, abc.ABC):
     @abc.abstractmethod
     def __call__(
         self,
-        x: jax.Array,  # [B, T, D]
+        x: Float[Array, "B T D"],
         inputs: MixerInputs,
     ) -> MixerOutput:
         """Mix information between tokens."""

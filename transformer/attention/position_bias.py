@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Float, Float32, Int
 
 from transformer.attention.rope import RoPE
 from transformer.layers.basic import declare_weight
@@ -101,7 +102,7 @@ BiasFn = Callable[[jax.Array, jax.Array], jax.Array]
 """Query positions [B or 1, T], key positions [B or 1, S] -> bias [B or 1, N, T, S] of scores."""
 
 
-def alibi_slopes(num_heads: int) -> np.ndarray:  # [N]
+def alibi_slopes(num_heads: int) -> Float[np.ndarray, "N"]:
     """Return 2^(-8 n / N) for head n = 1 to N (Press et al. 2022, section 3).
 
     If N is not a power of two: the slopes of the power below it, then every second slope of twice
@@ -115,20 +116,20 @@ def alibi_slopes(num_heads: int) -> np.ndarray:  # [N]
 
 def alibi_bias(
     num_heads: int,
-    query_positions: jax.Array,  # [B or 1, T]
-    key_positions: jax.Array,  # [B or 1, S]
-) -> jax.Array:  # [B or 1, N, T, S] float32
+    query_positions: Int[Array, "#B T"],
+    key_positions: Int[Array, "#B S"],
+) -> Float32[Array, "#B N T S"]:
     """Return -slope * |i - j| for each head."""
     slopes = jnp.asarray(alibi_slopes(num_heads), jnp.float32)[None, :, None, None]
     return -slopes * jnp.abs(key_positions[:, None, :] - query_positions[:, :, None])[:, None]
 
 
 def t5_relative_bias(
-    table: jax.Array,  # [buckets, N]
+    table: Float[Array, "buckets N"],
     config: T5RelativeBias,
-    query_positions: jax.Array,  # [B or 1, T]
-    key_positions: jax.Array,  # [B or 1, S]
-) -> jax.Array:  # [B or 1, N, T, S]
+    query_positions: Int[Array, "#B T"],
+    key_positions: Int[Array, "#B S"],
+) -> Float[Array, "#B N T S"]:
     """Look up the bias of each head for each distance (Raffel et al. 2020, section 2.1)."""
     last = config.max_distance
     buckets = np.array([config.bucket(distance) for distance in range(-last, last + 1)])
@@ -143,16 +144,16 @@ class RelativeTables(struct.PyTreeNode):
     that of a gather would be a slow scatter-add over every head, query and key.
     """
 
-    keys: jax.Array  # [R, H]
-    values: jax.Array  # [R, H of values]
+    keys: Float[Array, "R H"]
+    values: Float[Array, "R Hv"]
 
     def score_terms(
         self,
-        q: jax.Array,  # [B, T, N, H]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
+        q: Float[Array, "B T N H"],
+        query_positions: Int[Array, "#B T"],
+        key_positions: Int[Array, "#B S"],
         dtype: DTypeLike,  # of the scores
-    ) -> jax.Array:  # [B, N, T, S]
+    ) -> Float[Array, "B N T S"]:
         """Return q_i . a^K_ij, the term of the scores (equation 4)."""
         rows, operand_dtype = (
             self.one_hot_distances(query_positions, key_positions),
@@ -163,11 +164,11 @@ class RelativeTables(struct.PyTreeNode):
 
     def value_terms(
         self,
-        weights: jax.Array,  # [B, N, T, S]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
+        weights: Float[Array, "B N T S"],
+        query_positions: Int[Array, "#B T"],
+        key_positions: Int[Array, "#B S"],
         dtype: DTypeLike,  # of the result
-    ) -> jax.Array:  # [B, T, N, H of values]
+    ) -> Float[Array, "B T N Hv"]:
         """Return the sum over j of weight_ij a^V_ij, the term of the result (equation 3)."""
         rows = self.one_hot_distances(query_positions, key_positions)
         operand_dtype = self.values.dtype
@@ -176,9 +177,9 @@ class RelativeTables(struct.PyTreeNode):
 
     def one_hot_distances(
         self,
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B or 1, T, S, R]
+        query_positions: Int[Array, "#B T"],
+        key_positions: Int[Array, "#B S"],
+    ) -> Float[Array, "#B T S R"]:
         """Return the one-hot row of the tables for each query and key."""
         num_distances = len(self.keys)
         distance = key_positions[:, None, :] - query_positions[:, :, None]
@@ -201,7 +202,7 @@ def position_terms(
     num_heads: int,  # N
     key_head_dim: int,  # H
     value_head_dim: int,  # H of values
-    shared_bias: jax.Array | None = None,  # [buckets, N] of `MixerInputs`
+    shared_bias: Float[Array, "buckets N"] | None = None,  # of `MixerInputs`
 ) -> PositionTerms:
     """Declare the tables of a position as weights of `module`; return its terms.
 
@@ -239,7 +240,7 @@ def position_terms(
 
 def declare_bias_table(
     module: nn.Module, position: T5RelativeBias, num_heads: int, context: ModelContext
-) -> jax.Array:  # [buckets, N]
+) -> Float[Array, "buckets N"]:
     """Declare the table `position_bias` of `module`."""
     outputs = {"buckets": position.num_buckets, "heads": num_heads}
     return _declare_table(module, "position_bias", outputs, context)

@@ -6,8 +6,8 @@ Every attention mixer uses them with the same parameter names, so the weights of
 import dataclasses
 from typing import Annotated, Any, NamedTuple
 
-import jax
 from flax import linen as nn
+from jaxtyping import Array, Float, Int
 
 from transformer.attention.mixer import Mixer, MixerConfig, MixerInputs, MixerOutput
 from transformer.attention.position_bias import AttentionPosition
@@ -84,15 +84,15 @@ class MultiHeadConfig(MixerConfig):
 class QKV(NamedTuple):
     """Queries, keys and values, ready for the scores."""
 
-    q: jax.Array  # [B, T, N, H]
-    k: jax.Array  # [B, S, K, H]
-    v: jax.Array  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"]
+    k: Float[Array, "B S K H"]
+    v: Float[Array, "B S K Hv"]
 
 
 def project_qkv(
     module: nn.Module,
-    x: jax.Array,  # [B, T, D]
-    positions: jax.Array,  # [B or 1, T]
+    x: Float[Array, "B T D"],
+    positions: Int[Array, "#B T"],
     config: MultiHeadConfig,
     context: ModelContext,
     *,
@@ -112,13 +112,13 @@ def project_qkv(
 
 def project_queries(
     module: nn.Module,
-    x: jax.Array,  # [B, T, D]
+    x: Float[Array, "B T D"],
     config: MultiHeadConfig,
     context: ModelContext,
     *,
     score: AttentionScore = SCALED_DOT,
     suffix: str = "",
-) -> jax.Array:  # [B, T, N, H]
+) -> Float[Array, "B T N H"]:
     """Project and normalize queries and apply the score's query map, without RoPE."""
     axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
     q = _project_heads(module, f"query{suffix}", x, axes, config, context, config.qk_norm)
@@ -129,13 +129,13 @@ def project_queries(
 
 def project_keys(
     module: nn.Module,
-    x: jax.Array,  # [B, S, D]
+    x: Float[Array, "B S D"],
     config: MultiHeadConfig,
     context: ModelContext,
     *,
     score: AttentionScore = SCALED_DOT,
     suffix: str = "",
-) -> jax.Array:  # [B, S, K, H]
+) -> Float[Array, "B S K H"]:
     """Project and normalize keys and apply the score's key map, without RoPE."""
     head_dim = config.resolved_head_dim(context.d_model)
     axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
@@ -147,13 +147,13 @@ def project_keys(
 
 def project_values(
     module: nn.Module,
-    x: jax.Array,  # [B, S, D]
+    x: Float[Array, "B S D"],
     config: MultiHeadConfig,
     context: ModelContext,
     *,
     value_head_dim: int = 0,  # 0: that of a query head
     suffix: str = "",
-) -> jax.Array:  # [B, S, K, H of values]
+) -> Float[Array, "B S K Hv"]:
     """Project values."""
     head_dim = value_head_dim or config.resolved_head_dim(context.d_model)
     axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
@@ -162,10 +162,10 @@ def project_values(
 
 def project_output(
     module: nn.Module,
-    y: jax.Array,  # [B, T, N, H of values]
+    y: Float[Array, "B T N Hv"],
     config: MultiHeadConfig,
     context: ModelContext,
-) -> jax.Array:  # [B, T, D]
+) -> Float[Array, "B T D"]:
     """Map the concatenated heads to the model's width."""
     inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
     return apply_linear(
@@ -176,12 +176,12 @@ def project_output(
 def _project_heads(
     module: nn.Module,
     name: str,
-    x: jax.Array,  # [B, T, D]
+    x: Float[Array, "B T D"],
     axes: dict[str, int],  # of the heads, then of their width
     config: MultiHeadConfig,
     context: ModelContext,
     norm: NormConfig | None,
-) -> jax.Array:  # [B, T, N or K, H]
+) -> Float[Array, "B T heads H"]:
     """Project x to heads and apply a norm to each; heads share one gain."""
     embed = {"embed": context.d_model}
     heads = apply_linear(module, name, x, embed, axes, context, bias=config.bias)
@@ -193,7 +193,7 @@ def _project_heads(
 
 def combine_heads(
     mixer: Mixer,
-    y: jax.Array,  # [B, T, N, H of values]
+    y: Float[Array, "B T N Hv"],
     inputs: MixerInputs,
     cache: Any = None,
     aux: dict[str, Any] | None = None,

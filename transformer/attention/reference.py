@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.position_bias import BiasFn, RelativeTables
@@ -20,11 +21,11 @@ ScoreFn = Callable[[jax.Array, jax.Array, DTypeLike, DTypeLike], jax.Array]
 
 
 def dot_product_scores(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
     operand_dtype: DTypeLike,
     dtype: DTypeLike,
-) -> jax.Array:  # [B, N, T, S]
+) -> Float[Array, "B N T S"]:
     """Return q k^T; `precise_einsum` explains the dtypes."""
     b, t, n, h = q.shape
     s, num_kv_heads = k.shape[1:3]
@@ -38,11 +39,11 @@ def dot_product_scores(
 
 
 def weighted_values(
-    weights: jax.Array,  # [B, N, T, S]
-    v: jax.Array,  # [B, S, K, H of values]
+    weights: Float[Array, "B N T S"],
+    v: Float[Array, "B S K Hv"],
     operand_dtype: DTypeLike,
     dtype: DTypeLike,
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Return the weighted sums of the values; heads and dtypes as in `dot_product_scores`."""
     b, n, t, s = weights.shape
     num_kv_heads = v.shape[2]
@@ -84,7 +85,7 @@ class ScoreSpec(NamedTuple):
     operand_dtype: str = ""
     """Dtype of the operands of products, if the arrays are wider than that because their results
     and gradients must not be rounded yet (see `widen`). Empty: the dtype of the arrays."""
-    dropout_rngs: jax.Array | None = None  # [B] random keys; None: no dropout
+    dropout_rngs: Key[Array, "B"] | None = None  # None: no dropout
 
     @property
     def is_dot_product(self) -> bool:
@@ -94,11 +95,11 @@ class ScoreSpec(NamedTuple):
 
     def compute_scores(
         self,
-        q: jax.Array,  # [B, T, N, H]
-        k: jax.Array,  # [B, S, K, H]
-        query_positions: jax.Array,  # [B or 1, T]
-        key_positions: jax.Array,  # [B or 1, S]
-    ) -> jax.Array:  # [B, N, T, S] of softmax_dtype
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S K H"],
+        query_positions: Int[Array, "#B T"],
+        key_positions: Int[Array, "#B S"],
+    ) -> Float[Array, "B N T S"]:  # of softmax_dtype
         """Return the scores, without the mask."""
         operand_dtype = self.operand_dtype_of(q)
         # Products of 16-bit operands are summed in the dtype of the softmax: the sum of H products
@@ -123,14 +124,14 @@ class ScoreSpec(NamedTuple):
 
 
 def attend_reference(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,
     score_spec: ScoreSpec,
-    sink_logits: jax.Array | None = None,  # [N]
+    sink_logits: Float[Array, "N"] | None = None,
     edit_weights: Callable[[jax.Array], jax.Array] | None = None,
-) -> tuple[jax.Array, jax.Array]:  # [B, T, N, H of values], weights [B, N, T, S]
+) -> tuple[Float[Array, "B T N Hv"], Float[Array, "B N T S"]]:
     """Return softmax(scores under the mask) v (Vaswani et al. 2017, equation 1).
 
     A query without a visible key gets zeros and no gradient.
@@ -168,9 +169,9 @@ def attend_reference(
 
 
 def softmax_with_sinks(
-    scores: jax.Array,  # [B, N, T, S]
-    sink_logits: jax.Array,  # [N]
-) -> jax.Array:  # [B, N, T, S]
+    scores: Float[Array, "B N T S"],
+    sink_logits: Float[Array, "N"],
+) -> Float[Array, "B N T S"]:
     """Return the softmax over the scores and the sink, without the sink's own weight."""
     column = sink_logits.astype(scores.dtype)[None, :, None, None]
     column = jnp.broadcast_to(column, (*scores.shape[:3], 1))

@@ -11,9 +11,9 @@ import functools
 import math
 from typing import Annotated, ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Float32, Int
 
 from transformer.layers.angles import (
     Frequencies,
@@ -249,10 +249,10 @@ class RoPE(Settings):
 
 
 def apply_rope(
-    x: jax.Array,  # [B, T, N, H]
-    positions: jax.Array,  # [B or 1, T]
+    x: Float[Array, "B T N H"],
+    positions: Int[Array, "#B T"],
     config: RoPE,
-) -> jax.Array:  # [B, T, N, H]
+) -> Float[Array, "B T N H"]:
     """Rotate each pair (a, b) of x by its angle: (a cos - b sin, a sin + b cos)."""
     rotary_dim = config.rotary_dim(x.shape[-1])
     angles = rope_angles(positions, rotary_dim, config)[:, :, None, :]
@@ -275,10 +275,10 @@ def apply_rope(
 
 
 def rope_angles(
-    positions: jax.Array,  # [B or 1, T]
+    positions: Int[Array, "#B T"],
     rotary_dim: int,  # R
     config: RoPE,
-) -> jax.Array:  # [B or 1, T, R / 2] float32, from -pi to pi
+) -> Float32[Array, "#B T half_R"]:  # from -pi to pi
     """Return position * theta^(-2i/R) without whole turns; `config.scaling` may change it."""
     scaling = config.scaling
     if not isinstance(scaling, LongRoPEScaling) or scaling.factors != "by_length":

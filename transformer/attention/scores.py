@@ -13,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from transformer.attention.reference import ScoreFn
 from transformer.layers.basic import declare_weight
@@ -87,20 +88,20 @@ SCALED_DOT = ScaledDotScore()
 
 def transform_queries(
     module: nn.Module,
-    q: jax.Array,  # [B, T, N, H]
+    q: Float[Array, "B T N H"],
     score: BilinearScore | AdditiveScore,
     context: ModelContext,
-) -> jax.Array:  # [B, T, N, A]
+) -> Float[Array, "B T N A"]:
     """Declare W; return W q for each head. A is H for a bilinear score."""
     return _transform_heads(module, "score_query", q, "heads", score, context)
 
 
 def transform_keys(
     module: nn.Module,
-    k: jax.Array,  # [B, S, K, H]
+    k: Float[Array, "B S K H"],
     score: AdditiveScore,
     context: ModelContext,
-) -> jax.Array:  # [B, S, K, A]
+) -> Float[Array, "B S K A"]:
     """Declare U; return U k for each head."""
     return _transform_heads(module, "score_key", k, "kv_heads", score, context)
 
@@ -108,11 +109,11 @@ def transform_keys(
 def _transform_heads(
     module: nn.Module,
     name: str,
-    x: jax.Array,  # [B, T, N, H]
+    x: Float[Array, "B T N H"],
     axis: str,
     score: BilinearScore | AdditiveScore,
     context: ModelContext,
-) -> jax.Array:  # [B, T, N, A]
+) -> Float[Array, "B T N A"]:
     """Multiply each head by a matrix of its own."""
     num_heads, head_dim = x.shape[2:]
     inputs, outputs = {"head": head_dim}, {"score": score.width(head_dim)}
@@ -145,12 +146,12 @@ def make_additive_score_fn(
 # recomputes them.
 @functools.partial(jax.checkpoint, static_argnums=(3, 4))
 def additive_scores(
-    score_vector: jax.Array,  # [N, A]
-    q: jax.Array,  # [B, T, N, A]
-    k: jax.Array,  # [B, S, K, A]
+    score_vector: Float[Array, "N A"],
+    q: Float[Array, "B T N A"],
+    k: Float[Array, "B S K A"],
     operand_dtype: DTypeLike,
     dtype: DTypeLike,
-) -> jax.Array:  # [B, N, T, S]
+) -> Float[Array, "B N T S"]:
     """Return w . tanh(q + k) for each head, query and key (Bahdanau et al. 2015).
 
     Computed in `dtype`. It contains no matrix product, so `operand_dtype`, which is part of the
@@ -167,7 +168,7 @@ def additive_scores(
 
 def declare_sink_logits(
     module: nn.Module, num_heads: int, context: ModelContext
-) -> jax.Array:  # [N]
+) -> Float[Array, "N"]:
     """Declare the logits of attention sinks, initially 0: the score of a key orthogonal to q."""
     zeros, dtype = nn.initializers.zeros, context.precision.parameters
     return declare_weight(module, "sinks", outputs={"heads": num_heads}, init=zeros, dtype=dtype)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
 
 ActivationKind = Literal[
     "relu", "gelu", "gelu_tanh", "silu", "swish", "learned_swish", "squared_relu"
@@ -16,14 +17,14 @@ MaskedHeadActivation = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_rel
 
 
 def swish(
-    x: jax.Array,  # [...]
-    beta: float | jax.Array,  # a number
-) -> jax.Array:  # [...]
+    x: Float[Array, "..."],
+    beta: float | Float[Array, ""],
+) -> Float[Array, "..."]:
     """Return x sigmoid(beta x) (Ramachandran et al. 2017): SiLU at 1, ReLU as beta grows."""
     return x * jax.nn.sigmoid(beta * x)
 
 
-def squared_relu(x: jax.Array) -> jax.Array:  # [...] -> [...]
+def squared_relu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return max(0, x)^2 (So et al. 2021, Primer)."""
     return jnp.square(jax.nn.relu(x))
 
@@ -41,17 +42,17 @@ ACTIVATIONS: dict[str, Activation] = {
 """Activations without parameters, by name."""
 
 
-def cap_logits(logits: jax.Array, soft_cap: float) -> jax.Array:  # [...] -> [...]
+def cap_logits(logits: Float[Array, "..."], soft_cap: float) -> Float[Array, "..."]:
     """Return c tanh(logits / c) (Gemma Team 2024, section 2), or the logits if c is 0."""
     return soft_cap * jnp.tanh(logits / soft_cap) if soft_cap else logits
 
 
 def clamped_gate(
-    gate: jax.Array,  # [..., F]
-    up: jax.Array,  # [..., F]
+    gate: Float[Array, "... F"],
+    up: Float[Array, "... F"],
     activation: Callable[[jax.Array], jax.Array],
     limit: float,
-) -> jax.Array:  # [..., F]
+) -> Float[Array, "... F"]:
     """Return activation(min(gate, c)) * (1 + clip(up, -c, c)) (gpt-oss; `gate_clamp`)."""
     return activation(jnp.minimum(gate, limit)) * (1 + jnp.clip(up, -limit, limit))
 
@@ -61,7 +62,7 @@ def clamped_gate(
 
 
 @jax.custom_jvp
-def gelu_by_exponential(x: jax.Array) -> jax.Array:  # [...] -> [...]
+def gelu_by_exponential(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return x Phi(x), GELU, with the normal distribution function Phi from an exponential.
 
     erfc by Press et al. (Numerical Recipes, 2nd edition, section 6.2), with a relative error below
@@ -91,7 +92,7 @@ erfc(z) = t exp(-z^2 + polynomial(t)).
 """
 
 
-def _normal_cdf(x: jax.Array) -> jax.Array:  # [...] -> [...], float32
+def _normal_cdf(x: Float[Array, "..."]) -> Float32[Array, "..."]:
     """Return the distribution function of the standard normal distribution."""
     z = jnp.abs(x) * math.sqrt(0.5)
     t = 1 / (1 + 0.5 * z)
@@ -100,7 +101,7 @@ def _normal_cdf(x: jax.Array) -> jax.Array:  # [...] -> [...], float32
     return jnp.where(x < 0, tail, 1 - tail)
 
 
-def gelu_tanh_by_sigmoid(x: jax.Array) -> jax.Array:  # [...] -> [...]
+def gelu_tanh_by_sigmoid(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Return GELU's tanh approximation: (1 + tanh(u)) / 2 is sigmoid(2 u)."""
     u = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     return x * jax.nn.sigmoid(2 * u)

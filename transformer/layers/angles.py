@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32, Int, UInt32
 
 Frequencies = np.ndarray[Any, np.dtype[np.float64]]
 """Radians per position of each pair [R / 2], known at compile time. float64, as an error of a
@@ -37,10 +38,10 @@ def fixed_point_turns(frequencies: Frequencies) -> tuple[np.ndarray, np.ndarray]
 
 
 def wrapped_product(
-    positions: jax.Array,  # [...]
-    high: np.ndarray,  # [pairs]
-    low: np.ndarray,  # [pairs]
-) -> jax.Array:  # [..., pairs]
+    positions: Int[Array, "*axes"],
+    high: UInt32[np.ndarray, "pairs"],
+    low: UInt32[np.ndarray, "pairs"],
+) -> Float32[Array, "*axes pairs"]:
     """Return the angles of positions times a fixed-point fraction of a turn."""
     # Padding of a cache has position -1: the sign is set apart, as the product is unsigned.
     magnitude = jnp.abs(positions).astype(jnp.uint32)[..., None]

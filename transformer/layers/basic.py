@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.core import meta
+from jaxtyping import Array, Float, Key, Shaped
 
 from transformer.layers.logical_axes import LogicalAxes, with_axes
 from transformer.lora import LowRankWeight
@@ -69,7 +70,7 @@ def declare_table(
     inputs: dict[str, int],
     outputs: dict[str, int],
     context: ModelContext,
-) -> jax.Array:  # [*inputs, *outputs]
+) -> Float[Array, "..."]:  # [*inputs, *outputs]
     """Declare an embedding table of `module`, with the initial values of embeddings."""
     return declare_weight(
         module,
@@ -82,11 +83,11 @@ def declare_table(
 
 
 def apply_matrix(
-    x: jax.Array,  # [B, T, *inputs]
-    matrix: jax.Array | LowRankWeight,  # [*inputs, *outputs]
+    x: Float[Array, "B T *inputs"],
+    matrix: Float[Array, "..."] | LowRankWeight,  # [*inputs, *outputs]
     num_input_axes: int,
     flatten: bool,
-) -> jax.Array:  # [B, T, *outputs]
+) -> Float[Array, "B T *outputs"]:
     """Contract the last `num_input_axes` axes of x with a matrix, as one 2-D matrix.
 
     `flatten` also merges B and T, which is faster on CPU: see `ModelContext.flatten_tokens`.
@@ -102,14 +103,14 @@ def apply_matrix(
 def apply_linear(
     module: nn.Module,
     name: str,
-    x: jax.Array,  # [B, T, *inputs]
+    x: Float[Array, "B T *inputs"],
     inputs: Mapping[str, int],
     outputs: Mapping[str, int],
     context: ModelContext,
     *,
     bias: bool,
     residual: bool = False,
-) -> jax.Array:  # [B, T, *outputs]
+) -> Float[Array, "B T *outputs"]:
     """Declare a linear layer of `module` (see `declare_linear`) and apply it."""
     w, b = declare_linear(module, name, inputs, outputs, context, bias=bias, residual=residual)
     y = apply_matrix(x, w, len(inputs), context.flatten_tokens)
@@ -158,10 +159,10 @@ def declare_linear(
 
 
 def dropout(
-    x: jax.Array,  # [B, ...]
+    x: Shaped[Array, "B ..."],
     dropout_rate: float,
-    dropout_rngs: jax.Array | None,  # [B] typed random keys; None: not training
-) -> jax.Array:  # [B, ...]
+    dropout_rngs: Key[Array, "B"] | None,  # typed random keys; None: not training
+) -> Shaped[Array, "B ..."]:
     """Zero each entry with probability `dropout_rate` and divide the others by 1 - rate."""
     if dropout_rngs is None or dropout_rate == 0:
         return x
@@ -170,8 +171,8 @@ def dropout(
 
 
 def fold_in(
-    rngs: jax.Array | None,  # [B]
+    rngs: Key[Array, "B"] | None,
     data: int | jax.Array,
-) -> jax.Array | None:  # [B]
+) -> Key[Array, "B"] | None:
     """Return `jax.random.fold_in` of each key of a batch; None stays None."""
     return None if rngs is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(rngs, data)

@@ -6,6 +6,7 @@ from typing import ClassVar, NamedTuple
 
 import jax
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Key
 
 from transformer.layers.activations import (
     ACTIVATIONS,
@@ -68,7 +69,7 @@ class FeedForwardConfig(Settings):
 class FeedForwardOutput(NamedTuple):
     """Result of a feed-forward or mixture of experts."""
 
-    y: jax.Array  # [B, T, D]
+    y: Float[Array, "B T D"]
     aux: dict[str, jax.Array]  # auxiliary losses of a mixture of experts, if requested
 
 
@@ -98,10 +99,11 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,  # [B, T, D]
-        dropout_rngs: jax.Array | None = None,  # [B]
+        x: Float[Array, "B T D"],
+        dropout_rngs: Key[Array, "B"] | None = None,
         *,
-        token_mask: jax.Array | None = None,  # [B, T] unused: padding does not affect other tokens
+        # unused: padding does not affect other tokens
+        token_mask: Bool[Array, "#B T"] | None = None,
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
         config, context = self.config, self.context

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from transformer.layers.basic import declare_weight
 from transformer.model_context import ModelContext
@@ -30,11 +31,11 @@ class NormConfig(Settings):
 
 
 def layer_norm(
-    x: jax.Array,  # [..., D]
-    gain: jax.Array,  # [D]
-    bias: jax.Array | None,  # [D]
+    x: Float[Array, "... D"],
+    gain: Float[Array, "D"],
+    bias: Float[Array, "D"] | None,
     epsilon: float,
-) -> jax.Array:  # [..., D]
+) -> Float[Array, "... D"]:
     """Return gain * (x - mean) / sqrt(var + epsilon) + bias, in the dtype of x."""
     centered = x - jnp.mean(x, axis=-1, keepdims=True)
     # Two passes: the variance of centered values does not cancel as E[x^2] - E[x]^2 does.
@@ -44,10 +45,10 @@ def layer_norm(
 
 
 def rms_norm(
-    x: jax.Array,  # [..., D]
-    gain: jax.Array,  # [D]
+    x: Float[Array, "... D"],
+    gain: Float[Array, "D"],
     epsilon: float,
-) -> jax.Array:  # [..., D]
+) -> Float[Array, "... D"]:
     """Return gain * x / sqrt(mean(x^2) + epsilon), in the dtype of x."""
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(mean_square + epsilon) * broadcast_vector(gain, x)
@@ -66,7 +67,7 @@ class Norm(nn.Module):
     axis: str = "embed"  # logical axis of the gain and bias
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:  # [..., D] -> [..., D]
+    def __call__(self, x: Float[Array, "... D"]) -> Float[Array, "... D"]:
         config, precision, axes = self.config, self.context.precision, {self.axis: x.shape[-1]}
         declare = functools.partial(declare_weight, self, outputs=axes, dtype=precision.parameters)
         if config.kind == "rms_offset":
@@ -87,10 +88,10 @@ class Norm(nn.Module):
 def norm_in_two_passes(
     config: NormConfig,
     dtype: DType,  # of the statistics
-    x: jax.Array,  # [..., D]
-    gain: jax.Array,  # [D]
-    bias: jax.Array | None,  # [D]
-) -> jax.Array:  # [..., D]
+    x: Float[Array, "... D"],
+    gain: Float[Array, "D"],
+    bias: Float[Array, "D"] | None,
+) -> Float[Array, "... D"]:
     """Return `layer_norm` or `rms_norm` of 16-bit x in its dtype, with gradients for a GPU.
 
     dx sums over D, and the gradients of gain and bias sum over tokens. In the program of autodiff

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Annotated, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float, Float32, Int
 
 from transformer.layers.angles import fixed_point_turns, unscaled_frequencies, wrapped_product
 from transformer.layers.basic import declare_table
@@ -54,10 +54,10 @@ PositionEmbedding = NoPosition | LearnedPositions | SinusoidalPositions
 
 def embed_positions(
     module: nn.Module,
-    positions: jax.Array,  # [B or 1, T]
+    positions: Int[Array, "#B T"],
     config: LearnedPositions | SinusoidalPositions,
     context: ModelContext,
-) -> jax.Array:  # [B or 1, T, D]
+) -> Float[Array, "#B T D"]:
     """Return learned vectors of `module`, or sinusoids."""
     if isinstance(config, SinusoidalPositions):
         vectors = sinusoidal_embedding(positions, context.d_model)
@@ -70,9 +70,9 @@ def embed_positions(
 
 
 def sinusoidal_embedding(
-    positions: jax.Array,  # [B or 1, T]
+    positions: Int[Array, "#B T"],
     d_model: int,  # D
-) -> jax.Array:  # [B or 1, T, D] float32
+) -> Float32[Array, "#B T D"]:
     """Return the sinusoids of Vaswani et al. 2017, section 3.5.
 
     Entry 2i is sin(position / 10000^(2i/D)) and entry 2i + 1 its cosine; wavelengths run from 2 pi
@@ -86,10 +86,10 @@ def sinusoidal_embedding(
 
 def embed_token_types(
     module: nn.Module,
-    token_types: jax.Array | None,  # [B, T] below `num_token_types`; None: all 0
+    token_types: Int[Array, "#B T"] | None,  # below `num_token_types`; None: all 0
     num_token_types: int,
     context: ModelContext,
-) -> jax.Array:  # [B, T, D] or [1, 1, D]
+) -> Float[Array, "#B #T D"]:
     """Return learned vectors of `module` by token type (Devlin et al. 2019, section 3)."""
     rows, embed = {"types": num_token_types}, {"embed": context.d_model}
     table = declare_table(module, "types", rows, embed, context)

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 from flax import linen as nn
+from jaxtyping import Array, Float, Key
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import Mask
@@ -54,8 +55,8 @@ class BlockConfig(Settings):
         super().__post_init__()
         if not self.mixer_norm and self.norm_placement == "sandwich":
             raise ValueError(
-                "BlockConfig.mixer_norm false: sandwich placement has two norms of the mixer; set it "
-                "to true, or norm_placement to pre"
+                "BlockConfig.mixer_norm false: sandwich placement has two norms of the mixer; set "
+                "it to true, or norm_placement to pre"
             )
 
     @functools.cached_property
@@ -67,7 +68,7 @@ class BlockConfig(Settings):
 class Memory(NamedTuple):
     """Source of cross-attention: an encoder's output and its mask."""
 
-    x: jax.Array | None  # [B, S, D]; None if caches already hold its keys and values
+    x: Float[Array, "B S D"] | None  # None if caches already hold its keys and values
     mask: Mask
 
 
@@ -98,7 +99,7 @@ def layer_constants(config: BlockConfig, layer_index: int, context: ModelContext
 class BlockOutput(NamedTuple):
     """Result of a layer."""
 
-    x: jax.Array  # [B, T, D] residual stream
+    x: Float[Array, "B T D"]  # residual stream
     cache: Any
     aux: dict[str, Any]  # requested auxiliary outputs; those of cross-attention begin with `cross_`
 
@@ -112,7 +113,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,  # [B, T, D]
+        x: Float[Array, "B T D"],
         inputs: MixerInputs,  # with cross-attention: BlockCache and BlockConstants
         memory: Memory | None = None,
     ) -> BlockOutput:
@@ -124,7 +125,7 @@ class Block(nn.Module):
         mixer_constants, cross_constants = constants if has_cross else (constants, None)
         aux: dict[str, Any] = {}
 
-        def rngs(stream: int) -> jax.Array | None:  # [B]
+        def rngs(stream: int) -> Key[Array, "B"] | None:
             # One stream for each dropout. Resumed runs rely on the numbers: they must not change.
             return fold_in(inputs.dropout_rngs, stream)
 
@@ -182,17 +183,17 @@ class Block(nn.Module):
             aux |= fed.aux
         return BlockOutput(visit("residual_post", x), cache, aux)
 
-    def pre_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+    def pre_norm(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Return the input of a sublayer: x, normalized unless the block is post-norm."""
         return x if self.config.norm_placement == "post" else self.apply_norm(name, x)
 
     def add_residual(
         self,
         name: str,
-        x: jax.Array,  # [B, T, D] residual stream
-        y: jax.Array,  # [B, T, D] output of the sublayer
-        dropout_rngs: jax.Array | None,  # [B]
-    ) -> jax.Array:  # [B, T, D]
+        x: Float[Array, "B T D"],  # residual stream
+        y: Float[Array, "B T D"],  # output of the sublayer
+        dropout_rngs: Key[Array, "B"] | None,
+    ) -> Float[Array, "B T D"]:
         """Add a sublayer's output to the residual stream, with dropout and norms."""
         config = self.config
         if config.norm_placement == "sandwich":
@@ -202,7 +203,7 @@ class Block(nn.Module):
         x = self.apply_norm(name, x) if config.norm_placement == "post" else x
         return self.context.constrain(x, ("batch", "length", None))
 
-    def apply_norm(self, name: str, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, D]
+    def apply_norm(self, name: str, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """Apply the norm `name`; identity if the block has none."""
         if self.config.norm is None or (name == "mixer_norm" and not self.config.mixer_norm):
             return x

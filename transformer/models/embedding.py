@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
+from jaxtyping import Array, Float, Int, Key
 
 from transformer.layers.activations import cap_logits
 from transformer.layers.basic import apply_matrix, declare_table, dropout, fold_in
@@ -16,22 +17,22 @@ from transformer.models.config import TransformerConfig
 
 def declare_embedding(
     module: nn.Module, name: str, num_rows: int, context: ModelContext
-) -> jax.Array:  # [V padded, D]
+) -> Float[Array, "Vp D"]:
     """Declare a token embedding of `module`."""
     return declare_table(module, name, {"vocab": num_rows}, {"embed": context.d_model}, context)
 
 
 def embed_tokens(
     module: nn.Module,
-    embedding_table: jax.Array,  # [V padded, D]
-    tokens: jax.Array,  # [B, T]
-    positions: jax.Array,  # [B or 1, T]
-    token_types: jax.Array | None,  # [B, T] below `num_token_types`; None: all 0
-    dropout_rngs: jax.Array | None,  # [B]
+    embedding_table: Float[Array, "Vp D"],
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "#B T"],
+    token_types: Int[Array, "#B T"] | None,  # below `num_token_types`; None: all 0
+    dropout_rngs: Key[Array, "B"] | None,
     *,
     config: TransformerConfig,
     context: ModelContext,
-) -> jax.Array:  # [B, T, D]
+) -> Float[Array, "B T D"]:
     """Sum token, position and token-type embeddings, then apply norm and dropout."""
     # The rows of the table may be sharded, but not D: the gather picks whole rows.
     x = context.constrain(embedding_table, ("vocab", None))[tokens]
@@ -52,10 +53,10 @@ def embed_tokens(
 
 def declare_output_matrix(
     module: nn.Module,
-    embedding_table: jax.Array,  # [V padded, D]
+    embedding_table: Float[Array, "Vp D"],
     config: TransformerConfig,
     context: ModelContext,
-) -> jax.Array:  # [D, V padded]
+) -> Float[Array, "D Vp"]:
     """Return the embedding table, transposed, or declare a weight `output` if they are not tied."""
     if config.tie_embeddings:
         matrix = embedding_table.T
@@ -65,19 +66,19 @@ def declare_output_matrix(
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 
-def get_output_matrix(params: Any, config: TransformerConfig) -> jax.Array:  # [D, V padded]
+def get_output_matrix(params: Any, config: TransformerConfig) -> Float[Array, "D Vp"]:
     """Return the output matrix from a model's parameters, tied or not, with `logit_scale`."""
     matrix: jax.Array = params["embedding"].T if config.tie_embeddings else params["output"]
     return matrix if config.logit_scale == 1 else matrix * config.logit_scale
 
 
 def compute_logits(
-    hidden: jax.Array,  # [B, T, D]
-    matrix: jax.Array,  # [D, V padded]
+    hidden: Float[Array, "B T D"],
+    matrix: Float[Array, "D Vp"],
     config: TransformerConfig,
     context: ModelContext,
-    bias: jax.Array | None = None,  # [V padded]
-) -> jax.Array:  # [B, T, V]
+    bias: Float[Array, "Vp"] | None = None,
+) -> Float[Array, "B T V"]:
     """Return logits over the vocabulary, without the padding of the table."""
     logits = apply_matrix(hidden, matrix.astype(hidden.dtype), 1, context.flatten_tokens)
     logits = logits if bias is None else logits + bias.astype(logits.dtype)[None, None]

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
 from transformer.attention.mixer import MixerInputs
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.model_context import ModelContext
@@ -63,16 +64,18 @@ class EncoderDecoder(Model):
     @nn.compact
     def __call__(
         self,
-        source: jax.Array | None,  # [B, S]; None with `memory`, or a cache that has the memory
-        tokens: jax.Array | None,  # [B, T] input of the decoder; None: encode only
+        source: Int[Array, "B S"] | None,  # None with `memory`, or a cache that has the memory
+        tokens: Int[Array, "B T"] | None,  # input of the decoder; None: encode only
         *,
-        memory: jax.Array | None = None,  # [B, S, D] output of the encoder, instead of `source`
-        source_segments: jax.Array | None = None,  # [B, S] 1, or documents; 0 is padding
-        source_positions: jax.Array | None = None,  # [B or 1, S] of `source`
-        positions: jax.Array | None = None,  # [B or 1, T] of `tokens`
-        segments: jax.Array | None = None,  # [B, T] 1, or documents as in the source; 0 is padding
+        memory: Float[Array, "B S D"] | None = None,  # output of the encoder, instead of `source`
+        # 1, or documents; 0 is padding
+        source_segments: Int[Array, "#B S"] | Bool[Array, "#B S"] | None = None,
+        source_positions: Int[Array, "#B S"] | None = None,  # of `source`
+        positions: Int[Array, "#B T"] | None = None,  # of `tokens`
+        # 1, or documents as in the source; 0 is padding
+        segments: Segments | None = None,
         cache: tuple[Any, ...] | None = None,
-        dropout_rngs: jax.Array | None = None,  # [B]
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs = LOGITS,
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
@@ -163,10 +166,10 @@ class EncoderDecoder(Model):
 
 
 def _source_mask(
-    positions: jax.Array,  # [B or 1, T]
-    segments: jax.Array | None,  # [B, T]
-    source_segments: jax.Array | None,  # [B, S]
-    tokens: jax.Array,  # [B, T]
+    positions: Int[Array, "#B T"],
+    segments: Int[Array, "B T"] | None,
+    source_segments: Int[Array, "B S"] | None,
+    tokens: Int[Array, "B T"],
 ) -> Mask:
     """Return the mask of cross-attention: each token sees the source of its own document."""
     # With source segments only, they mark padding of the source: all targets belong to document 1.
@@ -192,11 +195,11 @@ class Encoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,  # [B, S]
-        embedding_table: jax.Array,  # [V padded, D]
-        positions: jax.Array | None,  # [B or 1, S]
-        segments: jax.Array | None,  # [B, S]
-        dropout_rngs: jax.Array | None,  # [B]
+        tokens: Int[Array, "B S"],
+        embedding_table: Float[Array, "Vp D"],
+        positions: Int[Array, "#B S"] | None,
+        segments: Segments | None,
+        dropout_rngs: Key[Array, "B"] | None,
         outputs: Outputs,
         taps: Taps | None = None,
     ) -> StackOutput:
@@ -230,13 +233,13 @@ class Decoder(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,  # [B, T]
-        embedding_table: jax.Array,  # [V padded, D]
+        tokens: Int[Array, "B T"],
+        embedding_table: Float[Array, "Vp D"],
         memory: Memory,
-        positions: jax.Array,  # [B or 1, T]
-        segments: jax.Array | None,  # [B, T]
+        positions: Int[Array, "#B T"],
+        segments: Segments | None,
         cache: tuple[Any, ...] | None,
-        dropout_rngs: jax.Array | None,  # [B]
+        dropout_rngs: Key[Array, "B"] | None,
         outputs: Outputs,
         taps: Taps | None = None,
     ) -> StackOutput:

@@ -5,8 +5,9 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
 from transformer.attention.mixer import MixerInputs
 from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.layers.norms import Norm
@@ -52,12 +53,13 @@ class FeatureClassifier(Model):
     @nn.compact
     def __call__(
         self,
-        features: jax.Array,  # [B, T, I]
+        features: Float[Array, "B T I"],
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]
-        segments: jax.Array | None = None,  # [B, T] 1 for inputs; 0 is padding
-        adjacency: jax.Array | None = None,  # [B, T, T] True: the first attends to the second
-        dropout_rngs: jax.Array | None = None,  # [B]
+        positions: Int[Array, "#B T"] | None = None,
+        # 1 for inputs; 0 is padding
+        segments: Segments | None = None,
+        adjacency: Bool[Array, "#B T T"] | None = None,  # True: the first attends to the second
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Return `logits` [B, C].

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import ClassVar, get_args
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float, Int, Key
 
+from transformer.attention.masks import Segments
 from transformer.layers.basic import apply_linear, dropout, fold_in
 from transformer.model_context import ModelContext
 from transformer.models.config import Pooling, TransformerConfig
@@ -36,12 +37,12 @@ def check_pooling(pooling: str, causal: bool) -> None:
 
 def pool_sequence(
     module: nn.Module,
-    x: jax.Array,  # [B, T, D]
-    segments: jax.Array | None,  # [B, T] 0 is padding
+    x: Float[Array, "B T D"],
+    segments: Int[Array, "B T"] | None,  # 0 is padding
     pooling: Pooling,
     config: TransformerConfig,
     context: ModelContext,
-) -> jax.Array:  # [B, D]
+) -> Float[Array, "B D"]:
     """Return one vector for each sequence: of its first token ([CLS]), the mean or the maximum.
 
     "max" is the maximum of each feature over the tokens (Collobert et al. 2011, section 3.3.2).
@@ -58,9 +59,9 @@ def pool_sequence(
 
 
 def masked_mean(
-    x: jax.Array,  # [B, T, D]
-    segments: jax.Array | None,  # [B, T] 0 is padding
-) -> jax.Array:  # [B, 1, D]
+    x: Float[Array, "B T D"],
+    segments: Int[Array, "B T"] | None,  # 0 is padding
+) -> Float[Array, "B 1 D"]:
     """Return the mean over tokens that are not padding; zeros if all are."""
     if segments is None:
         return jnp.mean(x, axis=1, keepdims=True)
@@ -70,9 +71,9 @@ def masked_mean(
 
 
 def masked_max(
-    x: jax.Array,  # [B, T, D]
-    segments: jax.Array | None,  # [B, T] 0 is padding
-) -> jax.Array:  # [B, 1, D]
+    x: Float[Array, "B T D"],
+    segments: Int[Array, "B T"] | None,  # 0 is padding
+) -> Float[Array, "B 1 D"]:
     """Return the maximum of each feature over tokens that are not padding; zeros if all are."""
     if segments is None:
         return jnp.max(x, axis=1, keepdims=True)
@@ -101,12 +102,13 @@ class Classifier(Model):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,  # [B, T]
+        tokens: Int[Array, "B T"],
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]
-        segments: jax.Array | None = None,  # [B, T] 1 for tokens; 0 is padding
-        token_types: jax.Array | None = None,  # [B, T]
-        dropout_rngs: jax.Array | None = None,  # [B]
+        positions: Int[Array, "#B T"] | None = None,
+        # 1 for tokens; 0 is padding
+        segments: Segments | None = None,
+        token_types: Int[Array, "#B T"] | None = None,
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs = LOGITS,
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
@@ -146,12 +148,12 @@ class Tagger(Model):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,  # [B, T]
+        tokens: Int[Array, "B T"],
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]
-        segments: jax.Array | None = None,  # [B, T]
-        token_types: jax.Array | None = None,  # [B, T]
-        dropout_rngs: jax.Array | None = None,  # [B]
+        positions: Int[Array, "#B T"] | None = None,
+        segments: Segments | None = None,
+        token_types: Int[Array, "#B T"] | None = None,
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs = LOGITS,
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from flax import linen as nn
+from jaxtyping import Array, Int, Key
 
+from transformer.attention.masks import Segments
 from transformer.models.embedding import compute_logits, declare_output_matrix
 from transformer.models.model import (
     LOGITS,
@@ -28,13 +29,13 @@ class LanguageModel(Model):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,  # [B, T]
+        tokens: Int[Array, "B T"],
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]
-        segments: jax.Array | None = None,  # [B, T]
-        prefix_lengths: jax.Array | None = None,  # [B] prefix that all tokens attend to
+        positions: Int[Array, "#B T"] | None = None,
+        segments: Segments | None = None,
+        prefix_lengths: Int[Array, "#B"] | None = None,  # prefix that all tokens attend to
         cache: tuple[Any, ...] | None = None,
-        dropout_rngs: jax.Array | None = None,  # [B]
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs = LOGITS,
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
-import jax
 from flax import linen as nn
+from jaxtyping import Array, Int, Key
 
+from transformer.attention.masks import Segments
 from transformer.layers.activations import ACTIVATIONS
 from transformer.layers.basic import apply_linear, declare_weight
 from transformer.layers.norms import Norm, NormConfig
@@ -37,12 +38,12 @@ class MaskedLanguageModel(Model):
     @nn.compact
     def __call__(
         self,
-        tokens: jax.Array,  # [B, T]
+        tokens: Int[Array, "B T"],
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]
-        segments: jax.Array | None = None,  # [B, T]
-        token_types: jax.Array | None = None,  # [B, T]
-        dropout_rngs: jax.Array | None = None,  # [B]
+        positions: Int[Array, "#B T"] | None = None,
+        segments: Segments | None = None,
+        token_types: Int[Array, "#B T"] | None = None,
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs = LOGITS,
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:

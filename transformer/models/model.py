@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
+from jaxtyping import Array, Float, Int, Key
 
-from transformer.attention.masks import Mask, MaskPattern, positions_or_arange
+from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
 from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.attention.rope import LongRoPEScaling, RoPE
 from transformer.hardware import Hardware
@@ -50,9 +51,9 @@ EXAMPLE_TOKENS = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 class ModelOutput(NamedTuple):
     """Result of a model."""
 
-    logits: jax.Array | None
+    logits: Float[Array, "B T V"] | Float[Array, "B C"] | None
     """[B, T, V], or [B, C] / [B, T, C] of a classifier / tagger. None if not requested."""
-    hidden: jax.Array
+    hidden: Float[Array, "B T D"]
     """[B, T, D] hidden states after the final norm."""
     cache: Any = None
     """The input's cache with the new tokens appended; None without a cache."""
@@ -127,9 +128,9 @@ class Model(nn.Module):
 
     def example_rngs(
         self,
-        dropout_rngs: jax.Array | None,  # [B]
+        dropout_rngs: Key[Array, "B"] | None,
         num_examples: int,  # B
-    ) -> jax.Array | None:  # [B]
+    ) -> Key[Array, "B"] | None:
         """Return a random key for each example: `dropout_rngs`, or Flax's `rngs` split among them.
 
         Raises:
@@ -155,18 +156,18 @@ class Model(nn.Module):
     @nn.nowrap
     def apply_backbone(
         self,
-        tokens: jax.Array,  # [B, T]
+        tokens: Int[Array, "B T"],
         *,
-        positions: jax.Array | None = None,  # [B or 1, T]
-        segments: jax.Array | None = None,  # [B, T]
+        positions: Int[Array, "#B T"] | None = None,
+        segments: Segments | None = None,
         single_document: bool = False,  # promise: each row has one document and padding
-        token_types: jax.Array | None = None,  # [B, T]
-        prefix_lengths: jax.Array | None = None,  # [B]
+        token_types: Int[Array, "#B T"] | None = None,
+        prefix_lengths: Int[Array, "#B"] | None = None,
         cache: tuple[Any, ...] | None = None,
-        dropout_rngs: jax.Array | None = None,  # [B]
+        dropout_rngs: Key[Array, "B"] | None = None,
         outputs: Outputs,
         edits: Mapping[str, Edit] | None = None,
-    ) -> tuple[StackOutput, jax.Array]:  # x [B, T, D] after the final norm; table [V padded, D]
+    ) -> tuple[StackOutput, Float[Array, "Vp D"]]:
         """Embed tokens and apply the layers; return the stack's output and the embedding table."""
         config, context = self.config, self.context
         check_shapes(
@@ -216,7 +217,7 @@ def apply_layers(
     side_config: TransformerConfig | EncoderConfig,  # has the layer pattern and the final norm
     config: TransformerConfig,
     context: ModelContext,
-    x: jax.Array,  # [B, T, D]
+    x: Float[Array, "B T D"],
     inputs: MixerInputs,
     memory: Memory | None = None,
 ) -> StackOutput:
@@ -308,7 +309,7 @@ def reject_explicit_axes(**arrays: jax.Array | None) -> None:
 
 def check_cache_inputs(
     cache: Any,
-    tokens: jax.Array,  # [B, T]
+    tokens: Int[Array, "B T"],
     num_layers: int,
     positions: jax.Array | None,
     segments: jax.Array | None,

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import MixerInputs, explain_mixer_errors, mixer_class
@@ -85,7 +86,7 @@ MAX_UNROLLED_LAYERS: dict[Platform, int] = {"cpu": 16, "gpu": 24, "tpu": 16}
 class StackOutput(NamedTuple):
     """Result of a stack."""
 
-    x: jax.Array  # [B, T, D]
+    x: Float[Array, "B T D"]
     cache: tuple[Any, ...] | None  # one entry for each layer
     aux: tuple[dict[str, jax.Array], ...]  # for each place, stacked over its layers
 
@@ -119,7 +120,7 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,  # [B, T, D]
+        x: Float[Array, "B T D"],
         inputs: MixerInputs,  # `cache`: a tuple with one entry for each layer
         memory: Memory | None = None,
     ) -> StackOutput:
@@ -324,13 +325,13 @@ def find_shared_bias(pattern: LayerPattern) -> tuple[T5RelativeBias, int] | None
 
 def declare_shared_bias(
     module: nn.Module, pattern: LayerPattern, context: ModelContext
-) -> jax.Array | None:  # [buckets, N]
+) -> Float[Array, "buckets N"] | None:
     """Declare the table that all layers of a stack share as a weight of `module`, if any."""
     shared = find_shared_bias(pattern)
     return None if shared is None else declare_bias_table(module, *shared, context)
 
 
-def zero_shared_bias(pattern: LayerPattern) -> jax.Array | None:  # [buckets, N]
+def zero_shared_bias(pattern: LayerPattern) -> Float[Array, "buckets N"] | None:
     """Return zeros in the shape of the shared table, to initialize a layer alone."""
     shared = find_shared_bias(pattern)
     return None if shared is None else jnp.zeros((shared[0].num_buckets, shared[1]))

@@ -81,6 +81,7 @@ def test_padding_does_not_change_the_output() -> None:
     np.testing.assert_allclose(output[1:], short, atol=1e-5)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_dropout_acts_only_with_rngs() -> None:
     config = dataclasses.replace(CONFIG, embedding_dropout=0.5)
     model, params = model_and_params(config, head_dropout=0.5)
@@ -102,6 +103,7 @@ def test_head_outputs_are_returned() -> None:
     assert np.abs(values["head_outputs"]).max() > 0
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_invalid_inputs_raise() -> None:
     model, params = model_and_params()
     apply = lambda *x, **y: jax.eval_shape(  # noqa: E731

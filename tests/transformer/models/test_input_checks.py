@@ -60,6 +60,7 @@ def test_keys_of_both_kinds_are_keys_of_dropout() -> None:
 AT: dict[str, Any] = {"positions": POSITIONS}
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -213,6 +213,7 @@ def test_axes_follow_the_parameter_tree() -> None:
     assert decayed["mixer_norm"] == {"gain": False, "bias": False}
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("shape", "given", "message"),
     [
@@ -316,6 +317,7 @@ def test_flax_rngs_turn_dropout_on() -> None:
         model.apply(variables, tokens, dropout_rngs=keys, rngs={"dropout": keys[0]})
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("rngs", [jax.random.key(0), jax.random.PRNGKey(0)[None]])
 def test_one_dropout_key_for_all_examples_raises(rngs: jax.Array) -> None:
     model = LanguageModel(TransformerConfig(vocab_size=9, d_model=8, num_layers=2))

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer.attention.backends.tiling import (
     Index,
@@ -42,9 +43,9 @@ DEFAULT_BLOCK_SIZE = 128
 
 
 def attend_blockwise(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,
     score_spec: ScoreSpec,
     *,
@@ -69,14 +70,14 @@ def attend_blockwise(
 
 
 def blockwise_gradients(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,
     score_spec: ScoreSpec,  # without weights of its own
-    lse: jax.Array,  # [B, N, T] of all keys
-    dy: jax.Array,  # [B, T, N, H of values]
-    delta: jax.Array,  # [B, N, T] of all keys
+    lse: Float[Array, "B N T"],  # of all keys
+    dy: Float[Array, "B T N Hv"],
+    delta: Float[Array, "B N T"],  # of all keys
     *,
     block_size: int = DEFAULT_BLOCK_SIZE,
     skip_masked_tiles: bool = False,
@@ -112,7 +113,7 @@ def softmax_grad_delta(
     rounding_error: jax.Array | None,  # of out.y
     cotangent: PartialAttention,
     operand_dtype: str,
-) -> jax.Array:  # [B, N, T]
+) -> Float[Array, "B N T"]:
     """Return delta = rowsum(y * dy) - d_lse, which the softmax subtracts from each dP of a row.
 
     It has to cancel the part that all dP = dy v^T of a row have in common. So it uses dy rounded
@@ -299,7 +300,7 @@ def _gradients(
     num_queries = tiling.queries_per_tile
     q, k, v, dy = (each.astype(tile_pass.operand_dtype) for each in (q, k, v, dy))
 
-    def split_rows(x: jax.Array) -> jax.Array:  # [B, N, T] -> [blocks, B, N, num_queries]
+    def split_rows(x: Float[Array, "B N T"]) -> Float[Array, "blocks B N num_queries"]:
         return jnp.moveaxis(x.reshape(*x.shape[:2], -1, num_queries), 2, 0)
 
     def zeros_for_sum(x: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer.attention.backends.tiling import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
@@ -25,13 +26,13 @@ def reads_pattern(
 
 
 def attend_cudnn(
-    q: jax.Array,  # [B, T, N, H] bfloat16 or float16
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H]
+    q: Float[Array, "B T N H"],  # bfloat16 or float16
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
     mask: Mask,
     score_spec: ScoreSpec,  # dot products without cap or dropout
     constrain: ActivationConstraint = unconstrained,
-) -> jax.Array:  # [B, T, N, H]
+) -> Float[Array, "B T N H"]:
     """Return softmax(scale q k^T under the mask) v by cuDNN's flash attention (Dao et al. 2022).
 
     The softmax is computed in float32 inside the kernel. Memory is linear in T for causal masks,
@@ -71,9 +72,9 @@ def attend_cudnn(
 
 
 def _shard_like_queries(
-    x: jax.Array,  # [B, S, K, H]
+    x: Float[Array, "B S K H"],
     constrain: ActivationConstraint,
-) -> jax.Array:  # [B, S, K or more, H]
+) -> Float[Array, "B S kv_heads H"]:
     """Split key or value heads over the devices of the query heads.
 
     The kernel's partitioning rule requires the same split of queries, keys and values.

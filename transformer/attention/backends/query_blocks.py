@@ -1,7 +1,7 @@
 """Causal attention in blocks of queries, each against the keys up to its own end."""
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from transformer.attention.backends.tiling import widen
 from transformer.attention.masks import Mask, positions_or_arange
@@ -18,13 +18,13 @@ def num_query_blocks(length: int) -> int:
 
 
 def attend_query_blocks(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # causal and ordered
     score_spec: ScoreSpec,
-    sink_logits: jax.Array | None = None,  # [N]
-) -> jax.Array:  # [B, T, N, H of values]
+    sink_logits: Float[Array, "N"] | None = None,
+) -> Float[Array, "B T N Hv"]:
     """Compute causal attention in blocks of queries, each against the keys up to its own end.
 
     Half of the scores of causal attention are masked. With n unrolled blocks, each one matrix

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.backends.blockwise import (
     attend_blockwise,
@@ -47,14 +48,14 @@ class _Ring(NamedTuple):
 class _Tokens(NamedTuple):
     """Positions and segments of a shard of tokens."""
 
-    positions: jax.Array  # [B or 1, t]
-    segments: jax.Array | None  # [B or 1, t]
+    positions: Int[Array, "#B t"]
+    segments: Int[Array, "#B t"] | None
 
 
 def attend_ring(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # a pattern, positions, segments
     score_spec: ScoreSpec,  # dot products, perhaps with a soft cap
     constrain: ActivationConstraint,  # shards the axis `length`
@@ -107,11 +108,11 @@ def attend_ring(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_shard(
     ring: _Ring,
-    q: jax.Array,  # [b, t, n, H] of this device
+    q: Float[Array, "b t n H"],  # of this device
     k: jax.Array,
     v: jax.Array,
     tokens: _Tokens,
-    dropout_rngs: jax.Array | None,  # [b]
+    dropout_rngs: Key[Array, "b"] | None,
 ) -> PartialAttention:
     y, lse = _forward_ring(ring, q, k, v, tokens, dropout_rngs)
     return PartialAttention(y.astype(v.dtype), lse)

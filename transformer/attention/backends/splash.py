@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jaxtyping import Array, Float
 
 from transformer.attention.backends.tiling import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
@@ -25,15 +26,15 @@ MAX_BLOCK_SIZE = 512
 
 
 def attend_splash(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
     mask: Mask,  # causal or full, a window, segments
     score_spec: ScoreSpec,  # dot products, perhaps with a soft cap
     *,
     constrain: ActivationConstraint = unconstrained,
     interpret: bool = False,
-) -> jax.Array:  # [B, T, N, H]
+) -> Float[Array, "B T N H"]:
     """Compute `attend_reference` in the kernel. `interpret` runs it on any hardware."""
     if constrain.mesh is None:
         return _attend_on_device(q, k, v, mask, score_spec, interpret)
@@ -59,13 +60,13 @@ def attend_splash(
 
 
 def _attend_on_device(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
     mask: Mask,
     score_spec: ScoreSpec,
     interpret: bool,
-) -> jax.Array:  # [B, T, N, H]
+) -> Float[Array, "B T N H"]:
     length, num_heads, head_dim = q.shape[1:]
     segments = mask.segments
     if segments is None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Key, Shaped
 
 from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.reference import ScoreSpec, weighted_values
@@ -93,7 +94,7 @@ def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) ->
     return Tiling(num_queries, num_keys, *block_sizes, lookback, lookahead)
 
 
-def pad_to_tiles(x: jax.Array, *, tiling: Tiling, is_queries: bool) -> jax.Array:  # [B, T, ...]
+def pad_to_tiles(x: jax.Array, *, tiling: Tiling, is_queries: bool) -> Shaped[Array, "B T ..."]:
     """Pad queries or keys with zeros to whole blocks."""
     if is_queries:
         return _pad(x, 1, tiling.num_query_blocks * tiling.queries_per_tile)
@@ -159,9 +160,9 @@ def tile_mask(mask: Mask, tiling: Tiling, query_block: Index, key_block: Index) 
 
 
 def split_blocks(
-    x: jax.Array,  # [B, T, N, H]
+    x: Float[Array, "B T N H"],
     block_size: int,
-) -> jax.Array:  # [blocks, B, N, block_size, H]
+) -> Float[Array, "blocks B N block_size H"]:
     """Split the length into blocks, and move heads before tokens."""
     # Blocks in front, because loops slice the leading axis; then heads, the batch of the matmuls.
     b, t, n, h = x.shape
@@ -169,8 +170,8 @@ def split_blocks(
 
 
 def join_blocks(
-    x: jax.Array,  # [blocks, B, N, block_size, H]
-) -> jax.Array:  # [B, T, N, H]
+    x: Float[Array, "blocks B N block_size H"],
+) -> Float[Array, "B T N H"]:
     """Invert `split_blocks`."""
     num_blocks, b, n, block_size, h = x.shape
     return x.transpose(1, 0, 3, 2, 4).reshape(b, num_blocks * block_size, n, h)
@@ -202,16 +203,16 @@ class TilePass(NamedTuple):
 class Tile(NamedTuple):
     """Intermediates of one tile of `rows` queries and `columns` keys."""
 
-    scores: jax.Array  # [B, N, rows, columns]
-    visible: jax.Array  # [B or 1, 1, rows, columns]
-    dropout_rngs: jax.Array | None  # [B]
+    scores: Float[Array, "B N rows columns"]
+    visible: Bool[Array, "#B 1 rows columns"]
+    dropout_rngs: Key[Array, "B"] | None
     scores_vjp: Any  # gradient of scores -> those of q and k in `sum_dtype`, and of `captured`
 
 
 def compute_tile(
     tile_pass: TilePass,
-    q: jax.Array,  # [B, N, rows, H]
-    k: jax.Array,  # [B, K, columns, H]
+    q: Float[Array, "B N rows H"],
+    k: Float[Array, "B K columns H"],
     mask: Mask,
     dropout_rngs: jax.Array | None,
     captured: tuple[Any, ...],
@@ -268,10 +269,10 @@ def visit_unless_masked(
 
 def dropped_weighted_values(
     tile_pass: TilePass,
-    weights: jax.Array,  # [B, N, rows, columns]
-    v: jax.Array,  # [B, K, columns, H]
-    dropout_rngs: jax.Array | None,  # [B]
-) -> jax.Array:  # [B, N, rows, H] in `sum_dtype`
+    weights: Float[Array, "B N rows columns"],
+    v: Float[Array, "B K columns H"],
+    dropout_rngs: Key[Array, "B"] | None,
+) -> Float[Array, "B N rows H"]:  # in `sum_dtype`
     """Apply dropout to the weights and return the weighted sums of the values."""
     # Only the values see what is dropped. The denominator of the softmax has all weights, so a
     # dropped key still counts in it, as in `attend_reference`.
@@ -283,15 +284,15 @@ def dropped_weighted_values(
 class PartialAttention(NamedTuple):
     """Attention over some of the keys, with what is needed to merge it with the rest."""
 
-    y: jax.Array  # [B, T, N, H of values]
-    lse: jax.Array  # [B, N, T] log of the sum of exp(score); -inf: no visible key
+    y: Float[Array, "B T N Hv"]
+    lse: Float[Array, "B N T"]  # log of the sum of exp(score); -inf: no visible key
 
 
 def widen(
     score_spec: ScoreSpec,
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
 ) -> tuple[ScoreSpec, tuple[jax.Array, jax.Array, jax.Array]]:
     """Return a spec and arrays whose results and gradients are not rounded.
 
@@ -335,9 +336,9 @@ def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
 
 
 def repeat_kv_for_shards(
-    x: jax.Array,  # [B, S, K, H]
+    x: Float[Array, "B S K H"],
     num_shards: int,  # of the query heads
-) -> jax.Array:  # [B, S, K or num_shards, H]
+) -> Float[Array, "B S kv_heads H"]:
     """Copy key or value heads that several devices share, one copy per device.
 
     Nothing changes if the devices divide K, or if neither divides the other.
@@ -351,7 +352,7 @@ def repeat_kv_for_shards(
 
 def add_sinks(
     attention: PartialAttention,
-    sink_logits: jax.Array,  # [N]
+    sink_logits: Float[Array, "N"],
 ) -> PartialAttention:
     """Add the sinks to attention that is already normalized.
 

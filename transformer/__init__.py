@@ -35,21 +35,19 @@ if TYPE_CHECKING:
         NTKScaling,
         YaRNScaling,
     )
-    from transformer.attention.variants.linear_configs import (
-        LinearAttentionConfig,
-        LinformerConfig,
-        PerformerConfig,
-        PrimerConfig,
-    )
+    from transformer.attention.variants.linear_attention import LinearAttentionConfig
+    from transformer.attention.variants.linformer import LinformerConfig
+    from transformer.attention.variants.performer import PerformerConfig
+    from transformer.attention.variants.primer import PrimerConfig
+    from transformer.attention.variants.reformer import ReformerConfig
+    from transformer.attention.variants.routing_attention import RoutingAttentionConfig
     from transformer.attention.variants.sparse_configs import (
         BigBirdConfig,
         LongformerConfig,
-        ReformerConfig,
-        RoutingAttentionConfig,
         SlidingWindowConfig,
         SparseTransformerConfig,
-        TopKConfig,
     )
+    from transformer.attention.variants.top_k import TopKConfig
     from transformer.baselines.baseline_configs import (
         BahdanauConfig,
         ChengConfig,
@@ -113,21 +111,19 @@ _HOMES = {
         "NoScaling",
         "YaRNScaling",
     ),
-    "attention.variants.linear_configs": (
-        "LinearAttentionConfig",
-        "LinformerConfig",
-        "PerformerConfig",
-        "PrimerConfig",
-    ),
+    "attention.variants.linear_attention": ("LinearAttentionConfig",),
+    "attention.variants.linformer": ("LinformerConfig",),
+    "attention.variants.performer": ("PerformerConfig",),
+    "attention.variants.primer": ("PrimerConfig",),
+    "attention.variants.reformer": ("ReformerConfig",),
+    "attention.variants.routing_attention": ("RoutingAttentionConfig",),
     "attention.variants.sparse_configs": (
         "BigBirdConfig",
         "LongformerConfig",
-        "ReformerConfig",
-        "RoutingAttentionConfig",
         "SlidingWindowConfig",
         "SparseTransformerConfig",
-        "TopKConfig",
     ),
+    "attention.variants.top_k": ("TopKConfig",),
     "baselines.baseline_configs": (
         "BahdanauConfig",
         "ChengConfig",

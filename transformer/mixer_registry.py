@@ -35,16 +35,16 @@ BUILTIN_MIXERS = {
         kind: BuiltinMixer(f"{_VARIANTS}.{module}", config_name, f"{_VARIANTS}.{config_module}")
         for kind, module, config_name, config_module in (
             ("bigbird", "bigbird", "BigBirdConfig", "sparse_configs"),
-            ("linear", "linear_attention", "LinearAttentionConfig", "linear_configs"),
-            ("linformer", "linformer", "LinformerConfig", "linear_configs"),
+            ("linear", "linear_attention", "LinearAttentionConfig", "linear_attention"),
+            ("linformer", "linformer", "LinformerConfig", "linformer"),
             ("longformer", "longformer", "LongformerConfig", "sparse_configs"),
-            ("performer", "performer", "PerformerConfig", "linear_configs"),
-            ("primer", "primer", "PrimerConfig", "linear_configs"),
-            ("reformer", "reformer", "ReformerConfig", "sparse_configs"),
-            ("routing", "routing_attention", "RoutingAttentionConfig", "sparse_configs"),
+            ("performer", "performer", "PerformerConfig", "performer"),
+            ("primer", "primer", "PrimerConfig", "primer"),
+            ("reformer", "reformer", "ReformerConfig", "reformer"),
+            ("routing", "routing_attention", "RoutingAttentionConfig", "routing_attention"),
             ("sliding_window", "sliding_window", "SlidingWindowConfig", "sparse_configs"),
             ("sparse", "sparse_transformer", "SparseTransformerConfig", "sparse_configs"),
-            ("top_k", "top_k", "TopKConfig", "sparse_configs"),
+            ("top_k", "top_k", "TopKConfig", "top_k"),
         )
     },
     **{

@@ -13,8 +13,9 @@ from transformer import inspection
 from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.mixer import mixer_class
 from transformer.attention.position_config import RelativePositions, RoPE
-from transformer.attention.variants.linear_configs import PerformerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig, TopKConfig
+from transformer.attention.variants.performer import PerformerConfig
+from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.top_k import TopKConfig
 from transformer.baselines.baseline_configs import LSTMConfig
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.inspection import (

@@ -14,7 +14,7 @@ from transformer.attention.position_config import (
 )
 from transformer.hardware import Hardware
 from transformer.layers.layer_config import NormConfig
-from transformer.validation import check_at_least, check_choice, check_fraction
+from transformer.validation import check_at_least, check_choice, check_field_types, check_fraction
 
 if TYPE_CHECKING:  # choose.py imports JAX through masks.py
     from transformer.attention.backends.choose import AttentionSpec
@@ -102,6 +102,28 @@ class MultiHeadConfig(MixerConfig):
                 "give a divisor of it, or set head_dim"
             )
         return self.head_dim or d_model // self.num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedQueryKeyConfig(MultiHeadConfig):
+    """Settings of mixers that use one projection for queries and keys, so that N = K."""
+
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resolved_num_kv_heads != self.num_heads:
+            raise ValueError(
+                f"{self.kind}.num_kv_heads {self.num_kv_heads}: queries and keys are the same "
+                "here, so both have num_heads; leave it at 0"
+            )
+        check_field_types(self, self.kind)
+        if self.qk_norm is not None:
+            raise ValueError(
+                f"{self.kind}.qk_norm {self.qk_norm.kind}: this mixer normalizes its keys itself; "
+                "leave it at None"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformer import (
     MixerOutput,
     TransformerConfig,
 )
-from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
+from transformer.attention.variants.routing_attention import RoutingAttentionConfig
 from transformer.mixer_registry import MixerError
 
 TOKENS = jnp.zeros((2, 5), jnp.int32)

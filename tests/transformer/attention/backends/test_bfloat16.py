@@ -30,7 +30,6 @@ from transformer.attention.backends.splash import attend_splash
 from transformer.attention.backends.tiling import merge_partials, widen
 from transformer.attention.position_bias import RelativeTables
 from transformer.attention.scores import additive_scores
-from transformer.attention.sparse_ops.balanced_clusters import attend_balanced_clusters
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import (
     attend_from_packed_globals,
@@ -38,7 +37,11 @@ from transformer.attention.sparse_ops.global_tokens import (
     attend_to_packed_globals,
 )
 from transformer.attention.sparse_ops.grouped_window import attend_grouped
-from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members, attend_top_k
+from transformer.attention.variants.routing_attention import (
+    attend_balanced_clusters,
+    attend_last_group_members,
+)
+from transformer.attention.variants.top_k import attend_top_k
 
 pytestmark = pytest.mark.full
 

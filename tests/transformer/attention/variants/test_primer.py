@@ -12,7 +12,7 @@ from tests.transformer.mixers import apply_mixer, axes, make_mixer
 from transformer import LanguageModel, Mask, MaskPattern, RoPE, TransformerConfig
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.rope import apply_rope
-from transformer.attention.variants.linear_configs import PrimerConfig
+from transformer.attention.variants.primer import PrimerConfig
 from transformer.config import BlockConfig
 from transformer.flops import count_token_flops
 

@@ -87,13 +87,6 @@ def test_flops() -> None:
     )
 
 
-def test_a_cache_of_tokens_for_a_memory_raises() -> None:
-    mixer, params = make_mixer(CONFIG, D)
-    x = normal(0, B, T, D)
-    with pytest.raises(ValueError, match="not one for a memory"):
-        apply_mixer(mixer, params, x, memory=x, cache=mixer.init_cache(B, T))
-
-
 ROWS = np.concatenate(
     [
         normal(0, 5, 17),

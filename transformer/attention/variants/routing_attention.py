@@ -194,11 +194,8 @@ class RoutingAttention(Mixer):
         # Which cluster a token joins has no gradient: centroids learn from the loss alone.
         scale, softmax_dtype = 1 / math.sqrt(q.shape[-1]), self.context.precision.softmax
         if config.balanced:
-            is_token = tokens_of(documents, x.shape[1])
-            query_members, key_members = cluster_members(config, affinities, is_token)
-            y = attend_balanced_clusters(
-                q, k, v, query_members, key_members, is_token, softmax_dtype
-            )
+            query_members, key_members = cluster_members(config, affinities, documents)
+            y = attend_balanced_clusters(q, k, v, query_members, key_members, softmax_dtype)
         elif cache is None:
             y = attend_grouped(
                 q,
@@ -266,11 +263,9 @@ class RoutingAttention(Mixer):
         config, length = self.config, heads.q.shape[1]
         documents = token_segments(inputs.mask, length)
         if config.balanced:
-            is_token = tokens_of(documents, length)
-            queries, keys = (
-                membership_mask(members, length) & is_token[:, None, None]
-                for members in cluster_members(config, heads.affinities, is_token)
-            )
+            query_members, key_members = cluster_members(config, heads.affinities, documents)
+            queries = membership_mask(query_members, length)
+            keys = membership_mask(key_members, length)
             return (queries[..., :, None] & keys[..., None, :]).any(2)
         # The same windows as `attend_grouped`, as differences of numbers (see `group_positions`).
         numbers = group_positions(cluster_ids(config, heads.affinities, documents), config.window)
@@ -362,25 +357,23 @@ def attend_last_group_members(
     return map_query_blocks(attend_block, (q, groups, positions))
 
 
-def tokens_of(documents: jax.Array | None, length: int) -> jax.Array:  # [B or 1, T] booleans
-    """Return which tokens are not padding."""
-    return jnp.ones((1, length), bool) if documents is None else documents != 0
-
-
 def cluster_members(
     config: RoutingAttentionConfig,
     affinities: jax.Array,  # [2, B, N, T, E] of queries and of keys
-    is_token: jax.Array,  # [B or 1, T] booleans
-) -> jax.Array:  # [2, B, N, E, C] indices of tokens
+    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
+) -> jax.Array:  # [2, B, N, E, C] indices of tokens; T: no token
     """Return the tokens nearest to each cluster (algorithm 1). Ties go to the lower index.
 
     Each cluster picks its tokens, not each token its cluster: sizes are equal and shapes static,
-    and a token may be in several clusters or in none. Padding comes last. It fills clusters of rows
-    shorter than `window` and is masked there.
+    and a token may be in several clusters or in none.
     """
-    affinities = jnp.where(is_token[None, :, None, :, None], affinities, -jnp.inf)
-    size = min(config.window, is_token.shape[1])
-    return jax.lax.top_k(affinities.swapaxes(-1, -2), size)[1]
+    affinities, length = affinities.swapaxes(-1, -2), affinities.shape[-2]
+    if documents is not None:
+        affinities = jnp.where((documents != 0)[None, :, None, None], affinities, -jnp.inf)
+    nearest, members = jax.lax.top_k(affinities, min(config.window, length))
+    # A row with fewer than C tokens fills its clusters with padding, which an index out of range
+    # drops: gathered as zeros, not added to any token.
+    return jnp.where(nearest > -jnp.inf, members, length)
 
 
 def membership_mask(
@@ -389,7 +382,7 @@ def membership_mask(
 ) -> jax.Array:  # [B, N, E, T] booleans
     """Return a mask of the tokens that each cluster contains."""
     empty = jnp.zeros((*members.shape[:3], length), bool)
-    return jnp.put_along_axis(empty, members, True, axis=-1, inplace=False)
+    return jnp.put_along_axis(empty, members, True, axis=-1, inplace=False, mode="drop")
 
 
 def attend_balanced_clusters(
@@ -398,7 +391,6 @@ def attend_balanced_clusters(
     v: jax.Array,  # [B, T, N, H of values]
     query_members: jax.Array,  # [B, N, E, C]
     key_members: jax.Array,  # [B, N, E, C]
-    is_token: jax.Array,  # [B or 1, T] booleans; False: neither sees nor is seen
     softmax_dtype: str = "float32",
 ) -> jax.Array:  # [B, T, N, H of values]
     """Compute a softmax over the keys of all clusters that contain the query.
@@ -416,39 +408,30 @@ def attend_balanced_clusters(
     q, k, v = _gather(q, query_members), _gather(k, key_members), _gather(v, key_members)
     scores = precise_einsum("BNECH,BNEDH->BNECD", q, k, operand_dtype, sum_dtype)
     scores = scores.astype(softmax_dtype) / bound
-    shared_clusters = _shared_cluster_counts(query_members, key_members, length)
-    exp_scores = jnp.exp(scores - bound) / shared_clusters.astype(softmax_dtype)
-    # A cluster near fewer than C tokens picks padding as well (affinity -inf); hidden here.
-    is_token = jnp.broadcast_to(is_token[:, None, :, None], (*query_members.shape[:2], length, 1))
-    key_is_token = _gather(is_token, key_members)
-    exp_scores = jnp.where(key_is_token.swapaxes(-1, -2), exp_scores, 0)
+    # The clusters F that contain both the query and the key, counted by a matrix product: far below
+    # 2^24, to which float32 counts exactly.
+    query_clusters, key_clusters = (
+        _gather(membership_mask(members, length).swapaxes(2, 3).astype(jnp.float32), members)
+        for members in (query_members, key_members)
+    )
+    shared = jnp.einsum("BNECF,BNEDF->BNECD", query_clusters, key_clusters).astype(softmax_dtype)
+    exp_scores = jnp.where(shared > 0, jnp.exp(scores - bound) / jnp.maximum(shared, 1), 0)
     total = _sum_over_clusters(exp_scores.sum(-1, keepdims=True), query_members, length)
-    has_keys = (total > 0) & is_token
+    has_keys = total > 0
     # Divide the weights by their sum before the matmul with the values. If divided after it, the
     # gradients through numerator and denominator would not cancel, because the matmul rounds one.
-    weights = exp_scores / _gather(jnp.where(has_keys, total, 1), query_members)
-    y = precise_einsum("BNECD,BNEDH->BNECH", weights.astype(sum_dtype), v, operand_dtype, sum_dtype)
+    total = _gather(jnp.where(has_keys, total, 1), query_members, fill_value=1)
+    weights = (exp_scores / total).astype(sum_dtype)
+    y = precise_einsum("BNECD,BNEDH->BNECH", weights, v, operand_dtype, sum_dtype)
     y = jnp.where(has_keys, _sum_over_clusters(y, query_members, length), 0)
     return y.astype(dtype).swapaxes(1, 2)
 
 
-def _shared_cluster_counts(
-    query_members: jax.Array,  # [B, N, E, C]
-    key_members: jax.Array,  # [B, N, E, D]
-    length: int,
-) -> jax.Array:  # [B, N, E, C, D]
-    """Return the number of clusters that contain both the query and the key."""
-    query_clusters, key_clusters = (
-        _gather(membership_mask(members, length).swapaxes(2, 3).astype(jnp.float32), members)
-        for members in (query_members, key_members)
-    )  # [B, N, E, C, clusters], [B, N, E, D, clusters]
-    # Counts as a matrix product: far below 2^24, to which float32 counts exactly.
-    return jnp.einsum("BNECF,BNEDF->BNECD", query_clusters, key_clusters)
-
-
-def _gather(x: jax.Array, members: jax.Array) -> jax.Array:  # [B, N, T, H] -> [B, N, E, C, H]
+def _gather(x: jax.Array, members: jax.Array, fill_value: float = 0) -> jax.Array:
+    """Return the tokens of each cluster: [B, N, T, H] -> [B, N, E, C, H]."""
     flat = members.reshape(*members.shape[:2], -1, 1)
-    return jnp.take_along_axis(x, flat, axis=2).reshape(*members.shape, x.shape[-1])
+    gathered = jnp.take_along_axis(x, flat, axis=2, mode="fill", fill_value=fill_value)
+    return gathered.reshape(*members.shape, x.shape[-1])
 
 
 def _sum_over_clusters(x: jax.Array, members: jax.Array, length: int) -> jax.Array:
@@ -456,6 +439,6 @@ def _sum_over_clusters(x: jax.Array, members: jax.Array, length: int) -> jax.Arr
     flat = members.reshape(*members.shape[:2], -1)
 
     def add(rows: jax.Array, tokens: jax.Array) -> jax.Array:
-        return jnp.zeros((length, rows.shape[-1]), rows.dtype).at[tokens].add(rows)
+        return jnp.zeros((length, rows.shape[-1]), rows.dtype).at[tokens].add(rows, mode="drop")
 
     return jax.vmap(jax.vmap(add))(x.reshape(*flat.shape, -1), flat)

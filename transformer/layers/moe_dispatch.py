@@ -4,10 +4,9 @@ Each token goes to C of E experts.
 
 | dispatcher | tokens | used for |
 | --- | --- | --- |
-| `DenseDispatcher` | every expert computes every token | CPU, and sharded tokens |
+| `DenseDispatcher` | every expert computes every token | CPU, and several devices |
 | `SortedDispatcher` | sorted by expert, ragged matmul | a single accelerator |
 | `CapacityDispatcher` | fixed slots for each expert; others are dropped | `capacity_factor` |
-| `AllGatherDispatcher` | gathered on the experts' devices | sharded experts without capacity |
 """
 
 import math
@@ -111,7 +110,7 @@ all-to-all."""
 TOKEN_AXES = ("batch", "length", None)
 """Sharding of tokens [B, T, D]."""
 
-EXPERT_INPUT_AXES = ("experts", "batch", "length", None)
+ROWS_BY_EXPERT = ("experts", "batch", "length", None)
 """Sharding of [E, B, T, D]: with the experts first, then with the tokens over remaining axes."""
 
 
@@ -136,28 +135,38 @@ class TokenDispatcher(Protocol):
 
 
 class DenseDispatcher(NamedTuple):
-    """Every expert computes every token: rows are [E, B T, D], or [E, B, T, D] if T is sharded.
+    """Every expert computes every token: rows are [E, B T, D], or [E, B, T, D] if sharded.
 
-    E / C times the necessary work, but dense matmuls and no communication.
+    E / C times the necessary work, but dense matmuls of static shapes, and no token is dropped.
+    Sharded experts stay where they are. From the constraints of rows and results, XLA lets each
+    device gather the tokens of all devices that share the experts (all-gather), compute its experts
+    for them, and send their sums back (reduce-scatter, on CPU an all-reduce).
     """
 
     routing: Routing
     constrain: ActivationConstraint = unconstrained
 
+    @property
+    def merges_tokens(self) -> bool:
+        """True if each expert has one matrix of all tokens, which on a CPU takes a fifth less time.
+
+        Not if T or the experts are sharded: the merged axis could not be sharded as B and T are.
+        """
+        return self.constrain.num_shards("length") == self.constrain.num_shards("experts") == 1
+
     def dispatch(self, x: jax.Array) -> jax.Array:
-        # One matrix of all tokens for each expert, which on a CPU takes a fifth less time. If T is
-        # sharded, merging B and T would gather it.
-        if self.constrain.num_shards("length") == 1:
+        if self.merges_tokens:
             x = x.reshape(-1, x.shape[-1])
-        return jnp.broadcast_to(x[None], (self.routing.num_experts, *x.shape))
+        rows = jnp.broadcast_to(x[None], (self.routing.num_experts, *x.shape))
+        return rows if self.merges_tokens else self.constrain(rows, ROWS_BY_EXPERT)
 
     def matmul(self, rows: jax.Array, matrices: jax.Array) -> jax.Array:
-        return rows @ matrices if rows.ndim == 3 else jnp.einsum("EBTD,EDF->EBTF", rows, matrices)
+        if self.merges_tokens:
+            return rows @ matrices
+        return jnp.einsum("EBTD,EDF->EBTF", rows, matrices)
 
     def broadcast(self, vectors: jax.Array) -> jax.Array:
-        if self.constrain.num_shards("length") == 1:
-            return vectors[:, None]
-        return vectors[:, None, None]
+        return vectors[:, None] if self.merges_tokens else vectors[:, None, None]
 
     def combine(self, rows: jax.Array) -> jax.Array:
         experts, gates = self.routing.expert_indices, self.routing.gates
@@ -166,7 +175,7 @@ class DenseDispatcher(NamedTuple):
         assigned = experts[None] == jnp.arange(len(rows))[:, None, None, None]  # [E, B, T, C]
         weights = jnp.sum(jnp.where(assigned, gates[None], 0), axis=-1).astype(rows.dtype)
         rows = rows.reshape(*weights.shape, -1)
-        return jnp.sum(rows * weights[..., None], axis=0)
+        return self.constrain(jnp.sum(rows * weights[..., None], axis=0), TOKEN_AXES)
 
 
 class SortedDispatcher(NamedTuple):
@@ -281,82 +290,3 @@ class CapacityDispatcher(NamedTuple):
         take = lambda rows, slots: rows.at[slots].get(mode="fill", fill_value=0)  # noqa: E731
         gates = self.routing.gates.astype(rows.dtype)[..., None]
         return jnp.sum(jax.vmap(take)(rows, self.slots) * gates, axis=2)
-
-
-def experts_are_sharded(routing: Routing, constrain: ActivationConstraint) -> bool:
-    """Return True if experts are sharded and divide, with this batch, among all devices."""
-    num_shards = constrain.num_shards("experts")
-    return (
-        num_shards > 1
-        and routing.num_experts % num_shards == 0
-        and len(routing.expert_indices) % constrain.num_shards("batch") == 0
-    )
-
-
-class AllGatherDispatcher(NamedTuple):
-    """Sharded experts without capacity: rows are [E, B, T, D], on the experts' devices.
-
-    No token is dropped, so the number of tokens that an expert gets is unknown beforehand and an
-    all-to-all has no static shape. Instead each device gathers the tokens of all devices that share
-    the experts (all-gather), computes its own experts, and their sum goes back (reduce-scatter).
-    """
-
-    routing: Routing
-    constrain: ActivationConstraint
-
-    def dispatch(self, x: jax.Array) -> jax.Array:
-        """[B, T, D] -> [E, B, T, D]."""
-        axis, per_device = self._expert_shard()
-        spec, of_experts = self.constrain.partition_spec, (self.routing.num_experts, *x.shape)
-
-        def gather(x: jax.Array) -> jax.Array:
-            # Only over the axis that shards experts: along other axes, devices keep their tokens.
-            x = jax.lax.all_gather(x, axis, tiled=True)
-            return jnp.broadcast_to(x[None], (per_device, *x.shape))
-
-        return jax.shard_map(
-            gather,
-            mesh=self.constrain.mesh,
-            in_specs=spec(TOKEN_AXES, x.shape),
-            out_specs=spec(EXPERT_INPUT_AXES, of_experts),
-            check_vma=False,
-        )(x)
-
-    def matmul(self, rows: jax.Array, matrices: jax.Array) -> jax.Array:
-        """[E, B, T, D], [E, D, F] -> [E, B, T, F]."""
-        return jnp.einsum("EBTD,EDF->EBTF", rows, matrices)
-
-    def broadcast(self, vectors: jax.Array) -> jax.Array:
-        """[E, F] -> [E, 1, 1, F]."""
-        return vectors[:, None, None]
-
-    def combine(self, rows: jax.Array) -> jax.Array:
-        """[E, B, T, D] -> [B, T, D]."""
-        axis, per_device = self._expert_shard()
-        spec, routing = self.constrain.partition_spec, self.routing
-        choices_spec = spec(TOKEN_AXES, routing.expert_indices.shape)
-
-        def add(rows: jax.Array, experts: jax.Array, gates: jax.Array) -> jax.Array:
-            first = jax.lax.axis_index(axis) * per_device
-            experts = jax.lax.all_gather(experts, axis, tiled=True)
-            gates = jax.lax.all_gather(gates, axis, tiled=True)
-            # The gates of other devices' experts do not enter this device's sum.
-            local_experts = first + jnp.arange(per_device)[:, None, None, None]
-            weights = jnp.sum(jnp.where(experts[None] == local_experts, gates[None], 0), axis=-1)
-            y = jnp.sum(rows * weights[..., None].astype(rows.dtype), axis=0)
-            # Adds up the experts of all devices, and leaves each device its own tokens.
-            return jax.lax.psum_scatter(y, axis, tiled=True)
-
-        return jax.shard_map(
-            add,
-            mesh=self.constrain.mesh,
-            in_specs=(spec(EXPERT_INPUT_AXES, rows.shape), choices_spec, choices_spec),
-            out_specs=spec(TOKEN_AXES, rows.shape[1:]),
-            check_vma=False,
-        )(rows, routing.expert_indices, routing.gates)
-
-    def _expert_shard(self) -> tuple[str, int]:
-        """Return the mesh axis that shards experts, and the number of experts on each device."""
-        (axis,) = self.constrain.partition_spec(("experts",), (self.routing.num_experts,))
-        assert isinstance(axis, str)
-        return axis, self.routing.num_experts // self.constrain.num_shards("experts")

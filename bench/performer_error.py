@@ -24,8 +24,11 @@ from matplotlib import pyplot
 
 from transformer import Mask
 from transformer.attention.variants.feature_map_attention import attend_bidirectional
-from transformer.attention.variants.linear_configs import FeatureMapKind
-from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
+from transformer.attention.variants.performer import (
+    FeatureMapKind,
+    draw_random_vectors,
+    make_feature_map,
+)
 from transformer.testing.mixer_under_test import reference_softmax_attention
 
 LENGTH, WIDTH, SEEDS = 512, 16, 15

@@ -30,7 +30,7 @@ from train.run_folder.folder import RunFolder
 from train.telemetry import stages
 from train.telemetry.goodput import compute_goodput, read_time_records
 from train.telemetry.reporter import Reporter
-from transformer.attention.variants.sparse_configs import ReformerConfig
+from transformer.attention.variants.reformer import ReformerConfig
 from transformer.models.block import BlockConfig
 
 STEPS = 12

@@ -25,14 +25,14 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.mixer import mixer_class
-from transformer.attention.variants.linear_configs import PerformerConfig
+from transformer.attention.variants.performer import PerformerConfig
+from transformer.attention.variants.reformer import ReformerConfig
 from transformer.attention.variants.sparse_configs import (
     BigBirdConfig,
-    ReformerConfig,
     SlidingWindowConfig,
     SparseTransformerConfig,
-    TopKConfig,
 )
+from transformer.attention.variants.top_k import TopKConfig
 from transformer.attention_maps import AttentionMap, attention_maps
 from transformer.inspection import layer_values
 from transformer.testing.mixer_under_test import projections

@@ -28,6 +28,16 @@ def token_segments(
     return jnp.where(is_token, 1 if mask.segments is None else mask.segments, 0)
 
 
+def segments_of_keys(
+    mask: Mask,
+    length: int,  # S
+) -> jax.Array | None:  # [B or 1, S]
+    """Return the document of each key, 0 for padding. None: one document without padding."""
+    if mask.segments is not None and mask.key_segments is not None:
+        mask = mask.replace(segments=mask.key_segments)
+    return token_segments(mask, length)
+
+
 def previous_segments(
     segments: Int[Array, "B T"],
 ) -> Int[Array, "B T"]:

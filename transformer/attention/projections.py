@@ -22,7 +22,7 @@ from transformer.attention.scores import (
 )
 from transformer.layers.basic import apply_linear
 from transformer.layers.norms import Norm, NormConfig
-from transformer.layers.position_embedding import NO_POSITION
+from transformer.layers.position_embedding import NO_POSITION, NoPosition
 from transformer.model_context import ModelContext
 from transformer.validation import Bounds
 
@@ -79,6 +79,27 @@ class MultiHeadConfig(MixerConfig):
                 f"{d_model}; give a divisor of it, or set head_dim"
             )
         return self.head_dim or d_model // self.num_heads
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedQueryKeyConfig(MultiHeadConfig):
+    """Settings of mixers that use one projection for queries and keys, so that N = K."""
+
+    position: NoPosition | RoPE = NO_POSITION
+    """Position information of queries and keys."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resolved_num_kv_heads != self.num_heads:
+            raise ValueError(
+                f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: queries and keys are the same "
+                "here, so both have num_heads; leave it at 0"
+            )
+        if self.qk_norm is not None:
+            raise ValueError(
+                f"{type(self).__name__}.qk_norm {self.qk_norm.kind}: this mixer normalizes its keys itself; "
+                "leave it at None"
+            )
 
 
 class QKV(NamedTuple):

@@ -17,13 +17,11 @@ from transformer.layers.feedforward import (
     resolve_d_ff,
 )
 from transformer.layers.moe_dispatch import (
-    AllGatherDispatcher,
     CapacityDispatcher,
     DenseDispatcher,
     Routing,
     SortedDispatcher,
     TokenDispatcher,
-    experts_are_sharded,
     load_balance_loss,
     route_tokens,
     router_z_loss,
@@ -239,7 +237,4 @@ def choose_dispatcher(
     single_accelerator = hardware.platform != "cpu" and hardware.count == 1
     if config.dispatcher == "sorted" or (config.dispatcher == "auto" and single_accelerator):
         return SortedDispatcher.from_routing(routing)
-    # Without a capacity, sharded experts stay where they are and the tokens come to them.
-    if experts_are_sharded(routing, context.constrain):
-        return AllGatherDispatcher(routing, context.constrain)
     return DenseDispatcher(routing, context.constrain)

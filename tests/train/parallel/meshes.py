@@ -35,7 +35,7 @@ VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16
 KINDS = {
     "data": {"all-reduce"},
     "fsdp": {"all-gather", "all-reduce"},
-    "expert": {"all-gather", "all-reduce", "reduce-scatter"},
+    "expert": {"all-gather", "all-reduce"},
     "context": {"all-reduce", "collective-permute"},
     "tensor": {"all-reduce"},
 }

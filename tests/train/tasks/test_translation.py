@@ -16,7 +16,7 @@ from train.parallel.mesh import MeshConfig, make_mesh
 from train.tasks import translation
 from train.tasks.task import Metric
 from train.tasks.translation import TranslationTask
-from transformer.attention.variants.sparse_configs import ReformerConfig
+from transformer.attention.variants.reformer import ReformerConfig
 from transformer.baselines.nonautoregressive import NonAutoregressive
 from transformer.hardware import Hardware
 from transformer.model_context import unconstrained

@@ -21,7 +21,7 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.mixer import MixerError
-from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
+from transformer.attention.variants.routing_attention import RoutingAttentionConfig
 
 TOKENS = jnp.zeros((2, 5), jnp.int32)
 PACKED = jnp.array([[1, 1, 2, 2, 0], [1, 1, 1, 1, 1]])

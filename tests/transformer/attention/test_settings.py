@@ -10,20 +10,18 @@ from transformer.attention.masks import MaskPattern
 from transformer.attention.position_bias import RelativePositions, T5RelativeBias
 from transformer.attention.rope import LinearScaling, Llama3Scaling, NTKScaling, RoPE, YaRNScaling
 from transformer.attention.scores import AdditiveScore
-from transformer.attention.variants.linear_configs import (
-    LinformerConfig,
-    PerformerConfig,
-    PrimerConfig,
-)
+from transformer.attention.variants.linformer import LinformerConfig
+from transformer.attention.variants.performer import PerformerConfig
+from transformer.attention.variants.primer import PrimerConfig
+from transformer.attention.variants.reformer import ReformerConfig
+from transformer.attention.variants.routing_attention import RoutingAttentionConfig
 from transformer.attention.variants.sparse_configs import (
     BigBirdConfig,
     LongformerConfig,
-    ReformerConfig,
-    RoutingAttentionConfig,
     SlidingWindowConfig,
     SparseTransformerConfig,
-    TopKConfig,
 )
+from transformer.attention.variants.top_k import TopKConfig
 
 
 @pytest.mark.parametrize(

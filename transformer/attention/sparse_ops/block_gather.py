@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.sparse_ops.top_k_keys import softmax_where
+from transformer.attention.sparse_ops.query_blocks import softmax_where
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 

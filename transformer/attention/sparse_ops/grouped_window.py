@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attention.backends.tiling import PartialAttention
-from transformer.attention.sparse_ops.top_k_keys import softmax_where
+from transformer.attention.sparse_ops.query_blocks import softmax_where
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 CHUNK_SIZE = 64

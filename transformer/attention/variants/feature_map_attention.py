@@ -1,12 +1,18 @@
-"""Attention by feature maps: masks, caches and cross attention of its mixers.
+"""Attention by feature maps: sums of features times values, over all keys or as a causal pass.
 
 The weight of a key is a dot product of features, phi(q) . phi(k), in place of exp(q . k). The
 papers call such a function of q and k a kernel; here the word is left to programs of GPUs and TPUs.
+So the sum over keys of phi(k) v can be computed before the query is known (Katharopoulos et al.
+2020, section 3.2), and nothing of size T x S exists. A causal pass is a scan over chunks of C
+tokens: matmuls within a chunk, a running sum between chunks.
+
 Linear attention and Performer differ only in their feature map.
 """
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +21,7 @@ from flax import struct
 from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
-    token_segments,
+    segments_of_keys,
 )
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
@@ -32,21 +38,42 @@ from transformer.attention.projections import (
     project_queries,
     project_values,
 )
-from transformer.attention.variants.prefix_sums import (
-    ACCUMULATION_DTYPE,
-    FeatureMap,
-    LinearAttentionState,
-    attend_causal,
-    read_state,
-    sum_keys,
-)
-from transformer.taps import Outputs
+
+CHUNK_SIZE = 64
+"""C, tokens per chunk of a causal pass."""
+
+ACCUMULATION_DTYPE = jnp.float32
+"""Dtype of features and sums under every precision policy, because sums grow with T."""
+
+MIN_ABS_NORMALIZER = 1e-6
+"""Smallest absolute sum of signed weights; anything smaller is rounding error."""
 
 
-class LinearAttentionMemory(struct.PyTreeNode):
-    """Cross-attention cache: the sums over a memory of one document."""
+class Features(NamedTuple):
+    """Feature vectors `values * exp(log_scale)`.
 
-    state: LinearAttentionState
+    The scale is separate because its exponential may overflow.
+    """
+
+    values: jax.Array  # [..., M]
+    log_scale: jax.Array  # [...]
+    signed: bool = False
+    """Features, and so attention weights, may be negative."""
+
+
+FeatureMap = Callable[[jax.Array], Features]
+"""Map from queries or keys [..., H] to their features [..., M]."""
+
+
+class LinearAttentionState(struct.PyTreeNode):
+    """Sums over all keys so far, which are also the cache; the size is independent of their number.
+
+    Float32 under every precision policy, stored too: a bfloat16 sum of more than 256 equal terms
+    does not grow any more.
+    """
+
+    kv_sums: jax.Array  # [B, K, M, H of values + 1] features times (values, 1)
+    log_scale: jax.Array  # [B, K] logarithm of the scale divided out of `kv_sums`
 
     @classmethod
     def empty(
@@ -54,10 +81,18 @@ class LinearAttentionMemory(struct.PyTreeNode):
         batch_size: int,  # B
         num_kv_heads: int,  # K
         num_features: int,  # M
-        head_dim: int,  # H
-    ) -> "LinearAttentionMemory":
-        """Return the sums over a memory without tokens."""
-        return cls(LinearAttentionState.empty(batch_size, num_kv_heads, num_features, head_dim))
+        head_dim: int,  # H of values
+    ) -> "LinearAttentionState":
+        """Return the state before the first token."""
+        heads = (batch_size, num_kv_heads)
+        kv_sums = jnp.zeros((*heads, num_features, head_dim + 1), ACCUMULATION_DTYPE)
+        return cls(kv_sums, jnp.full(heads, -jnp.inf, ACCUMULATION_DTYPE))
+
+
+class LinearAttentionMemory(struct.PyTreeNode):
+    """Cross-attention cache: the sums over a memory of one document."""
+
+    state: LinearAttentionState
 
 
 def feature_map_flops(
@@ -79,7 +114,7 @@ def attend_with_feature_map(
     x: jax.Array,  # [B, T, D]
     feature_map: FeatureMap,
     inputs: MixerInputs,
-) -> tuple[jax.Array, Any]:  # [B, T, N, H], the cache
+) -> tuple[jax.Array, LinearAttentionState | LinearAttentionMemory | None]:  # [B, T, N, H], cache
     """Declare the query, key and value projections of `module` and attend by features.
 
     Under a causal mask, each document must be contiguous in its row.
@@ -90,14 +125,27 @@ def attend_with_feature_map(
     """
     config, context = module.config, module.context
     mask, memory, cache = inputs.mask, inputs.memory, inputs.cache
-    _check_supported(config, mask, inputs.outputs)
+    reject_weights(config.kind, inputs.outputs)
+    if not mask.pattern.causal:  # sums over all keys do not depend on the order of tokens
+        mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
+    reject_mask_patterns(config.kind, mask)
+
     if memory is not None or isinstance(cache, LinearAttentionMemory):
         if mask.pattern.causal or isinstance(cache, LinearAttentionState):
             raise ValueError(
                 f"mixer {config.kind}: attends to the whole memory; give a mask that is not "
                 "causal, and no cache or one from init_memory_cache"
             )
-        return _attend_memory(module, x, feature_map, mask, memory, cache)
+        q = project_queries(module, x, config, context)
+        if memory is not None:
+            k = project_keys(module, memory, config, context)
+            v = project_values(module, memory, config, context)
+            if cache is None:
+                return attend_bidirectional(q, k, v, feature_map, mask), None
+            segments = segments_of_keys(mask, k.shape[1])
+            cache = LinearAttentionMemory(sum_keys(k, v, feature_map, segments))
+        return read_state(q, feature_map, cache.state), cache
+
     q, k, v = project_qkv(module, x, inputs.positions, config, context, position=config.position)
     if not mask.pattern.causal:
         if cache is not None:
@@ -113,32 +161,6 @@ def attend_with_feature_map(
     return y, None if cache is None else state
 
 
-def _check_supported(config: MultiHeadConfig, mask: Mask, outputs: Outputs) -> None:
-    reject_weights(config.kind, outputs)
-    if not mask.pattern.causal:  # sums over all keys do not depend on the order of tokens
-        mask = mask.replace(pattern=dataclasses.replace(mask.pattern, ordered=True))
-    reject_mask_patterns(config.kind, mask)
-
-
-def _attend_memory(
-    module: Mixer,
-    x: jax.Array,  # [B, T, D]
-    feature_map: FeatureMap,
-    mask: Mask,
-    memory: jax.Array | None,  # [B, S, D]
-    cache: Any,  # LinearAttentionMemory; None only if there is a memory
-) -> tuple[jax.Array, LinearAttentionMemory | None]:
-    config, context = module.config, module.context
-    q = project_queries(module, x, config, context)
-    if memory is not None:
-        k, v = (heads(module, memory, config, context) for heads in (project_keys, project_values))
-        if cache is None:
-            return attend_bidirectional(q, k, v, feature_map, mask), None
-        state = _sum_all_keys(k, v, feature_map, _key_segments(mask, k.shape[1]))
-        cache = cache.replace(state=state)
-    return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), cache.state).astype(q.dtype), cache
-
-
 def attend_bidirectional(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
@@ -147,17 +169,16 @@ def attend_bidirectional(
     mask: Mask,
 ) -> jax.Array:  # [B, T, N, H of values]
     """Attend from each query to all keys of its document; packed rows cost a causal pass."""
-    key_segments = _key_segments(mask, k.shape[1])
+    query_segments, key_segments = mask.segments, segments_of_keys(mask, k.shape[1])
 
     def attend_all() -> jax.Array:
-        state = _sum_all_keys(k, v, feature_map, key_segments)
-        return read_state(feature_map(q.astype(ACCUMULATION_DTYPE)), state).astype(v.dtype)
+        return read_state(q, feature_map, sum_keys(k, v, feature_map, key_segments))
 
-    if mask.segments is None or key_segments is None:
+    if query_segments is None or key_segments is None:
         return attend_all()
     # One sum over the row serves all queries only if the row holds one document (and padding, in
-    # any place). Segments are data, so the choice is made at run time.
-    query_segments, document = mask.segments, key_segments.max(axis=1, keepdims=True)
+    # any place); it takes half the time. Segments are data, so the choice is made at run time.
+    document = key_segments.max(axis=1, keepdims=True)
     has_single_documents = jnp.all((key_segments == document) | (key_segments == 0))
     is_of_document = ((query_segments == document) & (document != 0))[:, :, None, None]
     return jax.lax.cond(
@@ -165,25 +186,6 @@ def attend_bidirectional(
         lambda: jnp.where(is_of_document, attend_all(), 0),
         lambda: _attend_sorted_by_document(q, k, v, feature_map, query_segments, key_segments),
     )
-
-
-def _sum_all_keys(
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
-    feature_map: FeatureMap,
-    key_segments: jax.Array | None,  # [B or 1, S]; 0 is padding
-) -> LinearAttentionState:
-    """Sum over all keys except padding."""
-    is_token = None if key_segments is None else key_segments != 0
-    return sum_keys(feature_map(k.astype(ACCUMULATION_DTYPE)), v, is_token)
-
-
-def _key_segments(mask: Mask, length: int) -> jax.Array | None:  # [B or 1, S]
-    """Return the document of each key, 0 for padding; None if all keys are in one document."""
-    if mask.segments is None:
-        return token_segments(mask, length)
-    own = mask.segments if mask.key_segments is None else mask.key_segments
-    return token_segments(mask.replace(segments=own), length)
 
 
 def _attend_sorted_by_document(
@@ -198,11 +200,10 @@ def _attend_sorted_by_document(
 
     In that order every query comes after all keys of its document, so it sees all of them.
     """
-    batch, num_keys, num_queries = q.shape[0], k.shape[1], q.shape[1]
-    keys_then_queries = [
-        jnp.broadcast_to(each, (batch, each.shape[1])) for each in (key_segments, query_segments)
-    ]
-    segments = jnp.concatenate(keys_then_queries, axis=1)
+    batch, num_queries, num_keys = q.shape[0], q.shape[1], k.shape[1]
+    query_segments = jnp.broadcast_to(query_segments, (batch, num_queries))
+    key_segments = jnp.broadcast_to(key_segments, (batch, num_keys))
+    segments = jnp.concatenate([key_segments, query_segments], axis=1)
     order = jnp.argsort(segments, axis=1, stable=True)  # stable: keys stay before queries
 
     def sort_padded(x: jax.Array, before: int, after: int) -> jax.Array:
@@ -219,3 +220,153 @@ def _attend_sorted_by_document(
     y, _ = attend_causal(q, k, v, feature_map, DocumentBoundaries(is_start, is_key))
     inverse_order = jnp.argsort(order, axis=1)[:, num_keys:]
     return jnp.take_along_axis(y, inverse_order[:, :, None, None], axis=1)
+
+
+def sum_keys(
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    feature_map: FeatureMap,
+    segments: jax.Array | None,  # [B or 1, S] 0 is padding; None: there is none
+) -> LinearAttentionState:
+    """Sum over all keys except padding, relative to the largest scale among them."""
+    values, key_log_scale, _ = feature_map(k.astype(ACCUMULATION_DTYPE))
+    if segments is not None:
+        key_log_scale = jnp.where((segments != 0)[:, :, None], key_log_scale, -jnp.inf)
+    log_scale = jax.lax.stop_gradient(key_log_scale.max(axis=1))
+    scale = jnp.exp(key_log_scale - _finite_or_zero(log_scale)[:, None])
+    kv_sums = jnp.einsum("BSKM,BSKH->BKMH", values * scale[..., None], _append_ones(v))
+    return LinearAttentionState(kv_sums, log_scale)
+
+
+def read_state(
+    q: jax.Array,  # [B, T, N, H]
+    feature_map: FeatureMap,
+    state: LinearAttentionState,
+) -> jax.Array:  # [B, T, N, H of values]
+    """Attend from queries to summed keys. Scales common to numerator and denominator cancel."""
+    values, _, signed = feature_map(q.astype(ACCUMULATION_DTYPE))
+    b, t, n, m = values.shape
+    grouped = values.reshape(b, t, state.kv_sums.shape[1], -1, m)
+    sums = jnp.einsum("BTKGM,BKMH->BTKGH", grouped, state.kv_sums)
+    return _normalize(sums, signed).reshape(b, t, n, -1).astype(q.dtype)
+
+
+def attend_causal(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, K, H]
+    v: jax.Array,  # [B, T, K, H of values]
+    feature_map: FeatureMap,
+    boundaries: DocumentBoundaries | None,
+    state: LinearAttentionState | None = None,  # of previous tokens; None: no tokens
+) -> tuple[jax.Array, LinearAttentionState]:  # [B, T, N, H of values], sums after the last token
+    """Attend from each query to the keys of its document up to its own.
+
+    The backward pass recomputes each chunk from its inputs and the state before it, so memory is
+    T (M / `CHUNK_SIZE` + a few) H in both passes. Features exist for one chunk at a time.
+    """
+    batch, length, num_kv_heads, _ = k.shape
+    if state is None:
+        num_features = jax.eval_shape(feature_map, k).values.shape[-1]
+        state = LinearAttentionState.empty(batch, num_kv_heads, num_features, v.shape[-1])
+    # Equal chunks, not full ones and a rest: 65 tokens are 2 chunks of 33, padded by 1.
+    num_chunks = -(-length // CHUNK_SIZE)
+    size = -(-length // num_chunks)
+    padding = (0, num_chunks * size - length)
+
+    def split(x: jax.Array) -> jax.Array:  # [B, T, K, ..., H] -> [chunks, B, K, ..., C, H]
+        x = jnp.pad(x, [(0, 0), padding] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(batch, num_chunks, size, *x.shape[2:])
+        return jnp.moveaxis(jnp.moveaxis(x, 2, -2), 1, 0)
+
+    def split_documents(x: jax.Array) -> jax.Array:  # [B or 1, chunks C] -> [chunks, B or 1, C]
+        return x.reshape(-1, num_chunks, size).swapaxes(0, 1)
+
+    if boundaries is None:
+        boundaries = DocumentBoundaries(jnp.zeros((1, length), bool), jnp.ones((1, length), bool))
+    is_start, is_token = boundaries
+    # Documents are numbered by their starts: a document that continues from a cache is number 0,
+    # that of the state before the first chunk.
+    document = jnp.pad(jnp.cumsum(is_start, axis=1), [(0, 0), padding], mode="edge")
+    is_token = jnp.pad(jnp.broadcast_to(is_token, is_start.shape), [(0, 0), padding])
+    chunks = _Chunk(
+        q=split(q.reshape(batch, length, num_kv_heads, -1, q.shape[-1])),
+        k=split(k),
+        v=split(v),
+        document=split_documents(document),
+        key_document=split_documents(jnp.where(is_token, document, -1)),
+    )
+    # Recompute each chunk in the backward pass: its features and scores are not saved. Inside a
+    # scan XLA cannot merge the recomputation with the forward pass, so no CSE has to be prevented.
+    step = jax.checkpoint(functools.partial(_attend_chunk, feature_map), prevent_cse=False)
+    final: LinearAttentionState
+    (final, _), y = jax.lax.scan(step, (state, jnp.zeros_like(document[:, 0])), chunks)
+    y = jnp.moveaxis(jnp.moveaxis(y, 0, 1), -2, 2)  # [B, chunks, C, K, G, H of values]
+    y = y.reshape(batch, num_chunks * size, q.shape[2], -1)
+    return y[:, :length].astype(v.dtype), final
+
+
+class _Chunk(NamedTuple):
+    """Inputs of one chunk of C tokens. All chunks are stacked along a leading axis."""
+
+    q: jax.Array  # [B, K, G, C, H]
+    k: jax.Array  # [B, K, C, H]
+    v: jax.Array  # [B, K, C, H of values]
+    document: jax.Array  # [B or 1, C] number of the document in the row
+    key_document: jax.Array  # [B or 1, C] the same; -1: padding, which nothing sees
+
+
+def _attend_chunk(
+    feature_map: FeatureMap,
+    carry: tuple[LinearAttentionState, jax.Array],  # sums, and number of their document [B or 1]
+    chunk: _Chunk,
+) -> tuple[tuple[LinearAttentionState, jax.Array], jax.Array]:  # [B, K, G, C, H of values]
+    state, state_document = carry
+    q = feature_map(chunk.q.astype(ACCUMULATION_DTYPE))
+    k = feature_map(chunk.k.astype(ACCUMULATION_DTYPE))
+    v = _append_ones(chunk.v)
+    causal = jnp.tri(chunk.k.shape[2], dtype=bool)[None]
+    visible = (chunk.document[:, :, None] == chunk.key_document[:, None, :]) & causal
+    sees_state = chunk.document == state_document[:, None]
+    # Scales are relative to the largest that each query sees (a running maximum). One maximum over
+    # all keys, or over the chunk, would give the same quotient in exact arithmetic. But if it is
+    # far larger than every scale a query sees, the query's sums underflow to zero, which depends on
+    # future keys and breaks causality.
+    key_scale = jnp.where(visible[:, None], k.log_scale[:, :, None, :], -jnp.inf)
+    state_scale = jnp.where(sees_state[:, None], state.log_scale[:, :, None], -jnp.inf)
+    log_scale = jax.lax.stop_gradient(jnp.maximum(key_scale.max(axis=-1), state_scale))
+    finite = _finite_or_zero(log_scale)
+    key_scale = jnp.exp(key_scale - finite[..., None])  # [B, K, C, C]
+    state_scale = jnp.exp(state_scale - finite)  # [B, K, C]
+    scores = jnp.einsum("BKGTM,BKSM->BKGTS", q.values, k.values) * key_scale[:, :, None]
+    # Values carry a column of ones, so one matmul gives the numerator and the normalizer.
+    sums = jnp.einsum("BKGTS,BKSH->BKGTH", scores, v)
+    from_state = jnp.einsum("BKGTM,BKMH->BKGTH", q.values, state.kv_sums)
+    sums = sums + from_state * state_scale[:, :, None, :, None]
+    # The state after the chunk is what its last token sees: reuse that token's scales.
+    added = jnp.einsum("BKSM,BKSH->BKMH", k.values * key_scale[:, :, -1, :, None], v)
+    kv_sums = state.kv_sums * state_scale[:, :, -1, None, None] + added
+    state = LinearAttentionState(kv_sums, log_scale[:, :, -1])
+    return (state, chunk.document[:, -1]), _normalize(sums, q.signed)
+
+
+def _append_ones(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
+    """Append a column of ones, whose weighted sum is the sum of the weights."""
+    return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(ACCUMULATION_DTYPE)
+
+
+def _normalize(sums: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
+    """Divide weighted values by the sum of the weights; zeros where no key is visible."""
+    total = sums[..., -1:]
+    if signed:
+        sign = jnp.where(total < 0, -1.0, 1.0)
+        total = sign * jnp.maximum(jnp.abs(total), MIN_ABS_NORMALIZER)
+    else:
+        total = jnp.where(total > 0, total, 1)
+    # Scale numerator and denominator first: the gradient of a quotient squares the denominator,
+    # which would underflow for small sums.
+    scale = jax.lax.stop_gradient(1 / total)
+    return sums[..., :-1] * scale / (total * scale)
+
+
+def _finite_or_zero(x: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(x), x, 0)

@@ -1,5 +1,8 @@
 """Linear attention with the feature map elu + 1 (Katharopoulos et al. 2020)."""
 
+import dataclasses
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -12,18 +15,34 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
 )
-from transformer.attention.projections import combine_heads
+from transformer.attention.projections import MultiHeadConfig, combine_heads
+from transformer.attention.rope import RoPE
 from transformer.attention.variants.feature_map_attention import (
+    Features,
     LinearAttentionMemory,
+    LinearAttentionState,
     attend_with_feature_map,
     feature_map_flops,
 )
-from transformer.attention.variants.linear_configs import LinearAttentionConfig
-from transformer.attention.variants.prefix_sums import Features, LinearAttentionState
+from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
 
 FEATURE_FLOOR = 1e-18
 """Lower bound of a feature: avoids 0 / 0 for tokens whose entries are all far below zero."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearAttentionConfig(MultiHeadConfig):
+    """Attention with the feature map elu + 1 in place of a softmax (Katharopoulos et al. 2020).
+
+    Decoding is a recurrence with a state of constant size (sections 3.2 to 3.4).
+    """
+
+    # No dropout here and in `PerformerConfig`: there are no attention weights to drop.
+    kind: ClassVar[str] = "linear"
+
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys, applied before the feature map."""
 
 
 def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
@@ -32,7 +51,8 @@ def elu_features(x: jax.Array) -> Features:  # [..., H] -> [..., H]
     `where` is used because a maximum or minimum of x and 0 would split its gradient at 0.
     """
     below = jnp.exp(jnp.where(x > 0, 0, x))
-    return Features(jnp.maximum(jnp.where(x > 0, x + 1, below), FEATURE_FLOOR))
+    values = jnp.maximum(jnp.where(x > 0, x + 1, below), FEATURE_FLOOR)
+    return Features(values, log_scale=jnp.zeros(x.shape[:-1]))
 
 
 @register_mixer
@@ -57,17 +77,13 @@ class LinearAttention(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LinearAttentionState:
-        return LinearAttentionState.empty(batch, *self.state_sizes())
+        head_dim = self.config.resolved_head_dim(self.context.d_model)
+        num_kv_heads = self.config.resolved_num_kv_heads
+        return LinearAttentionState.empty(batch, num_kv_heads, head_dim, head_dim)
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> LinearAttentionMemory:
-        return LinearAttentionMemory.empty(batch, *self.state_sizes())
-
-    @nn.nowrap
-    def state_sizes(self) -> tuple[int, int, int]:
-        """Return K, M and H: there are as many features as entries of a head."""
-        head_dim = self.config.resolved_head_dim(self.context.d_model)
-        return self.config.resolved_num_kv_heads, head_dim, head_dim
+        return LinearAttentionMemory(self.init_cache(batch, length))
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:

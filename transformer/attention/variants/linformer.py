@@ -6,14 +6,15 @@ projected separately, to `rank` keys and values.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer.attention.attend import attend
-from transformer.attention.document_boundaries import previous_segments, token_segments
+from transformer.attention.cache import project_memory
+from transformer.attention.document_boundaries import previous_segments, segments_of_keys
 from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
@@ -26,72 +27,55 @@ from transformer.attention.mixer import (
     reject_weights,
 )
 from transformer.attention.projections import (
+    MultiHeadConfig,
     combine_heads,
-    project_keys,
     project_qkv,
     project_queries,
-    project_values,
 )
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.variants.linear_configs import LinformerConfig
+from transformer.attention.rope import RoPE
 from transformer.layers.basic import declare_weight, fold_in
-from transformer.taps import HEAD_OUTPUTS, Outputs
+from transformer.layers.position_embedding import NoPosition
+from transformer.taps import HEAD_OUTPUTS
+from transformer.validation import check_at_least, check_choice, check_fraction
+
+ProjectionSharing = Literal["none", "heads", "key_value"]
 
 
-class KeyPlacement(NamedTuple):
-    """Document and position of each key of a row; selects its rows of the projection."""
+@dataclasses.dataclass(frozen=True)
+class LinformerConfig(MultiHeadConfig):
+    """softmax(q (E k)^T / sqrt(H)) (F v) with `rank` rows in E and F (Wang et al. 2020, eq. 7).
 
-    in_document: jax.Array  # [B, S, documents] True where the key is of the document
-    positions: jax.Array | None = None  # [B, S] its place in the document; None: in the row
-    segments: jax.Array | None = None  # [B, documents] what the mask calls them; None: there is one
-    too_many_documents: jax.Array | None = None  # [B] whether there are more
+    For encoders only: each projected key mixes all tokens. Padding is zeroed before projection.
+    """
 
+    kind: ClassVar[str] = "linformer"
 
-def place_keys(
-    mask: Mask,
-    batch_size: int,  # B
-    length: int,  # S
-    max_documents: int,  # of documents
-) -> KeyPlacement:
-    """Number the documents of each row in order of appearance. Padding belongs to none."""
-    own = mask.segments if mask.key_segments is None else mask.key_segments
-    own = None if mask.segments is None else own
-    documents = token_segments(mask.replace(segments=own), length)
-    if documents is None:
-        return KeyPlacement(jnp.ones((batch_size, length, 1), bool))
-    segments = jnp.broadcast_to(documents, (batch_size, length))
-    if own is None:
-        return KeyPlacement((segments != 0)[:, :, None])
-    begins = (segments != 0) & (segments != previous_segments(segments))
-    index = jnp.arange(length)[None, :]
-    # A token's place in its document: each document starts with the first row of the projection.
-    places = index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)
-    numbers = jnp.cumsum(begins, axis=1)[:, :, None]
-    # Documents in order of appearance get slots 0, 1, ...: shapes are static, so their largest
-    # number is a setting and not read from the data.
-    members = (numbers == 1 + jnp.arange(max_documents)[None, None, :]) & (segments != 0)[
-        :, :, None
-    ]
-    called = jnp.max(jnp.where(members, segments[:, :, None], 0), axis=1)
-    return KeyPlacement(members, places, called, numbers[:, -1, 0] > max_documents)
+    max_length: int = 256
+    """Longest input, in tokens. E and F have one column per position; shorter inputs use the first
+    columns."""
+    rank: int = 64
+    """Number of projected keys, k in the paper."""
+    sharing: ProjectionSharing = "heads"
+    """none: an E and an F for each key-value head. heads: one E and one F per layer. key_value: one
+    matrix per layer for both (section 4). Sharing between layers is not supported."""
+    max_documents: int = 2
+    """Documents per row. Each is projected separately, from its own first position, at the cost of
+    `rank` keys. Rows with more documents return NaN. Segments that only mark padding, as in a
+    classifier, also need 2, because the number of documents is unknown at compile time. With 1,
+    padding is given by `key_lengths` only."""
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys, applied before the projection."""
+    dropout: float = 0.0
+    """Dropout rate of the attention weights, in [0, 1)."""
 
-
-def project_length(
-    projection: jax.Array,  # [length, rank], or [K, length, rank] with one for each head
-    x: jax.Array,  # [B, S, K, H]
-    placement: KeyPlacement,
-) -> jax.Array:  # [B, documents * rank, K, H]
-    """Sum over the length: each key times the projection row of its position, per document."""
-    # A copy of the keys for each document, with zeros elsewhere: padding adds nothing to the sums.
-    by_document = jnp.where(placement.in_document[..., None, None], x[:, :, None], 0)
-    heads = "K" if projection.ndim == 3 else ""
-    if placement.positions is None:
-        rows, axes = projection[..., : x.shape[1], :], f"{heads}SR"
-    else:
-        rows, axes = projection[..., placement.positions, :], f"{heads}BSR"
-    # The whole idea: S keys become R for each document, before any score is computed (section 4).
-    summed = jnp.einsum(f"{axes},BSCKH->BCRKH", rows, by_document)
-    return summed.reshape(x.shape[0], -1, *x.shape[2:])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("linformer.max_length", self.max_length, 1)
+        check_at_least("linformer.rank", self.rank, 1)
+        check_at_least("linformer.max_documents", self.max_documents, 1)
+        check_choice("linformer.sharing", self.sharing, get_args(ProjectionSharing))
+        check_fraction("linformer.dropout", self.dropout)
 
 
 @register_mixer
@@ -115,13 +99,9 @@ class Linformer(Mixer):
     @staticmethod
     def score_flops(config: LinformerConfig, width: int, length: int) -> ScoreFlops:
         """Count the projection of keys and values and attention to `rank` keys (one document)."""
-        each = (
-            2
-            * (config.num_heads + config.resolved_num_kv_heads)
-            * config.resolved_head_dim(width)
-            * config.rank
-        )
-        return ScoreFlops(full=2 * each, causal=2 * each)
+        heads = config.num_heads + config.resolved_num_kv_heads
+        flops = 4 * heads * config.resolved_head_dim(width) * config.rank
+        return ScoreFlops(full=flops, causal=flops)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
@@ -132,66 +112,45 @@ class Linformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, context = self.config, self.context
+        config, context, mask = self.config, self.context, inputs.mask
+        if inputs.cache is not None:
+            self.init_cache(*x.shape[:2])
         if inputs.memory is None:
             q, k, v = project_qkv(
                 self, x, inputs.positions, config, context, position=config.position
             )
         else:
             q = project_queries(self, x, config, context)
-            k, v = (
-                heads(self, inputs.memory, config, context)
-                for heads in (project_keys, project_values)
-            )
-        self.check_inputs(inputs.mask, k.shape[1], inputs.outputs)
-        if inputs.cache is not None:
-            self.init_cache(*x.shape[:2])
-        slots = place_keys(inputs.mask, k.shape[0], k.shape[1], config.max_documents)
-        rows = self.projection_matrices()
-        k, v = project_length(rows[0], k, slots), project_length(rows[1], v, slots)
-        scoring = ScoreSpec(
+            k, v, _ = project_memory(self, inputs.memory, None, config, context, q.dtype)
+        reject_weights(config.kind, inputs.outputs)
+        check_mask(config, mask, k.shape[1])
+
+        documents = split_documents(mask, k.shape[1], config.max_documents)
+        key_rows, value_rows = self.projection_matrices()
+        k = project_length(key_rows, k, documents)
+        v = project_length(value_rows, v, documents)
+        # Projected keys mix all tokens of a document, so only whole documents can be hidden.
+        key_mask = Mask()
+        if documents.segments is not None:
+            key_segments = jnp.repeat(documents.segments, config.rank, axis=1)
+            key_mask = Mask(segments=mask.segments, key_segments=key_segments)
+        score_spec = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
-        # Projected keys mix all tokens of a document, so only whole documents can be hidden.
-        key_mask = Mask()
-        if slots.segments is not None:
-            numbers = jnp.repeat(slots.segments, config.rank, axis=1)
-            key_mask = Mask(segments=inputs.mask.segments, key_segments=numbers)
-        where: Any = dict(hardware=context.hardware, constrain=context.constrain)
-        y = attend(q, k, v, key_mask, scoring, **where).y
-        if slots.too_many_documents is not None:
+        y = attend(
+            q, k, v, key_mask, score_spec, hardware=context.hardware, constrain=context.constrain
+        ).y
+        if documents.too_many is not None:
             # Known only at run time, when nothing can be raised: NaN is noticed, results without
             # some of the documents would not be.
-            y = jnp.where(slots.too_many_documents[:, None, None, None], jnp.nan, y)
+            y = jnp.where(documents.too_many[:, None, None, None], jnp.nan, y)
         return combine_heads(self, y, inputs)
 
-    @nn.nowrap
-    def check_inputs(self, mask: Mask, length: int, outputs: Outputs) -> None:
-        config = self.config
-        if mask.pattern.causal:
-            raise ValueError(
-                "mixer linformer: does not support a causal mask, because each of its keys mixes "
-                "all tokens; use it in an encoder"
-            )
-        if length > config.max_length:
-            raise ValueError(
-                f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} "
-                f"columns of its projections; set max_length to {length:,} or more"
-            )
-        if config.max_documents == 1 and mask.segments is not None:
-            raise ValueError(
-                "mixer linformer: max_documents 1 cannot keep the segments of a row apart; give "
-                "lengths, or set max_documents to 2 or more"
-            )
-        pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
-        reject_mask_patterns(config.kind, mask.replace(pattern=pattern))
-        reject_weights(config.kind, outputs)
-
     def projection_matrices(self) -> tuple[jax.Array, jax.Array]:
-        """Return E and F: [length, rank] for all heads, or [K, length, rank].
+        """Return E and F, transposed: [length, rank] for all heads, or [K, length, rank].
 
         They are initialized as matrices that sum over the length. Their axes are declared
         as those of a table, because a token is multiplied by one row only.
@@ -200,9 +159,79 @@ class Linformer(Mixer):
         heads = {"kv_heads": config.resolved_num_kv_heads} if config.sharing == "none" else {}
         axes = {**heads, "positions": config.max_length, "rank": config.rank}
         init = context.initialization.matrix_initializer({"positions": config.max_length})
-        declared = [
-            declare_weight(self, name, outputs=axes, init=init, dtype=context.precision.parameters)
-            for name in ("key_rows", "value_rows")[: 1 if config.sharing == "key_value" else 2]
-        ]
-        dtype = context.precision.compute
-        return declared[0].astype(dtype), declared[-1].astype(dtype)
+        dtype = context.precision.parameters
+        key_rows = declare_weight(self, "key_rows", outputs=axes, init=init, dtype=dtype)
+        value_rows = key_rows
+        if config.sharing != "key_value":
+            value_rows = declare_weight(self, "value_rows", outputs=axes, init=init, dtype=dtype)
+        compute = context.precision.compute
+        return key_rows.astype(compute), value_rows.astype(compute)
+
+
+def check_mask(config: LinformerConfig, mask: Mask, length: int) -> None:
+    """Raise ValueError for a mask or a length that the configuration does not support."""
+    if mask.pattern.causal:
+        raise ValueError(
+            "mixer linformer: does not support a causal mask, because each of its keys mixes "
+            "all tokens; use it in an encoder"
+        )
+    if length > config.max_length:
+        raise ValueError(
+            f"mixer linformer: {length:,} tokens are more than the {config.max_length:,} "
+            f"columns of its projections; set max_length to {length:,} or more"
+        )
+    if config.max_documents == 1 and mask.segments is not None:
+        raise ValueError(
+            "mixer linformer: max_documents 1 cannot keep the segments of a row apart; give "
+            "lengths, or set max_documents to 2 or more"
+        )
+    pattern = dataclasses.replace(mask.pattern, ordered=True)  # any order will do
+    reject_mask_patterns(config.kind, mask.replace(pattern=pattern))
+
+
+class Documents(NamedTuple):
+    """Documents of the keys of a row; without segments one, and the other fields are None."""
+
+    members: jax.Array  # [B or 1, S, documents] True where the key is of the document
+    positions: jax.Array | None = None  # [B, S] place of each key in its document
+    segments: jax.Array | None = None  # [B, documents] what the mask calls them
+    too_many: jax.Array | None = None  # [B] True in a row of more documents
+
+
+def split_documents(mask: Mask, length: int, max_documents: int) -> Documents:
+    """Number the documents of each row in order of appearance. Padding belongs to none."""
+    segments = segments_of_keys(mask, length)
+    if segments is None:
+        return Documents(jnp.ones((1, length, 1), bool))
+    is_token = segments != 0
+    if mask.segments is None:
+        return Documents(is_token[:, :, None])
+    is_start = is_token & (segments != previous_segments(segments))
+    index = jnp.arange(length)[None, :]
+    # Each document starts with the first row of the projection.
+    positions = index - jax.lax.cummax(jnp.where(is_start, index, 0), axis=1)
+    # Documents in order of appearance get slots 0, 1, ...: shapes are static, so their largest
+    # number is a setting and not read from the data.
+    number = jnp.cumsum(is_start, axis=1)
+    slots = 1 + jnp.arange(max_documents)[None, None, :]
+    members = (number[:, :, None] == slots) & is_token[:, :, None]
+    names = jnp.max(jnp.where(members, segments[:, :, None], 0), axis=1)
+    return Documents(members, positions, names, number[:, -1] > max_documents)
+
+
+def project_length(
+    projection: jax.Array,  # [length, rank], or [K, length, rank] with one for each head
+    x: jax.Array,  # [B, S, K, H]
+    documents: Documents,
+) -> jax.Array:  # [B, documents * rank, K, H]
+    """Sum over the length: each key times the projection row of its position, per document."""
+    # A copy of the keys for each document, with zeros elsewhere: padding adds nothing to the sums.
+    by_document = jnp.where(documents.members[..., None, None], x[:, :, None], 0)
+    heads = "K" if projection.ndim == 3 else ""
+    if documents.positions is None:
+        rows, axes = projection[..., : x.shape[1], :], f"{heads}SR"
+    else:
+        rows, axes = projection[..., documents.positions, :], f"{heads}BSR"
+    # The whole idea: S keys become R for each document, before any score is computed (section 4).
+    summed = jnp.einsum(f"{axes},BSCKH->BCRKH", rows, by_document)
+    return summed.reshape(x.shape[0], -1, *x.shape[2:])

@@ -1,8 +1,8 @@
 """Primer attention: a depthwise convolution after each projection (So et al. 2021)."""
 
-import functools
+import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,24 +15,65 @@ from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
+    MixerConfig,
     MixerInputs,
     MixerOutput,
     ScoreFlops,
     register_mixer,
     reject_memory,
 )
-from transformer.attention.position_bias import position_terms
+from transformer.attention.position_bias import AttentionPosition, position_terms
 from transformer.attention.reference import ScoreSpec
 from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
-from transformer.attention.variants.linear_configs import PrimerConfig
 from transformer.layers.basic import apply_linear, declare_weight, fold_in
+from transformer.layers.position_embedding import NoPosition
 from transformer.taps import ATTENTION_VALUES
+from transformer.validation import check_at_least, check_fraction
 
 KERNEL_SIZE = 3
 
 
-PROJECTIONS = ("query", "key", "value")
+@dataclasses.dataclass(frozen=True)
+class PrimerConfig(MixerConfig):
+    """Multi-DConv-head attention (So et al. 2021, section 4.2 and appendix A.3).
+
+    Primer combines it with a squared-ReLU feed-forward.
+    """
+
+    kind: ClassVar[str] = "primer"
+
+    num_heads: int = 8
+    """N, number of heads."""
+    head_dim: int = 0
+    """H, width of a head. 0: D / N."""
+    bias: bool = False
+    """Add biases to the projections."""
+    position: AttentionPosition = NoPosition()
+    """Position information of queries and keys, applied after the convolution."""
+    dropout: float = 0.0
+    """Dropout rate of the attention weights, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        check_at_least("primer.num_heads", self.num_heads, 1)
+        check_at_least("primer.head_dim", self.head_dim, 0)
+        check_fraction("primer.dropout", self.dropout)
+
+    def check_d_model(self, d_model: int) -> None:
+        self.resolved_head_dim(d_model)
+
+    def resolved_head_dim(self, d_model: int) -> int:
+        """Return H for a model of width D.
+
+        Raises:
+          ValueError: `head_dim` is 0 and N does not divide D.
+        """
+        if not self.head_dim and d_model % self.num_heads:
+            raise ValueError(
+                f"primer.num_heads {self.num_heads}: does not divide the width {d_model}; "
+                "give a divisor of it, or set head_dim"
+            )
+        return self.head_dim or d_model // self.num_heads
 
 
 class PrimerCache(struct.PyTreeNode):
@@ -53,7 +94,7 @@ class PrimerCache(struct.PyTreeNode):
         """Return a cache without tokens."""
         kv = KVCache.empty(batch_size, length, num_heads, head_dim, dtype)
         inputs = NeighborCache.empty(batch_size, KERNEL_SIZE - 1, (num_heads, head_dim), dtype)
-        return cls(kv, (inputs,) * len(PROJECTIONS))
+        return cls(kv, (inputs, inputs, inputs))
 
 
 @register_mixer
@@ -61,7 +102,6 @@ class Primer(Mixer):
     """Softmax attention over convolved queries, keys and values."""
 
     config: PrimerConfig
-
     values = ATTENTION_VALUES
 
     @staticmethod
@@ -74,54 +114,64 @@ class Primer(Mixer):
 
     @staticmethod
     def score_flops(config: PrimerConfig, width: int, length: int) -> ScoreFlops:
-        each = config.num_heads * 2 * config.resolved_head_dim(width)
-        return ScoreFlops(full=2 * each * length, causal=each * (length + 1))
+        per_key = 4 * config.num_heads * config.resolved_head_dim(width)
+        return ScoreFlops(full=per_key * length, causal=per_key * (length + 1) // 2)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> PrimerCache:
-        sizes = batch, length, self.config.num_heads
-        head_dim = self.config.resolved_head_dim(self.context.d_model)
-        return PrimerCache.empty(*sizes, head_dim, self.context.precision.cache_dtype)
+        config, context = self.config, self.context
+        head_dim = config.resolved_head_dim(context.d_model)
+        dtype = context.precision.cache_dtype
+        return PrimerCache.empty(batch, length, config.num_heads, head_dim, dtype)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        mask, cache = inputs.mask, inputs.cache
         config, context = self.config, self.context
+        mask, cache, positions = inputs.mask, inputs.cache, inputs.positions
         reject_memory(config.kind, inputs.memory)
-        head = config.resolved_head_dim(context.d_model)
-        axes, embed = {"heads": config.num_heads, "head": head}, {"embed": context.d_model}
-        project = functools.partial(apply_linear, self, inputs=embed, outputs=axes, context=context)
-        projected = [project(name, x, bias=config.bias) for name in PROJECTIONS]
-        previous = [None] * len(projected) if cache is None else cache.conv_inputs
+        if cache is not None and not mask.pattern.causal:
+            raise ValueError("mixer primer: decoding with a cache needs a causal mask; give one")
+        head_dim = config.resolved_head_dim(context.d_model)
+        heads = {"heads": config.num_heads, "head": head_dim}
+        embed = {"embed": context.d_model}
+
+        names = ("query", "key", "value")
+        projected = [
+            apply_linear(self, name, x, embed, heads, context, bias=config.bias) for name in names
+        ]
+        previous = (None, None, None) if cache is None else cache.conv_inputs
         q, k, v = (
-            self.depthwise_convolution(name, each, conv_cache, inputs.positions, mask)
-            for name, each, conv_cache in zip(PROJECTIONS, projected, previous, strict=True)
+            self.depthwise_convolution(name, conv_input, conv_cache, positions, mask)
+            for name, conv_input, conv_cache in zip(names, projected, previous, strict=True)
         )
         # RoPE after the convolution: weights per channel do not commute with rotations of channel
         # pairs, so in the other order scores would depend on absolute positions.
         if isinstance(config.position, RoPE):
-            q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
+            q = apply_rope(q, positions, config.position)
+            k = apply_rope(k, positions, config.position)
         if cache is not None:
-            kv = cache.kv.append(k, v, inputs.positions)
+            kv = cache.kv.append(k, v, positions)
             conv_inputs = [
-                conv_cache.append(each, inputs.positions)
-                for conv_cache, each in zip(cache.conv_inputs, projected, strict=True)
+                conv_cache.append(conv_input, positions)
+                for conv_cache, conv_input in zip(cache.conv_inputs, projected, strict=True)
             ]
             cache = PrimerCache(kv, tuple(conv_inputs))
             k, v, key_positions = kv.read(q.dtype)
             mask = mask.with_keys(key_positions, keys_include_queries=True)
+
         terms = position_terms(
             self,
             config.position,
             context,
             num_heads=config.num_heads,
-            key_head_dim=head,
-            value_head_dim=head,
+            key_head_dim=head_dim,
+            value_head_dim=head_dim,
             shared_bias=inputs.shared_bias,
         )
         score_spec = ScoreSpec(
-            scale=1 / math.sqrt(head),
-            **terms._asdict(),
+            scale=1 / math.sqrt(head_dim),
+            bias=terms.bias,
+            relative_tables=terms.relative_tables,
             softmax_dtype=context.precision.softmax,
             dropout_rate=config.dropout,
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
@@ -138,7 +188,7 @@ class Primer(Mixer):
             taps=inputs.taps,
         )
         y = apply_linear(
-            self, "output", attended.y, axes, embed, context, bias=config.bias, residual=True
+            self, "output", attended.y, heads, embed, context, bias=config.bias, residual=True
         )
         return MixerOutput(y, cache, attended.aux)
 
@@ -157,8 +207,6 @@ class Primer(Mixer):
         """
         num_after = 0 if mask.pattern.causal else 1
         num_before = KERNEL_SIZE - 1 - num_after
-        if cache is not None and num_after:
-            raise ValueError("mixer primer: decoding with a cache needs a causal mask; give one")
 
         def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
             return jnp.full(shape, 0.5 / KERNEL_SIZE, dtype).at[num_before].set(0.5)

@@ -3,9 +3,10 @@
 Letters: R hash rounds in comments of arrays with an axis `rounds`.
 """
 
+import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from flax import linen as nn
 
 from transformer.attention.backends.tiling import PartialAttention, merge_partials
 from transformer.attention.document_boundaries import token_segments
-from transformer.attention.masks import Mask, dense_mask
+from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
@@ -26,7 +27,13 @@ from transformer.attention.mixer import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.projections import QKV, combine_heads, project_queries, project_values
+from transformer.attention.projections import (
+    QKV,
+    SharedQueryKeyConfig,
+    combine_heads,
+    project_queries,
+    project_values,
+)
 from transformer.attention.rope import RoPE, apply_rope
 from transformer.attention.sparse_ops.grouped_window import (
     attend_grouped,
@@ -34,9 +41,9 @@ from transformer.attention.sparse_ops.grouped_window import (
     split_groups_by_document,
 )
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
-from transformer.attention.variants.sparse_configs import ReformerConfig
 from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.taps import HEAD_OUTPUTS
+from transformer.validation import check_at_least
 
 SELF_ATTENTION_PENALTY = 1e4
 """Subtracted from the score of a token with itself: used only if no other key is visible.
@@ -44,8 +51,43 @@ SELF_ATTENTION_PENALTY = 1e4
 The paper's 1e5 exceeds the range of float16.
 """
 
-
 KEY_NORM_EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class ReformerConfig(SharedQueryKeyConfig):
+    """Attention by locality-sensitive hashing, with shared queries and keys (Kitaev et al. 2020).
+
+    Difference from the paper: it sorts tokens by bucket and cuts the sorted row into chunks, and
+    each chunk attends to itself and to the previous one. A later token then moves the chunk
+    boundaries and changes which keys earlier queries see, so the choice of keys leaks the future
+    under a causal mask. Here a query sees the last `window` members of its bucket, which depend on
+    the past only. Packed documents use the same hashes but separate buckets.
+    """
+
+    kind: ClassVar[str] = "reformer"
+
+    num_buckets: int = 32
+    """Buckets per hash; an even number."""
+    num_hashes: int = 4
+    """Number of hash rounds. A query sees the keys that any round puts into its bucket."""
+    window: int = 64
+    """Members of its bucket that a query sees per round, including itself. Without a causal mask,
+    also the window - 1 members after it."""
+    seed: int = 0
+    """Seed of the random rotations, combined with the layer index."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("reformer.num_buckets", self.num_buckets, 2)
+        check_at_least("reformer.num_hashes", self.num_hashes, 1)
+        check_at_least("reformer.window", self.window, 1)
+        check_at_least("reformer.seed", self.seed, 0)
+        if self.num_buckets % 2:
+            raise ValueError(
+                f"reformer.num_buckets {self.num_buckets}: buckets come in opposite pairs; give "
+                "an even number"
+            )
 
 
 @register_mixer
@@ -62,22 +104,21 @@ class Reformer(Mixer):
     @staticmethod
     def constants(config: ReformerConfig, layer: int, width: int) -> dict[str, np.ndarray]:
         """Draw the rotations [rounds, N, H, buckets / 2] from the seed and the layer."""
-        sizes = (
-            config.num_hashes,
-            config.num_heads,
-            config.resolved_head_dim(width),
-            config.num_buckets // 2,
-        )
+        head_dim = config.resolved_head_dim(width)
+        shape = (config.num_hashes, config.num_heads, head_dim, config.num_buckets // 2)
         # NumPy, whose generator gives the same rotations on every backend and version of JAX.
         random = np.random.default_rng([config.seed, layer])
-        return {"rotations": random.normal(size=sizes).astype(np.float32)}
+        return {"rotations": random.normal(size=shape).astype(np.float32)}
 
     @staticmethod
     def score_flops(config: ReformerConfig, width: int, length: int) -> ScoreFlops:
         """Count, per round, the rotation and attention to at most `window` members of a bucket."""
-        each = config.num_heads * config.resolved_head_dim(width) * config.num_buckets
-        flops = grouped_visible_keys(config.window, length).flops(config, width)
-        return ScoreFlops(*(config.num_hashes * (each + members) for members in flops))
+        rotation = config.num_heads * config.resolved_head_dim(width) * config.num_buckets
+        members = grouped_visible_keys(config.window, length).flops(config, width)
+        return ScoreFlops(
+            full=config.num_hashes * (rotation + members.full),
+            causal=config.num_hashes * (rotation + members.causal),
+        )
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> Any:
@@ -90,8 +131,9 @@ class Reformer(Mixer):
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, inputs.mask)
         q, k, v = self.project(x, inputs)
-        groups = self.bucket_ids(q, inputs.mask, inputs.constants)
-        y = self.attend_hashed(q, k, v, groups, inputs.mask.pattern.causal)
+        buckets = self.buckets(q, inputs)
+        causal, softmax_dtype = inputs.mask.pattern.causal, self.context.precision.softmax
+        y = attend_hashed(q, k, v, buckets, config.window, causal, softmax_dtype)
         return combine_heads(self, y, inputs)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:  # [B, T, N, H] each
@@ -102,63 +144,17 @@ class Reformer(Mixer):
             q = apply_rope(q, inputs.positions, config.position)
         return QKV(q, normalize_keys(q), project_values(self, x, config, self.context))
 
-    def attend_hashed(
+    @nn.nowrap
+    def buckets(
         self,
         q: jax.Array,  # [B, T, N, H]
-        k: jax.Array,  # [B, T, N, H]
-        v: jax.Array,  # [B, T, N, H]
-        groups: jax.Array,  # [rounds, B, N, T]
-        causal: bool,
-    ) -> jax.Array:  # [B, T, N, H]
-        """Attend in all rounds at once, as rounds * N heads, and merge the rounds (equation 5)."""
-        # Rounds are independent attention over other groups of the same tokens: as heads of their
-        # own they are one call.
-        config, (rounds, batch, heads, length) = self.config, groups.shape
-        operands, softmax_dtype = v.dtype, self.context.precision.softmax
-        sums = accumulation_dtype(
-            operands, softmax_dtype
-        )  # to merge the rounds, and add up their gradients
-        # The order of heads is round-major: head r * N + n is head n in round r.
-        repeat_per_round = lambda each: jnp.tile(each.astype(sums), (1, 1, rounds, 1))  # noqa: E731
-        # Every round gets the positions of all rounds, to count in how many of them a key is
-        # visible.
-        marks = jnp.moveaxis(self.bucket_positions(groups), 0, -1)  # [B, N, T, rounds]
-        attended = attend_grouped(
-            repeat_per_round(q),
-            repeat_per_round(k),
-            repeat_per_round(v),
-            jnp.moveaxis(groups, 0, 1).reshape(batch, rounds * heads, length),
-            config.window,
-            causal=causal,
-            scale=1 / math.sqrt(q.shape[-1]),
-            softmax_dtype=softmax_dtype,
-            operand_dtype=operands.name,
-            score_bias_fn=functools.partial(duplicate_correction, config.window),
-            bias_inputs=jnp.tile(marks, (1, rounds, 1, 1)),
-        )
-        # Equation 5: the rounds' results weighted by exp(lse_round - logsumexp over rounds lse).
-        y, lse = jnp.split(attended.y, rounds, axis=2), jnp.split(attended.lse, rounds, axis=1)
-        return merge_partials(
-            [PartialAttention(*each) for each in zip(y, lse, strict=True)]
-        ).y.astype(operands)
-
-    def bucket_ids(
-        self,
-        q: jax.Array,  # [B, T, N, H]
-        mask: Mask,
-        constants: Any,
+        inputs: MixerInputs,
     ) -> jax.Array:  # [rounds, B, N, T]
         """Return the bucket of each token in each round, separate for each document."""
-        buckets = hash_buckets(q, jnp.asarray(constants["rotations"]))
-        here = token_segments(mask, q.shape[1])
-        split = functools.partial(
-            split_groups_by_document, num_groups=self.config.num_buckets, documents=here
-        )
-        return jax.vmap(split)(buckets)
-
-    def bucket_positions(self, groups: jax.Array) -> jax.Array:  # [rounds, B, N, T] each
-        """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
-        return jax.vmap(functools.partial(group_positions, window=self.config.window))(groups)
+        hashes = hash_buckets(q, jnp.asarray(inputs.constants["rotations"]))
+        documents = token_segments(inputs.mask, q.shape[1])
+        num_buckets = self.config.num_buckets
+        return jax.vmap(lambda x: split_groups_by_document(x, num_buckets, documents))(hashes)
 
     @nn.nowrap
     def select(
@@ -167,14 +163,14 @@ class Reformer(Mixer):
         inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
         """Return the keys visible in any round, and the token itself where there is no other."""
-        length = heads.q.shape[1]
-        where = self.bucket_positions(self.bucket_ids(heads.q, inputs.mask, inputs.constants))
-        near = jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
+        window, length = self.config.window, heads.q.shape[1]
+        numbers = bucket_positions(self.buckets(heads.q, inputs), window)
+        in_bucket = jnp.abs(numbers[..., :, None] - numbers[..., None, :]) < window
         itself = jnp.eye(length, dtype=bool)[None, None]
         visible = dense_mask(inputs.mask, length, length)[:, None]
         # The penalty of the token itself is finite, so that it wins only where nothing else is
         # visible.
-        others = near.any(0) & visible & ~itself
+        others = in_bucket.any(0) & visible & ~itself
         return others | (itself & ~others.any(-1, keepdims=True))
 
 
@@ -198,13 +194,57 @@ def hash_buckets(
     # has no gradient anyway.
     wide = jax.lax.stop_gradient(q).astype(jnp.float32)
 
-    def one(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
+    def hash_once(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
         rotated = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
         return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1)
 
     # One round at a time: all of [rounds, B, N, T, buckets] would be the largest array of the
     # mixer.
-    return jax.lax.map(one, rotations)
+    return jax.lax.map(hash_once, rotations)
+
+
+def bucket_positions(buckets: jax.Array, window: int) -> jax.Array:  # [rounds, B, N, T] each
+    """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
+    return jax.vmap(lambda groups: group_positions(groups, window))(buckets)
+
+
+def attend_hashed(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, T, N, H]
+    v: jax.Array,  # [B, T, N, H]
+    buckets: jax.Array,  # [rounds, B, N, T]
+    window: int,
+    causal: bool,
+    softmax_dtype: str,
+) -> jax.Array:  # [B, T, N, H]
+    """Attend in all rounds at once, as rounds * N heads, and merge the rounds (equation 5)."""
+    rounds, batch, heads, length = buckets.shape
+    dtype = v.dtype
+    # In the dtype of sums: rounds are merged, and their gradients added up, before rounding. The
+    # order of heads is round-major: head r * N + n is head n in round r.
+    q, k, v = (
+        jnp.tile(x.astype(accumulation_dtype(dtype, softmax_dtype)), (1, 1, rounds, 1))
+        for x in (q, k, v)
+    )
+    # Every round gets the positions of all rounds, to count in how many of them a key is visible.
+    positions = jnp.moveaxis(bucket_positions(buckets, window), 0, -1)  # [B, N, T, rounds]
+    attended = attend_grouped(
+        q,
+        k,
+        v,
+        jnp.moveaxis(buckets, 0, 1).reshape(batch, rounds * heads, length),
+        window,
+        causal=causal,
+        scale=1 / math.sqrt(q.shape[-1]),
+        softmax_dtype=softmax_dtype,
+        operand_dtype=dtype.name,
+        score_bias_fn=functools.partial(duplicate_correction, window),
+        bias_inputs=jnp.tile(positions, (1, rounds, 1, 1)),
+    )
+    # Equation 5: the rounds' results weighted by exp(lse_round - logsumexp over rounds lse).
+    y, lse = jnp.split(attended.y, rounds, axis=2), jnp.split(attended.lse, rounds, axis=1)
+    partials = [PartialAttention(*partial) for partial in zip(y, lse, strict=True)]
+    return merge_partials(partials).y.astype(dtype)
 
 
 def duplicate_correction(
@@ -213,9 +253,14 @@ def duplicate_correction(
     k_positions: jax.Array,  # [B, N, C, rounds]
 ) -> jax.Array:  # [B, N, R, C]
     """Return -log(number of rounds that show the key); -1e4 for the token itself (equation 6)."""
-    gap = lambda r: jnp.abs(q_positions[..., :, None, r] - k_positions[..., None, :, r])  # noqa: E731
+    # One round at a time, so that no array has an axis of rounds beside queries and keys.
+    distances = [
+        jnp.abs(q_positions[..., :, None, r] - k_positions[..., None, :, r])
+        for r in range(q_positions.shape[-1])
+    ]
     # A key that c rounds show is counted c times by the merge, so its weight is divided by c.
-    count = sum(gap(r) < window for r in range(q_positions.shape[-1]))
+    count = sum(distance < window for distance in distances)
+    is_itself = distances[0] == 0
     return -jnp.where(
-        gap(0) == 0, SELF_ATTENTION_PENALTY, jnp.log(jnp.maximum(count, 1).astype(jnp.float32))
+        is_itself, SELF_ATTENTION_PENALTY, jnp.log(jnp.maximum(count, 1).astype(jnp.float32))
     )

@@ -2,12 +2,14 @@
 
 Centroids are weights, trained by an auxiliary k-means loss. Not related to the routing of tokens to
 experts.
+
+Letters: E clusters, C tokens of a balanced cluster.
 """
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,6 @@ from flax import struct
 
 from transformer.attention.cache import KVCache
 from transformer.attention.document_boundaries import token_segments
-from transformer.attention.masks import Mask
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
@@ -29,88 +30,71 @@ from transformer.attention.mixer import (
     reject_weights,
 )
 from transformer.attention.projections import (
-    QKV,
+    SharedQueryKeyConfig,
     combine_heads,
     project_keys,
     project_queries,
     project_values,
 )
+from transformer.attention.reference import dot_product_scores, weighted_values
 from transformer.attention.rope import RoPE, apply_rope
-from transformer.attention.sparse_ops.balanced_clusters import (
-    attend_balanced_clusters,
-    membership_mask,
-    nearest_tokens,
-)
 from transformer.attention.sparse_ops.grouped_window import (
     attend_grouped,
     group_positions,
     split_groups_by_document,
 )
-from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
+from transformer.attention.sparse_ops.query_blocks import map_query_blocks, softmax_where
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
-from transformer.attention.variants.sparse_configs import RoutingAttentionConfig
 from transformer.layers.basic import declare_weight
 from transformer.layers.norms import layer_norm
+from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.model_context import ModelContext
 from transformer.taps import HEAD_OUTPUTS
+from transformer.validation import check_at_least
 
 LAYER_NORM_EPSILON = 1e-5
 
 
-def layer_norm_without_affine(
-    x: jax.Array, context: ModelContext
-) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
-    """Normalize to length sqrt(H), so that the nearest centroid has the largest dot product."""
-    wide = x.astype(context.precision.norm)
-    ones = jnp.ones(x.shape[-1:], wide.dtype)
-    return layer_norm(wide, ones, None, LAYER_NORM_EPSILON).astype(x.dtype)
+@dataclasses.dataclass(frozen=True)
+class RoutingAttentionConfig(SharedQueryKeyConfig):
+    """Attention within k-means clusters of queries and keys (Roy et al. 2021, section 4.1).
 
-
-def centroid_weights(
-    module: nn.Module,
-    num_heads: int,  # N
-    num_clusters: int,  # E
-    head_dim: int,  # H
-    context: ModelContext,
-) -> jax.Array:  # [N, E, H]
-    """Declare the centroids, initialized to about the length of normalized vectors."""
-    outputs = {"heads": num_heads, "clusters": num_clusters, "head": head_dim}
-    init, dtype = nn.initializers.normal(1.0), context.precision.parameters
-    return declare_weight(module, "centroids", outputs=outputs, init=init, dtype=dtype)
-
-
-def centroid_affinity(
-    x: jax.Array,  # [B, T, N, H]
-    centroids: jax.Array,  # [N, E, H]
-) -> jax.Array:  # [B, N, T, E] float32
-    """Return -|x - c|^2 / 2 for each centroid c. No gradient reaches x."""
-    wide, centroids = (each.astype(jnp.float32) for each in (jax.lax.stop_gradient(x), centroids))
-    # |x - c|^2 = |x|^2 - 2 x . c + |c|^2: one matmul, and no array [B, T, N, E, H] of differences.
-    products = jnp.einsum("BTNH,NEH->BNTE", wide, centroids)
-    square = lambda each: jnp.sum(jnp.square(each), axis=-1)  # noqa: E731
-    return (
-        products - (square(wide).swapaxes(1, 2)[..., None] + square(centroids)[None, :, None]) / 2
-    )
-
-
-def kmeans_loss(
-    affinities: Sequence[jax.Array],  # affinities [B, N, T, E]
-    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
-) -> jax.Array:  # a number
-    """Return the mean squared distance of tokens to their nearest centroid, over heads and tokens.
-
-    This is the k-means objective. Its gradient pulls each centroid to the mean of its tokens.
+    Differences from the paper:
+    - The paper gives each cluster its nearest tokens of the whole row, under a causal mask too. A
+      later token can then displace an earlier one, which leaks the future. Here, unless
+      `balanced`, each token joins its nearest centroid and a query sees the last members of its
+      cluster, which depend on the past only.
+    - The paper updates centroids by moving averages. Here an auxiliary loss trains them.
+    - The paper gives half of the heads a local window. Here, alternate with layers of
+      `sliding_window`.
     """
-    # The affinity is -|x - c|^2 / 2, so its maximum over E gives the nearest centroid's distance.
-    squares = jnp.concatenate(
-        [-2 * each.max(-1) for each in affinities]
-    )  # [B, N, T] or [2 B, N, T]
-    if documents is None:
-        return jnp.mean(squares)
-    shape = (len(affinities), len(affinities[0]), *documents.shape[1:])
-    # With balanced clusters, keys come after queries along the batch: each has the same documents.
-    real = jnp.broadcast_to(documents != 0, shape).reshape(len(squares), 1, -1)
-    return jnp.sum(squares * real) / jnp.maximum(jnp.sum(real) * squares.shape[1], 1)
+
+    kind: ClassVar[str] = "routing"
+
+    num_clusters: int = 16
+    """E, clusters per head. The paper recommends about sqrt(T)."""
+    window: int = 256
+    """Members of its cluster that a query sees, including itself: the last ones under a causal
+    mask, otherwise also the window - 1 after it. With `balanced`: the size of a cluster."""
+    balanced: bool = False
+    """Give each cluster its `window` nearest queries and keys (algorithm 1). Not under a causal
+    mask. Keys get a projection of their own. A query in several clusters attends to the keys of
+    all of them in one softmax; a query in none gets zeros. Padding joins no cluster. Packed
+    documents would displace each other's tokens, so segments are rejected unless each row is known
+    to hold one document, as in a classifier."""
+    centroid_loss_weight: float = 0.01
+    """Weight of the loss that pulls each centroid to the mean of its tokens. Centroids get no other
+    gradient, and tokens get none from this loss."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("routing.num_clusters", self.num_clusters, 1)
+        check_at_least("routing.window", self.window, 1)
+        check_at_least("routing.centroid_loss_weight", self.centroid_loss_weight, 0)
+
+    @property
+    def ignores_padding(self) -> bool:
+        return self.balanced
 
 
 class ClusterCache(struct.PyTreeNode):
@@ -136,9 +120,9 @@ class ClusterCache(struct.PyTreeNode):
     ) -> "ClusterCache":
         """Return the cache with T more tokens at the given positions."""
         # Rows are at different positions, so each writes its tokens at an offset of its own.
-        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-        new_clusters = jax.vmap(put)(self.clusters, clusters, positions[:, 0])
-        return ClusterCache(self.kv.append(k, v, positions), new_clusters)
+        write = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+        written = jax.vmap(write)(self.clusters, clusters, positions[:, 0])
+        return ClusterCache(self.kv.append(k, v, positions), written)
 
     def read(self, dtype: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return keys and values [B, S, N, H] in `dtype`, and clusters [B, S, N]."""
@@ -152,9 +136,7 @@ class ClusteredHeads(NamedTuple):
     q: jax.Array  # [B, T, N, H]
     k: jax.Array  # [B, T, N, H]
     v: jax.Array  # [B, T, N, H]
-    centroid_affinity: list[
-        jax.Array
-    ]  # [B, N, T, E] of the queries; of balanced clusters, of the keys too
+    affinities: jax.Array  # [1 or 2, B, N, T, E] of queries; with balanced clusters, of keys too
 
 
 @register_mixer
@@ -176,16 +158,13 @@ class RoutingAttention(Mixer):
     @staticmethod
     def score_flops(config: RoutingAttentionConfig, width: int, length: int) -> ScoreFlops:
         """Count products with centroids and with at most `window` members of a cluster."""
-        each, vectors = (
-            2 * config.num_heads * config.resolved_head_dim(width) * config.num_clusters,
-            1 + config.balanced,
-        )
+        centroids = 2 * config.num_heads * config.resolved_head_dim(width) * config.num_clusters
         if config.balanced:
             size = min(config.window, length)
-            members = 2 * each * size * size // length
-            return ScoreFlops(full=vectors * each + members, causal=vectors * each + members)
-        flops = grouped_visible_keys(config.window, length).flops(config, width)
-        return ScoreFlops(full=each + flops.full, causal=each + flops.causal)
+            flops = 2 * centroids + 2 * centroids * size * size // length
+            return ScoreFlops(full=flops, causal=flops)
+        members = grouped_visible_keys(config.window, length).flops(config, width)
+        return ScoreFlops(full=centroids + members.full, causal=centroids + members.causal)
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> ClusterCache:
@@ -200,128 +179,83 @@ class RoutingAttention(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        config, cache = self.config, inputs.cache
+        config, mask, cache = self.config, inputs.mask, inputs.cache
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
-        reject_mask_patterns(config.kind, inputs.mask)
-        self.check_inputs(inputs.mask, cache)
-        q, k, v, near = self.project(x, inputs)
-        heads, aux = QKV(q, k, v), {}
+        reject_mask_patterns(config.kind, mask)
+        if config.balanced and mask.pattern.causal:
+            raise ValueError(
+                "mixer routing: balanced clusters depend on the whole row, so a causal mask is "
+                "not supported; set balanced to False"
+            )
+        if cache is not None and not mask.pattern.causal:
+            raise ValueError("mixer routing: decoding with a cache needs a causal mask; give one")
+        q, k, v, affinities = self.project(x, inputs)
+        documents, aux = token_segments(mask, x.shape[1]), {}
         if "losses" in inputs.outputs:
-            distance = kmeans_loss(near, token_segments(inputs.mask, x.shape[1]))
-            aux["loss/centroids"] = config.centroid_loss_weight * distance
-        # Assignment to clusters has no gradient: centroids learn from the k-means loss alone.
-        near = [jax.lax.stop_gradient(each) for each in near]
+            loss = kmeans_loss(affinities, documents)
+            aux["loss/centroids"] = config.centroid_loss_weight * loss
+        # Which cluster a token joins has no gradient: centroids learn from the loss alone.
+        scale, softmax_dtype = 1 / math.sqrt(q.shape[-1]), self.context.precision.softmax
         if config.balanced:
-            y = self.attend_balanced(heads, near, inputs.mask)
+            query_members, key_members = cluster_members(config, affinities, documents)
+            y = attend_balanced_clusters(q, k, v, query_members, key_members, softmax_dtype)
         elif cache is None:
-            y = self.attend_clusters(heads, near[0], inputs.mask)
+            y = attend_grouped(
+                q,
+                k,
+                v,
+                cluster_ids(config, affinities, documents),
+                config.window,
+                causal=mask.pattern.causal,
+                scale=scale,
+                softmax_dtype=softmax_dtype,
+            ).y
         else:
-            at = jnp.broadcast_to(inputs.positions, x.shape[:2])
-            y, cache = self.attend_cached(heads, near[0], cache, at)
+            positions = jnp.broadcast_to(inputs.positions, x.shape[:2])
+            # Clusters are cached as numbers: centroids are constant while decoding.
+            clusters = jnp.argmax(affinities[0], axis=-1).swapaxes(1, 2).astype(jnp.int32)
+            cache = cache.append(k, v, clusters, positions)
+            k, v, key_clusters = cache.read(q.dtype)
+            y = attend_last_group_members(
+                q,
+                k,
+                v,
+                clusters,
+                key_clusters,
+                positions,
+                config.window,
+                scale=scale,
+                softmax_dtype=softmax_dtype,
+            )
         return combine_heads(self, y, inputs, cache, aux)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> ClusteredHeads:
         """Declare the projections and the centroids; clusters do not depend on positions."""
         config, context = self.config, self.context
         q = layer_norm_without_affine(project_queries(self, x, config, context), context)
-        # Queries serve as keys unless clusters are balanced: each token then has one cluster, and a
-        # query always sees its own key.
-        k = (
-            layer_norm_without_affine(project_keys(self, x, config, context), context)
-            if config.balanced
-            else q
-        )
+        k = q
+        if config.balanced:
+            k = layer_norm_without_affine(project_keys(self, x, config, context), context)
         v = project_values(self, x, config, context)
-        middle = centroid_weights(self, config.num_heads, config.num_clusters, q.shape[-1], context)
-        near = [centroid_affinity(each, middle) for each in ((q, k) if config.balanced else (q,))]
+        centroids = declare_weight(
+            self,
+            "centroids",
+            outputs={
+                "heads": config.num_heads,
+                "clusters": config.num_clusters,
+                "head": q.shape[-1],
+            },
+            init=nn.initializers.normal(1.0),  # about the length of normalized vectors
+            dtype=context.precision.parameters,
+        )
+        clustered = (q, k) if config.balanced else (q,)
+        affinities = jnp.stack([centroid_affinity(vectors, centroids) for vectors in clustered])
         # After the affinities: a rotated vector would change its cluster with its position.
         if isinstance(config.position, RoPE):
-            q, k = (apply_rope(each, inputs.positions, config.position) for each in (q, k))
-        return ClusteredHeads(q, k, v, near)
-
-    @nn.nowrap
-    def check_inputs(self, mask: Mask, cache: Any) -> None:
-        """Raise ValueError for inputs that the configuration does not support."""
-        causal = mask.pattern.causal
-        if self.config.balanced and causal:
-            raise ValueError(
-                "mixer routing: balanced clusters depend on the whole row, so a causal mask is "
-                "not supported; set balanced to False"
-            )
-        if self.config.balanced and mask.segments is not None and not mask.single_document:
-            raise ValueError(
-                "mixer routing: packed documents would compete for places in balanced clusters; "
-                "set balanced to False, or give padding by lengths or a Classifier's segments"
-            )
-        if cache is not None and not causal:
-            raise ValueError("mixer routing: decoding with a cache needs a causal mask; give one")
-
-    @nn.nowrap
-    def softmax_options(self, q: jax.Array) -> dict[str, Any]:
-        return dict(scale=1 / math.sqrt(q.shape[-1]), softmax_dtype=self.context.precision.softmax)
-
-    @nn.nowrap
-    def cluster_ids(self, near: jax.Array, mask: Mask) -> jax.Array:  # [B, N, T, E] -> [B, N, T]
-        """Return the cluster of each token, separate per document. Ties go to the lower index."""
-        here = token_segments(mask, near.shape[2])
-        return split_groups_by_document(jnp.argmax(near, axis=-1), self.config.num_clusters, here)
-
-    @nn.nowrap
-    def attend_clusters(self, heads: QKV, near: jax.Array, mask: Mask) -> jax.Array:  # [B, T, N, H]
-        groups, causal = self.cluster_ids(near, mask), mask.pattern.causal
-        options = self.softmax_options(heads.q)
-        return attend_grouped(*heads, groups, self.config.window, causal=causal, **options).y
-
-    @nn.nowrap
-    def attend_cached(
-        self,
-        heads: QKV,
-        near: jax.Array,  # [B, N, T, E]
-        cache: ClusterCache,
-        positions: jax.Array,  # [B, T]
-    ) -> tuple[jax.Array, ClusterCache]:  # [B, T, N, H]
-        # Clusters are cached as numbers: centroids are constant while decoding.
-        own = jnp.argmax(near, axis=-1).swapaxes(1, 2).astype(jnp.int32)
-        cache = cache.append(heads.k, heads.v, own, positions)
-        k, v, clusters = cache.read(heads.q.dtype)
-        options = self.softmax_options(heads.q)
-        y = attend_last_group_members(
-            heads.q, k, v, own, clusters, positions, self.config.window, **options
-        )
-        return y, cache
-
-    @nn.nowrap
-    def attend_balanced(
-        self,
-        heads: QKV,
-        near: list[jax.Array],  # [B, N, T, E] of queries and of keys
-        mask: Mask,
-    ) -> jax.Array:  # [B, T, N, H]
-        is_token = self.is_token(mask, heads.q.shape[1])
-        of_queries, of_keys = self.cluster_members(near, is_token)
-        dtype = self.context.precision.softmax
-        return attend_balanced_clusters(*heads, of_queries, of_keys, is_token, dtype)
-
-    @nn.nowrap
-    def cluster_members(self, near: list[jax.Array], is_token: jax.Array) -> list[jax.Array]:
-        """Return the queries and the keys of each cluster, [B, N, E, window] indices of tokens.
-
-        Padding comes last. It fills clusters of rows shorter than `window` and is masked there.
-        """
-        # Clusters of equal size have static shapes: each takes its `window` nearest tokens, so a
-        # token may be in several of them or in none.
-        count = min(self.config.window, is_token.shape[1])
-        return [
-            nearest_tokens(jnp.where(is_token[:, None, :, None], each, -jnp.inf), count)
-            for each in near
-        ]
-
-    @nn.nowrap
-    def is_token(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, T] booleans
-        """Return which tokens are not padding."""
-        here = token_segments(mask, length)
-        return jnp.ones((1, length), bool) if here is None else here != 0
+            q = apply_rope(q, inputs.positions, config.position)
+            k = apply_rope(k, inputs.positions, config.position)
+        return ClusteredHeads(q, k, v, affinities)
 
     @nn.nowrap
     def select(
@@ -330,14 +264,185 @@ class RoutingAttention(Mixer):
         inputs: MixerInputs,
     ) -> jax.Array:  # [B, N, T, T] booleans
         """Return the keys of the query's cluster; balanced: of all clusters that contain it."""
-        mask, near, length = inputs.mask, heads.centroid_affinity, heads.q.shape[1]
-        if self.config.balanced:
-            is_token = self.is_token(mask, length)
-            queries, keys = (
-                membership_mask(each, length) & is_token[:, None, None]
-                for each in self.cluster_members(near, is_token)
-            )
+        config, length = self.config, heads.q.shape[1]
+        documents = token_segments(inputs.mask, length)
+        if config.balanced:
+            query_members, key_members = cluster_members(config, heads.affinities, documents)
+            queries = membership_mask(query_members, length)
+            keys = membership_mask(key_members, length)
             return (queries[..., :, None] & keys[..., None, :]).any(2)
         # The same windows as `attend_grouped`, as differences of numbers (see `group_positions`).
-        where = group_positions(self.cluster_ids(near[0], mask), self.config.window)
-        return jnp.abs(where[..., :, None] - where[..., None, :]) < self.config.window
+        numbers = group_positions(cluster_ids(config, heads.affinities, documents), config.window)
+        return jnp.abs(numbers[..., :, None] - numbers[..., None, :]) < config.window
+
+
+def layer_norm_without_affine(
+    x: jax.Array, context: ModelContext
+) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
+    """Normalize to length sqrt(H), so that the nearest centroid has the largest dot product."""
+    wide = x.astype(context.precision.norm)
+    ones = jnp.ones(x.shape[-1:], wide.dtype)
+    return layer_norm(wide, ones, None, LAYER_NORM_EPSILON).astype(x.dtype)
+
+
+def centroid_affinity(
+    x: jax.Array,  # [B, T, N, H]
+    centroids: jax.Array,  # [N, E, H]
+) -> jax.Array:  # [B, N, T, E] float32
+    """Return -|x - c|^2 / 2 for each centroid c. No gradient reaches x."""
+    x, centroids = jax.lax.stop_gradient(x).astype(jnp.float32), centroids.astype(jnp.float32)
+    # |x - c|^2 = |x|^2 - 2 x . c + |c|^2: one matmul, and no array [B, T, N, E, H] of differences.
+    products = jnp.einsum("BTNH,NEH->BNTE", x, centroids)
+    x_squares = jnp.sum(jnp.square(x), axis=-1).swapaxes(1, 2)[..., None]
+    centroid_squares = jnp.sum(jnp.square(centroids), axis=-1)[None, :, None]
+    return products - (x_squares + centroid_squares) / 2
+
+
+def kmeans_loss(
+    affinities: jax.Array,  # [1 or 2, B, N, T, E]
+    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
+) -> jax.Array:  # a number
+    """Return the mean squared distance of tokens to their nearest centroid, over heads and tokens.
+
+    This is the k-means objective. Its gradient pulls each centroid to the mean of its tokens.
+    """
+    # The affinity is -|x - c|^2 / 2, so its maximum over E gives the nearest centroid's distance.
+    squares = -2 * affinities.max(-1)  # [1 or 2, B, N, T]
+    if documents is None:
+        return jnp.mean(squares)
+    is_token = jnp.broadcast_to((documents != 0)[None, :, None], squares.shape)
+    return jnp.sum(squares * is_token) / jnp.maximum(jnp.sum(is_token), 1)
+
+
+def cluster_ids(
+    config: RoutingAttentionConfig,
+    affinities: jax.Array,  # [1, B, N, T, E]
+    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: one document
+) -> jax.Array:  # [B, N, T]
+    """Return the nearest cluster of each token, separate per document. Ties go to the lower."""
+    nearest = jnp.argmax(affinities[0], axis=-1)
+    return split_groups_by_document(nearest, config.num_clusters, documents)
+
+
+def attend_last_group_members(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, N, H] in row s the key at position s
+    v: jax.Array,  # [B, S, N, H of values]
+    groups: jax.Array,  # [B, T, N] of the queries
+    key_groups: jax.Array,  # [B, S, N]
+    positions: jax.Array,  # [B, T] of the queries; -1: sees nothing
+    window: int,
+    *,
+    scale: float,
+    softmax_dtype: str = "float32",
+) -> jax.Array:  # [B, T, N, H of values]
+    """Compute causal `attend_grouped` for new queries over cached keys."""
+    key_groups = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
+    key_positions = jnp.arange(k.shape[1])[None, None, None, :]
+    operand_dtype, sum_dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype)
+
+    def attend_block(
+        block_index: jax.Array,
+        q: jax.Array,  # [B, R, N, H]
+        groups: jax.Array,  # [B, R, N]
+        positions: jax.Array,  # [B, R]
+    ) -> jax.Array:  # [B, R, N, H of values]
+        same_group = jnp.swapaxes(groups, 1, 2)[..., None] == key_groups
+        earlier = same_group & (key_positions <= positions[:, None, :, None])
+        # The last `window` members are those with fewer than `window` members after them.
+        member_count = jnp.cumsum(earlier, axis=-1)
+        in_window = earlier & (member_count[..., -1:] - member_count < window)
+        # All cached keys are scored and most are hidden: the places of the members in the cache
+        # depend on the data, and gathering them would need a sort.
+        scores = dot_product_scores(q, k, operand_dtype, sum_dtype).astype(softmax_dtype) * scale
+        weights = softmax_where(scores, in_window)[0].astype(sum_dtype)
+        return weighted_values(weights, v, operand_dtype, sum_dtype).astype(v.dtype)
+
+    return map_query_blocks(attend_block, (q, groups, positions))
+
+
+def cluster_members(
+    config: RoutingAttentionConfig,
+    affinities: jax.Array,  # [2, B, N, T, E] of queries and of keys
+    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
+) -> jax.Array:  # [2, B, N, E, C] indices of tokens; T: no token
+    """Return the tokens nearest to each cluster (algorithm 1). Ties go to the lower index.
+
+    Each cluster picks its tokens, not each token its cluster: sizes are equal and shapes static,
+    and a token may be in several clusters or in none.
+    """
+    affinities, length = affinities.swapaxes(-1, -2), affinities.shape[-2]
+    if documents is not None:
+        affinities = jnp.where((documents != 0)[None, :, None, None], affinities, -jnp.inf)
+    nearest, members = jax.lax.top_k(affinities, min(config.window, length))
+    # A row with fewer than C tokens fills its clusters with padding, which an index out of range
+    # drops: gathered as zeros, not added to any token.
+    return jnp.where(nearest > -jnp.inf, members, length)
+
+
+def membership_mask(
+    members: jax.Array,  # [B, N, E, C]
+    length: int,
+) -> jax.Array:  # [B, N, E, T] booleans
+    """Return a mask of the tokens that each cluster contains."""
+    empty = jnp.zeros((*members.shape[:3], length), bool)
+    return jnp.put_along_axis(empty, members, True, axis=-1, inplace=False, mode="drop")
+
+
+def attend_balanced_clusters(
+    q: jax.Array,  # [B, T, N, H] of length sqrt(H), as are keys
+    k: jax.Array,  # [B, T, N, H]
+    v: jax.Array,  # [B, T, N, H of values]
+    query_members: jax.Array,  # [B, N, E, C]
+    key_members: jax.Array,  # [B, N, E, C]
+    softmax_dtype: str = "float32",
+) -> jax.Array:  # [B, T, N, H of values]
+    """Compute a softmax over the keys of all clusters that contain the query.
+
+    A key that shares m clusters with the query counts 1 / m in each of them. Queries in no cluster
+    get zeros. Scores lie in [-sqrt(H), sqrt(H)] because q and k have length sqrt(H). The constant
+    sqrt(H) is therefore subtracted in place of the row maximum, on which the clusters of a query
+    would have to agree.
+    """
+    bound, length = math.sqrt(q.shape[-1]), q.shape[1]
+    operand_dtype, sum_dtype, dtype = q.dtype, accumulation_dtype(q.dtype, softmax_dtype), v.dtype
+    # A token may be in several clusters, and their gradients are added: widen first, so that the
+    # sum is rounded once.
+    q, k, v = (x.astype(sum_dtype).swapaxes(1, 2) for x in (q, k, v))  # [B, N, T, H]
+    q, k, v = _gather(q, query_members), _gather(k, key_members), _gather(v, key_members)
+    scores = precise_einsum("BNECH,BNEDH->BNECD", q, k, operand_dtype, sum_dtype)
+    scores = scores.astype(softmax_dtype) / bound
+    # The clusters F that contain both the query and the key, counted by a matrix product: far below
+    # 2^24, to which float32 counts exactly.
+    query_clusters, key_clusters = (
+        _gather(membership_mask(members, length).swapaxes(2, 3).astype(jnp.float32), members)
+        for members in (query_members, key_members)
+    )
+    shared = jnp.einsum("BNECF,BNEDF->BNECD", query_clusters, key_clusters).astype(softmax_dtype)
+    exp_scores = jnp.where(shared > 0, jnp.exp(scores - bound) / jnp.maximum(shared, 1), 0)
+    total = _sum_over_clusters(exp_scores.sum(-1, keepdims=True), query_members, length)
+    has_keys = total > 0
+    # Divide the weights by their sum before the matmul with the values. If divided after it, the
+    # gradients through numerator and denominator would not cancel, because the matmul rounds one.
+    total = _gather(jnp.where(has_keys, total, 1), query_members, fill_value=1)
+    weights = (exp_scores / total).astype(sum_dtype)
+    y = precise_einsum("BNECD,BNEDH->BNECH", weights, v, operand_dtype, sum_dtype)
+    y = jnp.where(has_keys, _sum_over_clusters(y, query_members, length), 0)
+    return y.astype(dtype).swapaxes(1, 2)
+
+
+def _gather(x: jax.Array, members: jax.Array, fill_value: float = 0) -> jax.Array:
+    """Return the tokens of each cluster: [B, N, T, H] -> [B, N, E, C, H]."""
+    flat = members.reshape(*members.shape[:2], -1, 1)
+    gathered = jnp.take_along_axis(x, flat, axis=2, mode="fill", fill_value=fill_value)
+    return gathered.reshape(*members.shape, x.shape[-1])
+
+
+def _sum_over_clusters(x: jax.Array, members: jax.Array, length: int) -> jax.Array:
+    """Sum the results of all clusters for each token: [B, N, E, C, H] -> [B, N, T, H]."""
+    flat = members.reshape(*members.shape[:2], -1)
+
+    def add(rows: jax.Array, tokens: jax.Array) -> jax.Array:
+        return jnp.zeros((length, rows.shape[-1]), rows.dtype).at[tokens].add(rows, mode="drop")
+
+    return jax.vmap(jax.vmap(add))(x.reshape(*flat.shape, -1), flat)

@@ -39,7 +39,7 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import QKV, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec, attend_reference
-from transformer.attention.sparse_ops.top_k_keys import QUERY_BLOCK_SIZE, map_query_blocks
+from transformer.attention.sparse_ops.query_blocks import QUERY_BLOCK_SIZE, map_query_blocks
 from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
 from transformer.attention.variants.sparse_configs import (
     HEAD_GROUPS,

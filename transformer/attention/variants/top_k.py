@@ -1,13 +1,17 @@
 """Top-k attention: each query attends to its highest-scoring keys (Gupta et al. 2021)."""
 
+import dataclasses
 import math
-from typing import Any
+from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
-from transformer.attention.cache import KVCache, MemoryCache
-from transformer.attention.masks import dense_mask
+from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask, widen
+from transformer.attention.cache import KVCache, MemoryCache, project_memory
+from transformer.attention.masks import Mask, dense_mask
 from transformer.attention.mixer import (
     Abilities,
     Mixer,
@@ -18,23 +22,48 @@ from transformer.attention.mixer import (
 )
 from transformer.attention.projections import (
     QKV,
+    MultiHeadConfig,
     combine_heads,
-    project_keys,
     project_qkv,
     project_queries,
-    project_values,
 )
-from transformer.attention.reference import ScoreSpec
-from transformer.attention.sparse_ops.top_k_keys import (
-    apply_top_k_weights,
-    attend_top_k,
-    top_k_mask,
-    top_k_weights,
+from transformer.attention.reference import ScoreSpec, weighted_values
+from transformer.attention.rope import RoPE
+from transformer.attention.sparse_ops.query_blocks import (
+    QUERY_BLOCK_SIZE,
+    SAVED_QUERY_BLOCK_RESIDUALS,
+    map_query_blocks,
+    softmax_where,
 )
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
-from transformer.attention.variants.sparse_configs import TopKConfig
-from transformer.layers.basic import fold_in
+from transformer.layers.basic import dropout, fold_in
+from transformer.layers.position_embedding import NoPosition
+from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.taps import HEAD_OUTPUTS
+from transformer.validation import check_at_least, check_fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class TopKConfig(MultiHeadConfig):
+    """Softmax over the k highest scores of each query among the visible keys (Gupta et al. 2021).
+
+    All scores are computed, one block of queries at a time: time O(T^2), memory O(T). Ties go to
+    the key with the lower index.
+    """
+
+    kind: ClassVar[str] = "top_k"
+
+    keys_per_query: int = 64
+    """k, keys that a query attends to. A query that sees fewer keys attends to all of them."""
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys. Cross attention ignores it."""
+    dropout: float = 0.0
+    """Dropout rate of the attention weights, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("top_k.keys_per_query", self.keys_per_query, 1)
+        check_fraction("top_k.dropout", self.dropout)
 
 
 @register_mixer
@@ -55,45 +84,46 @@ class TopKAttention(Mixer):
     @staticmethod
     def score_flops(config: TopKConfig, width: int, length: int) -> ScoreFlops:
         """Count the scores of all keys and the values of the selected keys."""
-        each = 2 * config.num_heads * config.resolved_head_dim(width)
-        averaged = round(each * grouped_visible_keys(config.keys_per_query, length).causal)
+        per_key = 2 * config.num_heads * config.resolved_head_dim(width)
+        selected = grouped_visible_keys(config.keys_per_query, length).causal
         return ScoreFlops(
-            full=each * (length + min(config.keys_per_query, length)),
-            causal=each * (length + 1) // 2 + averaged,
+            full=per_key * (length + min(config.keys_per_query, length)),
+            causal=per_key * (length + 1) // 2 + round(per_key * selected),
         )
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> KVCache:
-        return KVCache.empty(batch, length, *self.cache_shape())
+        return KVCache.empty(batch, length, *self.cache_sizes())
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryCache:
-        return MemoryCache.empty(batch, length, *self.cache_shape())
+        return MemoryCache.empty(batch, length, *self.cache_sizes())
 
     @nn.nowrap
-    def cache_shape(self) -> tuple[int, int, str]:
+    def cache_sizes(self) -> tuple[int, int, str]:
         """Return K, H and the storage dtype of a cache."""
         head_dim = self.config.resolved_head_dim(self.context.d_model)
         return self.config.resolved_num_kv_heads, head_dim, self.context.precision.cache_dtype
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        """With a `MemoryCache`, the memory is projected once and not needed by later calls."""
-        config, mask, cache = self.config, inputs.mask, inputs.cache
+        config, context = self.config, self.context
+        mask, cache = inputs.mask, inputs.cache
         if inputs.memory is not None or isinstance(cache, MemoryCache):
-            (q, k, v), cache = self.attend_memory_inputs(x, inputs.memory, cache)
+            q = project_queries(self, x, config, context)
+            k, v, cache = project_memory(self, inputs.memory, cache, config, context, q.dtype)
         else:
             q, k, v = self.project(x, inputs)
             if cache is not None:
                 cache = cache.append(k, v, inputs.positions)
                 k, v, key_positions = cache.read(q.dtype)
                 mask = mask.with_keys(key_positions, keys_include_queries=True)
-        scoring = self.score_spec(q.shape[-1], fold_in(inputs.dropout_rngs, 0))
+        score_spec = self.score_spec(q.shape[-1], fold_in(inputs.dropout_rngs, 0))
         if "weights" in inputs.outputs:
-            weights = top_k_weights(q, k, mask, scoring, config.keys_per_query)
-            y = apply_top_k_weights(weights, v, scoring)
+            weights = top_k_weights(q, k, mask, score_spec, config.keys_per_query)
+            y = apply_top_k_weights(weights, v, score_spec)
             return combine_heads(self, y, inputs, cache, {"weights": weights})
-        y = attend_top_k(q, k, v, mask, scoring, config.keys_per_query)
+        y = attend_top_k(q, k, v, mask, score_spec, config.keys_per_query)
         return combine_heads(self, y, inputs, cache)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
@@ -102,32 +132,12 @@ class TopKAttention(Mixer):
             self, x, inputs.positions, self.config, self.context, position=self.config.position
         )
 
-    def attend_memory_inputs(
-        self,
-        x: jax.Array,  # [B, T, D]
-        memory: jax.Array | None,  # [B, S, D]
-        cache: Any,
-    ) -> tuple[QKV, MemoryCache | None]:
-        """Return queries of x, and keys and values of the memory or of its cache."""
-        config, context = self.config, self.context
-        if cache is not None and not isinstance(cache, MemoryCache):
-            raise ValueError("mixer top_k: with a memory, give a cache of init_memory_cache")
-        q = project_queries(self, x, config, context)
-        if memory is None:
-            memory_cache: Any = cache
-            k, v, _ = memory_cache.read(q.dtype)
-            return QKV(q, k, v), memory_cache
-        k = project_keys(self, memory, config, context)
-        v = project_values(self, memory, config, context)
-        return QKV(q, k, v), None if cache is None else cache.append(k, v)
-
     @nn.nowrap
     def score_spec(self, head_dim: int, dropout_rngs: jax.Array | None = None) -> ScoreSpec:
-        config = self.config
         return ScoreSpec(
             scale=1 / math.sqrt(head_dim),
             softmax_dtype=self.context.precision.softmax,
-            dropout_rate=config.dropout,
+            dropout_rate=self.config.dropout,
             dropout_rngs=dropout_rngs,
         )
 
@@ -139,8 +149,110 @@ class TopKAttention(Mixer):
     ) -> jax.Array:  # [B, N, T, T] booleans
         """Return the selected keys among those that the mask shows."""
         q, k, _ = heads
-        scores = self.score_spec(q.shape[-1]).compute_scores(
-            q, k, inputs.positions, inputs.positions
-        )
+        score_spec = self.score_spec(q.shape[-1])
+        scores = score_spec.compute_scores(q, k, inputs.positions, inputs.positions)
         visible = dense_mask(inputs.mask, q.shape[1], q.shape[1])[:, None]
         return top_k_mask(scores, visible, self.config.keys_per_query)
+
+
+def attend_top_k(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    v: jax.Array,  # [B, S, K, H of values]
+    mask: Mask,
+    score_spec: ScoreSpec,
+    keys_per_query: int,
+    *,
+    block_size: int = QUERY_BLOCK_SIZE,
+) -> jax.Array:  # [B, T, N, H of values]
+    """Attend from each query to its `keys_per_query` highest-scoring keys (section 2)."""
+    num_queries, num_keys = q.shape[1], k.shape[1]
+    # A tile has all keys: the k highest scores of a query are known only from all of its scores.
+    tiling = Tiling(
+        num_queries, num_keys, min(block_size, num_queries), num_keys, lookback=None, lookahead=None
+    )
+    padded_mask, dtype = pad_mask(mask, tiling), v.dtype
+    # All blocks of queries add to the gradients of the keys: widen first, so that the sum is
+    # rounded once.
+    score_spec, (q, k, v) = widen(score_spec, q, k, v)
+
+    def attend_block(block_index: jax.Array, q: jax.Array) -> jax.Array:
+        block_mask = tile_mask(padded_mask, tiling, block_index, 0)
+        weights = top_k_weights(q, k, block_mask, score_spec, keys_per_query)
+        # One traced block stands for all: without its index they would drop the same weights.
+        dropout_rngs = fold_in(score_spec.dropout_rngs, block_index)
+        return apply_top_k_weights(weights, v, score_spec._replace(dropout_rngs=dropout_rngs))
+
+    return map_query_blocks(attend_block, (q,), block_size=block_size).astype(dtype)
+
+
+def top_k_weights(
+    q: jax.Array,  # [B, T, N, H]
+    k: jax.Array,  # [B, S, K, H]
+    mask: Mask,
+    score_spec: ScoreSpec,
+    keys_per_query: int,
+) -> jax.Array:  # [B, N, T, S]
+    """Return softmax weights over the k highest visible scores, zero elsewhere."""
+    scores = score_spec.compute_scores(q, k, *mask.resolved_positions(q.shape[1], k.shape[1]))
+    selected = top_k_mask(scores, dense_mask(mask, q.shape[1], k.shape[1])[:, None], keys_per_query)
+    return softmax_where(scores, selected)[0]
+
+
+def apply_top_k_weights(
+    weights: jax.Array,  # [B, N, T, S]
+    v: jax.Array,  # [B, S, K, H of values]
+    score_spec: ScoreSpec,
+) -> jax.Array:  # [B, T, N, H of values]
+    """Apply dropout to the weights and return the weighted sum of the values."""
+    operand_dtype = score_spec.operand_dtype_of(v)
+    sum_dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
+    dropped = dropout(weights, score_spec.dropout_rate, score_spec.dropout_rngs).astype(sum_dtype)
+    return weighted_values(dropped, v, operand_dtype, sum_dtype).astype(v.dtype)
+
+
+def top_k_mask(
+    scores: jax.Array,  # [B, N, T, S]
+    visible: jax.Array,  # [B or 1, 1, T, S] booleans
+    keys_per_query: int,
+) -> jax.Array:  # [B, N, T, S] booleans
+    """Return a mask of the k highest visible scores per query. Ties go to the lower index."""
+    # Which keys are chosen has no gradient; the softmax over the chosen ones has.
+    scores = jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf)
+    # One number a row that costs 32 passes over the scores: the backward pass reads it.
+    threshold = checkpoint_name(
+        nth_largest(scores, min(keys_per_query, scores.shape[-1])), SAVED_QUERY_BLOCK_RESIDUALS
+    )
+    # Fill the remaining places with ties, lowest index first.
+    above, equal = scores > threshold, scores == threshold
+    num_ties = keys_per_query - above.sum(-1, keepdims=True)
+    # `visible`, because with fewer than k visible keys the threshold is -inf, and hidden keys tie.
+    return visible & (above | (equal & (jnp.cumsum(equal, axis=-1) <= num_ties)))
+
+
+def nth_largest(
+    x: jax.Array,  # [..., S]
+    n: int,  # from 1 to S
+) -> jax.Array:  # [..., 1]
+    """Return the n-th largest entry of each row, exactly and without sorting. No entry is NaN.
+
+    Build its bits from the highest to the lowest: a bit is set if at least n entries are as large
+    as the number with it. This takes 32 comparisons per entry. `jax.lax.top_k` may be faster for
+    small n, but XLA does not partition it: each device would gather the scores of all.
+    """
+    # Float32 holds every 16-bit float exactly, so one width will do.
+    bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    sign_bit = jnp.uint32(1 << 31)
+    # Map floats to unsigned integers in the same order: set the sign bit of positive numbers, flip
+    # all bits of negative ones.
+    ordered = jnp.where(bits >= sign_bit, ~bits, bits | sign_bit)
+
+    def try_bit(step: jax.Array, result: jax.Array) -> jax.Array:
+        candidate = result | (sign_bit >> jnp.uint32(step))
+        is_reached = jnp.sum(ordered >= candidate, axis=-1, keepdims=True) >= n
+        return jnp.where(is_reached, candidate, result)
+
+    result = jax.lax.fori_loop(0, 32, try_bit, jnp.zeros_like(ordered[..., :1]))
+    # The inverse of the map above.
+    float_bits = jnp.where(result >= sign_bit, result ^ sign_bit, ~result)
+    return jax.lax.bitcast_convert_type(float_bits, jnp.float32).astype(x.dtype)

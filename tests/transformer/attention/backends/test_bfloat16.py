@@ -31,7 +31,6 @@ from transformer.attention.backends.tiling import merge_partials, widen
 from transformer.attention.position_bias import RelativeTables
 from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.attention.scores import additive_scores
-from transformer.attention.sparse_ops.balanced_clusters import attend_balanced_clusters
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import (
     attend_from_packed_globals,
@@ -39,7 +38,11 @@ from transformer.attention.sparse_ops.global_tokens import (
     attend_to_packed_globals,
 )
 from transformer.attention.sparse_ops.grouped_window import attend_grouped
-from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members, attend_top_k
+from transformer.attention.variants.routing_attention import (
+    attend_balanced_clusters,
+    attend_last_group_members,
+)
+from transformer.attention.variants.top_k import attend_top_k
 
 pytestmark = pytest.mark.full
 
@@ -260,6 +263,6 @@ def test_overlapping_clusters_are_averaged() -> None:
     members = jnp.broadcast_to(jnp.arange(T), (B, N, 2, T))
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return attend_balanced_clusters(q, k, v, members, members, jnp.ones((1, T), bool))
+        return attend_balanced_clusters(q, k, v, members, members)
 
     assert_within_bounds(run, arrays, expected_results(arrays, Mask()))

@@ -13,7 +13,7 @@ from transformer import Mask, MaskPattern
 from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.grouped_window import attend_grouped
-from transformer.attention.sparse_ops.top_k_keys import attend_top_k
+from transformer.attention.variants.top_k import attend_top_k
 
 T, SPEC = 2048, ScoreSpec(1.0)
 CAUSAL = Mask(MaskPattern(causal=True))

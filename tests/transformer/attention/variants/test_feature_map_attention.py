@@ -17,8 +17,12 @@ from transformer import LinearAttentionConfig, Mask, MaskPattern, PerformerConfi
 from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerConfig
-from transformer.attention.variants import prefix_sums as sums
-from transformer.attention.variants.feature_map_attention import attend_bidirectional
+from transformer.attention.variants import feature_map_attention
+from transformer.attention.variants.feature_map_attention import (
+    FeatureMap,
+    attend_bidirectional,
+    attend_causal,
+)
 from transformer.attention.variants.linear_attention import elu_features
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 
@@ -29,7 +33,7 @@ KEY_SEGMENTS = array([np.repeat([3, 0, 1, 2], [6, 2, 7, 4]), np.repeat([5, 7, 0]
 LENGTHS = array([23, 0])
 
 
-def feature_map(kind: Any) -> sums.FeatureMap:
+def feature_map(kind: Any) -> FeatureMap:
     return elu_features if kind == "elu" else make_feature_map(kind, RANDOM_VECTORS)
 
 
@@ -40,7 +44,7 @@ def inputs(keys: int = T, scale: float = 1.0) -> tuple[Any, Any, Any]:
 
 def attend_in_chunks(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
     boundaries = document_boundaries(mask, jnp.arange(T)[None])
-    return sums.attend_causal(q, k, v, feature_map(kind), boundaries)[0]
+    return attend_causal(q, k, v, feature_map(kind), boundaries)[0]
 
 
 def attend_all(kind: str, mask: Mask, q: Any, k: Any, v: Any) -> jax.Array:
@@ -70,7 +74,7 @@ CASES = [
 def test_sums_match_explicit_weights(
     kind: str, mask: Mask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sums, "CHUNK_SIZE", 8)
+    monkeypatch.setattr(feature_map_attention, "CHUNK_SIZE", 8)
     # Smaller vectors keep sums of trigonometric weights away from zero, where digits are lost.
     scale = 0.3 if kind == "trigonometric" else 1.0
     q, k, v = inputs(T if mask.key_segments is None else S, scale)
@@ -121,7 +125,7 @@ def test_large_inputs_give_averages_of_visible_values(kind: str) -> None:
 
 def test_normalization_near_zero_is_finite() -> None:
     sums_and_totals = jnp.array([[3.0, 1e-9], [3.0, -1e-9], [3.0, -2.0], [0.0, 0.0]])
-    y = sums._normalize(sums_and_totals, signed=True)
+    y = feature_map_attention._normalize(sums_and_totals, signed=True)
     assert_close(y[:, 0], [3e6, -3e6, -1.5, 0.0])
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from tests.transformer.feature_maps import FORMULAS
 from tests.transformer.formulas import Array, assert_close, normal
-from transformer.attention.variants.linear_configs import FeatureMapKind
-from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
+from transformer.attention.variants.performer import (
+    FeatureMapKind,
+    draw_random_vectors,
+    make_feature_map,
+)
 
 H, SEEDS = 8, 500
 
@@ -21,7 +24,7 @@ def test_features_match_formula(kind: Any) -> None:
     """The extracted factor is exact too."""
     directions, x = draw_random_vectors(13, H, orthogonal=True, seed=(1,)), normal(0, 2, 3, 5, H)
     result = jax.device_get(jax.jit(make_feature_map(kind, directions))(x))
-    factor = 1 if result.log_scale is None else np.exp(result.log_scale)[..., None]
+    factor = np.exp(result.log_scale)[..., None]
     assert_close(result.values * factor, FORMULAS[kind](np.float64(x), directions))
     if kind == "positive":
         assert_close(result.values.max(-1), np.ones((2, 3, 5)))
@@ -84,7 +87,6 @@ def estimates(
 
     def estimate(directions: Any) -> Any:
         result = make_feature_map(kind, directions)(make_pair(product)[None])
-        assert result.log_scale is not None
         vectors = result.values * jnp.exp(result.log_scale)[..., None]
         return vectors[0, 0] @ vectors[0, 1]
 

@@ -19,8 +19,10 @@ from tests.transformer.mixers import (
 from transformer import Mask, MaskPattern, RoutingAttentionConfig
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
-from transformer.attention.sparse_ops.top_k_keys import attend_last_group_members
-from transformer.attention.variants.routing_attention import RoutingAttention
+from transformer.attention.variants.routing_attention import (
+    RoutingAttention,
+    attend_last_group_members,
+)
 
 B, T, D, N, H, E, WINDOW = 2, 71, 7, 2, 5, 3, 4
 CONFIG = RoutingAttentionConfig(num_heads=N, head_dim=H, num_clusters=E, window=WINDOW)
@@ -163,5 +165,3 @@ def test_weights_and_invalid_calls() -> None:
     x = normal(0, B, T, D)
     with pytest.raises(ValueError, match="balanced clusters depend on the whole row"):
         apply_mixer(mixer, params, x, mask=Mask(MaskPattern(causal=True)))
-    with pytest.raises(ValueError, match="packed documents"):
-        apply_mixer(mixer, params, x, mask=Mask(segments=DOCUMENTS))

@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,8 +19,12 @@ from tests.transformer.mixers import apply_mixer, dense_attention, make_mixer, v
 from transformer import Mask, MaskPattern, TopKConfig
 from transformer.attention.masks import dense_mask
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.sparse_ops.top_k_keys import attend_top_k, top_k_mask
-from transformer.attention.variants.top_k import TopKAttention
+from transformer.attention.variants.top_k import (
+    TopKAttention,
+    attend_top_k,
+    nth_largest,
+    top_k_mask,
+)
 
 B, T, D, N, K, H, CHOSEN = 2, 11, 6, 4, 2, 3, 3
 CONFIG = TopKConfig(num_heads=N, num_kv_heads=K, head_dim=H, keys_per_query=CHOSEN)
@@ -82,8 +87,27 @@ def test_flops() -> None:
     )
 
 
-def test_a_cache_of_tokens_for_a_memory_raises() -> None:
-    mixer, params = make_mixer(CONFIG, D)
-    x = normal(0, B, T, D)
-    with pytest.raises(ValueError, match="with a memory, give a cache of init_mem"):
-        apply_mixer(mixer, params, x, memory=x, cache=mixer.init_cache(B, T))
+ROWS = np.concatenate(
+    [
+        normal(0, 5, 17),
+        1e30 * normal(1, 3, 17),
+        1e-40 * normal(2, 2, 17),  # subnormal numbers
+        np.round(2 * normal(3, 4, 17)),  # many ties
+        np.where(normal(4, 3, 17) > 0, -np.inf, normal(5, 3, 17)),
+        np.full((1, 17), -np.inf),
+        np.full((1, 17), np.inf),
+    ]
+).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 17])
+def test_nth_largest_matches_sorting(count: int) -> None:
+    actual = jax.jit(nth_largest, static_argnums=1)(jnp.asarray(ROWS), count)
+    assert np.array_equal(actual, np.sort(ROWS, axis=-1)[:, ::-1][:, count - 1 : count])
+
+
+def test_nth_largest_in_bfloat16() -> None:
+    rows = jnp.asarray(ROWS[:5], jnp.bfloat16)
+    actual = jax.jit(nth_largest, static_argnums=1)(rows, 3)
+    assert actual.dtype == jnp.bfloat16
+    assert np.array_equal(actual, np.sort(np.asarray(rows, np.float32), axis=-1)[:, -3:-2])

@@ -35,21 +35,21 @@ if TYPE_CHECKING:
         NTKScaling,
         YaRNScaling,
     )
+    from transformer.attention.variants.bigbird import BigBirdConfig
     from transformer.attention.variants.linear_configs import (
         LinearAttentionConfig,
         LinformerConfig,
         PerformerConfig,
         PrimerConfig,
     )
+    from transformer.attention.variants.longformer import LongformerConfig
+    from transformer.attention.variants.sliding_window import SlidingWindowConfig
     from transformer.attention.variants.sparse_configs import (
-        BigBirdConfig,
-        LongformerConfig,
         ReformerConfig,
         RoutingAttentionConfig,
-        SlidingWindowConfig,
-        SparseTransformerConfig,
         TopKConfig,
     )
+    from transformer.attention.variants.sparse_transformer import SparseTransformerConfig
     from transformer.baselines.baseline_configs import (
         BahdanauConfig,
         ChengConfig,
@@ -119,15 +119,11 @@ _HOMES = {
         "PerformerConfig",
         "PrimerConfig",
     ),
-    "attention.variants.sparse_configs": (
-        "BigBirdConfig",
-        "LongformerConfig",
-        "ReformerConfig",
-        "RoutingAttentionConfig",
-        "SlidingWindowConfig",
-        "SparseTransformerConfig",
-        "TopKConfig",
-    ),
+    "attention.variants.bigbird": ("BigBirdConfig",),
+    "attention.variants.longformer": ("LongformerConfig",),
+    "attention.variants.sliding_window": ("SlidingWindowConfig",),
+    "attention.variants.sparse_configs": ("ReformerConfig", "RoutingAttentionConfig", "TopKConfig"),
+    "attention.variants.sparse_transformer": ("SparseTransformerConfig",),
     "baselines.baseline_configs": (
         "BahdanauConfig",
         "ChengConfig",

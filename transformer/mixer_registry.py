@@ -34,16 +34,16 @@ BUILTIN_MIXERS = {
     **{
         kind: BuiltinMixer(f"{_VARIANTS}.{module}", config_name, f"{_VARIANTS}.{config_module}")
         for kind, module, config_name, config_module in (
-            ("bigbird", "bigbird", "BigBirdConfig", "sparse_configs"),
+            ("bigbird", "bigbird", "BigBirdConfig", "bigbird"),
             ("linear", "linear_attention", "LinearAttentionConfig", "linear_configs"),
             ("linformer", "linformer", "LinformerConfig", "linear_configs"),
-            ("longformer", "longformer", "LongformerConfig", "sparse_configs"),
+            ("longformer", "longformer", "LongformerConfig", "longformer"),
             ("performer", "performer", "PerformerConfig", "linear_configs"),
             ("primer", "primer", "PrimerConfig", "linear_configs"),
             ("reformer", "reformer", "ReformerConfig", "sparse_configs"),
             ("routing", "routing_attention", "RoutingAttentionConfig", "sparse_configs"),
-            ("sliding_window", "sliding_window", "SlidingWindowConfig", "sparse_configs"),
-            ("sparse", "sparse_transformer", "SparseTransformerConfig", "sparse_configs"),
+            ("sliding_window", "sliding_window", "SlidingWindowConfig", "sliding_window"),
+            ("sparse", "sparse_transformer", "SparseTransformerConfig", "sparse_transformer"),
             ("top_k", "top_k", "TopKConfig", "sparse_configs"),
         )
     },

@@ -25,14 +25,11 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.mixer import mixer_class
+from transformer.attention.variants.bigbird import BigBirdConfig
 from transformer.attention.variants.linear_configs import PerformerConfig
-from transformer.attention.variants.sparse_configs import (
-    BigBirdConfig,
-    ReformerConfig,
-    SlidingWindowConfig,
-    SparseTransformerConfig,
-    TopKConfig,
-)
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
+from transformer.attention.variants.sparse_configs import ReformerConfig, TopKConfig
+from transformer.attention.variants.sparse_transformer import SparseTransformerConfig
 from transformer.attention_maps import AttentionMap, attention_maps
 from transformer.inspection import layer_values
 from transformer.testing.mixer_under_test import projections

@@ -14,7 +14,8 @@ from transformer.attention.attention_config import AttentionConfig
 from transformer.attention.mixer import mixer_class
 from transformer.attention.position_config import RelativePositions, RoPE
 from transformer.attention.variants.linear_configs import PerformerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig, TopKConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
+from transformer.attention.variants.sparse_configs import TopKConfig
 from transformer.baselines.baseline_configs import LSTMConfig
 from transformer.config import BlockConfig, EncoderConfig, TransformerConfig
 from transformer.inspection import (

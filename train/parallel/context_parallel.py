@@ -18,7 +18,7 @@ from train.errors import UsageError
 from train.experiment import Experiment
 from train.parallel.sharding import num_shards
 from transformer.attention.attention_config import AttentionConfig, MixerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig, MixerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
     ACTIVATION_NAMES,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig
-from transformer.attention.variants.sparse_configs import LongformerConfig
+from transformer.attention.variants.longformer import LongformerConfig
 from transformer.config import TransformerConfig
 from transformer.interop.bert import (
     BERT_HEAD,

@@ -14,20 +14,20 @@ from transformer.attention.rope_scaling import (
     NTKScaling,
     YaRNScaling,
 )
+from transformer.attention.variants.bigbird import BigBirdConfig
 from transformer.attention.variants.linear_configs import (
     LinformerConfig,
     PerformerConfig,
     PrimerConfig,
 )
+from transformer.attention.variants.longformer import LongformerConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.attention.variants.sparse_configs import (
-    BigBirdConfig,
-    LongformerConfig,
     ReformerConfig,
     RoutingAttentionConfig,
-    SlidingWindowConfig,
-    SparseTransformerConfig,
     TopKConfig,
 )
+from transformer.attention.variants.sparse_transformer import SparseTransformerConfig
 
 
 @pytest.mark.parametrize(

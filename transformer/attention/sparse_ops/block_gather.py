@@ -15,16 +15,10 @@ import jax.numpy as jnp
 from transformer.attention.attend import ScoreSpec
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
+from transformer.attention.sparse_ops.mask_tokens import Tokens, query_and_key_tokens
 from transformer.attention.sparse_ops.top_k_keys import softmax_where
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
-
-
-class BlockTokens(NamedTuple):
-    """Positions and segments of tokens, cut into blocks."""
-
-    positions: jax.Array  # [B or 1, blocks, block]
-    segments: jax.Array  # [B or 1, blocks, block]; 0: not there
 
 
 class GatherStep(NamedTuple):
@@ -32,27 +26,8 @@ class GatherStep(NamedTuple):
 
     step_index: jax.Array  # []
     q: jax.Array  # [B, N, group, block, H]
-    query_tokens: BlockTokens  # [B or 1, group, block]
+    query_tokens: Tokens  # [B or 1, group, block]
     selected: jax.Array  # [B or 1, N or 1, group, m]
-
-
-def query_and_key_tokens(
-    mask: Mask, num_queries: int, num_keys: int
-) -> tuple[BlockTokens, BlockTokens]:  # [B or 1, T or S]
-    """Return positions and segments of queries and keys; keys beyond the lengths get segment 0."""
-    query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
-    ones = lambda size: jnp.ones((1, size), jnp.int32)  # noqa: E731
-    query_segments = ones(num_queries) if mask.segments is None else mask.segments
-    # As in `dense_mask`: segments of keys count only where the queries have some to compare them
-    # with.
-    key_segments = query_segments if mask.key_segments is None else mask.key_segments
-    if mask.segments is None:
-        key_segments = ones(num_keys)
-    if mask.key_lengths is not None:
-        key_segments = jnp.where(
-            jnp.arange(num_keys)[None, :] < mask.key_lengths[:, None], key_segments, 0
-        )
-    return BlockTokens(query_positions, query_segments), BlockTokens(key_positions, key_segments)
 
 
 def split_blocks(
@@ -99,7 +74,9 @@ def gather_blocks(blocks: jax.Array, step: GatherStep) -> jax.Array:  # [B, N, g
 
 
 def gathered_mask(
-    pattern: MaskPattern, step: GatherStep, key_tokens: BlockTokens
+    pattern: MaskPattern,
+    step: GatherStep,
+    key_tokens: Tokens,  # [B or 1, blocks, block]
 ) -> jax.Array:  # [B or 1, N or 1, group, block, m block]
     """Return which of the gathered keys each query may see."""
     # Gather positions and segments of the selected keys, then reuse the dense mask on the small
@@ -191,7 +168,7 @@ def attend_selected_blocks(
         to_steps(
             heads_first(split_blocks(q, num_query_tokens, num_steps * blocks_per_step)), axis=2
         ),
-        BlockTokens(
+        Tokens(
             *(
                 to_steps(split_blocks(each, num_query_tokens, num_steps * blocks_per_step), axis=1)
                 for each in query_tokens
@@ -201,7 +178,7 @@ def attend_selected_blocks(
     )
     # Whole blocks are gathered, not tokens: each index moves `block_size` consecutive rows.
     k, v = (heads_first(split_blocks(each, block_size)) for each in (k, v))
-    key_tokens = BlockTokens(*(split_blocks(each, block_size) for each in key_tokens))
+    key_tokens = Tokens(*(split_blocks(each, block_size) for each in key_tokens))
     operand_dtype = score_spec.operand_dtype_of(q)
     settings = _PassSettings(
         mask.pattern,
@@ -257,7 +234,7 @@ def _attend_steps(
     k: jax.Array,  # [B, K, blocks, block, H]
     v: jax.Array,  # [B, K, blocks, block, H of values]
     steps: GatherStep,
-    key_tokens: BlockTokens,
+    key_tokens: Tokens,
     dropout_rngs: jax.Array | None,
 ) -> Any:
     def attend_one(step: GatherStep) -> Any:

@@ -25,13 +25,11 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.attention.mixer import mixer_class
+from transformer.attention.variants.bigbird import BigBirdConfig
 from transformer.attention.variants.performer import PerformerConfig
 from transformer.attention.variants.reformer import ReformerConfig
-from transformer.attention.variants.sparse_configs import (
-    BigBirdConfig,
-    SlidingWindowConfig,
-    SparseTransformerConfig,
-)
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
+from transformer.attention.variants.sparse_transformer import SparseTransformerConfig
 from transformer.attention.variants.top_k import TopKConfig
 from transformer.attention_maps import AttentionMap, attention_maps
 from transformer.inspection import layer_values

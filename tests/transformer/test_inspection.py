@@ -16,7 +16,7 @@ from transformer.attention.mixer import MIXERS, mixer_class
 from transformer.attention.position_bias import RelativePositions
 from transformer.attention.rope import RoPE
 from transformer.attention.variants.performer import PerformerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.attention.variants.top_k import TopKConfig
 from transformer.baselines.recurrent import LSTMConfig
 from transformer.inspection import add_vector, at_layers, logit_lens, patch, zero_heads

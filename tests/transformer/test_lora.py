@@ -18,7 +18,7 @@ from transformer import (
     RoPE,
     TransformerConfig,
 )
-from transformer.attention.variants.sparse_configs import LongformerConfig
+from transformer.attention.variants.longformer import LongformerConfig
 from transformer.layers.basic import apply_matrix
 from transformer.lora import LoRALayout, LowRankWeight, merge_weights
 

@@ -19,7 +19,7 @@ from train.experiment import Experiment
 from train.parallel.sharding import num_shards
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MixerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.hardware import Hardware
 from transformer.parameter_counts import LayerMixer
 

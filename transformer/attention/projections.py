@@ -92,13 +92,13 @@ class SharedQueryKeyConfig(MultiHeadConfig):
         super().__post_init__()
         if self.resolved_num_kv_heads != self.num_heads:
             raise ValueError(
-                f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: queries and keys are the same "
-                "here, so both have num_heads; leave it at 0"
+                f"{type(self).__name__}.num_kv_heads {self.num_kv_heads}: queries and keys are the "
+                "same here, so both have num_heads; leave it at 0"
             )
         if self.qk_norm is not None:
             raise ValueError(
-                f"{type(self).__name__}.qk_norm {self.qk_norm.kind}: this mixer normalizes its keys itself; "
-                "leave it at None"
+                f"{type(self).__name__}.qk_norm {self.qk_norm.kind}: this mixer normalizes its "
+                "keys itself; leave it at None"
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MixerConfig
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.interop.family import (
     ACTIVATION_NAMES,
     Architecture,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer.attention.full import AttentionConfig
-from transformer.attention.variants.sparse_configs import LongformerConfig
+from transformer.attention.variants.longformer import LongformerConfig
 from transformer.interop.bert import (
     BERT_HEAD,
     ROBERTA_HEAD,

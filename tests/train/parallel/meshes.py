@@ -27,7 +27,7 @@ from transformer import (
     NoPosition,
     RoPE,
 )
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.layers.moe import MoEConfig
 
 VOCAB, STEPS, ROWS, LENGTH = 30, 20, 8, 16

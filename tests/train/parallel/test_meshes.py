@@ -28,7 +28,7 @@ from train.estimate.hlo import Program, array_shapes, find_collectives
 from train.parallel.context_parallel import check_context_parallelism
 from train.parallel.mesh import MeshConfig, make_mesh
 from transformer import ALiBi, Hardware
-from transformer.attention.variants.sparse_configs import BigBirdConfig
+from transformer.attention.variants.bigbird import BigBirdConfig
 
 
 @pytest.fixture(scope="module")

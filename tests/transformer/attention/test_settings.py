@@ -10,17 +10,15 @@ from transformer.attention.masks import MaskPattern
 from transformer.attention.position_bias import RelativePositions, T5RelativeBias
 from transformer.attention.rope import LinearScaling, Llama3Scaling, NTKScaling, RoPE, YaRNScaling
 from transformer.attention.scores import AdditiveScore
+from transformer.attention.variants.bigbird import BigBirdConfig
 from transformer.attention.variants.linformer import LinformerConfig
+from transformer.attention.variants.longformer import LongformerConfig
 from transformer.attention.variants.performer import PerformerConfig
 from transformer.attention.variants.primer import PrimerConfig
 from transformer.attention.variants.reformer import ReformerConfig
 from transformer.attention.variants.routing_attention import RoutingAttentionConfig
-from transformer.attention.variants.sparse_configs import (
-    BigBirdConfig,
-    LongformerConfig,
-    SlidingWindowConfig,
-    SparseTransformerConfig,
-)
+from transformer.attention.variants.sliding_window import SlidingWindowConfig
+from transformer.attention.variants.sparse_transformer import SparseTransformerConfig
 from transformer.attention.variants.top_k import TopKConfig
 
 

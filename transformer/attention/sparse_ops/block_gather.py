@@ -15,16 +15,10 @@ import jax.numpy as jnp
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.reference import ScoreSpec
+from transformer.attention.sparse_ops.mask_tokens import Tokens, query_and_key_tokens
 from transformer.attention.sparse_ops.query_blocks import softmax_where
 from transformer.layers.basic import dropout, fold_in
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
-
-
-class BlockTokens(NamedTuple):
-    """Positions and segments of tokens, cut into blocks."""
-
-    positions: jax.Array  # [B or 1, blocks, block]
-    segments: jax.Array  # [B or 1, blocks, block]; 0: not there
 
 
 class GatherStep(NamedTuple):
@@ -32,27 +26,8 @@ class GatherStep(NamedTuple):
 
     step_index: jax.Array  # []
     q: jax.Array  # [B, N, group, block, H]
-    query_tokens: BlockTokens  # [B or 1, group, block]
+    query_tokens: Tokens  # [B or 1, group, block]
     selected: jax.Array  # [B or 1, N or 1, group, m]
-
-
-def query_and_key_tokens(
-    mask: Mask, num_queries: int, num_keys: int
-) -> tuple[BlockTokens, BlockTokens]:  # [B or 1, T or S]
-    """Return positions and segments of queries and keys; keys beyond the lengths get segment 0."""
-    query_positions, key_positions = mask.resolved_positions(num_queries, num_keys)
-    ones = lambda size: jnp.ones((1, size), jnp.int32)  # noqa: E731
-    query_segments = ones(num_queries) if mask.segments is None else mask.segments
-    # As in `dense_mask`: segments of keys count only where the queries have some to compare them
-    # with.
-    key_segments = query_segments if mask.key_segments is None else mask.key_segments
-    if mask.segments is None:
-        key_segments = ones(num_keys)
-    if mask.key_lengths is not None:
-        key_segments = jnp.where(
-            jnp.arange(num_keys)[None, :] < mask.key_lengths[:, None], key_segments, 0
-        )
-    return BlockTokens(query_positions, query_segments), BlockTokens(key_positions, key_segments)
 
 
 def split_blocks(
@@ -99,7 +74,9 @@ def gather_blocks(blocks: jax.Array, step: GatherStep) -> jax.Array:  # [B, N, g
 
 
 def gathered_mask(
-    pattern: MaskPattern, step: GatherStep, key_tokens: BlockTokens
+    pattern: MaskPattern,
+    step: GatherStep,
+    key_tokens: Tokens,  # [B or 1, blocks, block]
 ) -> jax.Array:  # [B or 1, N or 1, group, block, m block]
     """Return which of the gathered keys each query may see."""
     # Gather positions and segments of the selected keys, then reuse the dense mask on the small
@@ -146,8 +123,8 @@ def attend_selected_blocks(
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, S, K, H]
     v: jax.Array,  # [B, S, K, H of values]
-    mask: Mask,
-    score_spec: ScoreSpec,
+    mask: Mask,  # a pattern, segments and lengths
+    score_spec: ScoreSpec,  # of dot products
     selected: jax.Array,  # [B or 1, N or 1, blocks of queries, m] blocks of keys; -1: none
     block_size: int,  # tokens of a block
     query_block_size: int = 0,  # queries of a block, if not as many
@@ -155,170 +132,137 @@ def attend_selected_blocks(
     """Compute one softmax over the visible keys of the selected blocks.
 
     Queries must not select the same block twice: its keys would count twice.
-
-    Raises:
-      ValueError: the scores are more than dot products, or the mask has more than a pattern,
-        segments and lengths.
     """
-    if not score_spec.is_dot_product or score_spec.soft_cap:
-        raise ValueError(
-            "selected blocks: support dot-product scores only; leave out position biases and caps"
-        )
-    if any(
-        array is not None for array in (mask.prefix_lengths, mask.global_positions, mask.allowed)
-    ):
-        raise ValueError(
-            "selected blocks: do not support masks with a prefix, global tokens or an array; "
-            "apply them when blocks are selected"
-        )
-    num_queries, num_blocks, num_query_tokens = (
-        q.shape[1],
-        selected.shape[2],
-        query_block_size or block_size,
-    )
+    num_queries, num_blocks = q.shape[1], selected.shape[2]
+    query_block_size = query_block_size or block_size
     # Several blocks in a step make larger products and fewer iterations; more than that would only
     # raise the memory of the gathered keys, m blocks for each block of queries.
     blocks_per_step = min(max(1, QUERIES_PER_STEP // block_size), num_blocks)
     num_steps = -(-num_blocks // blocks_per_step)
+    padded_blocks = num_steps * blocks_per_step
     query_tokens, key_tokens = query_and_key_tokens(mask, num_queries, k.shape[1])
     # Steps have equal shapes. Blocks that fill up the last one select nothing and are cut off
     # below.
-    padding = ((0, 0), (0, 0), (0, num_steps * blocks_per_step - num_blocks), (0, 0))
-    to_steps = functools.partial(split_steps, num_steps=num_steps)
+    padding = ((0, 0), (0, 0), (0, padded_blocks - num_blocks), (0, 0))
+    selected = jnp.pad(selected, padding, constant_values=-1)
+
+    def split_query_tokens(x: jax.Array) -> jax.Array:  # [B, T] -> [steps, B, group, block]
+        return split_steps(split_blocks(x, query_block_size, padded_blocks), 1, num_steps)
+
     # Stack the inputs of all steps: `lax.map` and `lax.scan` then slice one step at a time.
-    step_inputs = GatherStep(
+    q_blocks = heads_first(split_blocks(q, query_block_size, padded_blocks))
+    steps = GatherStep(
         jnp.arange(num_steps),
-        to_steps(
-            heads_first(split_blocks(q, num_query_tokens, num_steps * blocks_per_step)), axis=2
-        ),
-        BlockTokens(
-            *(
-                to_steps(split_blocks(each, num_query_tokens, num_steps * blocks_per_step), axis=1)
-                for each in query_tokens
-            )
-        ),
-        to_steps(jnp.pad(selected, padding, constant_values=-1), axis=2),
+        split_steps(q_blocks, 2, num_steps),
+        Tokens(*map(split_query_tokens, query_tokens)),
+        split_steps(selected, 2, num_steps),
     )
     # Whole blocks are gathered, not tokens: each index moves `block_size` consecutive rows.
-    k, v = (heads_first(split_blocks(each, block_size)) for each in (k, v))
-    key_tokens = BlockTokens(*(split_blocks(each, block_size) for each in key_tokens))
-    operand_dtype = score_spec.operand_dtype_of(q)
-    settings = _PassSettings(
-        mask.pattern,
-        score_spec.scale,
-        score_spec.softmax_dtype,
-        score_spec.dropout_rate,
-        operand_dtype,
+    k_blocks, v_blocks = (heads_first(split_blocks(x, block_size)) for x in (k, v))
+    key_tokens = Tokens(*(split_blocks(x, block_size) for x in key_tokens))
+    dropout_rngs = score_spec.dropout_rngs
+    # Without arrays the spec is hashable, as `custom_vjp` requires.
+    score_spec = score_spec._replace(
+        dropout_rngs=None, operand_dtype=score_spec.operand_dtype_of(q)
     )
-    y, lse = _attend_steps(settings, k, v, step_inputs, key_tokens, score_spec.dropout_rngs)
+    y, lse = _attend_steps(
+        mask.pattern, score_spec, k_blocks, v_blocks, steps, key_tokens, dropout_rngs
+    )
     # Back from steps to rows: [steps, B, N, group, block, H] -> [B, N, T padded, H].
     y = jnp.moveaxis(y, 0, 2).reshape(*q.shape[:1], q.shape[2], -1, v.shape[-1])
     lse = jnp.moveaxis(lse, 0, 2).reshape(*y.shape[:3])
     return PartialAttention(y[:, :, :num_queries].swapaxes(1, 2), lse[:, :, :num_queries])
 
 
-class _PassSettings(NamedTuple):
-    """Static settings of a pass (hashable: `custom_vjp` requires it)."""
-
-    pattern: MaskPattern
-    scale: float
-    softmax_dtype: str
-    dropout_rate: float
-    operand_dtype: str
-
-    @property
-    def sum_dtype(self) -> Any:
-        """Accumulation dtype of the matmuls."""
-        return accumulation_dtype(self.operand_dtype, self.softmax_dtype)
+def _sum_dtype(score_spec: ScoreSpec) -> jnp.dtype:
+    return accumulation_dtype(score_spec.operand_dtype, score_spec.softmax_dtype)
 
 
 def _attend_step(
-    settings: _PassSettings,
+    pattern: MaskPattern,
+    score_spec: ScoreSpec,
+    step: GatherStep,
+    key_tokens: Tokens,
+    dropout_rngs: jax.Array | None,  # [B]
     q: jax.Array,  # [B, N, group, block, H]
     k: jax.Array,  # [B, N, group, m block, H]
     v: jax.Array,  # [B, N, group, m block, H of values]
-    visible: jax.Array,  # [B or 1, N or 1, group, block, m block]
-    dropout_rngs: jax.Array | None,  # [B]
 ) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
     """Return the softmax attention of one step and the log-sum-exp of its scores."""
-    scores = precise_einsum("...TH,...SH->...TS", q, k, settings.operand_dtype, settings.sum_dtype)
+    dtypes = score_spec.operand_dtype, _sum_dtype(score_spec)
+    visible = gathered_mask(pattern, step, key_tokens)
+    scores = precise_einsum("...TH,...SH->...TS", q, k, *dtypes)
+    scores = scores.astype(score_spec.softmax_dtype) * score_spec.scale
     # Divide the weights by their sum before the matmul with the values. If divided after it, the
     # gradients through numerator and denominator would not cancel, because the matmul rounds one.
-    weights, lse = softmax_where(scores.astype(settings.softmax_dtype) * settings.scale, visible)
-    dropped = dropout(weights, settings.dropout_rate, dropout_rngs).astype(settings.sum_dtype)
-    return precise_einsum(
-        "...TS,...SH->...TH", dropped, v, settings.operand_dtype, settings.sum_dtype
-    ), lse
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_steps(
-    settings: _PassSettings,
-    k: jax.Array,  # [B, K, blocks, block, H]
-    v: jax.Array,  # [B, K, blocks, block, H of values]
-    steps: GatherStep,
-    key_tokens: BlockTokens,
-    dropout_rngs: jax.Array | None,
-) -> Any:
-    def attend_one(step: GatherStep) -> Any:
-        visible, step_rngs = (
-            gathered_mask(settings.pattern, step, key_tokens),
-            fold_in(dropout_rngs, step.step_index),
-        )
-        y, lse = _attend_step(
-            settings, step.q, gather_blocks(k, step), gather_blocks(v, step), visible, step_rngs
-        )
-        # Rounded within the step: its queries are no other step's, so nothing is added to y.
-        return y.astype(v.dtype), lse
-
-    # `map` runs one step after the other: the gathered keys of one step are in memory at a time.
-    return jax.lax.map(attend_one, steps)
-
-
-# The residuals are the inputs alone. Every step is recomputed.
-def _forward(settings: _PassSettings, *residuals: Any) -> Any:
-    return _attend_steps(settings, *residuals), residuals
+    weights, lse = softmax_where(scores, visible)
+    step_rngs = fold_in(dropout_rngs, step.step_index)
+    weights = dropout(weights, score_spec.dropout_rate, step_rngs).astype(dtypes[1])
+    return precise_einsum("...TS,...SH->...TH", weights, v, *dtypes), lse
 
 
 # A custom backward pass: differentiating `lax.map` would save the gathered keys and values of all
 # steps, m times the memory of the keys themselves.
-def _backward(settings: _PassSettings, residuals: Any, cotangents: Any) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend_steps(
+    pattern: MaskPattern,
+    score_spec: ScoreSpec,
+    k: jax.Array,  # [B, K, blocks, block, H]
+    v: jax.Array,  # [B, K, blocks, block, H of values]
+    steps: GatherStep,
+    key_tokens: Tokens,
+    dropout_rngs: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:  # as of `_attend_step`, with an axis of steps in front
+    def attend(step: GatherStep) -> tuple[jax.Array, jax.Array]:
+        qkv = step.q, gather_blocks(k, step), gather_blocks(v, step)
+        y, lse = _attend_step(pattern, score_spec, step, key_tokens, dropout_rngs, *qkv)
+        # Rounded within the step: its queries are no other step's, so nothing is added to y.
+        return y.astype(v.dtype), lse
+
+    # `map` runs one step after the other: the gathered keys of one step are in memory at a time.
+    return jax.lax.map(attend, steps)
+
+
+# The residuals are the inputs alone. Every step is recomputed.
+def _forward(pattern: MaskPattern, score_spec: ScoreSpec, *residuals: Any) -> Any:
+    return _attend_steps(pattern, score_spec, *residuals), residuals
+
+
+def _backward(pattern: MaskPattern, score_spec: ScoreSpec, residuals: Any, cotangents: Any) -> Any:
     """Recompute each step and scatter-add its key and value gradients to their blocks.
 
     A block may be selected by many steps, so gradients accumulate in a carry of the full size.
     """
     k, v, steps, key_tokens, dropout_rngs = residuals
+    sum_dtype = _sum_dtype(score_spec)
 
-    # Mask and random keys are computed again from the same inputs, so they are those of the forward
-    # pass: the same weights are dropped.
+    def add(
+        total: jax.Array,  # [B, K, blocks, block, H]
+        gathered: jax.Array,  # [B, N, group, m block, H]
+        step: GatherStep,
+    ) -> jax.Array:
+        gathered = gathered.reshape(*gathered.shape[:3], -1, *total.shape[3:])
+        # Several steps may select the same block: add, and drop the index of absent blocks.
+        return total.at[block_indices(total, step)].add(gathered.astype(total.dtype), mode="drop")
+
     def step_backward(carry: Any, inputs: Any) -> Any:
-        step, cotangent = inputs
-        visible, step_rngs = (
-            gathered_mask(settings.pattern, step, key_tokens),
-            fold_in(dropout_rngs, step.step_index),
+        dk, dv = carry
+        step, (d_y, d_lse) = inputs
+        # Mask and random keys are computed again from the same inputs, so they are those of the
+        # forward pass: the same weights are dropped.
+        attend = functools.partial(
+            _attend_step, pattern, score_spec, step, key_tokens, dropout_rngs
         )
-        attend_step = functools.partial(
-            _attend_step, settings, visible=visible, dropout_rngs=step_rngs
-        )
-        operands = (step.q, gather_blocks(k, step), gather_blocks(v, step))
+        qkv = step.q, gather_blocks(k, step), gather_blocks(v, step)
         # Only the loop is differentiated by hand; JAX differentiates a step. Cast before, because a
         # gradient has the dtype of its argument: these are rounded once, after the sum over steps.
-        _, step_vjp = jax.vjp(attend_step, *(each.astype(settings.sum_dtype) for each in operands))
+        _, step_vjp = jax.vjp(attend, *(x.astype(sum_dtype) for x in qkv))
         # lse is a result as well: who merges it with that of other keys gives it a gradient.
-        d_y, d_lse = cotangent
-        dq, *kv_grads = step_vjp((d_y.astype(settings.sum_dtype), d_lse))
-
-        # Several steps may select the same block: add, and drop the index of absent blocks.
-        def add(total: jax.Array, new: jax.Array) -> jax.Array:
-            new = new.reshape(*new.shape[:3], -1, *total.shape[3:])
-            return total.at[block_indices(total, step)].add(new.astype(total.dtype), mode="drop")
-
-        return tuple(add(*both) for both in zip(carry, kv_grads, strict=True)), dq.astype(
-            step.q.dtype
-        )
+        step_dq, step_dk, step_dv = step_vjp((d_y.astype(sum_dtype), d_lse))
+        return (add(dk, step_dk, step), add(dv, step_dv, step)), step_dq.astype(step.q.dtype)
 
     # A popular block gets a term from nearly every step: a 16-bit sum would stop growing.
-    zeros = tuple(jnp.zeros(each.shape, settings.sum_dtype) for each in (k, v))
+    zeros = jnp.zeros(k.shape, sum_dtype), jnp.zeros(v.shape, sum_dtype)
     (dk, dv), dq = jax.lax.scan(step_backward, zeros, (steps, cotangents))
     no_gradient: Any = None  # cotangent of integer arrays
     d_steps = GatherStep(no_gradient, dq, no_gradient, no_gradient)

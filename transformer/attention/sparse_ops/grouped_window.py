@@ -80,17 +80,14 @@ def attend_grouped(
     order = jnp.argsort(groups, axis=-1, stable=True)
     # The argsort of a permutation is its inverse.
     inverse_order = jnp.argsort(order, axis=-1)
-    sorted_qkv = [_gather(each.swapaxes(1, 2), order) for each in (q, k, v)]
+    sorted_qkv = [_gather(x.swapaxes(1, 2), order) for x in (q, k, v)]
     # The group and the inputs of the bias in one array: one gather, and one slice in each chunk.
-    tags = (
-        groups[..., None]
-        if bias_inputs is None
-        else jnp.concatenate([groups[..., None], bias_inputs], -1)
-    )
-    result = _attend_sorted(settings, *sorted_qkv, _gather(tags, order))
+    tags = groups[..., None]
+    if bias_inputs is not None:
+        tags = jnp.concatenate([tags, bias_inputs], -1)
+    y, lse = _attend_sorted(settings, *sorted_qkv, _gather(tags, order))
     return PartialAttention(
-        _gather(result.y, inverse_order).swapaxes(1, 2),
-        _gather(result.lse[..., None], inverse_order)[..., 0],
+        _gather(y, inverse_order).swapaxes(1, 2), _gather(lse[..., None], inverse_order)[..., 0]
     )
 
 
@@ -137,11 +134,11 @@ def _attend_sorted(
     # The number of chunks depends on the data: at most T / chunk_size + the number of groups. The
     # loop bound is therefore a traced value and the backward pass is written by hand.
     starts, count = _chunk_starts(tags[..., 0], settings.chunk_size)
-    padded = _PaddedTokens(settings, q, k, v, tags)
+    padded = _pad(settings, q, k, v, tags)
 
-    def body(chunk: Any, result: PartialAttention) -> PartialAttention:
+    def add_chunk(chunk: jax.Array, result: PartialAttention) -> PartialAttention:
         start = starts[..., chunk]
-        y, lse = _attend_chunk(settings, *padded.arrays(start), *padded.tags_of(start))
+        y, lse = _attend_chunk(settings, *_slice_chunk(settings, padded, start))
         # Rows after the end of the group are invalid. The first chunk of the next group starts
         # there and overwrites them, because chunks run in order of their start.
         return PartialAttention(
@@ -156,97 +153,95 @@ def _attend_sorted(
         jnp.zeros((*padded_shape, v.shape[-1]), v.dtype),
         jnp.full(padded_shape, -jnp.inf, settings.softmax_dtype),
     )
-    # In order of `starts`, on which the overwriting in `body` relies.
-    result = jax.lax.fori_loop(0, count, body, empty)
-    return PartialAttention(result.y[:, :, :length], result.lse[:, :, :length])
+    # In order of `starts`, on which the overwriting in `add_chunk` relies.
+    y, lse = jax.lax.fori_loop(0, count, add_chunk, empty)
+    return PartialAttention(y[:, :, :length], lse[:, :, :length])
 
 
-def _forward(settings: _PassSettings, q: Any, k: Any, v: Any, tags: Any) -> Any:
-    return _attend_sorted(settings, q, k, v, tags), (q, k, v, tags)
+Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Queries, keys, values and tags, or their gradients."""
 
 
-def _backward(settings: _PassSettings, residuals: Any, cotangent: PartialAttention) -> Any:
+def _forward(settings: _PassSettings, *residuals: jax.Array) -> tuple[PartialAttention, Any]:
+    return _attend_sorted(settings, *residuals), residuals
+
+
+def _backward(settings: _PassSettings, residuals: Arrays, cotangent: PartialAttention) -> Any:
     q, k, v, tags = residuals
-    starts, count = _chunk_starts(tags[..., 0], settings.chunk_size)
-    padded = _PaddedTokens(settings, q, k, v, tags)
+    window, chunk_size, dtype = settings.window, settings.chunk_size, settings.sum_dtype
+    starts, count = _chunk_starts(tags[..., 0], chunk_size)
+    padded = _pad(settings, q, k, v, tags)
     # As long as the result of the forward pass: a chunk near the end, or a missing one, reads zeros
     # there.
-    padding = [(0, 0), (0, 0), (0, settings.chunk_size)]
+    padding = [(0, 0), (0, 0), (0, chunk_size)]
     d_y, d_lse = jnp.pad(cotangent.y, [*padding, (0, 0)]), jnp.pad(cotangent.lse, padding)
 
     # Chunks overlap in their keys, so key gradients accumulate in padded arrays.
-    def body(chunk: Any, padded_grads: Any) -> Any:
+    def add_chunk(chunk: jax.Array, gradients: Any) -> Any:
+        dq, dk, dv = gradients
         start = starts[..., chunk]
-        tags_q, tags_k = padded.tags_of(start)
-        # Weights [R, C] are computed again, chunk by chunk; JAX differentiates one chunk.
-        attend_chunk = lambda q, k, v: _attend_chunk(settings, q, k, v, tags_q, tags_k)  # noqa: E731
-        _, chunk_vjp = jax.vjp(
-            attend_chunk, *(each.astype(settings.sum_dtype) for each in padded.arrays(start))
-        )
-        # Rows after the end of the group belong to other groups: mask their cotangents.
-        in_group = (tags_q[..., 0] == tags_q[..., :1, 0]) & (tags_q[..., 0] >= 0)
-        chunk_cotangent = (
-            _slice(d_y, start, settings.chunk_size).astype(settings.sum_dtype),
-            _slice(d_lse, start, settings.chunk_size),
-        )
-        chunk_grads = chunk_vjp(
-            PartialAttention(
-                jnp.where(in_group[..., None], chunk_cotangent[0], 0),
-                jnp.where(in_group, chunk_cotangent[1], 0),
-            )
-        )
-        # In padded rows a chunk's keys begin at `start`, and its queries `window` later.
-        starts_qkv = (start + settings.window, start, start)
-        return tuple(map(_add_to_slice, padded_grads, chunk_grads, starts_qkv))
+        chunk_q, chunk_k, chunk_v, q_tags, k_tags = _slice_chunk(settings, padded, start)
 
-    zeros = lambda x: jnp.zeros(x.shape, settings.sum_dtype)  # noqa: E731
+        # Weights [R, C] are computed again, chunk by chunk; JAX differentiates one chunk.
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> PartialAttention:
+            return _attend_chunk(settings, q, k, v, q_tags, k_tags)
+
+        _, chunk_vjp = jax.vjp(attend, *(x.astype(dtype) for x in (chunk_q, chunk_k, chunk_v)))
+        # Rows after the end of the group belong to other groups: mask their cotangents.
+        in_group = (q_tags[..., 0] == q_tags[..., :1, 0]) & (q_tags[..., 0] >= 0)
+        chunk_dy = _slice(d_y, start, chunk_size).astype(dtype)
+        chunk_cotangent = PartialAttention(
+            jnp.where(in_group[..., None], chunk_dy, 0),
+            jnp.where(in_group, _slice(d_lse, start, chunk_size), 0),
+        )
+        chunk_dq, chunk_dk, chunk_dv = chunk_vjp(chunk_cotangent)
+        # In padded rows a chunk's keys begin at `start`, and its queries `window` later.
+        return (
+            _add_to_slice(dq, chunk_dq, start + window),
+            _add_to_slice(dk, chunk_dk, start),
+            _add_to_slice(dv, chunk_dv, start),
+        )
+
     # In the wide dtype: a key gets terms from its own chunk and from later ones.
-    padded_grads = jax.lax.fori_loop(
-        0, count, body, tuple(map(zeros, (padded.q, padded.k, padded.v)))
-    )
-    # Cut off the padding that `_PaddedTokens` added on both sides.
-    unpadded = slice(settings.window, settings.window + q.shape[2])
-    grads = (
-        x[:, :, unpadded].astype(primal.dtype)
-        for x, primal in zip(padded_grads, (q, k, v), strict=True)
+    zeros = tuple(jnp.zeros(x.shape, dtype) for x in padded[:3])
+    dq, dk, dv = (
+        x[:, :, window : window + q.shape[2]]  # without the padding of both sides
+        for x in jax.lax.fori_loop(0, count, add_chunk, zeros)
     )
     # Tags are integers.
-    return (*grads, None)
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
 
 _attend_sorted.defvjp(_forward, _backward)
 
 
-class _PaddedTokens:
-    """Sorted arrays, padded so that the windows of the first and last chunks are in bounds."""
+def _pad(
+    settings: _PassSettings, q: jax.Array, k: jax.Array, v: jax.Array, tags: jax.Array
+) -> Arrays:
+    """Pad sorted arrays, so that the windows of the first and last chunks are in bounds."""
+    after = settings.chunk_size + settings.lookahead
+    padding = [(0, 0), (0, 0), (settings.window, after), (0, 0)]
+    # Group -1 is not a group: nothing sees padding.
+    tags = jnp.pad(tags, padding, constant_values=-1)
+    return jnp.pad(q, padding), jnp.pad(k, padding), jnp.pad(v, padding), tags
 
-    def __init__(
-        self, settings: _PassSettings, q: jax.Array, k: jax.Array, v: jax.Array, tags: jax.Array
-    ):
-        padding = [
-            (0, 0),
-            (0, 0),
-            (settings.window, settings.chunk_size + settings.lookahead),
-            (0, 0),
-        ]
-        self.q, self.k, self.v = (jnp.pad(each, padding) for each in (q, k, v))
-        # Group -1 is not a group: nothing sees padding.
-        self.tags = jnp.pad(tags, padding, constant_values=-1)
-        self.behind, self.rows = settings.window, settings.chunk_size
-        self.columns = settings.window + settings.chunk_size + settings.lookahead
 
-    def arrays(
-        self, start: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:  # [B, N] -> [B, N, R or C, H]
-        """Return the queries, keys and values of a chunk."""
-        k, v = (_slice(each, start, self.columns) for each in (self.k, self.v))
-        return _slice(self.q, start + self.behind, self.rows), k, v
-
-    def tags_of(self, start: jax.Array) -> tuple[jax.Array, jax.Array]:  # [B, N, R or C, 1 + F]
-        """Return the tags of the queries and of the keys of a chunk."""
-        return _slice(self.tags, start + self.behind, self.rows), _slice(
-            self.tags, start, self.columns
-        )
+def _slice_chunk(
+    settings: _PassSettings,
+    padded: Arrays,
+    start: jax.Array,  # [B, N]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:  # [B, N, R or C, ...]
+    """Return the queries, keys and values of a chunk, and the tags of the queries and keys."""
+    q, k, v, tags = padded
+    first_query, num_queries = start + settings.window, settings.chunk_size
+    num_keys = settings.window + settings.chunk_size + settings.lookahead
+    return (
+        _slice(q, first_query, num_queries),
+        _slice(k, start, num_keys),
+        _slice(v, start, num_keys),
+        _slice(tags, first_query, num_queries),
+        _slice(tags, start, num_keys),
+    )
 
 
 def _attend_chunk(
@@ -254,23 +249,23 @@ def _attend_chunk(
     q: jax.Array,  # [B, N, R, H]
     k: jax.Array,  # [B, N, C, H]
     v: jax.Array,  # [B, N, C, H of values]
-    tags_q: jax.Array,  # [B, N, R, 1 + F]
-    tags_k: jax.Array,  # [B, N, C, 1 + F]
+    q_tags: jax.Array,  # [B, N, R, 1 + F]
+    k_tags: jax.Array,  # [B, N, C, 1 + F]
 ) -> PartialAttention:  # y [B, N, R, H of values], not rounded
     """Attend within one chunk. Key column `window` is the first query's own key."""
     scores = precise_einsum("BNRH,BNCH->BNRC", q, k, settings.operand_dtype, settings.sum_dtype)
     scores = scores.astype(settings.softmax_dtype) * settings.scale
     if settings.score_bias_fn is not None:
-        bias = settings.score_bias_fn(tags_q[..., 1:], tags_k[..., 1:])
+        bias = settings.score_bias_fn(q_tags[..., 1:], k_tags[..., 1:])
         scores = scores + bias.astype(scores.dtype)
     # Row r is key column window + r, so this is the distance in members (positive: key before).
     distance = settings.window + jnp.arange(q.shape[2])[:, None] - jnp.arange(k.shape[2])[None, :]
     in_window = (distance < settings.window) & (
         distance > (-settings.window if settings.lookahead else -1)
     )
-    query_groups = tags_q[..., :1]
+    query_groups = q_tags[..., :1]
     visible = (
-        in_window[None, None] & (query_groups == tags_k[..., 0][..., None, :]) & (query_groups >= 0)
+        in_window[None, None] & (query_groups == k_tags[..., 0][..., None, :]) & (query_groups >= 0)
     )
     # `>= 0` hides masked tokens (group -1), which would otherwise form a group of their own.
     weights, lse = softmax_where(scores, visible)
@@ -300,14 +295,18 @@ def _chunk_starts(
 
 
 def _slice(x: jax.Array, start: jax.Array, size: int) -> jax.Array:  # [B, N, T, ...], [B, N]
+    def slice_row(row: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(row, start, size)
+
     # Each row and head has a start of its own: under `vmap` the slice becomes a gather.
-    one = lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, size)  # noqa: E731
-    return jax.vmap(jax.vmap(one))(x, start)
+    return jax.vmap(jax.vmap(slice_row))(x, start)
 
 
 def _update_slice(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    one = lambda row, part, at: jax.lax.dynamic_update_slice_in_dim(row, part, at, 0)  # noqa: E731
-    return jax.vmap(jax.vmap(one))(x, new, start)
+    def update_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, new, start, 0)
+
+    return jax.vmap(jax.vmap(update_row))(x, new, start)
 
 
 def _add_to_slice(x: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:

@@ -4,9 +4,10 @@ Blocks are cut by row index. A table of random blocks, drawn with NumPy from the
 is a constant of the layer.
 """
 
+import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,80 +28,122 @@ from transformer.attention.mixer import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.projections import QKV, combine_heads, project_qkv
+from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec
+from transformer.attention.rope import RoPE
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import attend_from_tokens, gather_tokens
 from transformer.attention.sparse_ops.visible_key_counts import MeanVisibleKeys
-from transformer.attention.variants.sparse_configs import BigBirdConfig
 from transformer.layers.basic import fold_in
+from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
+from transformer.validation import (
+    Bounds,
+    Fraction,
+    Seed,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BigBirdConfig(MultiHeadConfig):
+    """Global, window and random blocks (Zaheer et al. 2020, section 2).
+
+    Each block of queries attends to the global blocks, to a window of blocks and to a few random
+    blocks. Global blocks attend to everything. They consist of the input's own tokens (the paper's
+    ITC). For extra tokens (ETC), prepend them to the input and make their blocks global.
+    """
+
+    kind: ClassVar[str] = "bigbird"
+    depends_on_row_index: ClassVar[bool] = True
+
+    block_size: Annotated[int, Bounds(1, 2**16)] = 64
+    """Tokens per block. Blocks are cut by row index. Packed documents stay separate, but each sees
+    fewer keys than it would alone, and only the first one contains the first blocks."""
+    num_global_blocks: Annotated[int, Bounds(0, 2**12)] = 1
+    """Number of global blocks at the start of the row."""
+    last_block_is_global: bool = True
+    """Make the last block with a token global too, as the paper's code does. Ignored under a
+    causal mask, where the last block changes as tokens are added."""
+    num_window_blocks: Annotated[int, Bounds(1, 2**12)] = 3
+    """Blocks of the window: an odd number, the query's block and equally many on each side."""
+    num_random_blocks: Annotated[int, Bounds(0, 2**12)] = 3
+    """r, random blocks per head and query block, outside the window and the first global blocks.
+    Under a causal mask, random blocks ahead of the query are dropped."""
+    random_block_span: Annotated[int, Bounds(1, 2**22)] = 4096
+    """Tokens whose blocks are drawn from; set it to the longest length. In a shorter input, some
+    drawn blocks do not exist. In a longer one, each stretch of this length draws from itself."""
+    seed: Seed = 0
+    """Seed of the random blocks, combined with the layer index."""
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys."""
+    dropout: Fraction = 0.0
+    """Dropout rate of the attention weights, in [0, 1)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.random_block_span < self.block_size:
+            raise ValueError(
+                f"BigBirdConfig.random_block_span {self.random_block_span}: give {self.block_size} or "
+                "more, the size of a block"
+            )
+        if self.num_window_blocks % 2 == 0:
+            raise ValueError(
+                f"BigBirdConfig.num_window_blocks {self.num_window_blocks}: give an odd number: "
+                "the block itself and as many on each side"
+            )
 
 
 @functools.lru_cache(maxsize=64)
-def draw_random_blocks(
-    seed: int,
-    layer: int,
-    num_heads: int,  # N
-    num_blocks: int,  # R, blocks of the span that is drawn from
-    num_random_blocks: int,  # r, drawn for each block of queries
-    num_window_blocks: int,  # blocks of the window: these are not drawn,
-    num_global_blocks: int,  # nor the first ones, which are global
-) -> np.ndarray:  # [N, R, r] ints; -1: fewer candidates than r
-    """Draw the random blocks of each query block, deterministic in seed and layer.
+def draw_random_blocks(config: BigBirdConfig, layer: int) -> np.ndarray:  # [N, R, r]; -1: none
+    """Draw r blocks for each head and each of the R blocks of queries in `random_block_span`.
 
-    The legacy NumPy generator is used because its stream is frozen across machines and versions.
+    Blocks of the window and the first, global blocks are not drawn, so a row may have fewer than r.
     """
-    random = np.random.RandomState([seed, layer])  # the legacy generator never changes its stream
-    table = np.full((num_heads, num_blocks, num_random_blocks), -1, np.int32)
-    every = np.arange(num_blocks)
-    for head, row in np.ndindex(num_heads, num_blocks):
-        others = every[
-            (np.abs(every - row) > num_window_blocks // 2) & (every >= num_global_blocks)
-        ]
-        drawn_blocks = random.permutation(others)[:num_random_blocks]
-        table[head, row, : len(drawn_blocks)] = drawn_blocks
+    # The stream of the legacy generator is frozen across machines and versions.
+    random = np.random.RandomState([config.seed, layer])
+    num_blocks = -(-config.random_block_span // config.block_size)
+    table = np.full((config.num_heads, num_blocks, config.num_random_blocks), -1, np.int32)
+    blocks = np.arange(num_blocks)
+    for head, query_block in np.ndindex(config.num_heads, num_blocks):
+        is_outside = np.abs(blocks - query_block) > config.num_window_blocks // 2
+        candidates = blocks[is_outside & (blocks >= config.num_global_blocks)]
+        drawn_blocks = random.permutation(candidates)[: config.num_random_blocks]
+        table[head, query_block, : len(drawn_blocks)] = drawn_blocks
     return table
 
 
 def select_blocks(
-    random_blocks: Any,  # [N, R, r]
+    config: BigBirdConfig,
+    random_blocks: np.ndarray | jax.Array,  # [N, R, r]
     num_blocks: int,
-    num_window_blocks: int,
-    num_global_blocks: int,
-    global_last_block: jax.Array | None,  # [B or 1] the block that is global beside the first ones
+    last_block: jax.Array | None,  # [B or 1] the block that is global beside the first ones
     causal: bool,
 ) -> jax.Array:  # [B or 1, N, blocks, m], none of them twice; -1: none
     """Return, per query block: global blocks, window blocks and random blocks, without duplicates.
 
     The table of random blocks covers R query blocks and repeats after them with shifted indices, so
-    each stretch of R blocks draws from itself.
+    each stretch of R blocks draws from itself. Models of any length then have the same constants.
     """
     block_index, table_length = jnp.arange(num_blocks), random_blocks.shape[1]
-    # The draws are constants of one size, so that a model takes any length with the same weights.
     random_selected = jnp.asarray(random_blocks)[:, block_index % table_length]
+    stretch_start = block_index // table_length * table_length
     random_selected = jnp.where(
-        random_selected < 0,
-        -1,
-        random_selected + (block_index // table_length * table_length)[None, :, None],
+        random_selected < 0, -1, random_selected + stretch_start[None, :, None]
     )
-    window_blocks = (
-        block_index[:, None]
-        + jnp.arange(-(num_window_blocks // 2), 1 if causal else num_window_blocks // 2 + 1)[
-            None, :
-        ]
-    )
+    reach = config.num_window_blocks // 2
+    window_offsets = jnp.arange(-reach, 1 if causal else reach + 1)
     groups = [
-        jnp.arange(num_global_blocks)[None, None, None, :],
-        window_blocks[None, None],
+        jnp.arange(config.num_global_blocks)[None, None, None, :],
+        (block_index[:, None] + window_offsets[None, :])[None, None],
         random_selected[None],
     ]
-    if global_last_block is not None:
-        groups.append(global_last_block[:, None, None, None])
-    batch = 1 if global_last_block is None else len(global_last_block)
+    batch = 1
+    if last_block is not None:
+        groups.append(last_block[:, None, None, None])
+        batch = len(last_block)
     shape = (batch, len(random_blocks), num_blocks)
     selected = jnp.concatenate(
-        [jnp.broadcast_to(part, (*shape, part.shape[-1])) for part in groups], axis=-1
+        [jnp.broadcast_to(group, (*shape, group.shape[-1])) for group in groups], axis=-1
     )
     # Windows at both ends of the row, and draws beyond its end, select blocks that do not exist.
     selected = jnp.where((selected >= 0) & (selected < num_blocks), selected, -1)
@@ -108,18 +151,6 @@ def select_blocks(
     is_same = selected[..., :, None] == selected[..., None, :]
     earlier = jnp.tri(selected.shape[-1], k=-1, dtype=bool)[None, None, None]
     return jnp.where((is_same & earlier).any(-1), -1, selected)
-
-
-def last_nonempty_block(
-    segments: jax.Array | None,  # [B or 1, T]; 0 is padding
-    length: int,  # T
-    block_size: int,
-) -> jax.Array:  # [B or 1]
-    """Return the last block that contains a token."""
-    if segments is None:
-        return jnp.full((1,), (length - 1) // block_size)
-    index = jnp.where(segments != 0, jnp.arange(length)[None, :], 0)
-    return index.max(1) // block_size
 
 
 @register_mixer
@@ -136,9 +167,7 @@ class BigBird(Mixer):
     @staticmethod
     def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
         """Draw the random blocks of a layer."""
-        rows = -(-config.random_block_span // config.block_size)
-        counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
-        return draw_random_blocks(config.seed, layer, config.num_heads, rows, *counts)
+        return draw_random_blocks(config, layer)
 
     @staticmethod
     def score_flops(config: BigBirdConfig, width: int, length: int) -> ScoreFlops:
@@ -154,11 +183,10 @@ class BigBird(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        cache = inputs.cache
-        config, context = self.config, self.context
+        config, context, mask, cache = self.config, self.context, inputs.mask, inputs.cache
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
-        reject_mask_patterns(config.kind, inputs.mask)
+        reject_mask_patterns(config.kind, mask)
         q, k, v = self.project(x, inputs)
         score_spec = ScoreSpec(
             scale=1 / math.sqrt(q.shape[-1]),
@@ -167,28 +195,24 @@ class BigBird(Mixer):
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         if cache is not None:
-            if not inputs.mask.pattern.causal:
+            if not mask.pattern.causal:
                 raise ValueError(
                     "mixer bigbird: decoding with a cache needs a causal mask; give one"
                 )
             cache = cache.append(k, v, inputs.positions)
-            y = self.attend_cached(
-                q, inputs.positions, inputs.mask, score_spec, cache, inputs.constants
-            )
+            y = self.attend_cached(q, inputs.positions, mask, score_spec, cache, inputs.constants)
             return combine_heads(self, y, inputs, cache)
         length = x.shape[1]
-        selected = self.selected_blocks(inputs.mask, length, inputs.constants)
+        selected = self.selected_blocks(mask, length, inputs.constants)
         # Queries of global blocks are computed here as well, and replaced below: blocks have equal
         # shapes, and the exception would cost more than it saves.
-        y = attend_selected_blocks(q, k, v, inputs.mask, score_spec, selected, config.block_size).y
-        global_index = self.global_token_indices(inputs.mask, length)
-        if global_index.size:
+        y = attend_selected_blocks(q, k, v, mask, score_spec, selected, config.block_size).y
+        index = self.global_token_indices(mask, length)
+        if index.size:
             # Dropout keys of their own: the rows of global tokens are another call.
             global_spec = score_spec._replace(dropout_rngs=fold_in(inputs.dropout_rngs, 1))
-            global_rows = attend_from_tokens(
-                gather_tokens(q, global_index), k, v, inputs.mask, global_spec, global_index
-            )
-            y = scatter_tokens(y, global_rows, global_index)
+            rows = attend_from_tokens(gather_tokens(q, index), k, v, mask, global_spec, index)
+            y = scatter_tokens(y, rows, index)
         return combine_heads(self, y, inputs)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
@@ -205,68 +229,72 @@ class BigBird(Mixer):
         mask: Mask,
         score_spec: ScoreSpec,
         cache: KVCache,  # of S tokens, the new ones among them
-        random_blocks: Any,  # [N, R, r]
+        random_blocks: np.ndarray | jax.Array,  # [N, R, r]
     ) -> jax.Array:  # [B, T, N, H]
-        """Attend from new tokens to cached ones.
-
-        A few queries gather their own blocks. Many queries go by blocks, as without a cache.
-        """
+        """Attend from new tokens to cached ones."""
         k, v, key_positions = cache.read(q.dtype)
-        (batch, tokens), length, block = q.shape[:2], k.shape[1], self.config.block_size
-        query_positions = jnp.broadcast_to(positions, (batch, tokens))
+        (batch, num_queries), length, block_size = q.shape[:2], k.shape[1], self.config.block_size
+        positions = jnp.broadcast_to(positions, (batch, num_queries))
         selected = self.selected_blocks(mask, length, random_blocks)
-        # Each query gathers m blocks of its own: for a few that is less than padding them to S
-        # queries.
-        if tokens <= -(-length // block):
-            mask = mask.replace(positions=query_positions).with_keys(
+        # Each query as a block of its own gathers m blocks: for a few queries that is less than
+        # padding them to S.
+        if num_queries <= -(-length // block_size):
+            mask = mask.replace(positions=positions).with_keys(
                 key_positions, keys_include_queries=True
             )
-            # Each query is a block of its own and gathers the blocks of the row it stands in.
-            own = jnp.moveaxis(selected[0][:, jnp.maximum(query_positions, 0) // block], 1, 0)
+            query_selected = selected[0][:, jnp.maximum(positions, 0) // block_size]
             return attend_selected_blocks(
-                q, k, v, mask, score_spec, own, block, query_block_size=1
+                q,
+                k,
+                v,
+                mask,
+                score_spec,
+                jnp.moveaxis(query_selected, 1, 0),
+                block_size,
+                query_block_size=1,
             ).y
-        # Place each query at its position in a row of S queries. The results of the other queries
-        # are discarded.
-        index = jnp.where(query_positions < 0, length, query_positions)
+        # Many queries go by blocks, as without a cache: each stands at its position in a row of S.
+        index = jnp.where(positions < 0, length, positions)
         row = scatter_tokens(jnp.zeros((batch, length, *q.shape[2:]), q.dtype), q, index)
         mask = mask.replace(positions=key_positions)
-        return gather_tokens(
-            attend_selected_blocks(row, k, v, mask, score_spec, selected, block).y, index
-        )
+        y = attend_selected_blocks(row, k, v, mask, score_spec, selected, block_size).y
+        return gather_tokens(y, index)
 
     @nn.nowrap
-    def global_last_block(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
-        """Return the last block if it is global, else None."""
-        if mask.pattern.causal or not self.config.last_block_is_global:
+    def last_block(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
+        """Return the last block that has a token if it is global, else None."""
+        config = self.config
+        if mask.pattern.causal or not config.last_block_is_global:
             return None
-        return last_nonempty_block(token_segments(mask, length), length, self.config.block_size)
+        segments = token_segments(mask, length)
+        if segments is None:
+            return jnp.full((1,), (length - 1) // config.block_size)
+        index = jnp.where(segments != 0, jnp.arange(length)[None, :], 0)
+        return index.max(1) // config.block_size
 
     @nn.nowrap
     def selected_blocks(
-        self, mask: Mask, length: int, random_blocks: jax.Array
+        self, mask: Mask, length: int, random_blocks: np.ndarray | jax.Array
     ) -> jax.Array:  # [B or 1, N, blocks, m]
         """Return the key blocks of each query block."""
-        config = self.config
-        counts = (
-            -(-length // config.block_size),
-            config.num_window_blocks,
-            config.num_global_blocks,
+        num_blocks = -(-length // self.config.block_size)
+        last_block = self.last_block(mask, length)
+        return select_blocks(
+            self.config, random_blocks, num_blocks, last_block, mask.pattern.causal
         )
-        last = self.global_last_block(mask, length)
-        return select_blocks(random_blocks, *counts, last, mask.pattern.causal)
 
     @nn.nowrap
     def global_token_indices(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
         """Return the indices of the tokens in global blocks; T marks an unused slot."""
-        block, last = self.config.block_size, self.global_last_block(mask, length)
+        config, last_block = self.config, self.last_block(mask, length)
         # Under a causal mask the first blocks see but themselves, which all blocks have chosen.
-        first = 0 if mask.pattern.causal and mask.pattern.ordered else self.config.num_global_blocks
-        index = jnp.arange(first * block)[None, :]
-        if last is not None:
-            ends = last[:, None] * block + jnp.arange(block)[None, :]
-            index = jnp.broadcast_to(index, (len(ends), index.shape[1]))
-            index = jnp.concatenate([index, ends], axis=1)
+        num_blocks = 0 if mask.pattern.causal else config.num_global_blocks
+        index = jnp.arange(num_blocks * config.block_size)[None, :]
+        if last_block is not None:
+            start = last_block[:, None] * config.block_size
+            last_index = start + jnp.arange(config.block_size)[None, :]
+            index = jnp.broadcast_to(index, (len(last_index), index.shape[1]))
+            index = jnp.concatenate([index, last_index], axis=1)
         return jnp.minimum(index, length)
 
     @nn.nowrap
@@ -276,41 +304,40 @@ class BigBird(Mixer):
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """Return the pattern token by token: selected blocks, and full rows of global tokens."""
-        length, block = heads.q.shape[1], self.config.block_size
+        length, block_size = heads.q.shape[1], self.config.block_size
         selected = self.selected_blocks(inputs.mask, length, inputs.constants)
         blocks = jnp.arange(selected.shape[2])
         visible = (selected[..., None] == blocks[None, None, None, None, :]).any(-2)
         for axis in (2, 3):
-            visible = jnp.repeat(visible, block, axis)
-        rows = (
-            self.global_token_indices(inputs.mask, length)[:, :, None]
-            == jnp.arange(length)[None, None, :]
-        )
-        return visible[:, :, :length, :length] | rows.any(1)[:, None, :, None]
+            visible = jnp.repeat(visible, block_size, axis)
+        global_index = self.global_token_indices(inputs.mask, length)
+        is_global = (global_index[:, :, None] == jnp.arange(length)[None, None, :]).any(1)
+        return visible[:, :, :length, :length] | is_global[:, None, :, None]
 
 
 def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:
     """Average over the selected blocks of layer 0; global queries see all keys."""
-    own = np.arange(-(-length // config.block_size))
-    sizes = np.minimum(config.block_size, length - own * config.block_size)
-    counts = (config.num_random_blocks, config.num_window_blocks, config.num_global_blocks)
-    rows = -(-config.random_block_span // config.block_size)
-    table = draw_random_blocks(config.seed, 0, config.num_heads, rows, *counts)
+    block_index = np.arange(-(-length // config.block_size))
+    block_sizes = np.minimum(config.block_size, length - block_index * config.block_size)
+    num_blocks, random_blocks = len(block_index), draw_random_blocks(config, 0)
 
-    def blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
-        last: Any = own[-1:] if config.last_block_is_global and not causal else None
-        selected = np.asarray(select_blocks(table, len(own), *counts[1:], last, causal))[0]
-        visible = np.zeros((config.num_heads, len(own), len(own) + 1), bool)
-        np.put_along_axis(
-            visible, selected, True, axis=-1
-        )  # what is not there goes behind the last
+    def visible_blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
+        has_last_block = config.last_block_is_global and not causal
+        last_block = jnp.asarray(block_index[-1:]) if has_last_block else None
+        selected = select_blocks(config, random_blocks, num_blocks, last_block, causal)
+        visible = np.zeros((config.num_heads, num_blocks, num_blocks + 1), bool)
+        # Index -1, no block, goes behind the last one.
+        np.put_along_axis(visible, np.asarray(selected)[0], True, axis=-1)
         visible = visible[..., :-1]
         visible[:, : config.num_global_blocks] = True
-        visible[:, own[-1:]] |= last is not None
+        visible[:, num_blocks - 1 :] |= has_last_block
         return visible
 
     def mean(keys: np.ndarray) -> float:  # [N, blocks] of each query of a block
-        return float((keys * sizes).sum() / (config.num_heads * length))
+        return float((keys * block_sizes).sum() / (config.num_heads * length))
 
-    earlier = blocks(True) & (own < own[:, None])
-    return MeanVisibleKeys(mean(blocks(False) @ sizes), mean(earlier @ sizes + (sizes + 1) / 2))
+    earlier = visible_blocks(causal=True) & (block_index < block_index[:, None])
+    return MeanVisibleKeys(
+        bidirectional=mean(visible_blocks(causal=False) @ block_sizes),
+        causal=mean(earlier @ block_sizes + (block_sizes + 1) / 2),
+    )

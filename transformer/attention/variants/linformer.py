@@ -6,7 +6,7 @@ projected separately, to `rank` keys and values.
 
 import dataclasses
 import math
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,11 @@ from transformer.attention.rope import RoPE
 from transformer.layers.basic import declare_weight, fold_in
 from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
-from transformer.validation import check_at_least, check_choice, check_fraction
+from transformer.validation import (
+    Bounds,
+    Fraction,
+    PositiveInt,
+)
 
 ProjectionSharing = Literal["none", "heads", "key_value"]
 
@@ -51,31 +55,23 @@ class LinformerConfig(MultiHeadConfig):
 
     kind: ClassVar[str] = "linformer"
 
-    max_length: int = 256
+    max_length: Annotated[int, Bounds(1, 2**24)] = 256
     """Longest input, in tokens. E and F have one column per position; shorter inputs use the first
     columns."""
-    rank: int = 64
+    rank: PositiveInt = 64
     """Number of projected keys, k in the paper."""
     sharing: ProjectionSharing = "heads"
     """none: an E and an F for each key-value head. heads: one E and one F per layer. key_value: one
     matrix per layer for both (section 4). Sharing between layers is not supported."""
-    max_documents: int = 2
+    max_documents: PositiveInt = 2
     """Documents per row. Each is projected separately, from its own first position, at the cost of
     `rank` keys. Rows with more documents return NaN. Segments that only mark padding, as in a
     classifier, also need 2, because the number of documents is unknown at compile time. With 1,
     padding is given by `key_lengths` only."""
     position: NoPosition | RoPE = NoPosition()
     """Position information of queries and keys, applied before the projection."""
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("linformer.max_length", self.max_length, 1)
-        check_at_least("linformer.rank", self.rank, 1)
-        check_at_least("linformer.max_documents", self.max_documents, 1)
-        check_choice("linformer.sharing", self.sharing, get_args(ProjectionSharing))
-        check_fraction("linformer.dropout", self.dropout)
 
 
 @register_mixer

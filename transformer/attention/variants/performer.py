@@ -10,7 +10,7 @@ from N(0, I), and x, y the query and the key divided by H^(1/4):
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from transformer.attention.variants.feature_map_attention import (
 )
 from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
-from transformer.validation import check_at_least, check_choice
+from transformer.validation import PositiveInt, Seed
 
 POSITIVE_FEATURE_FLOOR = math.exp(-60)
 """Lower bound of a positive feature, relative to the largest of its token.
@@ -66,15 +66,15 @@ class PerformerConfig(MultiHeadConfig):
 
     kind: ClassVar[str] = "performer"
 
-    num_features: int = 128
+    num_features: PositiveInt = 128
     """M, number of features. More are closer to softmax and cost more time and memory."""
     feature_map: FeatureMapKind = "positive"
     """positive, trigonometric: estimates of exp(q . k). relu: another function of q and k."""
     orthogonal: bool = True
     """Draw random vectors in orthogonal blocks of H, which lowers the variance."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random vectors, which all heads of a layer share."""
-    redraw_index: int = 0
+    redraw_index: Seed = 0
     """Increase it to draw new vectors. They are the mixer's `constants`, inputs of a call, so new
     ones need no recompilation."""
     position: NoPosition | RoPE = NoPosition()
@@ -82,15 +82,11 @@ class PerformerConfig(MultiHeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("performer.num_features", self.num_features, 1)
-        check_choice("performer.feature_map", self.feature_map, get_args(FeatureMapKind))
         if self.feature_map == "trigonometric" and self.num_features % 2:
             raise ValueError(
-                f"performer.num_features {self.num_features}: sines and cosines come in pairs; "
-                "give an even number"
+                f"PerformerConfig.num_features {self.num_features}: sines and cosines come in "
+                "pairs; give an even number"
             )
-        check_at_least("performer.seed", self.seed, 0)
-        check_at_least("performer.redraw_index", self.redraw_index, 0)
 
     @property
     def num_random_vectors(self) -> int:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from transformer.attention.sparse_ops.local_window import NeighborCache, neighbo
 from transformer.layers.basic import apply_linear, declare_weight, fold_in
 from transformer.layers.position_embedding import NoPosition
 from transformer.taps import ATTENTION_VALUES
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import Bounds, Fraction
 
 KERNEL_SIZE = 3
 
@@ -43,21 +43,16 @@ class PrimerConfig(MixerConfig):
 
     kind: ClassVar[str] = "primer"
 
-    num_heads: int = 8
+    num_heads: Annotated[int, Bounds(1, 2**16)] = 8
     """N, number of heads."""
-    head_dim: int = 0
+    head_dim: Annotated[int, Bounds(0, 2**20)] = 0
     """H, width of a head. 0: D / N."""
     bias: bool = False
     """Add biases to the projections."""
     position: AttentionPosition = NoPosition()
     """Position information of queries and keys, applied after the convolution."""
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        check_at_least("primer.num_heads", self.num_heads, 1)
-        check_at_least("primer.head_dim", self.head_dim, 0)
-        check_fraction("primer.dropout", self.dropout)
 
     def check_d_model(self, d_model: int) -> None:
         self.resolved_head_dim(d_model)
@@ -70,7 +65,7 @@ class PrimerConfig(MixerConfig):
         """
         if not self.head_dim and d_model % self.num_heads:
             raise ValueError(
-                f"primer.num_heads {self.num_heads}: does not divide the width {d_model}; "
+                f"PrimerConfig.num_heads {self.num_heads}: does not divide the width {d_model}; "
                 "give a divisor of it, or set head_dim"
             )
         return self.head_dim or d_model // self.num_heads

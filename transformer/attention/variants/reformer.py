@@ -6,7 +6,7 @@ Letters: R hash rounds in comments of arrays with an axis `rounds`.
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ from transformer.attention.sparse_ops.grouped_window import (
 from transformer.attention.sparse_ops.visible_key_counts import grouped_visible_keys
 from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.taps import HEAD_OUTPUTS
-from transformer.validation import check_at_least
+from transformer.validation import Bounds, PositiveInt, Seed
 
 SELF_ATTENTION_PENALTY = 1e4
 """Subtracted from the score of a token with itself: used only if no other key is visible.
@@ -67,26 +67,22 @@ class ReformerConfig(SharedQueryKeyConfig):
 
     kind: ClassVar[str] = "reformer"
 
-    num_buckets: int = 32
+    num_buckets: Annotated[int, Bounds(2, 2**16)] = 32
     """Buckets per hash; an even number."""
-    num_hashes: int = 4
+    num_hashes: Annotated[int, Bounds(1, 2**10)] = 4
     """Number of hash rounds. A query sees the keys that any round puts into its bucket."""
-    window: int = 64
+    window: PositiveInt = 64
     """Members of its bucket that a query sees per round, including itself. Without a causal mask,
     also the window - 1 members after it."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random rotations, combined with the layer index."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least("reformer.num_buckets", self.num_buckets, 2)
-        check_at_least("reformer.num_hashes", self.num_hashes, 1)
-        check_at_least("reformer.window", self.window, 1)
-        check_at_least("reformer.seed", self.seed, 0)
         if self.num_buckets % 2:
             raise ValueError(
-                f"reformer.num_buckets {self.num_buckets}: buckets come in opposite pairs; give "
-                "an even number"
+                f"ReformerConfig.num_buckets {self.num_buckets}: buckets come in opposite pairs; "
+                "give an even number"
             )
 
 

@@ -50,7 +50,7 @@ from transformer.layers.norms import layer_norm
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.model_context import ModelContext
 from transformer.taps import HEAD_OUTPUTS
-from transformer.validation import check_at_least
+from transformer.validation import NonNegativeFloat, PositiveInt
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -71,9 +71,9 @@ class RoutingAttentionConfig(SharedQueryKeyConfig):
 
     kind: ClassVar[str] = "routing"
 
-    num_clusters: int = 16
+    num_clusters: PositiveInt = 16
     """E, clusters per head. The paper recommends about sqrt(T)."""
-    window: int = 256
+    window: PositiveInt = 256
     """Members of its cluster that a query sees, including itself: the last ones under a causal
     mask, otherwise also the window - 1 after it. With `balanced`: the size of a cluster."""
     balanced: bool = False
@@ -82,15 +82,9 @@ class RoutingAttentionConfig(SharedQueryKeyConfig):
     all of them in one softmax; a query in none gets zeros. Padding joins no cluster. Packed
     documents would displace each other's tokens, so segments are rejected unless each row is known
     to hold one document, as in a classifier."""
-    centroid_loss_weight: float = 0.01
+    centroid_loss_weight: NonNegativeFloat = 0.01
     """Weight of the loss that pulls each centroid to the mean of its tokens. Centroids get no other
     gradient, and tokens get none from this loss."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("routing.num_clusters", self.num_clusters, 1)
-        check_at_least("routing.window", self.window, 1)
-        check_at_least("routing.centroid_loss_weight", self.centroid_loss_weight, 0)
 
     @property
     def ignores_padding(self) -> bool:

@@ -1,12 +1,14 @@
 """Sliding-window attention, optionally dilated (Beltagy et al. 2020, section 3.1)."""
 
 import dataclasses
-from typing import Any
+from typing import ClassVar
 
 import jax
+import numpy as np
 from flax import linen as nn
 
 from transformer.attention.attend import attend
+from transformer.attention.backends.choose import Backend
 from transformer.attention.cache import RollingCache, mark_padding, prepend_cached_keys
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.mixer import (
@@ -18,13 +20,56 @@ from transformer.attention.mixer import (
     register_mixer,
     reject_memory,
 )
-from transformer.attention.projections import QKV, combine_heads, project_qkv
+from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec
-from transformer.attention.scores import declare_sink_logits
-from transformer.attention.sparse_ops.visible_key_counts import sliding_window_visible_keys
-from transformer.attention.variants.sparse_configs import SlidingWindowConfig
+from transformer.attention.rope import RoPE
+from transformer.attention.scores import ScaledDotScore, declare_sink_logits
+from transformer.attention.sparse_ops.visible_key_counts import (
+    MeanVisibleKeys,
+    symmetric_visible_keys,
+)
 from transformer.layers.basic import fold_in
+from transformer.layers.position_embedding import NoPosition
 from transformer.taps import ATTENTION_VALUES, reject_requests
+from transformer.validation import (
+    Fraction,
+    NonNegativeFloat,
+    PositiveInt,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SlidingWindowConfig(MultiHeadConfig):
+    """Keys less than `window` steps away from the query (Beltagy et al. 2020, section 3.1)."""
+
+    kind: ClassVar[str] = "sliding_window"
+
+    window: PositiveInt = 512
+    """W, in steps. Causal: the query's own key and the W - 1 before it. Otherwise also the W - 1
+    keys after it."""
+    dilation: PositiveInt = 1
+    """Positions per step. More than 1 widens the window and leaves gaps in it."""
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys."""
+    score: ScaledDotScore = ScaledDotScore()
+    """Score of a query and a key."""
+    soft_cap: NonNegativeFloat = 0.0
+    """Soft cap c: c tanh(score / c) limits scores to (-c, c) (Gemma Team 2024, section 2). 0: no
+    cap."""
+    sinks: bool = False
+    """Add one learned logit per head to the softmax, without a value (Agarwal et al. 2025)."""
+    dropout: Fraction = 0.0
+    """Dropout rate of the attention weights, in [0, 1)."""
+    backend: Backend = "auto"
+    """Implementation; `blockwise` skips tiles outside the window."""
+
+    @property
+    def receptive_field(self) -> int:
+        """Number of consecutive positions from the query to its most distant key, inclusive.
+
+        A cache must hold this many tokens.
+        """
+        return (self.window - 1) * self.dilation + 1
 
 
 @register_mixer
@@ -62,8 +107,8 @@ class SlidingWindowAttention(Mixer):
         config, context = self.config, self.context
         reject_memory(config.kind, inputs.memory)
         mask = mask.replace(pattern=self.add_window(mask.pattern))
-        q, k, v = self.project(x, inputs)
-        before = 0  # queries that stand in for tokens of the ring, and are of no interest
+        q, k, v = qkv = self.project(x, inputs)
+        num_padding = 0  # queries of cached tokens, which are of no interest
         if cache is not None:
             if not mask.pattern.causal:
                 raise ValueError(
@@ -74,11 +119,11 @@ class SlidingWindowAttention(Mixer):
                     "mixer sliding_window: its cache holds one window of tokens, and a prefix or "
                     "global tokens are seen from farther; decode without a cache"
                 )
-            here = mark_padding(inputs.positions, x.shape[0])
-            ring, cache = cache, cache.append(k, v, here)
-            q, k, v, mask, _, before = prepend_cached_keys(ring, q, k, v, mask, here)
+            positions = mark_padding(inputs.positions, x.shape[0])
+            q, k, v, mask, _, num_padding = prepend_cached_keys(cache, *qkv, mask, positions)
+            cache = cache.append(qkv.k, qkv.v, positions)
             k, v = k.astype(q.dtype), v.astype(q.dtype)  # from the storage dtype of the cache
-        scoring = ScoreSpec(
+        score_spec = ScoreSpec(
             scale=(config.score.divisor or q.shape[-1]) ** -0.5,
             soft_cap=config.soft_cap,
             softmax_dtype=context.precision.softmax,
@@ -86,19 +131,26 @@ class SlidingWindowAttention(Mixer):
             dropout_rngs=fold_in(inputs.dropout_rngs, 0),
         )
         sinks = declare_sink_logits(self, config.num_heads, context) if config.sinks else None
-        options: Any = dict(
-            backend=config.backend, hardware=context.hardware, constrain=context.constrain
-        )
-        options |= dict(outputs=inputs.outputs, taps=inputs.taps)
-        if before and inputs.taps is not None:
-            # The rows of tokens of the ring would be among the values.
+        if num_padding and inputs.taps is not None:
+            # The rows of padding queries would be among the values.
             reject_requests(config.kind, inputs.taps, "with a cache")
-            options["taps"] = None
-        attended = attend(q, k, v, mask, scoring, sink_logits=sinks, **options)
-        y, aux = attended.y[:, before:], dict(attended.aux)
+        y, aux = attend(
+            q,
+            k,
+            v,
+            mask,
+            score_spec,
+            backend=config.backend,
+            hardware=context.hardware,
+            constrain=context.constrain,
+            sink_logits=sinks,
+            outputs=inputs.outputs,
+            taps=None if num_padding else inputs.taps,
+        )
+        y, aux = y[:, num_padding:], dict(aux)
         if "weights" in aux:
-            aux["weights"] = aux["weights"][:, :, before:]
-        if not before:
+            aux["weights"] = aux["weights"][:, :, num_padding:]
+        if not num_padding:
             inputs = inputs.replace(taps=None)  # `attend` has shown the heads
         return combine_heads(self, y, inputs, cache, aux)
 
@@ -128,3 +180,9 @@ class SlidingWindowAttention(Mixer):
         window = Mask(self.add_window(MaskPattern()), positions=inputs.positions)
         length = heads.q.shape[1]
         return dense_mask(window, length, length)[:, None]
+
+
+def sliding_window_visible_keys(config: SlidingWindowConfig, length: int) -> MeanVisibleKeys:
+    """Average over keys less than W steps away."""
+    reach = config.receptive_field - 1
+    return symmetric_visible_keys(np.minimum(np.arange(length), reach) // config.dilation)

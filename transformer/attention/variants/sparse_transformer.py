@@ -1,18 +1,18 @@
 """Sparse Transformer: attention factorized into a local and a far component (Child et al. 2019).
 
 Distances and blocks are measured in positions, which restart in every document. The far component
-is computed by gathering:
-- strided: tokens with the same position modulo the stride form a sequence of their own;
+takes no more time than its pairs need:
+- strided: tokens with the same position modulo the stride form a row of their own;
 - fixed: the summary tokens of all blocks form a short list of keys.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from transformer.attention.backends.blockwise import attend_blockwise
@@ -37,181 +37,157 @@ from transformer.attention.mixer import (
     reject_memory,
     reject_weights,
 )
-from transformer.attention.projections import QKV, combine_heads, project_qkv
+from transformer.attention.projections import QKV, MultiHeadConfig, combine_heads, project_qkv
 from transformer.attention.reference import ScoreSpec, attend_reference
+from transformer.attention.rope import RoPE
+from transformer.attention.sparse_ops.global_tokens import attend_to_tokens, list_tokens
+from transformer.attention.sparse_ops.mask_tokens import Tokens, query_and_key_tokens
 from transformer.attention.sparse_ops.query_blocks import QUERY_BLOCK_SIZE, map_query_blocks
-from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
-from transformer.attention.variants.sparse_configs import (
-    HEAD_GROUPS,
-    Factorization,
-    SparsePattern,
-    SparseTransformerConfig,
+from transformer.attention.sparse_ops.strided_rows import attend_strided_rows
+from transformer.attention.sparse_ops.visible_key_counts import (
+    MeanVisibleKeys,
+    symmetric_visible_keys,
 )
+from transformer.layers.position_embedding import NoPosition
 from transformer.taps import HEAD_OUTPUTS
+from transformer.validation import PositiveInt
 
-AttendFn = Callable[[jax.Array, jax.Array, jax.Array, ScoreSpec], PartialAttention]
+SparsePattern = Literal["strided", "fixed"]
+
+Factorization = Literal["merged", "heads", "local", "far"]
+
+HEAD_GROUPS: dict[Factorization, tuple[Factorization, ...]] = {
+    "local": ("local",),
+    "far": ("far",),
+    "merged": ("merged",),
+    "heads": ("local", "far"),
+}
+"""Pattern component of each group of heads. All groups have the same number of heads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseTransformerConfig(MultiHeadConfig):
+    """Strided (equation 3) or fixed (equation 4) pattern of Child et al. 2019."""
+
+    kind: ClassVar[str] = "sparse"
+
+    pattern: SparsePattern = "strided"
+    """strided: the last l tokens, and every l-th token before. fixed: the tokens of the query's
+    own block of l tokens, and the last `num_summary_tokens` tokens of every block."""
+    stride: PositiveInt = 64
+    """l, near sqrt(T)."""
+    num_summary_tokens: PositiveInt = 8
+    """c, summary tokens per block of the fixed pattern."""
+    factorization: Factorization = "merged"
+    """merged: each head attends to both components. heads: half of the heads attend to each
+    component. local or far: one component only, so that layers can alternate (section 5.2)."""
+    position: NoPosition | RoPE = NoPosition()
+    """Position information of queries and keys."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pattern == "fixed" and self.num_summary_tokens > self.stride:
+            raise ValueError(
+                f"SparseTransformerConfig.num_summary_tokens {self.num_summary_tokens}: is more "
+                "than the stride; give less"
+            )
+        # Key heads are divided, and each takes its group of query heads along.
+        if self.resolved_num_kv_heads % len(HEAD_GROUPS[self.factorization]):
+            raise ValueError(
+                f"SparseTransformerConfig.num_heads {self.num_heads} (num_kv_heads "
+                f"{self.resolved_num_kv_heads}): an odd number cannot be split into two halves; "
+                "give an even number, or another SparseTransformerConfig.factorization"
+            )
 
 
 def pattern_mask(
-    pattern: SparsePattern,
-    stride: int,
-    num_summary_tokens: int,
+    config: SparseTransformerConfig,
     component: Factorization,
-    query_positions: jax.Array,  # [B or 1, T] positions
-    key_positions: jax.Array,  # [B or 1, S] positions
+    query_positions: jax.Array,  # [B or 1, T]
+    key_positions: jax.Array,  # [B or 1, S]
 ) -> jax.Array:  # [B or 1, T, S] booleans
     """Return the keys that a component shows, before any other mask (equations 3 and 4)."""
-    q, k = query_positions[:, :, None], key_positions[:, None, :]
-    if pattern == "strided":
-        near, distant = jnp.abs(q - k) <= stride, (q - k) % stride == 0
+    q, k, stride = query_positions[:, :, None], key_positions[:, None, :], config.stride
+    if config.pattern == "strided":
+        local, far = jnp.abs(q - k) <= stride, (q - k) % stride == 0
     else:
-        near = q // stride == k // stride
-        distant = jnp.broadcast_to(_is_summary(k, stride, num_summary_tokens), near.shape)
-    return {"local": near, "far": distant, "merged": near | distant}[component]
+        local = q // stride == k // stride
+        far = jnp.broadcast_to(is_summary_token(config, k), local.shape)
+    return {"local": local, "far": far, "merged": local | far}[component]
 
 
-def local_mask(pattern: SparsePattern, stride: int, mask: Mask, length: int) -> Mask:
-    """Return the mask of the local component: a window (strided) or the own block (fixed)."""
-    if pattern == "strided":
-        return _with(mask, window=stride + 1)
-    segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
-    block = mask.resolved_positions(length, length)[0] // stride
-    # Each block of each document is a segment of its own.
-    own = jnp.where(segments == 0, 0, 1 + segments * (length // stride + 2) + block)
-    return _with(mask, window=stride).replace(segments=own)
+def is_summary_token(config: SparseTransformerConfig, positions: jax.Array) -> jax.Array:
+    """Return which tokens are among the last c of their block."""
+    return positions % config.stride >= config.stride - config.num_summary_tokens
 
 
-def far_attention(
-    pattern: SparsePattern, stride: int, num_summary_tokens: int, mask: Mask, *, exclude_local: bool
-) -> list[AttendFn]:
-    """Return functions that compute the far component.
-
-    One function, or two (keys before and after the query) when `exclude_local` is set without a
-    causal mask. `exclude_local` removes the keys of the local component, so that merging does not
-    count them twice.
-    """
-    # Without the local keys, the far keys of a bidirectional query are two ranges, one on each
-    # side: a causal mask describes one of them at a time.
-    directions = [1] if mask.pattern.causal else [1, -1]
-    if not exclude_local and not mask.pattern.causal:
-        directions = [0]
-
-    def one(direction: int) -> AttendFn:
-        def look(q: jax.Array, k: jax.Array, v: jax.Array, scoring: ScoreSpec) -> PartialAttention:
-            if pattern == "strided":
-                return _columns(stride, direction, exclude_local, mask, q, k, v, scoring)
-            return _summaries(
-                stride, num_summary_tokens, direction, exclude_local, mask, q, k, v, scoring
-            )
-
-        return look
-
-    return [one(direction) for direction in directions]
-
-
-def _columns(
-    stride: int,
-    direction: int,  # 1: keys behind, -1: keys ahead, 0: both
-    exclude_local: bool,
-    mask: Mask,
+def attend_local(
+    config: SparseTransformerConfig,
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
-    scoring: ScoreSpec,
+    pattern: MaskPattern,  # causal or not
+    tokens: Tokens,  # [B or 1, T]
+    score_spec: ScoreSpec,
+    tile_size: int,
 ) -> PartialAttention:
-    """Attend at distances that are multiples of the stride, as rows of T / stride tokens."""
-    batch, length = q.shape[:2]
-    rows = -(-length // stride)
-
-    # Tokens at multiples of the stride become one row, in which the pattern is a plain causal mask
-    # whose future tiles are skipped.
-    def split(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B stride, rows, ...]
-        width = [(0, 0)] * x.ndim
-        width[1] = (0, rows * stride - length)
-        x = jnp.pad(x, width).reshape(x.shape[0], rows, stride, *x.shape[2:]).swapaxes(1, 2)
-        return x.reshape(-1, rows, *x.shape[3:])
-
-    segments = _documents(mask, batch, length)
-    index = jnp.arange(rows)[None, :]
-    least = 2 if exclude_local else 0  # in strides: what is nearer is in the local part
-    # Positions negated look ahead; positions lowered by `least` hide that many nearest keys.
-    within = Mask(
-        MaskPattern(causal=direction != 0),
-        positions=direction * index - least if direction else index,
-        segments=split(segments),
-    )
-    within = within.replace(key_positions=direction * index if direction else index)
-    y, lse = attend_blockwise(split(q), split(k), split(v), within, scoring)
-
-    def unsplit(x: jax.Array) -> jax.Array:  # [B stride, rows, ...] -> [B, T, ...]
-        x = x.reshape(batch, stride, rows, *x.shape[2:]).swapaxes(1, 2)
-        return x.reshape(batch, rows * stride, *x.shape[3:])[:, :length]
-
-    return PartialAttention(unsplit(y), unsplit(lse.swapaxes(1, 2)).swapaxes(1, 2))
+    """Attend within a window (strided) or the block of the query (fixed)."""
+    stride, segments = config.stride, tokens.segments
+    window = stride + 1 if config.pattern == "strided" else stride
+    if config.pattern == "fixed":
+        # Each block of each document is a segment of its own.
+        block = tokens.positions // stride
+        numbers = 1 + segments * (q.shape[1] // stride + 2) + block
+        segments = jnp.where(segments == 0, 0, numbers)
+    pattern = dataclasses.replace(pattern, window=window)
+    mask = Mask(pattern, positions=tokens.positions, segments=segments)
+    return attend_blockwise(q, k, v, mask, score_spec, block_size=tile_size)
 
 
-def _summaries(
-    stride: int,
-    summary: int,
-    direction: int,  # 1: keys behind, -1: keys ahead, 0: both
-    exclude_local: bool,
-    mask: Mask,
+def attend_far(
+    config: SparseTransformerConfig,
     q: jax.Array,  # [B, T, N, H]
     k: jax.Array,  # [B, T, K, H]
     v: jax.Array,  # [B, T, K, H]
-    scoring: ScoreSpec,
+    tokens: Tokens,  # [B or 1, T]
+    score_spec: ScoreSpec,
+    *,
+    direction: int,  # 1: keys up to the query, -1: keys from it on, 0: both
+    exclude_local: bool,
 ) -> PartialAttention:
-    """Attend to the gathered summary tokens of all blocks.
+    """Attend to the far component, perhaps without the keys of the local one.
 
-    If documents start at position 0, there are at most T * c / stride of them, for c tokens per
-    block. A document that continues from an earlier row may start elsewhere: the row can then
-    begin and end within summary tokens, which adds c (stride - c) / stride more.
+    `exclude_local`, which needs a direction, keeps merging from counting these keys twice.
     """
-    batch, length = q.shape[:2]
-    positions = jnp.broadcast_to(mask.resolved_positions(length, length)[0], (batch, length))
-    segments = _documents(mask, batch, length)
-    is_summary = _is_summary(positions, stride, summary) & (segments != 0)
-    # The most summary tokens that a row can have: shapes are static, their number is not.
-    count = min(length, summary * (length + stride - summary) // stride)
-    # A stable sort puts them first and keeps their order; other tokens fill the rest, hidden by
-    # segment 0.
-    chosen = jnp.argsort(~is_summary, axis=1, stable=True)[:, :count]  # [B, count]
-    k, v = (jnp.take_along_axis(each, chosen[:, :, None, None], axis=1) for each in (k, v))
-    pick = lambda x: jnp.take_along_axis(x, chosen, axis=1)  # noqa: E731
-    summary_positions = pick(positions)
-    mask_of_summaries = Mask(
-        segments=segments,
-        key_segments=jnp.where(pick(is_summary), pick(segments), 0),
-        positions=positions,
-        key_positions=summary_positions,
-    )
-    if exclude_local:
-        # By block, not by token: the whole own block is in the local component already.
-        own, other = positions // stride, summary_positions // stride
-        mask_of_summaries = mask_of_summaries.replace(
-            pattern=MaskPattern(causal=True),
-            positions=direction * own - 1,
-            key_positions=direction * other,
+    length, stride, summary = q.shape[1], config.stride, config.num_summary_tokens
+    # Under a causal mask, negated positions look ahead, and query positions lowered by a number
+    # hide that many of the nearest keys.
+    pattern = MaskPattern(causal=direction != 0)
+    if config.pattern == "strided":
+        row = jnp.arange(length)[None, :] // stride  # index among every `stride`-th token
+        nearest = 2 if exclude_local else 0
+        mask = Mask(
+            pattern,
+            positions=direction * row - nearest,
+            key_positions=direction * row,
+            segments=tokens.segments,
         )
-    elif direction:
-        mask_of_summaries = mask_of_summaries.replace(pattern=MaskPattern(causal=True))
-    return attend_blockwise(q, k, v, mask_of_summaries, scoring)
-
-
-def _documents(mask: Mask, batch: int, length: int) -> jax.Array:  # [B, T]
-    """Return segments with 0 for padding."""
-    segments = jnp.ones((1, length), jnp.int32) if mask.segments is None else mask.segments
-    if mask.key_lengths is not None:
-        segments = segments * (jnp.arange(length)[None, :] < mask.key_lengths[:, None])
-    return jnp.broadcast_to(segments, (batch, length))
-
-
-def _is_summary(positions: jax.Array, stride: int, summary: int) -> jax.Array:
-    return positions % stride >= stride - summary
-
-
-def _with(mask: Mask, *, window: int) -> Mask:
-    return mask.replace(pattern=dataclasses.replace(mask.pattern, window=window))
+        return attend_strided_rows(q, k, v, mask, score_spec, stride)
+    # If documents start at position 0, there are at most T c / stride summary tokens, for c tokens
+    # of a block. A document that continues from an earlier row may start elsewhere: the row can
+    # then begin and end within summary tokens, which adds c (stride - c) / stride more.
+    size = min(length, summary * (length + stride - summary) // stride)
+    is_summary = is_summary_token(config, tokens.positions) & (tokens.segments != 0)
+    # The local component has the whole block of the query: exclude by block, not by token.
+    place = tokens.positions // stride if exclude_local else tokens.positions
+    nearest = 1 if exclude_local else 0
+    mask = Mask(
+        pattern,
+        positions=direction * place - nearest,
+        key_positions=direction * place,
+        segments=tokens.segments,
+    )
+    return attend_to_tokens(q, k, v, mask, score_spec, list_tokens(is_summary, size))
 
 
 @register_mixer
@@ -242,25 +218,25 @@ class SparseTransformer(Mixer):
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        """With a cache, all cached keys are scored and then masked."""
         config, mask, cache = self.config, inputs.mask, inputs.cache
         reject_memory(config.kind, inputs.memory)
         reject_weights(config.kind, inputs.outputs)
         reject_mask_patterns(config.kind, mask)
         q, k, v = self.project(x, inputs)
         mask = mask.replace(positions=inputs.positions)
+        attend_component = self.attend_row
         if cache is not None:
             cache = cache.append(k, v, inputs.positions)
             k, v, key_positions = cache.read(q.dtype)
             mask = mask.with_keys(key_positions, keys_include_queries=True)
-        look: Any = self.attend_uncached if cache is None else self.attend_cached
-        groups = zip(*(self.split_head_groups(each) for each in (q, k, v)), strict=True)
-        components = [
-            look(part, *group, mask)
-            for part, group in zip(HEAD_GROUPS[config.factorization], groups, strict=True)
+            attend_component = self.attend_cached
+        components = HEAD_GROUPS[config.factorization]
+        q_groups, k_groups, v_groups = (jnp.split(x, len(components), axis=2) for x in (q, k, v))
+        outputs = [
+            attend_component(component, q, k, v, mask)
+            for component, q, k, v in zip(components, q_groups, k_groups, v_groups, strict=True)
         ]
-        y = jnp.concatenate(components, axis=2)
-        return combine_heads(self, y, inputs, cache)
+        return combine_heads(self, jnp.concatenate(outputs, axis=2), inputs, cache)
 
     def project(self, x: jax.Array, inputs: MixerInputs) -> QKV:
         """Declare the projections; return queries [B, T, N, H], keys and values [B, T, K, H]."""
@@ -269,12 +245,7 @@ class SparseTransformer(Mixer):
         )
 
     @nn.nowrap
-    def split_head_groups(self, heads: jax.Array) -> list[jax.Array]:  # [B, T, N, H]
-        """Split the heads into one group per component."""
-        return jnp.split(heads, len(HEAD_GROUPS[self.config.factorization]), axis=2)
-
-    @nn.nowrap
-    def attend_uncached(
+    def attend_row(
         self,
         component: Factorization,
         q: jax.Array,  # [B, T, N, H]
@@ -283,25 +254,33 @@ class SparseTransformer(Mixer):
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
         """Compute the components separately and merge them into one softmax."""
-        config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = widen(self.score_spec(q), q, k, v)
+        config, pattern, dtype = self.config, mask.pattern, v.dtype
+        _, tokens = query_and_key_tokens(mask, q.shape[1], k.shape[1])
         # Not rounded before the merge, and gradients of the components are added before rounding.
-        parts: list[PartialAttention] = []
-        if component in ("local", "merged"):
-            nearby = local_mask(config.pattern, config.stride, mask, q.shape[1])
-            tile = self.context.hardware.tile_size
-            parts.append(attend_blockwise(q, k, v, nearby, scoring, block_size=tile))
-        if component in ("far", "merged"):
+        score_spec, (q, k, v) = widen(self.score_spec(q), q, k, v)
+        partials: list[PartialAttention] = []
+        if component != "far":
+            tile_size = self.context.hardware.tile_size
+            partials.append(attend_local(config, q, k, v, pattern, tokens, score_spec, tile_size))
+        if component != "local":
             exclude_local = component == "merged"
-            for each in far_attention(
-                config.pattern,
-                config.stride,
-                config.num_summary_tokens,
-                mask,
-                exclude_local=exclude_local,
-            ):
-                parts.append(each(q, k, v, scoring))
-        return merge_partials(parts).y.astype(dtype)
+            # Without the local keys, the far keys of a bidirectional query are two ranges, one on
+            # each side: a causal mask describes one of them at a time.
+            both = [1, -1] if exclude_local else [0]
+            for direction in [1] if pattern.causal else both:
+                partials.append(
+                    attend_far(
+                        config,
+                        q,
+                        k,
+                        v,
+                        tokens,
+                        score_spec,
+                        direction=direction,
+                        exclude_local=exclude_local,
+                    )
+                )
+        return merge_partials(partials).y.astype(dtype)
 
     @nn.nowrap
     def attend_cached(
@@ -312,26 +291,30 @@ class SparseTransformer(Mixer):
         v: jax.Array,  # [B, S, K, H]
         mask: Mask,
     ) -> jax.Array:  # [B, T, N, H]
-        """Attend to all cached keys with a dense mask, one block of queries at a time."""
-        config, dtype = self.config, v.dtype
-        scoring, (q, k, v) = widen(self.score_spec(q), q, k, v)
-        queries, keys = q.shape[1], k.shape[1]
+        """Attend to all cached keys with a dense mask, one block of queries at a time.
+
+        The sparse functions are for self-attention of T tokens. Against a cache, a block of queries
+        scores all S keys: exact, and in memory linear in S.
+        """
+        dtype, num_queries, num_keys = v.dtype, q.shape[1], k.shape[1]
+        score_spec, (q, k, v) = widen(self.score_spec(q), q, k, v)
         tiling = Tiling(
-            queries, keys, min(QUERY_BLOCK_SIZE, queries), keys, lookback=None, lookahead=None
+            num_queries,
+            num_keys,
+            min(QUERY_BLOCK_SIZE, num_queries),
+            num_keys,
+            lookback=None,
+            lookahead=None,
         )
-        # The sparse functions are for self-attention of T tokens. Against a cache, a block of
-        # queries scores all S keys: exact, and in memory linear in S.
         padded_mask = pad_mask(mask, tiling)
 
-        def one(row: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
-            here = tile_mask(padded_mask, tiling, row, 0)
-            places = here.resolved_positions(q.shape[1], keys)
-            chosen = pattern_mask(
-                config.pattern, config.stride, config.num_summary_tokens, component, *places
-            )
-            return attend_reference(q, k, v, here.replace(allowed=chosen), scoring)[0]
+        def attend_block(block_index: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
+            block_mask = tile_mask(padded_mask, tiling, block_index, 0)
+            positions = block_mask.resolved_positions(q.shape[1], num_keys)
+            allowed = pattern_mask(self.config, component, *positions)
+            return attend_reference(q, k, v, block_mask.replace(allowed=allowed), score_spec)[0]
 
-        return map_query_blocks(one, (q,), block_size=QUERY_BLOCK_SIZE).astype(dtype)
+        return map_query_blocks(attend_block, (q,), block_size=QUERY_BLOCK_SIZE).astype(dtype)
 
     @nn.nowrap
     def score_spec(self, q: jax.Array) -> ScoreSpec:
@@ -344,12 +327,34 @@ class SparseTransformer(Mixer):
         inputs: MixerInputs,
     ) -> jax.Array:  # [B or 1, N, T, T] booleans
         """Return the pattern of each head."""
-        config, positions = self.config, inputs.positions
-        parts = HEAD_GROUPS[config.factorization]
-        each = [
-            pattern_mask(
-                config.pattern, config.stride, config.num_summary_tokens, part, positions, positions
-            )
-            for part in parts
+        components, positions = HEAD_GROUPS[self.config.factorization], inputs.positions
+        masks = [
+            pattern_mask(self.config, component, positions, positions) for component in components
         ]
-        return jnp.repeat(jnp.stack(each, axis=1), config.num_heads // len(parts), axis=1)
+        heads_per_group = self.config.num_heads // len(components)
+        return jnp.repeat(jnp.stack(masks, axis=1), heads_per_group, axis=1)
+
+
+def sparse_transformer_visible_keys(
+    config: SparseTransformerConfig, length: int
+) -> MeanVisibleKeys:
+    """Average over queries and heads for the strided or fixed pattern."""
+    index, stride, summary = np.arange(length), config.stride, config.num_summary_tokens
+    if config.pattern == "strided":
+        local, far = np.minimum(index, stride), index // stride
+        in_both = (index >= stride) * 1
+        components = {"local": (local, 1), "far": (far, 1), "merged": (local + far - in_both, 1)}
+    else:
+        place = index % stride
+        earlier, is_summary = index // stride * summary, place >= stride - summary
+        components = {
+            "local": (place, 1),
+            # A query sees itself only if it is a summary token.
+            "far": (earlier + np.maximum(0, place - (stride - summary)), is_summary.mean()),
+            "merged": (earlier + place, 1),
+        }
+    counts = [
+        symmetric_visible_keys(*components[component])
+        for component in HEAD_GROUPS[config.factorization]
+    ]
+    return MeanVisibleKeys(*(float(np.mean(means)) for means in zip(*counts, strict=True)))

@@ -40,7 +40,7 @@ from transformer.layers.basic import dropout, fold_in
 from transformer.layers.position_embedding import NoPosition
 from transformer.layers.precise_einsum import accumulation_dtype
 from transformer.taps import HEAD_OUTPUTS
-from transformer.validation import check_at_least, check_fraction
+from transformer.validation import Fraction, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +53,12 @@ class TopKConfig(MultiHeadConfig):
 
     kind: ClassVar[str] = "top_k"
 
-    keys_per_query: int = 64
+    keys_per_query: PositiveInt = 64
     """k, keys that a query attends to. A query that sees fewer keys attends to all of them."""
     position: NoPosition | RoPE = NoPosition()
     """Position information of queries and keys. Cross attention ignores it."""
-    dropout: float = 0.0
+    dropout: Fraction = 0.0
     """Dropout rate of the attention weights, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("top_k.keys_per_query", self.keys_per_query, 1)
-        check_fraction("top_k.dropout", self.dropout)
 
 
 @register_mixer

@@ -33,11 +33,13 @@ from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.attention.scores import additive_scores
 from transformer.attention.sparse_ops.block_gather import attend_selected_blocks
 from transformer.attention.sparse_ops.global_tokens import (
-    attend_from_packed_globals,
-    attend_to_globals,
-    attend_to_packed_globals,
+    attend_from_document_globals,
+    attend_to_document_globals,
+    attend_to_tokens,
+    find_document_globals,
 )
 from transformer.attention.sparse_ops.grouped_window import attend_grouped
+from transformer.attention.sparse_ops.mask_tokens import Tokens
 from transformer.attention.variants.routing_attention import (
     attend_balanced_clusters,
     attend_last_group_members,
@@ -227,16 +229,20 @@ def test_relative_position_tables() -> None:
 
 def to_globals(q: Any, k: Any, v: Any) -> Any:
     score_spec, wide_arrays = widen(SPEC, q, k, v)
-    return attend_to_globals(*wide_arrays, PACK, score_spec, jnp.array(GLOBALS)).y.astype(v.dtype)
+    return attend_to_tokens(*wide_arrays, PACK, score_spec, jnp.array(GLOBALS)).y.astype(v.dtype)
 
 
 def to_globals_of_packs(q: Any, k: Any, v: Any) -> Any:
-    return attend_to_packed_globals(q, k, v, PACK, SPEC, jnp.array(GLOBALS)).y
+    return attend_to_document_globals(q, k, v, PACK, SPEC, document_globals()).y
 
 
 def rows_of_globals(q: Any, k: Any, v: Any) -> Any:
-    zeros = jnp.zeros_like(q)
-    return attend_from_packed_globals(zeros, q, k, v, PACK, SPEC, jnp.array(GLOBALS))
+    return attend_from_document_globals(q, k, v, PACK, SPEC, document_globals())
+
+
+def document_globals() -> jax.Array:
+    tokens = Tokens(jnp.arange(T)[None], jnp.ones((1, T), int))
+    return find_document_globals(tokens, jnp.array(GLOBALS))
 
 
 PACK = Mask(
@@ -263,6 +269,6 @@ def test_overlapping_clusters_are_averaged() -> None:
     members = jnp.broadcast_to(jnp.arange(T), (B, N, 2, T))
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return attend_balanced_clusters(q, k, v, members, members)
+        return attend_balanced_clusters(q, k, v, members, members, jnp.ones((1, T), bool))
 
     assert_within_bounds(run, arrays, expected_results(arrays, Mask()))

@@ -119,12 +119,3 @@ def test_backward_pass_drops_the_same_weights() -> None:
     step = normal(6, *v.shape)
     difference, gradient = total(v + step) - total(v), jax.jit(jax.grad(total))(v)
     assert float(difference) == pytest.approx(float((gradient * step).sum()), rel=1e-3)
-
-
-def test_unsupported_scores_and_masks_raise() -> None:
-    (q, k, v), table = inputs(23, 23), random_block_table((1, 1), 23, 23)
-    with pytest.raises(ValueError, match="support dot-product scores only"):
-        attend_selected_blocks(q, k, v, Mask(), ScoreSpec(1.0, soft_cap=2.0), table, BLOCK)
-    mask = Mask(global_positions=array([[1]]))
-    with pytest.raises(ValueError, match="do not support masks with a prefix"):
-        attend_selected_blocks(q, k, v, mask, ScoreSpec(1.0), table, BLOCK)

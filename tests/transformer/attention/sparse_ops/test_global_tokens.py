@@ -10,17 +10,20 @@ from tests.transformer.formulas import Array, array, normal
 from transformer.attention.masks import Mask
 from transformer.attention.reference import ScoreSpec
 from transformer.attention.sparse_ops.global_tokens import (
-    attend_from_packed_globals,
-    attend_to_packed_globals,
+    attend_from_document_globals,
+    attend_to_document_globals,
+    find_document_globals,
+    list_tokens,
     mask_duplicates,
 )
+from transformer.attention.sparse_ops.mask_tokens import Tokens
 
 T, FIRST, H = 2560, 2048, 4  # row length, length of the first document, head width
 SIZES = (FIRST, T - FIRST)
 POSITIONS = array([np.concatenate([np.arange(size) for size in SIZES])])
 SEGMENTS = array(np.repeat([[1, 2]], SIZES, axis=1))
 MASK = Mask(positions=POSITIONS, segments=SEGMENTS, key_segments=SEGMENTS)
-GLOBALS = array([[0]])
+INDEX = find_document_globals(Tokens(POSITIONS, SEGMENTS), array([[0]]))  # of one position
 SCALE = 0.5
 DOCUMENTS = ((0, slice(0, FIRST)), (FIRST, slice(FIRST, T)))  # the global token of each
 
@@ -49,6 +52,20 @@ def test_repeated_positions_count_once() -> None:
     assert found.tolist() == [[3, 0, -1, -1], [5, -1, -1, 8]]
 
 
+def test_lists_are_in_the_order_of_the_row() -> None:
+    """A list takes the first tokens, and fills up with the length."""
+    is_listed = array([[False, True, True, False, True], [False, False, False, True, False]])
+    assert list_tokens(is_listed, 2).tolist() == [[1, 2], [3, 5]]
+
+
+def test_global_tokens_of_documents() -> None:
+    """Two documents and padding; the second document is too short for the last position."""
+    segments = array([[4, 4, 4, 7, 7, 0]])
+    tokens = Tokens(array([[0, 1, 2, 0, 1, 0]]), segments)
+    found = find_document_globals(tokens, array([[0, 2, -1]]))
+    assert found[:, 0].tolist() == [[0, 0, 0, 3, 3, 6], [2, 2, 2, 6, 6, 6], [6] * 6]
+
+
 def test_global_rows_and_gradients_match_formula() -> None:
     """Each document's global token attends to the whole document."""
     q, k, v = inputs()
@@ -56,9 +73,7 @@ def test_global_rows_and_gradients_match_formula() -> None:
     @jax.jit
     def both(q: Any, k: Any, v: Any) -> Any:
         def run(q: Any, k: Any, v: Any) -> Any:
-            return attend_from_packed_globals(
-                jnp.zeros_like(q), q, k, v, MASK, ScoreSpec(SCALE), GLOBALS
-            )
+            return attend_from_document_globals(q, k, v, MASK, ScoreSpec(SCALE), INDEX)
 
         y, vjp_fn = jax.vjp(run, q, k, v)
         return y, vjp_fn(jnp.ones_like(y))
@@ -86,7 +101,7 @@ def test_global_key_and_value_gradients_sum_over_documents() -> None:
     @jax.jit
     def gradients(k: Any, v: Any) -> Any:
         def total(k: Any, v: Any) -> Any:
-            result = attend_to_packed_globals(q, k, v, MASK, ScoreSpec(SCALE), GLOBALS)
+            result = attend_to_document_globals(q, k, v, MASK, ScoreSpec(SCALE), INDEX)
             return result.lse.sum() + result.y.astype(jnp.float32).sum()
 
         return jax.grad(total, argnums=(0, 1))(k, v)

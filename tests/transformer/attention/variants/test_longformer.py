@@ -21,7 +21,7 @@ from tests.transformer.mixers import (
 from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfig, RoPE
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
-from transformer.attention.sparse_ops.visible_key_counts import longformer_visible_keys
+from transformer.attention.variants.longformer import longformer_visible_keys
 from transformer.testing.ability_checks import check_cached
 from transformer.testing.mixer_under_test import make_trial
 

@@ -15,8 +15,10 @@ from tests.transformer.mixers import (
 from transformer import Hardware, Mask, MaskPattern, RoPE, SparseTransformerConfig
 from transformer.attention.masks import dense_mask
 from transformer.attention.projections import QKV
-from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
-from transformer.attention.variants.sparse_transformer import pattern_mask
+from transformer.attention.variants.sparse_transformer import (
+    pattern_mask,
+    sparse_transformer_visible_keys,
+)
 from transformer.testing.ability_checks import pack_two_documents
 from transformer.testing.mixer_under_test import Trial, make_trial
 
@@ -42,8 +44,9 @@ def test_patterns_by_hand() -> None:
     """Queries 0 to 8 with a stride of three, as in figure 3 of the paper."""
     index = array([np.arange(9)])
 
-    def rows(kind: Any, part: Any) -> list[list[int]]:
-        visible = np.tril(np.asarray(pattern_mask(kind, 3, 1, part, index, index))[0])
+    def rows(pattern: Any, component: Any) -> list[list[int]]:
+        config = SparseTransformerConfig(pattern=pattern, stride=3, num_summary_tokens=1)
+        visible = np.tril(np.asarray(pattern_mask(config, component, index, index))[0])
         return [np.flatnonzero(row).tolist() for row in visible]
 
     assert rows("strided", "local")[8] == [5, 6, 7, 8]

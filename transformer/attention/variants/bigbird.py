@@ -83,8 +83,8 @@ class BigBirdConfig(MultiHeadConfig):
         super().__post_init__()
         if self.random_block_span < self.block_size:
             raise ValueError(
-                f"BigBirdConfig.random_block_span {self.random_block_span}: give {self.block_size} or "
-                "more, the size of a block"
+                f"BigBirdConfig.random_block_span {self.random_block_span}: give {self.block_size} "
+                "or more, the size of a block"
             )
         if self.num_window_blocks % 2 == 0:
             raise ValueError(

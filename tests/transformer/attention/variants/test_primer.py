@@ -89,7 +89,7 @@ def test_initial_convolution_weights() -> None:
         init = lambda key, mask=mask: mixer.init(key, x, MixerInputs(mask=mask, **kwargs))  # noqa: E731
         params = jax.jit(init)(jax.random.key(0))["params"]
         for name in ("query", "key", "value"):
-            assert_close(params[f"{name}_taps"].value[:, 1, 2], taps)
+            assert_close(params[f"{name}_taps"][:, 1, 2], taps)
 
 
 def test_axes_and_flops() -> None:

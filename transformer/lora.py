@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): matrices with a low-rank update, and which weights of a model get one.
+"""LoRA (Hu et al. 2021): which weights of a model get a low-rank update, and how they are trained.
 
 A `LowRankWeight`, W + s A B, takes the place of a matrix in a parameter tree.
 
@@ -21,16 +21,16 @@ import dataclasses
 import fnmatch
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from transformer.argument_checks import check_arguments
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.layers.low_rank import LowRankWeight
 from transformer.shape_checks import check_shapes
 from transformer.validation import check_at_least, check_integer
 
@@ -48,65 +48,6 @@ A, B = "lora_a", "lora_b"
 """Names of the two factors in the trainable tree."""
 
 Path = tuple[str, ...]
-
-
-class LowRankWeight(struct.PyTreeNode):
-    """A matrix with a trainable low-rank update: W + s A B (section 4.1).
-
-    `apply_matrix` and the experts of a mixture of experts compute x W + s (x A) B: two thin
-    products, and no copy of W. The gradient of W is never needed, so a training step that
-    differentiates A and B alone does not compute it. All leaves have the stack axes of W (layers,
-    experts).
-    """
-
-    base: jax.Array  # [*stack, *inputs, *outputs]
-    a: jax.Array  # [*stack, *inputs, rank]
-    b: jax.Array  # [*stack, rank, *outputs]
-    scale: float = struct.field(pytree_node=False)  # s
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of W."""
-        shape: tuple[int, ...] = self.base.shape
-        return shape
-
-    def astype(self, dtype: Any) -> "LowRankWeight":
-        """Return the weight with all three matrices in a dtype."""
-        a, b = self.a.astype(dtype), self.b.astype(dtype)
-        return LowRankWeight(self.base.astype(dtype), a, b, self.scale)
-
-    def apply(
-        self,
-        apply_matrix: Callable[[jax.Array, jax.Array, int, bool], jax.Array],
-        x: jax.Array,  # [B, T, *inputs]
-        num_input_axes: int,
-        flatten: bool,
-    ) -> jax.Array:  # [B, T, *outputs]
-        """Return x W + s (x A) B, by three calls of `layers.basic.apply_matrix`."""
-        low_rank = apply_matrix(x, self.a, num_input_axes, flatten)  # [B, T, rank]
-        update = self.scale * apply_matrix(low_rank, self.b, 1, flatten)
-        return apply_matrix(x, self.base, num_input_axes, flatten) + update
-
-    def merge(self) -> jax.Array:
-        """Return W + s A B, added in float32, in the dtype of W."""
-        stack = self.a.ndim + self.b.ndim - self.base.ndim - 2  # number of stack axes
-        lead = self.base.shape[:stack]
-        rank, rows = self.a.shape[-1], math.prod(self.a.shape[stack:-1])
-        a = self.a.astype(jnp.float32).reshape(*lead, rows, rank)
-        b = self.b.astype(jnp.float32).reshape(*lead, rank, -1)
-        # "highest": a TPU, or a GPU with TF32, would round the inputs of the product.
-        update = jnp.matmul(a, b, precision="highest").reshape(self.base.shape)
-        return (self.base.astype(jnp.float32) + self.scale * update).astype(self.base.dtype)
-
-
-def merge_weight(weight: Any) -> Any:
-    """Return a `LowRankWeight` as one matrix, and any other weight as it is."""
-    return weight.merge() if isinstance(weight, LowRankWeight) else weight
-
-
-def merge_weights(params: Any) -> Any:
-    """Return parameters with every `LowRankWeight` merged into one matrix."""
-    return jax.tree.map(merge_weight, params, is_leaf=lambda leaf: isinstance(leaf, LowRankWeight))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from transformer.layers.activations import ACTIVATIONS, clamped_gate, declare_sw
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.feedforward import FeedForwardOutput, resolve_d_ff
 from transformer.layers.layer_config import MoEConfig
+from transformer.layers.low_rank import LowRankWeight
 from transformer.layers.moe_dispatch import (
     AllGatherDispatcher,
     CapacityDispatcher,
@@ -23,7 +24,6 @@ from transformer.layers.moe_dispatch import (
     route_tokens,
     router_z_loss,
 )
-from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 
 

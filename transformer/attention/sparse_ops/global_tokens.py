@@ -26,8 +26,8 @@ from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.masks import Mask
 from transformer.attention.projections import head_axes
 from transformer.layers.basic import declare_linear, dropout, fold_in
+from transformer.layers.low_rank import merge_weight
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
-from transformer.lora import merge_weight
 from transformer.model_context import ModelContext
 
 

@@ -24,7 +24,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from transformer.interop.family_registry import FAMILIES
+from transformer.interop.families import FAMILIES
 
 TABLE = Path(__file__).parents[2] / "transformer" / "interop" / "config_fields.py"
 

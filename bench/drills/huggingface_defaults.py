@@ -23,8 +23,8 @@ from bench.drills._huggingface_models import VARIANTS, Variant
 from bench.drills.huggingface import LOGITS, difference, draw_inputs, make_model
 from transformer.interop.config_fields import CONFIG_FIELDS
 from transformer.interop.fields import InteropError
-from transformer.interop.model_tensors import model_leaves, model_tensors
 from transformer.interop.pretrained import read_config, read_model
+from transformer.interop.weight_map import model_leaves, model_tensors
 
 
 def first_variants() -> list[Variant]:
@@ -62,9 +62,8 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
             return difference(output.logits, logits)
         pretrained = read_config(folder)
         ours_model = pretrained.make_model()
-        tensors = model_tensors(
-            pretrained.family, pretrained.architecture, ours_model, model_leaves(ours_model)
-        )
+        rules = pretrained.family.rules(pretrained.architecture)
+        tensors = model_tensors(rules, model_leaves(ours_model), ours_model.config)
     except InteropError as error:
         try:
             with torch.device("meta"):

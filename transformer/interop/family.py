@@ -52,6 +52,10 @@ class Family:
     zeros: tuple[str, ...] = ()
     """Tensors [1, V] that must be zero (BART's `final_logits_bias`); written as such."""
 
+    def rules(self, architecture: Architecture) -> tuple[Weight, ...]:
+        """Return the rules of the weights of an architecture."""
+        return (*self.weights, *architecture.head)
+
 
 def linear(theirs: str, ours: str, layout: Layout = LINEAR) -> tuple[Weight, Weight]:
     """Return the rules of a linear layer: its matrix, and its bias where it has one."""

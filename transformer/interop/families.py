@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig, MultiHeadConfig, ScaledDotScore
 from transformer.config import EncoderConfig, TransformerConfig
-from transformer.interop.bert import BERT, DISTILBERT, ROBERTA
+from transformer.interop.bert import BERT, BIG_BIRD, DISTILBERT, LONGFORMER, ROBERTA
 from transformer.interop.config_fields import CONFIG_FIELDS
 from transformer.interop.family import Architecture, Family, ModelKind
 from transformer.interop.fields import Fields, InteropError
@@ -15,7 +15,6 @@ from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
 from transformer.interop.gpt_oss import GPT_OSS
 from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
-from transformer.interop.longformer_bigbird import BIG_BIRD, LONGFORMER
 from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.seq2seq import BART, MARIAN, T5
 from transformer.interop.weight_map import model_leaves, model_tensors
@@ -129,34 +128,47 @@ WITHOUT_EFFECT = frozenset(
 
 
 def find_difference(config: TransformerConfig, other: TransformerConfig) -> str | None:
-    """Return the first setting in which two models differ, with both values; None if in none."""
-    ours, theirs = (dict(_settings("model", each, each.d_model)) for each in (config, other))
+    """Return the first setting in which two models differ, with both values; None if in none.
+
+    The defaults of both have to be filled in.
+    """
+    ours, theirs = dict(_settings("model", config)), dict(_settings("model", other))
     for name, value in ours.items():
         if name not in theirs or value != theirs[name]:
             return f"{name} {value!r} (it has {theirs.get(name, 'none')!r})"
     return None
 
 
-def _settings(path: str, value: Any, d_model: int) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a model by path, with defaults filled in and every layer by itself.
+def fill_in(part: Any, d_model: int) -> Any:
+    """Return a part of a config with the defaults that depend on the width of the model."""
+    if isinstance(part, tuple):
+        return tuple(fill_in(value, d_model) for value in part)
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return part
+    values = {
+        field.name: fill_in(getattr(part, field.name), d_model)
+        for field in dataclasses.fields(part)
+    }
+    if isinstance(part, MultiHeadConfig):
+        head_dim = part.resolved_head_dim(d_model)
+        values |= {"num_kv_heads": part.resolved_num_kv_heads, "head_dim": head_dim}
+        values |= {"output_bias": part.has_output_bias}
+        if isinstance(part, AttentionConfig):
+            values["value_head_dim"] = part.value_head_dim or head_dim
+        if values.get("score") == ScaledDotScore():
+            values["score"] = ScaledDotScore(float(head_dim))
+    if isinstance(part, FeedForwardConfig):
+        values["d_ff"] = resolve_d_ff(part, d_model)
+    if isinstance(part, NormConfig) and part.kind != "layer":  # it has no bias
+        values["bias"] = True
+    return dataclasses.replace(part, **values)
+
+
+def _settings(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a model by path, with every layer by itself.
 
     The class of a part precedes its settings.
     """
-    if isinstance(value, MultiHeadConfig):
-        resolved: dict[str, Any] = {
-            "num_kv_heads": value.resolved_num_kv_heads,
-            "head_dim": value.resolved_head_dim(d_model),
-            "output_bias": value.has_output_bias,
-        }
-        if isinstance(value, AttentionConfig):
-            resolved["value_head_dim"] = value.value_head_dim or resolved["head_dim"]
-        if getattr(value, "score", None) == ScaledDotScore():
-            resolved["score"] = ScaledDotScore(float(resolved["head_dim"]))
-        value = dataclasses.replace(value, **resolved)
-    if isinstance(value, FeedForwardConfig):
-        value = dataclasses.replace(value, d_ff=resolve_d_ff(value, d_model))
-    if isinstance(value, NormConfig) and value.kind != "layer":  # it has no bias
-        value = dataclasses.replace(value, bias=True)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         yield path, value
         return
@@ -165,9 +177,9 @@ def _settings(path: str, value: Any, d_model: int) -> Iterator[tuple[str, Any]]:
         setting, name = getattr(value, field.name), f"{path}.{field.name}"
         if isinstance(value, TransformerConfig | EncoderConfig) and field.name == "layer_pattern":
             for layer in range(value.num_layers):
-                yield from _settings(f"{name}.{layer}", setting[layer % len(setting)], d_model)
+                yield from _settings(f"{name}.{layer}", setting[layer % len(setting)])
         elif field.name not in WITHOUT_EFFECT:
-            yield from _settings(name, setting, d_model)
+            yield from _settings(name, setting)
 
 
 def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[str, Any]]:
@@ -209,7 +221,7 @@ def _write_config(family: Family, architecture: Architecture, model: Model) -> d
     Raises:
       ValueError: Read again they give another model, or the files have no place for a parameter.
     """
-    config = model.config
+    config = fill_in(model.config, model.config.d_model)
     written = family.write_config(config)
     values = json.loads(json.dumps(written))
     read = family.read_config(Fields(values, family.model_type, family.model_type))
@@ -219,10 +231,10 @@ def _write_config(family: Family, architecture: Architecture, model: Model) -> d
         read = dataclasses.replace(read, encoder=encoder)
     if architecture.kind != "masked_lm":
         read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
-    difference = find_difference(config, read)
+    difference = find_difference(config, fill_in(read, read.d_model))
     if difference is None and config.pooler != architecture.pooler:
         difference = f"model.pooler {config.pooler!r}"
     if difference is not None:
         raise ValueError(difference)
-    model_tensors(family.rules(architecture), model_leaves(model), config)
+    model_tensors(family.rules(architecture), model_leaves(model), model.config)
     return written

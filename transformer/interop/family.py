@@ -1,9 +1,13 @@
-"""A family of architectures, and the pieces that the maps of several families share."""
+"""A family of architectures, and the rules that several families share.
+
+A family has two tables, each written once and used in both directions: `settings` relates fields of
+a config.json to settings of this library, `weights` relates tensors to parameters.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope_scaling import (
@@ -14,7 +18,7 @@ from transformer.attention.rope_scaling import (
     RopeScaling,
     YaRNScaling,
 )
-from transformer.config import TransformerConfig
+from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import LINEAR, Layout, Weight
 
@@ -34,17 +38,112 @@ class Architecture:
     """`TransformerConfig.pooler` of the model."""
 
 
+class Setting(NamedTuple):
+    """One rule: a field of config.json, and the settings of this library that have its value."""
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    """Paths below the model's config. One through a layer pattern stands for all of its blocks."""
+    null: Any = None
+    """Value that null stands for. None: 0, false or empty."""
+    choices: Mapping[str, Any] | None = None
+    """Settings by the names of `transformers`. The first name of each is written."""
+    is_size: bool = False
+    """The value is a positive integer."""
+    offset: int = 0
+    """What their number is larger by."""
+    older: str = ""
+    """Name of the field in the first files, which wins."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the settings."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """Return the settings by path."""
+        if self.choices is not None:
+            value = fields.choose(self.theirs, self.choices)
+        elif self.is_size:
+            older = fields.take(self.older, 0) if self.older else 0
+            value = (older or fields.size(self.theirs)) - self.offset
+        else:
+            value = fields.take(self.theirs, self.null)
+        return dict.fromkeys(self.paths, value)
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the field, or nothing if the model has no such setting."""
+        try:
+            value = setting_at(config, self.paths[0])
+        except AttributeError:
+            return {}
+        if self.choices is not None:
+            value = name_of(self.choices, value)
+        elif self.is_size:
+            value += self.offset
+        elif self.null is not None and value == self.null:
+            value = None
+        return {self.theirs: value}
+
+
+def name_of(choices: Mapping[str, Any], value: Any) -> str:
+    """Return the first name of a choice, or one that nobody reads."""
+    return next((name for name, ours in choices.items() if ours == value), f"unsupported {value}")
+
+
+def setting_at(part: Any, path: str) -> Any:
+    """Return the setting at a path; in a layer pattern, that of the first block."""
+    for name in path.split("."):
+        part = getattr(part[0] if isinstance(part, tuple) else part, name)
+    return part
+
+
+def with_settings(part: Any, values: Mapping[str, Any]) -> Any:
+    """Return a part of a config with other values at some paths."""
+    if isinstance(part, tuple):
+        return tuple(with_settings(block, values) for block in part)
+    changes: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = value
+        else:
+            changes[name] = value
+    for name, inner in below.items():
+        changes[name] = with_settings(getattr(part, name), inner)
+    return dataclasses.replace(part, **changes)
+
+
+def with_blocks(config: TransformerConfig, blocks: Sequence[BlockConfig]) -> TransformerConfig:
+    """Return the config with these layers, as the shortest pattern."""
+    return dataclasses.replace(config, layer_pattern=shortest_period(blocks))
+
+
+def all_blocks(config: TransformerConfig) -> list[BlockConfig]:
+    """Return the block of each layer."""
+    pattern = config.layer_pattern
+    return [pattern[layer % len(pattern)] for layer in range(config.num_layers)]
+
+
 @dataclasses.dataclass(frozen=True)
 class Family:
     """Architectures with one `model_type`: how their configs and weights relate to ours."""
 
     model_type: str
     architectures: tuple[Architecture, ...]
-    read_config: Callable[[Fields], TransformerConfig]
-    """Config of the fields of a config.json. Dropout rates are read too."""
-    write_config: Callable[[TransformerConfig], dict[str, Any]]
-    """Fields of a config, as far as the family has them: the caller reads them back to check."""
+    base: TransformerConfig
+    """What all models of the family have in common."""
+    settings: tuple["Setting | Rotary", ...]
     weights: tuple[Weight, ...]
+    expected: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    """Fields whose other values this library does not compute, with those that it does."""
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further fields that are written."""
+    read_rest: Callable[[Fields, TransformerConfig], TransformerConfig] | None = None
+    """Adds what `settings` do not say to a config, such as the kinds of its layers."""
+    write_rest: Callable[[TransformerConfig], dict[str, Any]] | None = None
+    """Fields that `settings` do not say."""
     prefix: str = ""
     """Prefix of the body's tensors, which files of the bare body lack."""
     ignored: tuple[str, ...] = ()
@@ -55,6 +154,28 @@ class Family:
     def rules(self, architecture: Architecture) -> tuple[Weight, ...]:
         """Return the rules of the weights of an architecture."""
         return (*self.weights, *architecture.head)
+
+    def read_config(self, fields: Fields) -> TransformerConfig:
+        """Return the config of the fields of a config.json. Dropout rates are read too."""
+        for name, values in self.expected.items():
+            fields.expect(name, *values)
+        settings: dict[str, Any] = {}
+        for setting in self.settings:
+            settings |= setting.read(fields)
+        config: TransformerConfig = with_settings(self.base, settings)
+        return config if self.read_rest is None else self.read_rest(fields, config)
+
+    def write_config(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the fields of a config, as far as the family has them.
+
+        Args:
+          config: Config with the defaults that depend on its width filled in.
+        """
+        fields: dict[str, Any] = {}
+        for setting in self.settings:
+            fields |= setting.write(config)
+        rest = {} if self.write_rest is None else self.write_rest(config)
+        return fields | dict(self.constants) | rest
 
 
 def linear(theirs: str, ours: str, layout: Layout = LINEAR) -> tuple[Weight, Weight]:
@@ -86,9 +207,6 @@ def self_attention(
     )
 
 
-FRACTION = "partial_rotary_factor"
-TRAINED_LENGTH = "original_max_position_embeddings"
-
 ACTIVATION_NAMES: dict[str, Any] = {
     "silu": "silu",
     "swish": "silu",
@@ -101,41 +219,76 @@ ACTIVATION_NAMES: dict[str, Any] = {
 }
 """Activations by the names of `transformers`. The first name of each is written."""
 
+D_FF = "layer_pattern.feed_forward.d_ff"
+ACTIVATION = "layer_pattern.feed_forward.activation"
 
-def activation_name(activation: str) -> str:
-    """Return the name of an activation in a config.json, or one that nobody reads."""
-    names = [name for name, ours in ACTIVATION_NAMES.items() if ours == activation]
-    return names[0] if names else f"unsupported {activation}"
+COMMON = (
+    Setting("vocab_size", "vocab_size", is_size=True),
+    Setting("tie_word_embeddings", "tie_embeddings"),
+)
 
 
-def read_rope(
-    fields: Fields,
-    defaults: Mapping[str, Any] | None = None,
-    section: Mapping[str, Any] | None = None,
-    *,
-    partial: bool = False,
-) -> RoPE:
-    """Read rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`) has them.
+def sizes(d_model: str, num_layers: str, num_heads: str) -> tuple[Setting, ...]:
+    """Return the rules of the sizes of a stack of layers."""
+    return (
+        Setting(d_model, "d_model", is_size=True),
+        Setting(num_layers, "num_layers", is_size=True),
+        Setting(num_heads, "layer_pattern.mixer.num_heads", is_size=True),
+    )
 
-    Args:
-      fields: Fields of the config.
-      defaults: Parameters that the config's own replace; default: the fields of transformers 4.
-      section: Parameters of one kind of layers, where kinds differ.
-      partial: Allow `partial_rotary_factor`. Most families ignore it in `transformers` and rotate
-        whole heads.
-    """
-    if defaults is None:
-        fraction = fields.take(FRACTION, 1.0)
-        defaults = {"rope_theta": fields.take("rope_theta"), FRACTION: fraction}
-    if section is None:
+
+# Rotary positions.
+
+FRACTION = "partial_rotary_factor"
+TRAINED_LENGTH = "original_max_position_embeddings"
+
+
+class Rotary(NamedTuple):
+    """Rule of rotary positions that all layers share."""
+
+    partial: bool = False
+    """Allow other fractions than 1. Most families ignore `partial_rotary_factor` in `transformers`
+    and rotate whole heads."""
+    theta: str = "rope_theta"
+    """Field of the base in transformers 4."""
+    fraction: str = FRACTION
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """Return the positions by their path."""
+        defaults = {
+            "rope_theta": fields.take(self.theta),
+            FRACTION: fields.take(self.fraction, 1.0),
+        }
         # Both are taken: a file may have both, and a field that nobody reads is refused.
         old, new = (fields.take(name, {}) for name in ("rope_scaling", "rope_parameters"))
-        section = old or new
-    parameters = {FRACTION: 1.0, **defaults, **section}
-    theta, fraction = (float(parameters.pop(name)) for name in ("rope_theta", FRACTION))
+        rope = read_rope(fields, defaults | (old or new), partial=self.partial)
+        if self.partial:
+            head_dim = fields.take("head_dim", 0)
+            head_dim = head_dim or fields.size("hidden_size") // fields.size("num_attention_heads")
+            if int(head_dim * rope.fraction) % 2:  # `transformers` rounds odd numbers up
+                raise fields.unsupported(
+                    "rope_parameters", f"a {FRACTION} that rotates an even part of {head_dim}"
+                )
+        return {"layer_pattern.mixer.position": rope}
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the fields in the form that transformers 4 and 5 read."""
+        rope = getattr(config.layer_pattern[0].mixer, "position", None)
+        if not isinstance(rope, RoPE):
+            return {}
+        fields = {self.theta: rope.theta, "rope_scaling": write_scaling(rope.scaling)}
+        if rope.fraction != 1 or self.fraction != FRACTION:
+            fields[self.fraction] = rope.fraction
+        return fields
+
+
+def read_rope(fields: Fields, parameters: Mapping[str, Any], *, partial: bool = False) -> RoPE:
+    """Return the rotary positions with parameters named as in `rope_parameters`."""
+    rest = {FRACTION: 1.0, **parameters}
+    theta, fraction = float(rest.pop("rope_theta")), float(rest.pop(FRACTION))
     if fraction != 1 and not partial:
         raise fields.unsupported(FRACTION, "1, which this architecture rotates")
-    return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(parameters, fields))
+    return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(rest, fields))
 
 
 def read_ropes(
@@ -154,8 +307,11 @@ def read_ropes(
     return {
         kind: read_rope(
             fields,
-            {"rope_theta": fields.take(name)},
-            {**(parameters.get(kind) or {}), **scaling.get(kind, {})},
+            {
+                "rope_theta": fields.take(name),
+                **(parameters.get(kind) or {}),
+                **scaling.get(kind, {}),
+            },
         )
         for kind, name in theta_names.items()
     }
@@ -206,30 +362,22 @@ def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
         case "longrope" | "su":
             ratio = fields.take("max_position_embeddings") / trained_length
             factor = parameters.pop("factor", None) or ratio
-            # The factor that transformers computes where the config names none.
-            own = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
+            # The amplitude that transformers computes where the config names none.
+            log_ratio = math.log(factor) / math.log(trained_length) if factor > 1 else 0.0
             scaling = LongRoPEScaling(
                 short_factors=tuple(map(float, parameters.pop("short_factor"))),
                 long_factors=tuple(map(float, parameters.pop("long_factor"))),
                 original_max_length=trained_length,
-                amplitude=float(parameters.pop("attention_factor", None) or own),
+                amplitude=float(
+                    parameters.pop("attention_factor", None) or math.sqrt(1 + log_ratio)
+                ),
             )
         case _:
             raise fields.unsupported(where, "the types default, linear, llama3, yarn and longrope")
     # A parameter that no rule has read would change the frequencies silently.
-    if left := [name for name, value in parameters.items() if value is not None]:
-        raise fields.unsupported(where, f"type {kind} without {left[0]}")
+    if unread := [name for name, value in parameters.items() if value is not None]:
+        raise fields.unsupported(where, f"type {kind} without {unread[0]}")
     return scaling
-
-
-def write_rope(rope: Any) -> dict[str, Any]:
-    """Return the fields of rotary positions, in the form that transformers 4 and 5 read."""
-    if not isinstance(rope, RoPE):
-        return {}
-    fields: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope.scaling)}
-    if rope.fraction != 1:
-        fields[FRACTION] = rope.fraction
-    return fields
 
 
 def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:

@@ -94,7 +94,7 @@ class Fields:
                 f"{self._source}: {name} {value!r} is not of type {kind.__name__}; "
                 "restore the original file"
             )
-        return int(value) if kind is int else value
+        return kind(value) if kind in (int, float) else value
 
     def size(self, name: str) -> int:
         """Return a field that is a positive integer."""
@@ -119,10 +119,6 @@ class Fields:
         value = self._values.get(name)
         if value is not None and value not in supported:
             raise self.unsupported(name, " or ".join(map(repr, supported)))
-
-    def error(self, text: str) -> InteropError:
-        """Return an error about the file."""
-        return InteropError(f"{self._source}: {text}")
 
     def unsupported(self, name: str, supported: str) -> InteropError:
         """Return the error about a field's value."""

@@ -10,111 +10,84 @@ from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig, ScaledDotScore
 from transformer.attention.position_config import RoPE
-from transformer.config import NormPlacement, TransformerConfig
+from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
+    ACTIVATION,
     ACTIVATION_NAMES,
+    D_FF,
     Architecture,
     Family,
+    Rotary,
+    Setting,
     norm,
     read_ropes,
+    with_settings,
     write_ropes,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import (
     ATTENTION,
+    ATTENTION_BIAS,
+    DECODER_SIZES,
     ENDS,
     GATED,
     LAYER,
     NORMS,
+    QK_EPSILON,
     QK_NORMS,
     ROTARY_BUFFERS,
-    read_attention,
-    read_decoder,
     read_windows,
-    write_decoder,
     write_windows,
 )
-from transformer.interop.weight_map import Weight
 from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
+RMS = NormConfig(kind="rms_offset")
 
-def _read_gemma(fields: Fields, version: int) -> TransformerConfig:
-    fields.expect("use_bidirectional_attention", False)
-    rms = NormConfig(kind="rms_offset", epsilon=fields.take("rms_norm_eps"))
-    settings: dict[str, Any] = {}
-    if version > 1:
-        settings["score"] = ScaledDotScore(float(fields.take("query_pre_attn_scalar", 0.0)))
-        settings["soft_cap"] = fields.take("attn_logit_softcapping", 0.0)
-    if version == 3:
-        settings["qk_norm"] = rms
-        settings["position"] = RoPE()  # replaced below: each kind of layers has its own
-    attention = read_attention(fields, bias=fields.take("attention_bias"), **settings)
-    mixers: Any = (attention,)
-    if version > 1:
-        mixers = _read_layers(fields, attention, version)
-    names = ACTIVATION_NAMES
-    if version == 1:
-        names = names | {"gelu": "gelu_tanh"}  # what its first files mean
-    activation = fields.choose("hidden_act" if version == 1 else "hidden_activation", names)
-    feed_forward = FeedForwardConfig(
-        d_ff=fields.size("intermediate_size"), activation=activation, gated=True, bias=False
-    )
-    config = read_decoder(fields, mixers, feed_forward)
-    placement: NormPlacement = "sandwich" if version > 1 else "pre"
-    return dataclasses.replace(
-        config,
-        layer_pattern=tuple(
-            dataclasses.replace(block, norm=rms, norm_placement=placement)
-            for block in config.layer_pattern
-        ),
-        final_norm=rms,
-        scale_embeddings=True,
-        logit_soft_cap=fields.take("final_logit_softcapping", 0.0) if version > 1 else 0.0,
-    )
+ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATION_NAMES}
 
 
-def _read_layers(fields: Fields, attention: AttentionConfig, version: int) -> Any:
-    """Return the mixers of all layers: local ones with a window, global ones without."""
-    depth = fields.size("num_hidden_layers")
-    period = fields.take("sliding_window_pattern") if version == 3 else 2
-    default = [
-        "full_attention" if (layer + 1) % period == 0 else "sliding_attention"
-        for layer in range(depth)
+def _read_gemma2(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    kinds = [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_layers)
     ]
-    everywhere = local = attention
-    if version == 3:
-        scaling = fields.take("rope_scaling", {})
-        names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
-        ropes = read_ropes(fields, names, {"full_attention": scaling})
-        everywhere = dataclasses.replace(attention, position=ropes["full_attention"])
-        local = dataclasses.replace(attention, position=ropes["sliding_attention"])
+    attention = _with_divisor(fields, config)
     window = fields.take("sliding_window", 0)
-    return read_windows(fields, everywhere, window, default, local)
+    return read_windows(fields, config, kinds, window, attention, attention)
 
 
-def _write_gemma(config: TransformerConfig, version: int) -> dict[str, Any]:
-    mixers: list[Any] = [block.mixer for block in config.layer_pattern]
-    fields = write_decoder(config) | {"attention_bias": mixers[0].bias}
-    act = fields.pop("hidden_act")
-    if act.startswith("gelu_new"):
-        act = "gelu_pytorch_tanh"
-    if version == 1:
-        return fields | {"hidden_act": act}
-    score = mixers[0].score
-    divisor = getattr(score, "divisor", 0) or fields["head_dim"]
+def _read_gemma3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    period = fields.take("sliding_window_pattern")
+    kinds = [
+        "sliding_attention" if (layer + 1) % period else "full_attention"
+        for layer in range(config.num_layers)
+    ]
+    names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+    ropes = read_ropes(fields, names, {"full_attention": fields.take("rope_scaling", {})})
+    attention = _with_divisor(fields, config)
+    everywhere = dataclasses.replace(attention, position=ropes["full_attention"])
+    local = dataclasses.replace(attention, position=ropes["sliding_attention"])
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, everywhere, local)
+
+
+def _with_divisor(fields: Fields, config: TransformerConfig) -> AttentionConfig:
+    attention: Any = config.layer_pattern[0].mixer
+    divisor = float(fields.take("query_pre_attn_scalar", 0.0))
+    return dataclasses.replace(attention, score=ScaledDotScore(divisor))
+
+
+def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
+    divisor = getattr(getattr(config.layer_pattern[0].mixer, "score", None), "divisor", 0.0)
     divisor = int(divisor) if divisor == int(divisor) else divisor  # an integer in Gemma2Config
-    fields |= {
-        "hidden_activation": act,
-        "query_pre_attn_scalar": divisor,
-        "attn_logit_softcapping": mixers[0].soft_cap or None,
-        "final_logit_softcapping": config.logit_soft_cap or None,
-    } | write_windows(config)
-    if version == 3:
-        ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
-        local, everywhere = ropes.get(True, RoPE()), ropes.get(False, RoPE(theta=1_000_000.0))
-        fields |= write_ropes({"full_attention": everywhere, "sliding_attention": local})
-        del fields["rope_theta"], fields["rope_scaling"]
-    return fields
+    return write_windows(config) | {"query_pre_attn_scalar": divisor}
+
+
+def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
+    mixers: list[Any] = [block.mixer for block in config.layer_pattern]
+    ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
+    local, everywhere = ropes.get(True, RoPE()), ropes.get(False, RoPE(theta=1_000_000.0))
+    positions = {"full_attention": everywhere, "sliding_attention": local}
+    return _write_gemma2(config) | write_ropes(positions)
 
 
 SANDWICH_NORMS = (
@@ -125,18 +98,58 @@ SANDWICH_NORMS = (
 )
 
 
-def _family(model_type: str, name: str, version: int, *weights: Weight) -> Family:
-    return Family(
-        model_type,
-        (Architecture(f"{name}ForCausalLM", "language_model"),),
-        lambda fields: _read_gemma(fields, version),
-        lambda config: _write_gemma(config, version),
-        (*ENDS, *ATTENTION, *GATED, *weights),
-        prefix="model.",
-        ignored=ROTARY_BUFFERS,
-    )
+SETTINGS = (*DECODER_SIZES, Setting("intermediate_size", D_FF, is_size=True), ATTENTION_BIAS)
 
+GEMMA = Family(
+    "gemma",
+    (Architecture("GemmaForCausalLM", "language_model"),),
+    TransformerConfig(
+        layer_pattern=(
+            BlockConfig(
+                mixer=AttentionConfig(position=RoPE()),
+                feed_forward=FeedForwardConfig(gated=True, bias=False),
+                norm=RMS,
+            ),
+        ),
+        final_norm=RMS,
+        scale_embeddings=True,
+    ),
+    (
+        *SETTINGS,
+        Rotary(),
+        # `gelu` is what the first files of Gemma call the approximation.
+        Setting("hidden_act", ACTIVATION, choices=ACTIVATIONS | {"gelu": "gelu_tanh"}),
+    ),
+    (*ENDS, *ATTENTION, *GATED, *NORMS),
+    expected={"use_bidirectional_attention": (False,)},
+    prefix="model.",
+    ignored=ROTARY_BUFFERS,
+)
 
-GEMMA = _family("gemma", "Gemma", 1, *NORMS)
-GEMMA2 = _family("gemma2", "Gemma2", 2, *SANDWICH_NORMS)
-GEMMA3 = _family("gemma3_text", "Gemma3", 3, *SANDWICH_NORMS, *QK_NORMS)
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    model_type="gemma2",
+    architectures=(Architecture("Gemma2ForCausalLM", "language_model"),),
+    base=with_settings(GEMMA.base, {"layer_pattern.norm_placement": "sandwich"}),
+    settings=(
+        *SETTINGS,
+        Rotary(),
+        Setting("hidden_activation", ACTIVATION, choices=ACTIVATIONS),
+        Setting("attn_logit_softcapping", "layer_pattern.mixer.soft_cap", null=0.0),
+        Setting("final_logit_softcapping", "logit_soft_cap", null=0.0),
+    ),
+    weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS),
+    read_rest=_read_gemma2,
+    write_rest=_write_gemma2,
+)
+
+GEMMA3 = dataclasses.replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architectures=(Architecture("Gemma3ForCausalLM", "language_model"),),
+    base=with_settings(GEMMA2.base, {"layer_pattern.mixer.qk_norm": RMS}),
+    settings=(*(x for x in GEMMA2.settings if not isinstance(x, Rotary)), QK_EPSILON),
+    weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS, *QK_NORMS),
+    read_rest=_read_gemma3,
+    write_rest=_write_gemma3,
+)

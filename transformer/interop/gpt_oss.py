@@ -4,22 +4,32 @@ Every second layer has a window. The experts have biases and a clamped gate, the
 the files hold all experts of a layer in one tensor, gates and ups alternating.
 """
 
+import dataclasses
 from typing import Any
 
 from transformer.attention.position_config import RoPE
 from transformer.config import TransformerConfig
-from transformer.interop.family import Architecture, Family, linear, read_rope
+from transformer.interop.family import (
+    FRACTION,
+    Architecture,
+    Setting,
+    linear,
+    read_rope,
+    with_settings,
+    write_scaling,
+)
 from transformer.interop.fields import Fields
 from transformer.interop.llama import (
     ATTENTION,
+    ATTENTION_BIAS,
+    DECODER_SIZES,
     ENDS,
+    EXPERT_COUNTS,
+    EXPERT_D_FF,
     LAYER,
+    LLAMA,
     NORMS,
-    ROTARY_BUFFERS,
-    read_attention,
-    read_decoder,
     read_windows,
-    write_decoder,
     write_windows,
 )
 from transformer.interop.weight_map import AllExperts, Weight
@@ -36,61 +46,54 @@ DEFAULT_ROPE = {
 """Parameters of GptOssConfig where a config has none."""
 
 
-def _read_gpt_oss(fields: Fields) -> TransformerConfig:
-    depth = fields.size("num_hidden_layers")
-    default = ["full_attention" if layer % 2 else "sliding_attention" for layer in range(depth)]
-    scaling = fields.take("rope_scaling", {}) or fields.take("rope_parameters", DEFAULT_ROPE)
-    attention = read_attention(
-        fields,
-        bias=fields.take("attention_bias"),
-        sinks=True,
-        position=read_rope(fields, section=scaling),
-    )
-    mixers = read_windows(fields, attention, fields.take("sliding_window", 0), default)
-    experts = MoEConfig(
-        num_experts=fields.size("num_local_experts"),
-        num_experts_per_token=fields.size("num_experts_per_tok"),
-        router_bias=True,
-        expert=FeedForwardConfig(
-            d_ff=fields.size("intermediate_size"),
-            activation="swish",
-            swish_beta=float(fields.take("swiglu_alpha")),
-            gated=True,
-            gate_clamp=float(fields.take("swiglu_limit")),
-        ),
-        load_balance_loss_weight=fields.take("router_aux_loss_coef"),
-        router_z_loss_weight=0.0,
-    )
-    return read_decoder(fields, mixers, experts)
+def _read_rest(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    kinds = [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_layers)
+    ]
+    rope = {"rope_theta": fields.take("rope_theta"), FRACTION: fields.take(FRACTION, 1.0)}
+    rope |= fields.take("rope_scaling", {}) or fields.take("rope_parameters", DEFAULT_ROPE)
+    mixer: Any = config.layer_pattern[0].mixer
+    attention = dataclasses.replace(mixer, position=read_rope(fields, rope))
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, attention, attention)
 
 
-def _write_gpt_oss(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    experts, mixer = block.feed_forward, block.mixer
-    fields = write_decoder(config) | write_windows(config)
-    if isinstance(mixer.position, RoPE) and fields["rope_scaling"] is None:
-        # Without one the default is YaRN.
-        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": mixer.position.theta}
-        del fields["rope_scaling"], fields["rope_theta"]
-    return fields | {
-        "hidden_act": "silu",
-        "attention_bias": mixer.bias,
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.num_experts_per_token,
-        "router_aux_loss_coef": experts.load_balance_loss_weight,
-        "swiglu_alpha": experts.expert.swish_beta,
-        "swiglu_limit": experts.expert.gate_clamp,
-    }
+def _write_rest(config: TransformerConfig) -> dict[str, Any]:
+    rope = getattr(config.layer_pattern[0].mixer, "position", None)
+    fields = write_windows(config)
+    if not isinstance(rope, RoPE):
+        return fields
+    scaling = write_scaling(rope.scaling)
+    if scaling is None:  # without parameters the default is YaRN
+        return fields | {"rope_parameters": {"rope_type": "default", "rope_theta": rope.theta}}
+    fraction = {FRACTION: rope.fraction} if rope.fraction != 1 else {}
+    return fields | {"rope_theta": rope.theta, "rope_scaling": scaling} | fraction
 
 
 MLP, OURS = f"{LAYER}.mlp", "layers/feed_forward"
 
-GPT_OSS = Family(
-    "gpt_oss",
-    (Architecture("GptOssForCausalLM", "language_model"),),
-    _read_gpt_oss,
-    _write_gpt_oss,
-    (
+EXPERTS = MoEConfig(
+    router_bias=True,
+    expert=FeedForwardConfig(activation="swish", gated=True),
+    router_z_loss_weight=0.0,
+)
+
+GPT_OSS = dataclasses.replace(
+    LLAMA,
+    model_type="gpt_oss",
+    architectures=(Architecture("GptOssForCausalLM", "language_model"),),
+    base=with_settings(
+        LLAMA.base, {"layer_pattern.feed_forward": EXPERTS, "layer_pattern.mixer.sinks": True}
+    ),
+    settings=(
+        *DECODER_SIZES,
+        ATTENTION_BIAS,
+        *EXPERT_COUNTS,
+        Setting("intermediate_size", EXPERT_D_FF, is_size=True),
+        Setting("swiglu_alpha", "layer_pattern.feed_forward.expert.swish_beta"),
+        Setting("swiglu_limit", "layer_pattern.feed_forward.expert.gate_clamp"),
+    ),
+    weights=(
         *ENDS,
         *NORMS,
         *ATTENTION,
@@ -105,6 +108,7 @@ GPT_OSS = Family(
         Weight(f"{MLP}.experts.down_proj", f"{OURS}/down", AllExperts()),
         Weight(f"{MLP}.experts.down_proj_bias", f"{OURS}/down_bias", AllExperts()),
     ),
-    prefix="model.",
-    ignored=ROTARY_BUFFERS,
+    constants={"hidden_act": "silu"},
+    read_rest=_read_rest,
+    write_rest=_write_rest,
 )

@@ -10,47 +10,72 @@ from collections.abc import Sequence
 from typing import Any
 
 from transformer.attention.attention_config import AttentionConfig, MixerConfig
+from transformer.attention.position_config import RoPE
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.config import BlockConfig, TransformerConfig
 from transformer.interop.family import (
+    ACTIVATION,
     ACTIVATION_NAMES,
+    COMMON,
+    D_FF,
     Architecture,
     Family,
-    activation_name,
+    Rotary,
+    Setting,
+    all_blocks,
     linear,
     norm,
-    read_rope,
     self_attention,
-    shortest_period,
-    write_rope,
+    sizes,
+    with_blocks,
+    with_settings,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.feedforward import resolve_d_ff
 from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 
+RMS = NormConfig(kind="rms")
 
-def read_attention(fields: Fields, *, partial: bool = False, **settings: Any) -> AttentionConfig:
-    """Return the attention of a config; `settings` are those that families differ in."""
-    num_heads = fields.size("num_attention_heads")
-    if "position" not in settings:
-        settings["position"] = read_rope(fields, partial=partial)
-    return AttentionConfig(
-        num_heads=num_heads,
-        num_kv_heads=fields.take("num_key_value_heads", num_heads),
-        head_dim=fields.take("head_dim", 0),
-        dropout=fields.take("attention_dropout"),
-        **{"bias": False} | settings,
-    )
+BLOCK = BlockConfig(
+    mixer=AttentionConfig(bias=False, position=RoPE()),
+    feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
+    norm=RMS,
+)
+
+DECODER_SIZES = (
+    *COMMON,
+    *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    Setting("num_key_value_heads", "layer_pattern.mixer.num_kv_heads", null=0),
+    Setting("head_dim", "layer_pattern.mixer.head_dim", null=0),
+    Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+    Setting("rms_norm_eps", ("final_norm.epsilon", "layer_pattern.norm.epsilon")),
+)
+"""Settings of all families of this layout."""
+
+FEED_FORWARD = (
+    Setting("intermediate_size", D_FF, is_size=True),
+    Setting("hidden_act", ACTIVATION, choices=ACTIVATION_NAMES),
+)
+
+EXPERT_D_FF = "layer_pattern.feed_forward.expert.d_ff"
+EXPERT_ACTIVATION = "layer_pattern.feed_forward.expert.activation"
+
+EXPERT_COUNTS = (
+    Setting("num_local_experts", "layer_pattern.feed_forward.num_experts", is_size=True),
+    Setting(
+        "num_experts_per_tok", "layer_pattern.feed_forward.num_experts_per_token", is_size=True
+    ),
+    Setting("router_aux_loss_coef", "layer_pattern.feed_forward.load_balance_loss_weight"),
+)
+
+QK_EPSILON = Setting("rms_norm_eps", "layer_pattern.mixer.qk_norm.epsilon")
+
+ATTENTION_BIAS = Setting("attention_bias", "layer_pattern.mixer.bias")
+
+DECODER = (*DECODER_SIZES, *FEED_FORWARD, Rotary())
 
 
-def check_rotary_dim(fields: Fields, attention: Any) -> None:
-    """Check that an even number of entries is rotated: `transformers` rounds odd ones up."""
-    head_dim = attention.resolved_head_dim(fields.size("hidden_size"))
-    if int(head_dim * attention.position.fraction) % 2:
-        raise fields.unsupported(
-            "rope_parameters", f"a partial_rotary_factor that rotates an even part of {head_dim}"
-        )
+# Windows.
 
 
 def with_window(attention: AttentionConfig, window: int) -> MixerConfig:
@@ -66,205 +91,80 @@ def with_window(attention: AttentionConfig, window: int) -> MixerConfig:
     return SlidingWindowConfig(window=window, **shared)
 
 
-def read_feed_forward(fields: Fields, bias: bool = False) -> FeedForwardConfig:
-    """Return the gated feed-forward of a config."""
-    return FeedForwardConfig(
-        d_ff=fields.size("intermediate_size"),
-        activation=fields.choose("hidden_act", ACTIVATION_NAMES),
-        gated=True,
-        bias=bias,
-    )
+def read_window(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    """Return the config with the window of all layers."""
+    block: Any = config.layer_pattern[0]
+    mixer = with_window(block.mixer, fields.take("sliding_window", 0))
+    return with_blocks(config, [dataclasses.replace(block, mixer=mixer)])
 
 
-def read_decoder(
-    fields: Fields,
-    mixers: tuple[MixerConfig, ...],
-    feed_forward: FeedForwardConfig | MoEConfig,
-    residual_dropout: float = 0.0,
-) -> TransformerConfig:
-    """Return the config of a decoder whose layers differ in their mixers alone."""
-    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps"))
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("hidden_size"),
-        num_layers=fields.size("num_hidden_layers"),
-        layer_pattern=tuple(
-            BlockConfig(
-                mixer=mixer,
-                feed_forward=feed_forward,
-                norm=rms,
-                residual_dropout=residual_dropout,
-            )
-            for mixer in mixers
-        ),
-        final_norm=rms,
-        tie_embeddings=fields.take("tie_word_embeddings"),
-    )
-
-
-def write_decoder(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that all families of this file share."""
-    block = config.layer_pattern[0]
-    mixer: Any = block.mixer
-    feed_forward: Any = block.feed_forward
-    expert = feed_forward.expert if isinstance(feed_forward, MoEConfig) else feed_forward
-    norm_config = config.final_norm or NormConfig()
-    return {
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": mixer.num_heads,
-        "num_key_value_heads": mixer.resolved_num_kv_heads,
-        "head_dim": mixer.resolved_head_dim(config.d_model),
-        "intermediate_size": resolve_d_ff(expert, config.d_model),
-        "hidden_act": activation_name(expert.activation),
-        "rms_norm_eps": norm_config.epsilon,
-        "attention_dropout": mixer.dropout,
-        "tie_word_embeddings": config.tie_embeddings,
-        "vocab_size": config.vocab_size,
-        **write_rope(mixer.position),
-    }
+def write_window(config: TransformerConfig) -> dict[str, Any]:
+    """Return the field of the window of all layers."""
+    return {"sliding_window": getattr(config.layer_pattern[0].mixer, "window", None)}
 
 
 def read_windows(
     fields: Fields,
-    attention: AttentionConfig,
-    window: int,
+    config: TransformerConfig,
     default: Sequence[str],
-    local: AttentionConfig | None = None,
-) -> tuple[MixerConfig, ...]:
-    """Return the mixers of all layers from `layer_types`, or the default kinds.
+    window: int,
+    attention: AttentionConfig,
+    local: AttentionConfig,
+) -> TransformerConfig:
+    """Return the config with the kinds of its layers: `layer_types`, or the default kinds.
 
     Args:
       fields: Fields of the config.
+      config: Config of which all layers are alike.
+      default: Kinds of the layers where the file has none.
+      window: Window of layers that have one.
       attention: Mixer of layers without a window.
-      window: Window of the others.
-      default: Kinds of the layers where the config has none.
-      local: Mixer of layers with a window, without it; default: `attention`.
+      local: Mixer of the others, but for the window.
     """
-    depth = fields.size("num_hidden_layers")
     kinds = fields.take("layer_types", list(default))
-    if len(kinds) != depth:
-        raise fields.unsupported("layer_types", f"{depth} kinds, one for each layer")
-    known = {
-        "full_attention": attention,
-        "sliding_attention": with_window(local or attention, window),
-    }
-    for kind in kinds:
-        if kind not in known:
-            raise fields.unsupported("layer_types", "full_attention and sliding_attention")
-    return shortest_period([known[kind] for kind in kinds])
+    if len(kinds) != config.num_layers:
+        raise fields.unsupported("layer_types", f"{config.num_layers} kinds, one for each layer")
+    mixers = {"full_attention": attention, "sliding_attention": with_window(local, window)}
+    if not set(kinds) <= mixers.keys():
+        raise fields.unsupported("layer_types", "full_attention and sliding_attention")
+    block = config.layer_pattern[0]
+    return with_blocks(config, [dataclasses.replace(block, mixer=mixers[kind]) for kind in kinds])
 
 
 def write_windows(config: TransformerConfig) -> dict[str, Any]:
     """Return the fields of layers of which some have a window."""
-    pattern = config.layer_pattern
-    mixers = [pattern[layer % len(pattern)].mixer for layer in range(config.num_layers)]
-    windows = [getattr(mixer, "window", 0) for mixer in mixers]
+    windows = [getattr(block.mixer, "window", 0) for block in all_blocks(config)]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     fields: dict[str, Any] = {"layer_types": kinds}
     # Not null: the code makes a mask for both kinds of layers, whether there are such or not.
     return fields | ({"sliding_window": max(windows)} if max(windows) else {})
 
 
-def _read_llama(fields: Fields) -> TransformerConfig:
-    attention = read_attention(fields, bias=fields.take("attention_bias"))
-    feed_forward = read_feed_forward(fields, fields.take("mlp_bias"))
-    return read_decoder(fields, (attention,), feed_forward)
-
-
-def _write_llama(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    biases = {"attention_bias": block.mixer.bias, "mlp_bias": block.feed_forward.bias}
-    return write_decoder(config) | biases
-
-
-def _read_mistral(fields: Fields) -> TransformerConfig:
-    attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
-    return read_decoder(fields, (attention,), read_feed_forward(fields))
-
-
-def _write_mistral(config: TransformerConfig) -> dict[str, Any]:
-    window = getattr(config.layer_pattern[0].mixer, "window", None)
-    return write_decoder(config) | {"sliding_window": window}
-
-
-def _read_mixtral(fields: Fields) -> TransformerConfig:
-    attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
-    fields.expect("router_jitter_noise", 0)
-    # `transformers` has no router z-loss.
-    experts = MoEConfig(
-        num_experts=fields.size("num_local_experts"),
-        num_experts_per_token=fields.size("num_experts_per_tok"),
-        expert=read_feed_forward(fields),
-        load_balance_loss_weight=fields.take("router_aux_loss_coef"),
-        router_z_loss_weight=0.0,
-    )
-    return read_decoder(fields, (attention,), experts)
-
-
-def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
-    experts: Any = config.layer_pattern[0].feed_forward
-    return _write_mistral(config) | {
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.num_experts_per_token,
-        "router_aux_loss_coef": experts.load_balance_loss_weight,
-    }
-
-
-def _read_qwen2(fields: Fields) -> TransformerConfig:
-    attention = read_attention(fields, bias=True, output_bias=False)
-    return read_decoder(fields, _qwen_mixers(fields, attention), read_feed_forward(fields))
-
-
-def _qwen_mixers(fields: Fields, attention: AttentionConfig) -> tuple[MixerConfig, ...]:
-    depth = fields.size("num_hidden_layers")
+def _read_qwen(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     window, first = fields.take("sliding_window", 0), fields.take("max_window_layers")
     if not fields.take("use_sliding_window"):
         window = 0
     # The first `max_window_layers` layers are those without a window, whatever the name says.
     kinds = [
         "sliding_attention" if window and layer >= first else "full_attention"
-        for layer in range(depth)
+        for layer in range(config.num_layers)
     ]
-    return read_windows(fields, attention, window, kinds)
+    attention: Any = config.layer_pattern[0].mixer
+    return read_windows(fields, config, kinds, window, attention, attention)
 
 
-def _write_qwen2(config: TransformerConfig) -> dict[str, Any]:
+def _write_qwen(config: TransformerConfig) -> dict[str, Any]:
     windows = write_windows(config)
-    use: dict[str, Any] = {"use_sliding_window": "sliding_window" in windows}
-    return write_decoder(config) | windows | use
-
-
-def _read_qwen3(fields: Fields) -> TransformerConfig:
-    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps"))
-    attention = read_attention(fields, bias=fields.take("attention_bias"), qk_norm=rms)
-    return read_decoder(fields, _qwen_mixers(fields, attention), read_feed_forward(fields))
-
-
-def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
-    mixer: Any = config.layer_pattern[0].mixer
-    return _write_qwen2(config) | {"attention_bias": mixer.bias}
-
-
-def _read_phi3(fields: Fields) -> TransformerConfig:
-    attention = with_window(read_attention(fields, partial=True), fields.take("sliding_window", 0))
-    check_rotary_dim(fields, attention)
-    config = read_decoder(
-        fields, (attention,), read_feed_forward(fields), fields.take("resid_pdrop")
-    )
-    return dataclasses.replace(config, embedding_dropout=fields.take("embd_pdrop"))
+    return windows | {"use_sliding_window": "sliding_window" in windows}
 
 
 def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
-    mixer: Any = config.layer_pattern[0].mixer
-    scaling = getattr(mixer.position, "scaling", None)
-    return _write_mistral(config) | {
-        "resid_pdrop": config.layer_pattern[0].residual_dropout,
-        "embd_pdrop": config.embedding_dropout,
-        "original_max_position_embeddings": getattr(scaling, "original_max_length", 4096),
-        "pad_token_id": None,  # the default, 32000, may be beyond the vocabulary
-    }
+    scaling = getattr(getattr(config.layer_pattern[0].mixer, "position", None), "scaling", None)
+    trained_length = getattr(scaling, "original_max_length", 4096)
+    return write_window(config) | {"original_max_position_embeddings": trained_length}
 
+
+# Weights.
 
 LAYER = "model.layers.{layer}"
 
@@ -317,21 +217,87 @@ FUSED = (
 ROTARY_BUFFERS = ("*.rotary_emb.inv_freq",)
 
 
-def _family(model_type: str, name: str, read: Any, write: Any, *weights: Weight) -> Family:
-    return Family(
-        model_type,
-        (Architecture(f"{name}ForCausalLM", "language_model"),),
-        read,
-        write,
-        (*ENDS, *NORMS, *weights),
-        prefix="model.",
-        ignored=ROTARY_BUFFERS,
-    )
+# Families.
 
+LLAMA = Family(
+    "llama",
+    (Architecture("LlamaForCausalLM", "language_model"),),
+    TransformerConfig(layer_pattern=(BLOCK,), final_norm=RMS),
+    (*DECODER, ATTENTION_BIAS, Setting("mlp_bias", "layer_pattern.feed_forward.bias")),
+    (*ENDS, *NORMS, *ATTENTION, *GATED),
+    prefix="model.",
+    ignored=ROTARY_BUFFERS,
+)
 
-LLAMA = _family("llama", "Llama", _read_llama, _write_llama, *ATTENTION, *GATED)
-MISTRAL = _family("mistral", "Mistral", _read_mistral, _write_mistral, *ATTENTION, *GATED)
-MIXTRAL = _family("mixtral", "Mixtral", _read_mixtral, _write_mixtral, *ATTENTION, *EXPERTS)
-QWEN2 = _family("qwen2", "Qwen2", _read_qwen2, _write_qwen2, *ATTENTION, *GATED)
-QWEN3 = _family("qwen3", "Qwen3", _read_qwen3, _write_qwen3, *ATTENTION, *QK_NORMS, *GATED)
-PHI3 = _family("phi3", "Phi3", _read_phi3, _write_phi3, *FUSED)
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    architectures=(Architecture("MistralForCausalLM", "language_model"),),
+    settings=DECODER,
+    read_rest=read_window,
+    write_rest=write_window,
+)
+
+MIXTRAL = dataclasses.replace(
+    MISTRAL,
+    model_type="mixtral",
+    architectures=(Architecture("MixtralForCausalLM", "language_model"),),
+    # `transformers` has no router z-loss.
+    base=with_settings(
+        LLAMA.base,
+        {
+            "layer_pattern.feed_forward": MoEConfig(
+                expert=FeedForwardConfig(activation="silu", gated=True, bias=False),
+                router_z_loss_weight=0.0,
+            )
+        },
+    ),
+    settings=(
+        *DECODER_SIZES,
+        Rotary(),
+        Setting("intermediate_size", EXPERT_D_FF, is_size=True),
+        Setting("hidden_act", EXPERT_ACTIVATION, choices=ACTIVATION_NAMES),
+        *EXPERT_COUNTS,
+    ),
+    weights=(*ENDS, *NORMS, *ATTENTION, *EXPERTS),
+    expected={"router_jitter_noise": (0,)},
+)
+
+QWEN2 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen2",
+    architectures=(Architecture("Qwen2ForCausalLM", "language_model"),),
+    base=with_settings(
+        LLAMA.base, {"layer_pattern.mixer.bias": True, "layer_pattern.mixer.output_bias": False}
+    ),
+    settings=DECODER,
+    read_rest=_read_qwen,
+    write_rest=_write_qwen,
+)
+
+QWEN3 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen3",
+    architectures=(Architecture("Qwen3ForCausalLM", "language_model"),),
+    base=with_settings(LLAMA.base, {"layer_pattern.mixer.qk_norm": RMS}),
+    settings=(*DECODER, ATTENTION_BIAS, QK_EPSILON),
+    weights=(*ENDS, *NORMS, *ATTENTION, *QK_NORMS, *GATED),
+    read_rest=_read_qwen,
+    write_rest=_write_qwen,
+)
+
+PHI3 = dataclasses.replace(
+    MISTRAL,
+    model_type="phi3",
+    architectures=(Architecture("Phi3ForCausalLM", "language_model"),),
+    settings=(
+        *DECODER_SIZES,
+        *FEED_FORWARD,
+        Rotary(partial=True),
+        Setting("resid_pdrop", "layer_pattern.residual_dropout"),
+        Setting("embd_pdrop", "embedding_dropout"),
+    ),
+    weights=(*ENDS, *NORMS, *FUSED),
+    constants={"pad_token_id": None},  # the default, 32000, may be beyond the vocabulary
+    write_rest=_write_phi3,
+)

@@ -21,8 +21,7 @@ import transformers
 
 from bench.drills._huggingface_models import VARIANTS, Variant
 from bench.drills.huggingface import LOGITS, difference, draw_inputs, make_model
-from transformer.interop.config_fields import CONFIG_FIELDS
-from transformer.interop.fields import InteropError
+from transformer.interop.fields import CONFIG_FIELDS, InteropError
 from transformer.interop.pretrained import read_config, read_model
 from transformer.interop.weight_map import model_leaves, model_tensors
 

@@ -8,13 +8,21 @@ from typing import Any
 from transformer.attention.attention_config import AttentionConfig, MultiHeadConfig, ScaledDotScore
 from transformer.config import EncoderConfig, TransformerConfig
 from transformer.interop.bert import BERT, BIG_BIRD, DISTILBERT, LONGFORMER, ROBERTA
-from transformer.interop.config_fields import CONFIG_FIELDS
 from transformer.interop.family import Architecture, Family, ModelKind
-from transformer.interop.fields import Fields, InteropError
-from transformer.interop.gemma import GEMMA, GEMMA2, GEMMA3
+from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
 from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
-from transformer.interop.gpt_oss import GPT_OSS
-from transformer.interop.llama import LLAMA, MISTRAL, MIXTRAL, PHI3, QWEN2, QWEN3
+from transformer.interop.llama import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    QWEN2,
+    QWEN3,
+)
 from transformer.interop.modernbert import MODERNBERT
 from transformer.interop.seq2seq import BART, MARIAN, T5
 from transformer.interop.weight_map import model_leaves, model_tensors

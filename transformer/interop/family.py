@@ -7,7 +7,7 @@ a config.json to settings of this library, `weights` relates tensors to paramete
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transformer.attention.position_config import RoPE
 from transformer.attention.rope_scaling import (
@@ -38,7 +38,8 @@ class Architecture:
     """`TransformerConfig.pooler` of the model."""
 
 
-class Setting(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Setting:
     """One rule: a field of config.json, and the settings of this library that have its value."""
 
     theirs: str
@@ -46,7 +47,7 @@ class Setting(NamedTuple):
     """Paths below the model's config. One through a layer pattern stands for all of its blocks."""
     null: Any = None
     """Value that null stands for. None: 0, false or empty."""
-    choices: Mapping[str, Any] | None = None
+    choices: Mapping[Any, Any] | None = None
     """Settings by the names of `transformers`. The first name of each is written."""
     is_size: bool = False
     """The value is a positive integer."""
@@ -86,7 +87,7 @@ class Setting(NamedTuple):
         return {self.theirs: value}
 
 
-def name_of(choices: Mapping[str, Any], value: Any) -> str:
+def name_of(choices: Mapping[Any, Any], value: Any) -> Any:
     """Return the first name of a choice, or one that nobody reads."""
     return next((name for name, ours in choices.items() if ours == value), f"unsupported {value}")
 
@@ -243,7 +244,8 @@ FRACTION = "partial_rotary_factor"
 TRAINED_LENGTH = "original_max_position_embeddings"
 
 
-class Rotary(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Rotary:
     """Rule of rotary positions that all layers share."""
 
     partial: bool = False

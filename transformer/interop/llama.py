@@ -1,15 +1,23 @@
-"""Llama and its relatives: Mistral, Mixtral, Qwen2, Qwen3 and Phi-3.
+"""Llama and what has its layout: Mistral, Mixtral, Qwen2, Qwen3, Phi-3, Gemma 1 to 3 and gpt-oss.
 
 All have RoPE, RMSNorm before each sublayer and a gated feed-forward without biases. They differ in
 a few settings: windows (Mistral), experts (Mixtral), biases of queries, keys and values (Qwen2),
 norms of queries and keys (Qwen3), and fused projections in the files (Phi-3).
+
+Gemma has scaled embeddings and gains of 1 + weight. Gemma 2 and 3 have norms after the sublayers
+too, and layers with a window between layers without; Gemma 2 caps its scores and logits, Gemma 3
+normalizes queries and keys and gives local layers a base of their own for RoPE.
+
+gpt-oss (Agarwal et al. 2025) has experts, attention sinks, and a window in every second layer. The
+experts have biases and a clamped gate, the router a bias, and the files hold all experts of a layer
+in one tensor, gates and ups alternating.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from transformer.attention.attention_config import AttentionConfig, MixerConfig
+from transformer.attention.attention_config import AttentionConfig, MixerConfig, ScaledDotScore
 from transformer.attention.position_config import RoPE
 from transformer.attention.variants.sparse_configs import SlidingWindowConfig
 from transformer.config import BlockConfig, TransformerConfig
@@ -18,6 +26,7 @@ from transformer.interop.family import (
     ACTIVATION_NAMES,
     COMMON,
     D_FF,
+    FRACTION,
     Architecture,
     Family,
     Rotary,
@@ -25,21 +34,25 @@ from transformer.interop.family import (
     all_blocks,
     linear,
     norm,
+    read_rope,
+    read_ropes,
     self_attention,
     sizes,
     with_blocks,
     with_settings,
+    write_ropes,
+    write_scaling,
 )
 from transformer.interop.fields import Fields
-from transformer.interop.weight_map import TABLE, Weight
+from transformer.interop.weight_map import TABLE, AllExperts, Weight
 from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 
 RMS = NormConfig(kind="rms")
 
+GATED_UNIT = FeedForwardConfig(activation="silu", gated=True, bias=False)
+
 BLOCK = BlockConfig(
-    mixer=AttentionConfig(bias=False, position=RoPE()),
-    feed_forward=FeedForwardConfig(activation="silu", gated=True, bias=False),
-    norm=RMS,
+    mixer=AttentionConfig(bias=False, position=RoPE()), feed_forward=GATED_UNIT, norm=RMS
 )
 
 DECODER_SIZES = (
@@ -72,7 +85,7 @@ QK_EPSILON = Setting("rms_norm_eps", "layer_pattern.mixer.qk_norm.epsilon")
 
 ATTENTION_BIAS = Setting("attention_bias", "layer_pattern.mixer.bias")
 
-DECODER = (*DECODER_SIZES, *FEED_FORWARD, Rotary())
+DECODER: tuple[Setting | Rotary, ...] = (*DECODER_SIZES, *FEED_FORWARD, Rotary())
 
 
 # Windows.
@@ -245,12 +258,7 @@ MIXTRAL = dataclasses.replace(
     # `transformers` has no router z-loss.
     base=with_settings(
         LLAMA.base,
-        {
-            "layer_pattern.feed_forward": MoEConfig(
-                expert=FeedForwardConfig(activation="silu", gated=True, bias=False),
-                router_z_loss_weight=0.0,
-            )
-        },
+        {"layer_pattern.feed_forward": MoEConfig(expert=GATED_UNIT, router_z_loss_weight=0.0)},
     ),
     settings=(
         *DECODER_SIZES,
@@ -300,4 +308,202 @@ PHI3 = dataclasses.replace(
     weights=(*ENDS, *NORMS, *FUSED),
     constants={"pad_token_id": None},  # the default, 32000, may be beyond the vocabulary
     write_rest=_write_phi3,
+)
+
+
+# Gemma.
+
+RMS_OFFSET = NormConfig(kind="rms_offset")
+
+GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATION_NAMES}
+
+
+def _read_gemma2(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    kinds = [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_layers)
+    ]
+    attention = _with_divisor(fields, config)
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, attention, attention)
+
+
+def _read_gemma3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    period = fields.take("sliding_window_pattern")
+    kinds = [
+        "sliding_attention" if (layer + 1) % period else "full_attention"
+        for layer in range(config.num_layers)
+    ]
+    names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+    ropes = read_ropes(fields, names, {"full_attention": fields.take("rope_scaling", {})})
+    attention = _with_divisor(fields, config)
+    everywhere = dataclasses.replace(attention, position=ropes["full_attention"])
+    local = dataclasses.replace(attention, position=ropes["sliding_attention"])
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, everywhere, local)
+
+
+def _with_divisor(fields: Fields, config: TransformerConfig) -> AttentionConfig:
+    attention: Any = config.layer_pattern[0].mixer
+    divisor = float(fields.take("query_pre_attn_scalar", 0.0))
+    return dataclasses.replace(attention, score=ScaledDotScore(divisor))
+
+
+def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
+    divisor = getattr(getattr(config.layer_pattern[0].mixer, "score", None), "divisor", 0.0)
+    divisor = int(divisor) if divisor == int(divisor) else divisor  # an integer in Gemma2Config
+    return write_windows(config) | {"query_pre_attn_scalar": divisor}
+
+
+def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
+    mixers: list[Any] = [block.mixer for block in config.layer_pattern]
+    ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
+    local, everywhere = ropes.get(True, RoPE()), ropes.get(False, RoPE(theta=1_000_000.0))
+    positions = {"full_attention": everywhere, "sliding_attention": local}
+    return _write_gemma2(config) | write_ropes(positions)
+
+
+SANDWICH_NORMS = (
+    *norm(f"{LAYER}.input_layernorm", "layers/mixer_norm"),
+    *norm(f"{LAYER}.post_attention_layernorm", "layers/mixer_output_norm"),
+    *norm(f"{LAYER}.pre_feedforward_layernorm", "layers/feed_forward_norm"),
+    *norm(f"{LAYER}.post_feedforward_layernorm", "layers/feed_forward_output_norm"),
+)
+
+
+GEMMA_SETTINGS = (*DECODER_SIZES, Setting("intermediate_size", D_FF, is_size=True), ATTENTION_BIAS)
+
+GEMMA = Family(
+    "gemma",
+    (Architecture("GemmaForCausalLM", "language_model"),),
+    TransformerConfig(
+        layer_pattern=(
+            BlockConfig(
+                mixer=AttentionConfig(position=RoPE()),
+                feed_forward=FeedForwardConfig(gated=True, bias=False),
+                norm=RMS_OFFSET,
+            ),
+        ),
+        final_norm=RMS_OFFSET,
+        scale_embeddings=True,
+    ),
+    (
+        *GEMMA_SETTINGS,
+        Rotary(),
+        # `gelu` is what the first files of Gemma call the approximation.
+        Setting("hidden_act", ACTIVATION, choices=GEMMA_ACTIVATIONS | {"gelu": "gelu_tanh"}),
+    ),
+    (*ENDS, *ATTENTION, *GATED, *NORMS),
+    expected={"use_bidirectional_attention": (False,)},
+    prefix="model.",
+    ignored=ROTARY_BUFFERS,
+)
+
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    model_type="gemma2",
+    architectures=(Architecture("Gemma2ForCausalLM", "language_model"),),
+    base=with_settings(GEMMA.base, {"layer_pattern.norm_placement": "sandwich"}),
+    settings=(
+        *GEMMA_SETTINGS,
+        Rotary(),
+        Setting("hidden_activation", ACTIVATION, choices=GEMMA_ACTIVATIONS),
+        Setting("attn_logit_softcapping", "layer_pattern.mixer.soft_cap", null=0.0),
+        Setting("final_logit_softcapping", "logit_soft_cap", null=0.0),
+    ),
+    weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS),
+    read_rest=_read_gemma2,
+    write_rest=_write_gemma2,
+)
+
+GEMMA3 = dataclasses.replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architectures=(Architecture("Gemma3ForCausalLM", "language_model"),),
+    base=with_settings(GEMMA2.base, {"layer_pattern.mixer.qk_norm": RMS_OFFSET}),
+    settings=(*(x for x in GEMMA2.settings if not isinstance(x, Rotary)), QK_EPSILON),
+    weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS, *QK_NORMS),
+    read_rest=_read_gemma3,
+    write_rest=_write_gemma3,
+)
+
+
+# gpt-oss.
+
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Parameters of GptOssConfig where a config has none."""
+
+
+def _read_gpt_oss(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    kinds = [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_layers)
+    ]
+    rope = {"rope_theta": fields.take("rope_theta"), FRACTION: fields.take(FRACTION, 1.0)}
+    rope |= fields.take("rope_scaling", {}) or fields.take("rope_parameters", GPT_OSS_ROPE)
+    mixer: Any = config.layer_pattern[0].mixer
+    attention = dataclasses.replace(mixer, position=read_rope(fields, rope))
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, attention, attention)
+
+
+def _write_gpt_oss(config: TransformerConfig) -> dict[str, Any]:
+    rope = getattr(config.layer_pattern[0].mixer, "position", None)
+    fields = write_windows(config)
+    if not isinstance(rope, RoPE):
+        return fields
+    scaling = write_scaling(rope.scaling)
+    if scaling is None:  # without parameters the default is YaRN
+        return fields | {"rope_parameters": {"rope_type": "default", "rope_theta": rope.theta}}
+    fraction = {FRACTION: rope.fraction} if rope.fraction != 1 else {}
+    return fields | {"rope_theta": rope.theta, "rope_scaling": scaling} | fraction
+
+
+MLP, OURS = f"{LAYER}.mlp", "layers/feed_forward"
+
+GPT_OSS_EXPERTS = MoEConfig(
+    router_bias=True,
+    expert=FeedForwardConfig(activation="swish", gated=True),
+    router_z_loss_weight=0.0,
+)
+
+GPT_OSS = dataclasses.replace(
+    LLAMA,
+    model_type="gpt_oss",
+    architectures=(Architecture("GptOssForCausalLM", "language_model"),),
+    base=with_settings(
+        LLAMA.base,
+        {"layer_pattern.feed_forward": GPT_OSS_EXPERTS, "layer_pattern.mixer.sinks": True},
+    ),
+    settings=(
+        *DECODER_SIZES,
+        ATTENTION_BIAS,
+        *EXPERT_COUNTS,
+        Setting("intermediate_size", EXPERT_D_FF, is_size=True),
+        Setting("swiglu_alpha", "layer_pattern.feed_forward.expert.swish_beta"),
+        Setting("swiglu_limit", "layer_pattern.feed_forward.expert.gate_clamp"),
+    ),
+    weights=(
+        *ENDS,
+        *NORMS,
+        *ATTENTION,
+        Weight(f"{LAYER}.self_attn.sinks", "layers/mixer/sinks"),
+        *linear(f"{MLP}.router", f"{OURS}/router"),
+        Weight(f"{MLP}.experts.gate_up_proj", (f"{OURS}/gate", f"{OURS}/up"), AllExperts()),
+        Weight(
+            f"{MLP}.experts.gate_up_proj_bias",
+            (f"{OURS}/gate_bias", f"{OURS}/up_bias"),
+            AllExperts(),
+        ),
+        Weight(f"{MLP}.experts.down_proj", f"{OURS}/down", AllExperts()),
+        Weight(f"{MLP}.experts.down_proj_bias", f"{OURS}/down_bias", AllExperts()),
+    ),
+    constants={"hidden_act": "silu"},
+    read_rest=_read_gpt_oss,
+    write_rest=_write_gpt_oss,
 )

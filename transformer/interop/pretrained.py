@@ -23,10 +23,9 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from transformer.argument_checks import check_arguments
 from transformer.config import TransformerConfig
 from transformer.hardware import Hardware
-from transformer.interop.config_fields import CONFIG_FIELDS
 from transformer.interop.families import MODELS, express, find_architecture
 from transformer.interop.family import Architecture, Family
-from transformer.interop.fields import Fields, InteropError, is_kept
+from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError, is_kept
 from transformer.interop.weight_files import (
     INDEX,
     WEIGHT_DTYPES,

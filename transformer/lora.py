@@ -91,10 +91,10 @@ class LoRALayout:
         check_integer("rank", rank, 1)
         check_at_least("alpha", alpha, 0)
         for name, names in (("targets", targets), ("trained", trained)):
-            if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+            if isinstance(names, str) or not all(isinstance(x, str) for x in names):
                 raise ValueError(f"{name} of type {type(names).__name__}: give a list of strings")
         axes = flatten_dict(logical_axes)
-        matrices = [path for path, each in axes.items() if is_adaptable(path, each)]
+        matrices = [path for path, x in axes.items() if is_adaptable(path, x)]
         names = _expand_targets(targets, set(map(matrix_name, matrices)))
         full = _select_trained(trained, axes)
         adapted = frozenset(path for path in matrices if matrix_name(path) in names) - full
@@ -108,13 +108,15 @@ class LoRALayout:
         """
         flat, trainable = _flatten("params", params, self.adapted | self.trained), {}
         for path in sorted(self.adapted):
-            (a_shape, _), (b_shape, _) = self._factors(path, flat[path].shape)
+            shape, stack = flat[path].shape, len(self.axes[path].stack)
+            outputs = stack + len(self.axes[path].inputs)  # the first axis of the outputs
             # Keyed by name, so that A does not depend on the other targets.
             key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
-            fan_in = math.prod(a_shape[len(self.axes[path].stack) : -1])
-            bound = 1 / math.sqrt(fan_in)
-            trainable[*path, A] = jax.random.uniform(key, a_shape, minval=-bound, maxval=bound)
-            trainable[*path, B] = jnp.zeros(b_shape)
+            bound = 1 / math.sqrt(math.prod(shape[stack:outputs]))
+            trainable[*path, A] = jax.random.uniform(
+                key, (*shape[:outputs], self.rank), minval=-bound, maxval=bound
+            )
+            trainable[*path, B] = jnp.zeros((*shape[:stack], self.rank, *shape[outputs:]))
         trainable |= {path: flat[path] for path in sorted(self.trained)}
         return unflatten_dict(trainable)
 
@@ -147,7 +149,7 @@ class LoRALayout:
 
     def frozen_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of `freeze`."""
-        return unflatten_dict({p: each for p, each in self.axes.items() if p not in self.trained})
+        return unflatten_dict({p: axes for p, axes in self.axes.items() if p not in self.trained})
 
     def _factor_axes(self, path: Path) -> tuple[LogicalAxes, LogicalAxes]:
         """Return the axes of A and B of an adapted matrix."""
@@ -156,17 +158,6 @@ class LoRALayout:
             LogicalAxes(axes.stack, axes.inputs, rank),
             LogicalAxes(axes.stack, rank, axes.outputs),
         )
-
-    def _factors(
-        self, path: Path, shape: tuple[int, ...]
-    ) -> tuple[tuple[tuple[int, ...], LogicalAxes], tuple[tuple[int, ...], LogicalAxes]]:
-        """Return shape and axes of A and B for a matrix of a shape."""
-        a, b = self._factor_axes(path)
-        stack = len(a.stack)
-        rows = stack + len(a.inputs)
-        a_shape = (*shape[:rows], self.rank)
-        b_shape = (*shape[:stack], self.rank, *shape[rows:])
-        return (a_shape, a), (b_shape, b)
 
 
 def _flatten(name: str, tree: Any, needed: Collection[Path] = ()) -> dict[Path, Any]:
@@ -198,9 +189,9 @@ def _expand_targets(targets: Iterable[str], known: set[str]) -> set[str]:
     """Return the names of the matrices that targets and groups stand for."""
     names: set[str] = set()
     for target in targets:
-        members = [each for each in TARGET_GROUPS.get(target, (target,)) if each in known]
+        members = [name for name in TARGET_GROUPS.get(target, (target,)) if name in known]
         if not members:
-            ordered = [each for each in TARGET_GROUPS["all"] if each in known]
+            ordered = [name for name in TARGET_GROUPS["all"] if name in known]
             raise ValueError(
                 f"targets {target}: this model has no such matrix; give some of "
                 f"{', '.join(ordered)}, or a group: {', '.join(TARGET_GROUPS)}"
@@ -226,4 +217,4 @@ def _select_trained(patterns: Iterable[str], axes: Mapping[Path, LogicalAxes]) -
 def matches_pattern(name: str, pattern: str) -> bool:
     """Return True if a tree path matches a pattern, or lies below a path that does."""
     patterns = (pattern, f"{pattern.rstrip('/')}/*")
-    return any(fnmatch.fnmatchcase(name, each) for each in patterns)
+    return any(fnmatch.fnmatchcase(name, glob) for glob in patterns)

@@ -252,7 +252,7 @@ def _gradient_difference(
     rules = pretrained.family.rules(pretrained.architecture)
     tensors = model_tensors(rules, model_leaves(model), model.config)
     arrays = arrays_by_path(gradients)
-    gradient = {tensor.name: tensor.join(arrays) for tensor in tensors}
+    gradient = {name: tensor.join(arrays) for name, tensor in tensors.items()}
     common = expected.keys() & gradient.keys()
     assert len(common) > 5
     return max(

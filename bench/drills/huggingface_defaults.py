@@ -72,7 +72,7 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
         except Exception as theirs_too:  # noqa: BLE001
             return f"refused by transformers: {type(theirs_too).__name__}"
         return f"refused: {str(error).partition('config.json: ')[2][:100]}"
-    ours = {tensor.name: tensor.shape for tensor in tensors}
+    ours = {name: tensor.shape for name, tensor in tensors.items()}
     common = ours.keys() & theirs.keys()
     wrong = [name for name in common if ours[name] != theirs[name]]
     wrong += [] if len(common) > 5 else ["few"]

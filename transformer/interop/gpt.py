@@ -10,7 +10,6 @@ from transformer.interop.family import (
     D_FF,
     Architecture,
     Family,
-    Rotary,
     Setting,
     linear,
     norm,
@@ -18,6 +17,7 @@ from transformer.interop.family import (
     sizes,
 )
 from transformer.interop.fields import Fields
+from transformer.interop.rope import Rotary
 from transformer.interop.weight_map import TABLE, HeadsInterleaved, Weight
 from transformer.layers.layer_config import NormConfig
 
@@ -31,8 +31,8 @@ H = "transformer.h.{layer}"
 GPT2 = Family(
     "gpt2",
     (Architecture("GPT2LMHeadModel", "language_model"),),
-    TransformerConfig(position_embedding=LearnedPositions()),
-    (
+    base=TransformerConfig(position_embedding=LearnedPositions()),
+    settings=(
         *COMMON,
         *sizes("n_embd", "n_layer", "n_head"),
         Setting("n_inner", D_FF, null=0),
@@ -43,7 +43,7 @@ GPT2 = Family(
         Setting("resid_pdrop", "layer_pattern.residual_dropout"),
         Setting("embd_pdrop", "embedding_dropout"),
     ),
-    (
+    weights=(
         Weight("transformer.wte.weight", "embedding", TABLE),
         Weight("transformer.wpe.weight", "positions", TABLE),
         *norm(f"{H}.ln_1", "layers/mixer_norm"),
@@ -78,8 +78,8 @@ NEOX = "gpt_neox.layers.{layer}"
 GPT_NEOX = Family(
     "gpt_neox",
     (Architecture("GPTNeoXForCausalLM", "language_model"),),
-    TransformerConfig(layer_pattern=(BlockConfig(mixer=AttentionConfig(position=RoPE())),)),
-    (
+    base=TransformerConfig(layer_pattern=(BlockConfig(mixer=AttentionConfig(position=RoPE())),)),
+    settings=(
         *COMMON,
         *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
         Setting("intermediate_size", D_FF, is_size=True),
@@ -91,7 +91,7 @@ GPT_NEOX = Family(
         Setting("use_parallel_residual", "layer_pattern.norm_placement", choices=PLACEMENTS),
         Rotary(partial=True, theta="rotary_emb_base", fraction="rotary_pct"),
     ),
-    (
+    weights=(
         Weight("gpt_neox.embed_in.weight", "embedding", TABLE),
         *norm(f"{NEOX}.input_layernorm", "layers/mixer_norm"),
         *norm(f"{NEOX}.post_attention_layernorm", "layers/feed_forward_norm"),
@@ -112,11 +112,11 @@ GPT_NEOX = Family(
 BLOOM = Family(
     "bloom",
     (Architecture("BloomForCausalLM", "language_model"),),
-    TransformerConfig(
+    base=TransformerConfig(
         layer_pattern=(BlockConfig(mixer=AttentionConfig(position=ALiBi())),),
         embedding_norm=NormConfig(),
     ),
-    (
+    settings=(
         *COMMON,
         Setting("hidden_size", "d_model", is_size=True, older="n_embed"),
         Setting("n_layer", "num_layers", is_size=True),
@@ -125,7 +125,7 @@ BLOOM = Family(
         Setting("attention_dropout", "layer_pattern.mixer.dropout"),
         Setting("hidden_dropout", "layer_pattern.residual_dropout"),
     ),
-    (
+    weights=(
         Weight("transformer.word_embeddings.weight", "embedding", TABLE),
         *norm("transformer.word_embeddings_layernorm", "embedding_norm"),
         *norm(f"{H}.input_layernorm", "layers/mixer_norm"),
@@ -152,8 +152,8 @@ DECODER = "model.decoder.layers.{layer}"
 OPT = Family(
     "opt",
     (Architecture("OPTForCausalLM", "language_model"),),
-    TransformerConfig(position_embedding=LearnedPositions(offset=2)),
-    (
+    base=TransformerConfig(position_embedding=LearnedPositions(offset=2)),
+    settings=(
         *COMMON,
         *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
         Setting("ffn_dim", D_FF, is_size=True),
@@ -163,7 +163,7 @@ OPT = Family(
         Setting("dropout", "layer_pattern.residual_dropout"),
         Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
     ),
-    (
+    weights=(
         Weight("model.decoder.embed_tokens.weight", "embedding", TABLE),
         Weight("model.decoder.embed_positions.weight", "positions", TABLE),
         *self_attention(

@@ -26,24 +26,26 @@ from transformer.interop.family import (
     ACTIVATION_NAMES,
     COMMON,
     D_FF,
-    FRACTION,
     Architecture,
     Family,
-    Rotary,
     Setting,
     all_blocks,
     linear,
     norm,
-    read_rope,
-    read_ropes,
     self_attention,
     sizes,
     with_blocks,
     with_settings,
+)
+from transformer.interop.fields import Fields
+from transformer.interop.rope import (
+    FRACTION,
+    Rotary,
+    read_rope,
+    read_ropes,
     write_ropes,
     write_scaling,
 )
-from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, AllExperts, Weight
 from transformer.layers.layer_config import FeedForwardConfig, MoEConfig, NormConfig
 
@@ -235,9 +237,9 @@ ROTARY_BUFFERS = ("*.rotary_emb.inv_freq",)
 LLAMA = Family(
     "llama",
     (Architecture("LlamaForCausalLM", "language_model"),),
-    TransformerConfig(layer_pattern=(BLOCK,), final_norm=RMS),
-    (*DECODER, ATTENTION_BIAS, Setting("mlp_bias", "layer_pattern.feed_forward.bias")),
-    (*ENDS, *NORMS, *ATTENTION, *GATED),
+    base=TransformerConfig(layer_pattern=(BLOCK,), final_norm=RMS),
+    settings=(*DECODER, ATTENTION_BIAS, Setting("mlp_bias", "layer_pattern.feed_forward.bias")),
+    weights=(*ENDS, *NORMS, *ATTENTION, *GATED),
     prefix="model.",
     ignored=ROTARY_BUFFERS,
 )
@@ -375,7 +377,7 @@ GEMMA_SETTINGS = (*DECODER_SIZES, Setting("intermediate_size", D_FF, is_size=Tru
 GEMMA = Family(
     "gemma",
     (Architecture("GemmaForCausalLM", "language_model"),),
-    TransformerConfig(
+    base=TransformerConfig(
         layer_pattern=(
             BlockConfig(
                 mixer=AttentionConfig(position=RoPE()),
@@ -386,13 +388,13 @@ GEMMA = Family(
         final_norm=RMS_OFFSET,
         scale_embeddings=True,
     ),
-    (
+    settings=(
         *GEMMA_SETTINGS,
         Rotary(),
         # `gelu` is what the first files of Gemma call the approximation.
         Setting("hidden_act", ACTIVATION, choices=GEMMA_ACTIVATIONS | {"gelu": "gelu_tanh"}),
     ),
-    (*ENDS, *ATTENTION, *GATED, *NORMS),
+    weights=(*ENDS, *ATTENTION, *GATED, *NORMS),
     expected={"use_bidirectional_attention": (False,)},
     prefix="model.",
     ignored=ROTARY_BUFFERS,

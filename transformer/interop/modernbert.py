@@ -20,13 +20,12 @@ from transformer.interop.family import (
     all_blocks,
     linear,
     norm,
-    read_ropes,
     sizes,
     with_blocks,
-    write_ropes,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import with_window
+from transformer.interop.rope import read_ropes, write_ropes
 from transformer.interop.weight_map import TABLE, Weight
 from transformer.layers.layer_config import FeedForwardConfig, NormConfig
 
@@ -100,12 +99,12 @@ MODERNBERT = Family(
             ),
         ),
     ),
-    TransformerConfig(
+    base=TransformerConfig(
         layer_pattern=(BlockConfig(feed_forward=FeedForwardConfig(gated=True)),),
         embedding_norm=NormConfig(),
         causal=False,
     ),
-    (
+    settings=(
         *COMMON,
         *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
         Setting("intermediate_size", D_FF, is_size=True),
@@ -121,7 +120,7 @@ MODERNBERT = Family(
         Setting("classifier_bias", "masked_head.bias"),
         Setting("decoder_bias", "masked_head.output_bias"),
     ),
-    (
+    weights=(
         Weight("model.embeddings.tok_embeddings.weight", "embedding", TABLE),
         *norm("model.embeddings.norm", "embedding_norm"),
         *norm(f"{LAYER}.attn_norm", "layers/mixer_norm"),

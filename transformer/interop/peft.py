@@ -159,8 +159,7 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
     stored = open_safetensors(path)
     chosen, architecture, _ = express(model, family)
     leaves = model_leaves(model)
-    rules = chosen.rules(architecture)
-    tensors = {tensor.name: tensor for tensor in model_tensors(rules, leaves, model.config)}
+    tensors = model_tensors(chosen.rules(architecture), leaves, model.config)
     updates, whole = _sort_tensors(stored, tensors, path, chosen.model_type)
     factors: dict[str, dict[tuple[int, ...], Factors]] = {}
     adapted: set[str] = set()
@@ -178,9 +177,9 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
     for tensor, _ in updates:
         # Not the matrices whose rows of a shared B are all zero, unless all of them are.
         paths = [leaf.path for leaf in tensor.leaves]
-        changed = {p for p in paths if any(np.any(each.b) for each in factors[p].values())}
+        changed = {p for p in paths if any(np.any(part.b) for part in factors[p].values())}
         adapted |= changed or set(paths)
-    names = {matrix_name(tuple(each.split("/"))) for each in adapted}
+    names = {matrix_name(tuple(p.split("/"))) for p in adapted}
     targets = tuple(name for name in TARGET_GROUPS["all"] if name in names)
     trained = _whole_parameters(whole, leaves)
     layout = LoRALayout.create(
@@ -373,7 +372,8 @@ def write_adapter(
     if dtype not in WEIGHT_DTYPES:
         raise InteropError(f"dtype {dtype}: is not known; give one of {', '.join(WEIGHT_DTYPES)}")
     chosen, architecture, _ = express(model, family)
-    tensors = model_tensors(chosen.rules(architecture), model_leaves(model), model.config)
+    by_name = model_tensors(chosen.rules(architecture), model_leaves(model), model.config)
+    tensors = list(by_name.values())
     arrays = {name: np.asarray(x) for name, x in flatten_dict(trainable, sep="/").items()}
     adapted = {
         _module_name(tensor): tensor
@@ -476,31 +476,27 @@ def _join_b(
 
 def _whole_modules(tensors: Sequence[Tensor], arrays: Mapping[str, Array]) -> set[str]:
     """Return the modules that are trained in full."""
-    trained = [leaf.path for tensor in tensors for leaf in tensor.leaves if leaf.path in arrays]
-    modules = {
-        _module_name(tensor)
-        for tensor in tensors
-        if any(leaf.path in arrays for leaf in tensor.leaves)
-    }
+    parts: dict[str, list[Tensor]] = {}
     for tensor in tensors:
-        if _module_name(tensor) in modules and any(x.path not in arrays for x in tensor.leaves):
-            first = next(
-                leaf.path
-                for other in tensors
-                if _module_name(other) == _module_name(tensor)
-                for leaf in other.leaves
-                if leaf.path in arrays
-            )
-            raise InteropError(
-                f"lora.train_fully {first}: PEFT saves whole modules, and {tensor.name} is not "
-                "trained; name it too, or merge the adapter and export the whole model"
-            )
+        parts.setdefault(_module_name(tensor), []).append(tensor)
     has_output = any(tensor.leaves[0].path == "output" for tensor in tensors)
-    if "embedding" in trained and not has_output:
-        raise InteropError(
-            "lora.train_fully embedding: is the output matrix too, which PEFT cannot save as "
-            "one module; merge the adapter and export the whole model"
-        )
+    modules = set()
+    for module, held in parts.items():
+        trained = [leaf.path for tensor in held for leaf in tensor.leaves if leaf.path in arrays]
+        if not trained:
+            continue
+        for tensor in held:
+            if any(leaf.path not in arrays for leaf in tensor.leaves):
+                raise InteropError(
+                    f"lora.train_fully {trained[0]}: PEFT saves whole modules, and {tensor.name} "
+                    "is not trained; name it too, or merge the adapter and export the whole model"
+                )
+        if "embedding" in trained and not has_output:
+            raise InteropError(
+                "lora.train_fully embedding: is the output matrix too, which PEFT cannot save as "
+                "one module; merge the adapter and export the whole model"
+            )
+        modules.add(module)
     return modules
 
 

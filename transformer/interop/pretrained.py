@@ -177,13 +177,13 @@ def read_model(
     drawn: dict[str, jax.Array] = {}
     if pretrained.other_head:
         tensors, left_out = files.split_heads(tensors, family)
-        read_paths = {leaf.path for tensor in tensors for leaf in tensor.leaves}
+        read_paths = {leaf.path for tensor in tensors.values() for leaf in tensor.leaves}
         drawn = _draw(model, [path for path in leaves if path not in read_paths])
         note = _head_note(pretrained, list(drawn), left_out)
         pretrained = pretrained._replace(notes=(*pretrained.notes, note))
     files.check(tensors, family)
     dtype = WEIGHT_DTYPES[model.config.precision.parameters]
-    by_leaf = places_by_leaf(tensors)
+    by_leaf = places_by_leaf(tensors.values())
     sharding_of = None if shardings is None else arrays_by_path(shardings(model))
     num_weights = sum(math.prod(leaf.padded_shape) for leaf in leaves.values())
     params: dict[str, jax.Array] = {}
@@ -262,8 +262,7 @@ def write_model(
     dtype = dtype or model.config.precision.parameters
     if dtype not in WEIGHT_DTYPES:
         raise InteropError(f"dtype {dtype}: is not known; give one of {', '.join(WEIGHT_DTYPES)}")
-    rules = chosen.rules(architecture)
-    tensors = {each.name: each for each in model_tensors(rules, model_leaves(model), model.config)}
+    tensors = model_tensors(chosen.rules(architecture), model_leaves(model), model.config)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     shapes |= dict.fromkeys(chosen.zeros, (1, model.config.vocab_size))
     arrays = arrays_by_path(params)
@@ -285,8 +284,8 @@ def write_model(
         max_shard_size=max_shard_bytes,
     )
     total = split.metadata["total_size"]
-    for name, names in split.filename_to_tensors.items():
-        write_safetensors(folder / name, {each: shapes[each] for each in names}, dtype, values)
+    for file, names in split.filename_to_tensors.items():
+        write_safetensors(folder / file, {name: shapes[name] for name in names}, dtype, values)
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

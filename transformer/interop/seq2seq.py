@@ -130,12 +130,12 @@ DECODER_BLOCK = "decoder.block.{layer}.layer.1"
 T5 = Family(
     "t5",
     (Architecture("T5ForConditionalGeneration", "encoder_decoder"),),
-    TransformerConfig(
+    base=TransformerConfig(
         layer_pattern=(_t5_block(decoder=True),),
         encoder=EncoderConfig(layer_pattern=(_t5_block(decoder=False),), final_norm=RMS),
         final_norm=RMS,
     ),
-    (
+    settings=(
         Setting("vocab_size", "vocab_size", is_size=True),
         Setting("d_model", "d_model", is_size=True),
         Setting("num_layers", "encoder.num_layers", is_size=True),
@@ -158,7 +158,7 @@ T5 = Family(
             ),
         ),
     ),
-    (
+    weights=(
         *tables("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         *_t5_stack("encoder", 1),
         *_t5_stack("decoder", 2),
@@ -255,18 +255,18 @@ BART_TABLES = (
 BART = Family(
     "bart",
     (Architecture("BartForConditionalGeneration", "encoder_decoder"),),
-    TransformerConfig(
+    base=TransformerConfig(
         layer_pattern=(dataclasses.replace(BART_BLOCK, cross_attention=AttentionConfig()),),
         encoder=EncoderConfig(layer_pattern=(BART_BLOCK,), final_norm=None),
         position_embedding=LearnedPositions(offset=2),
         embedding_norm=NormConfig(),
         final_norm=None,
     ),
-    (
+    settings=(
         *BART_SETTINGS,
         Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
     ),
-    (
+    weights=(
         *BART_TABLES,
         *bart_stack("encoder"),
         *bart_stack("decoder"),
@@ -313,14 +313,14 @@ def _write_marian(config: TransformerConfig) -> dict[str, Any]:
 MARIAN = Family(
     "marian",
     (Architecture("MarianMTModel", "encoder_decoder"),),
-    dataclasses.replace(
+    base=dataclasses.replace(
         BART.base,
         position_embedding=SinusoidalPositions("halves"),
         embedding_norm=None,
         logit_bias=True,
     ),
-    BART_SETTINGS,
-    (
+    settings=BART_SETTINGS,
+    weights=(
         *BART_TABLES,
         *bart_stack("encoder"),
         *bart_stack("decoder"),

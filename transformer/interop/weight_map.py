@@ -231,8 +231,8 @@ def model_leaves(model: Model) -> dict[str, Leaf]:
 
 def model_tensors(
     weights: Sequence[Weight], leaves: Mapping[str, Leaf], config: TransformerConfig
-) -> list[Tensor]:
-    """Return every tensor of a model's files.
+) -> dict[str, Tensor]:
+    """Return every tensor of a model's files by name.
 
     Rules whose parameters the model does not have (biases that are off, an untied output matrix)
     give no tensor.
@@ -245,8 +245,10 @@ def model_tensors(
     Raises:
       InteropError: A parameter is in no rule: the files have no place for it.
     """
-    tensors = [tensor for weight in weights for tensor in _expand(weight, leaves, config)]
-    covered = {(leaf.path, tensor.index) for tensor in tensors for leaf in tensor.leaves}
+    tensors = {
+        tensor.name: tensor for weight in weights for tensor in _expand(weight, leaves, config)
+    }
+    covered = {(leaf.path, tensor.index) for tensor in tensors.values() for leaf in tensor.leaves}
     for leaf in leaves.values():
         for index in np.ndindex(leaf.shape[: leaf.num_stacked]):
             # A tensor may hold all experts of a layer.

@@ -90,10 +90,18 @@ def setting_at(part: Any, path: str) -> Any:
     return part
 
 
-def with_settings(part: Any, values: Mapping[str, Any]) -> Any:
-    """Return a part of a config with other values at some paths."""
-    if isinstance(part, tuple):
-        return tuple(with_settings(block, values) for block in part)
+Config = TypeVar("Config", TransformerConfig, BlockConfig)
+
+
+def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a config with other values at some paths."""
+    changed: Config = _replace(config, values)
+    return changed
+
+
+def _replace(part: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(part, tuple):  # a layer pattern
+        return tuple(_replace(block, values) for block in part)
     changes: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
@@ -103,7 +111,7 @@ def with_settings(part: Any, values: Mapping[str, Any]) -> Any:
         else:
             changes[name] = value
     for name, inner in below.items():
-        changes[name] = with_settings(getattr(part, name), inner)
+        changes[name] = _replace(getattr(part, name), inner)
     return dataclasses.replace(part, **changes)
 
 
@@ -154,7 +162,7 @@ class Family:
         settings: dict[str, Any] = {}
         for setting in self.settings:
             settings |= setting.read(fields)
-        config: TransformerConfig = with_settings(self.base, settings)
+        config = with_settings(self.base, settings)
         return config if self.read_rest is None else self.read_rest(fields, config)
 
     def write_config(self, config: TransformerConfig) -> dict[str, Any]:

@@ -86,8 +86,7 @@ def _read_t5(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     }
     for path in _on_both_sides("feed_forward"):
         changes |= {f"{path}.activation": ACTIVATION_NAMES[name], f"{path}.gated": gated}
-    result: TransformerConfig = with_settings(config, changes)
-    return result
+    return with_settings(config, changes)
 
 
 def _write_t5(config: TransformerConfig) -> dict[str, Any]:
@@ -214,8 +213,7 @@ BART_SETTINGS = (
 def _read_bart(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     # Without ties there are three tables: source, target and output.
     size = 0 if config.tie_embeddings else config.vocab_size
-    result: TransformerConfig = with_settings(config, {"encoder.vocab_size": size})
-    return result
+    return with_settings(config, {"encoder.vocab_size": size})
 
 
 def bart_stack(side: str) -> tuple[Weight, ...]:
@@ -297,8 +295,7 @@ def _read_marian(fields: Fields, config: TransformerConfig) -> TransformerConfig
         "vocab_size": source_size if shared else target_size,
         "encoder.vocab_size": 0 if tables_are_one else source_size,
     }
-    result: TransformerConfig = with_settings(config, sizes)
-    return result
+    return with_settings(config, sizes)
 
 
 def _write_marian(config: TransformerConfig) -> dict[str, Any]:

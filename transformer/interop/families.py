@@ -124,7 +124,7 @@ def find_architecture(
     )
 
 
-WITHOUT_EFFECT = frozenset(
+RUN_SETTINGS = frozenset(
     [
         *("backend", "dispatcher", "layer_loop", "remat", "precision", "pad_vocab_to_multiple"),
         *("dropout", "residual_dropout", "embedding_dropout", "initialization"),
@@ -186,7 +186,7 @@ def _settings(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, TransformerConfig | EncoderConfig) and field.name == "layer_pattern":
             for layer in range(value.num_layers):
                 yield from _settings(f"{name}.{layer}", setting[layer % len(setting)])
-        elif field.name not in WITHOUT_EFFECT:
+        elif field.name not in RUN_SETTINGS:
             yield from _settings(name, setting)
 
 

@@ -12,7 +12,7 @@ parameter below `layers/` stands for one layer: `layers/mixer/query` is layer l 
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -208,9 +208,9 @@ class Tensor:
         return self.layout.join(units, self.leaves)
 
 
-def arrays_by_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+def arrays_by_path(tree: Any) -> dict[str, Any]:
     """Return the leaves of nested dicts by path, such as `layers/place_0/mixer/query`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
 
 

@@ -11,6 +11,7 @@ of pairs, for a machine that others use too. Needs the extra `hf`, and disk spac
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,7 +31,7 @@ def write_random_model(folder: Path, layers: int) -> int:
     """Write the model's folder in shards of a layer each; return its bytes."""
     import jax.numpy as jnp
 
-    from transformer.interop.safetensors_file import TensorSpec, write_safetensors
+    from transformer.interop.weight_files import write_safetensors
 
     width, inner, vocab = 2048, 5504, 32_000
     config = {
@@ -63,14 +64,13 @@ def write_random_model(folder: Path, layers: int) -> int:
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards):
         name = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
-        specs = [TensorSpec(tensor, shape, "bfloat16") for tensor, shape in shard.items()]
 
         def draw(tensor: str, shard: Any = shard) -> Any:
             return (rng.random(shard[tensor], np.float32) * 0.02).astype(jnp.bfloat16)
 
-        write_safetensors(folder / name, specs, draw)
+        write_safetensors(folder / name, shard, "bfloat16", draw)
         weight_map |= dict.fromkeys(shard, name)
-        total += sum(spec.num_bytes for spec in specs)
+        total += sum(2 * math.prod(shape) for shape in shard.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return total

@@ -49,7 +49,7 @@ from train.tasks.task_configs import (
 from train.telemetry.event_log import EventLog
 from train.telemetry.stages import stage
 from transformer.interop.fields import InteropError
-from transformer.interop.peft_reader import Adapter
+from transformer.interop.peft import Adapter
 from transformer.interop.pretrained import PretrainedConfig, read_model
 from transformer.precision import Precision
 

@@ -17,9 +17,9 @@ from train.huggingface import KEPT_FILES, as_user_errors
 from train.lora.merge_and_export import base_params, check_is_lora, export_adapter
 from train.run import Run, load
 from train.telemetry.stages import stage
-from transformer.interop.config_fields import GENERATION
-from transformer.interop.fields import InteropError, is_kept
-from transformer.interop.pretrained import MAX_SHARD_BYTES, express, write_model
+from transformer.interop.families import express
+from transformer.interop.fields import GENERATION, InteropError, is_kept
+from transformer.interop.pretrained import MAX_SHARD_BYTES, write_model
 from transformer.interop.weight_files import read_json
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.language_model import LanguageModel

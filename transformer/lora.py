@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): matrices with a low-rank update, and which weights of a model get one.
+"""LoRA (Hu et al. 2021): which weights of a model get a low-rank update, and how they are trained.
 
 A `LowRankWeight`, W + s A B, takes the place of a matrix in a parameter tree.
 
@@ -21,15 +21,15 @@ import dataclasses
 import fnmatch
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.layers.low_rank import LowRankWeight
 from transformer.validation import check_at_least, check_integer
 
 RANK_AXIS = "lora_rank"
@@ -46,70 +46,6 @@ A, B = "lora_a", "lora_b"
 """Names of the two factors in the trainable tree."""
 
 Path = tuple[str, ...]
-
-
-class LowRankWeight(struct.PyTreeNode):
-    """A matrix with a trainable low-rank update: W + s A B (section 4.1).
-
-    `apply_matrix` and the experts of a mixture of experts compute x W + s (x A) B: two thin
-    products, and no copy of W. The gradient of W is never needed, so a training step that
-    differentiates A and B alone does not compute it. All leaves have the stack axes of W (layers,
-    experts).
-    """
-
-    base: jax.Array  # [*stack, *inputs, *outputs]
-    a: jax.Array  # [*stack, *inputs, rank]
-    b: jax.Array  # [*stack, rank, *outputs]
-    scale: float = struct.field(pytree_node=False)  # s
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of W."""
-        shape: tuple[int, ...] = self.base.shape
-        return shape
-
-    @property
-    def dtype(self) -> Any:
-        """Dtype of W."""
-        return self.base.dtype
-
-    def astype(self, dtype: Any) -> "LowRankWeight":
-        """Return the weight with all three matrices in a dtype."""
-        a, b = self.a.astype(dtype), self.b.astype(dtype)
-        return LowRankWeight(self.base.astype(dtype), a, b, self.scale)
-
-    def apply(
-        self,
-        apply_matrix: Callable[[jax.Array, jax.Array, int, bool], jax.Array],
-        x: jax.Array,  # [B, T, *inputs]
-        num_input_axes: int,
-        flatten: bool,
-    ) -> jax.Array:  # [B, T, *outputs]
-        """Return x W + s (x A) B, by three calls of `layers.basic.apply_matrix`."""
-        low_rank = apply_matrix(x, self.a, num_input_axes, flatten)  # [B, T, rank]
-        update = self.scale * apply_matrix(low_rank, self.b, 1, flatten)
-        return apply_matrix(x, self.base, num_input_axes, flatten) + update
-
-    def merge(self) -> jax.Array:
-        """Return W + s A B, added in float32, in the dtype of W."""
-        stack = self.a.ndim + self.b.ndim - self.base.ndim - 2  # number of stack axes
-        lead = self.base.shape[:stack]
-        rank, rows = self.a.shape[-1], math.prod(self.a.shape[stack:-1])
-        a = self.a.astype(jnp.float32).reshape(*lead, rows, rank)
-        b = self.b.astype(jnp.float32).reshape(*lead, rank, -1)
-        # "highest": a TPU, or a GPU with TF32, would round the inputs of the product.
-        update = jnp.matmul(a, b, precision="highest").reshape(self.base.shape)
-        return (self.base.astype(jnp.float32) + self.scale * update).astype(self.base.dtype)
-
-
-def merge_weight(weight: Any) -> Any:
-    """Return a `LowRankWeight` as one matrix, and any other weight as it is."""
-    return weight.merge() if isinstance(weight, LowRankWeight) else weight
-
-
-def merge_weights(params: Any) -> Any:
-    """Return parameters with every `LowRankWeight` merged into one matrix."""
-    return jax.tree.map(merge_weight, params, is_leaf=lambda leaf: isinstance(leaf, LowRankWeight))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,10 +88,10 @@ class LoRALayout:
         check_integer("rank", rank, 1)
         check_at_least("alpha", alpha, 0)
         for name, names in (("targets", targets), ("trained", trained)):
-            if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+            if isinstance(names, str) or not all(isinstance(x, str) for x in names):
                 raise ValueError(f"{name} of type {type(names).__name__}: give a list of strings")
         axes = flatten_dict(logical_axes)
-        matrices = [path for path, each in axes.items() if is_adaptable(path, each)]
+        matrices = [path for path, x in axes.items() if is_adaptable(path, x)]
         names = _expand_targets(targets, set(map(matrix_name, matrices)))
         full = _select_trained(trained, axes)
         adapted = frozenset(path for path in matrices if matrix_name(path) in names) - full
@@ -169,13 +105,15 @@ class LoRALayout:
         """
         flat, trainable = _flatten("params", params, self.adapted | self.trained), {}
         for path in sorted(self.adapted):
-            (a_shape, _), (b_shape, _) = self._factors(path, flat[path].shape)
+            shape, stack = flat[path].shape, len(self.axes[path].stack)
+            outputs = stack + len(self.axes[path].inputs)  # the first axis of the outputs
             # Keyed by name, so that A does not depend on the other targets.
             key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
-            fan_in = math.prod(a_shape[len(self.axes[path].stack) : -1])
-            bound = 1 / math.sqrt(fan_in)
-            trainable[*path, A] = jax.random.uniform(key, a_shape, minval=-bound, maxval=bound)
-            trainable[*path, B] = jnp.zeros(b_shape)
+            bound = 1 / math.sqrt(math.prod(shape[stack:outputs]))
+            trainable[*path, A] = jax.random.uniform(
+                key, (*shape[:outputs], self.rank), minval=-bound, maxval=bound
+            )
+            trainable[*path, B] = jnp.zeros((*shape[:stack], self.rank, *shape[outputs:]))
         trainable |= {path: flat[path] for path in sorted(self.trained)}
         return unflatten_dict(trainable)
 
@@ -208,7 +146,7 @@ class LoRALayout:
 
     def frozen_axes(self) -> Any:
         """Return the tree of `LogicalAxes` of `freeze`."""
-        return unflatten_dict({p: each for p, each in self.axes.items() if p not in self.trained})
+        return unflatten_dict({p: axes for p, axes in self.axes.items() if p not in self.trained})
 
     def _factor_axes(self, path: Path) -> tuple[LogicalAxes, LogicalAxes]:
         """Return the axes of A and B of an adapted matrix."""
@@ -217,17 +155,6 @@ class LoRALayout:
             LogicalAxes(axes.stack, axes.inputs, rank),
             LogicalAxes(axes.stack, rank, axes.outputs),
         )
-
-    def _factors(
-        self, path: Path, shape: tuple[int, ...]
-    ) -> tuple[tuple[tuple[int, ...], LogicalAxes], tuple[tuple[int, ...], LogicalAxes]]:
-        """Return shape and axes of A and B for a matrix of a shape."""
-        a, b = self._factor_axes(path)
-        stack = len(a.stack)
-        rows = stack + len(a.inputs)
-        a_shape = (*shape[:rows], self.rank)
-        b_shape = (*shape[:stack], self.rank, *shape[rows:])
-        return (a_shape, a), (b_shape, b)
 
 
 def _flatten(name: str, tree: Any, needed: Collection[Path] = ()) -> dict[Path, Any]:
@@ -258,9 +185,9 @@ def _expand_targets(targets: Iterable[str], known: set[str]) -> set[str]:
     """Return the names of the matrices that targets and groups stand for."""
     names: set[str] = set()
     for target in targets:
-        members = [each for each in TARGET_GROUPS.get(target, (target,)) if each in known]
+        members = [name for name in TARGET_GROUPS.get(target, (target,)) if name in known]
         if not members:
-            ordered = [each for each in TARGET_GROUPS["all"] if each in known]
+            ordered = [name for name in TARGET_GROUPS["all"] if name in known]
             raise ValueError(
                 f"targets {target}: this model has no such matrix; give some of "
                 f"{', '.join(ordered)}, or a group: {', '.join(TARGET_GROUPS)}"
@@ -286,4 +213,4 @@ def _select_trained(patterns: Iterable[str], axes: Mapping[Path, LogicalAxes]) -
 def matches_pattern(name: str, pattern: str) -> bool:
     """Return True if a tree path matches a pattern, or lies below a path that does."""
     patterns = (pattern, f"{pattern.rstrip('/')}/*")
-    return any(fnmatch.fnmatchcase(name, each) for each in patterns)
+    return any(fnmatch.fnmatchcase(name, glob) for glob in patterns)

@@ -2,7 +2,7 @@
 
     python -m bench.drills.config_fields [--write]
 
-The table is `transformer/interop/config_fields.py`. It is made from the source of transformers: a
+The table is `transformer/interop/config_fields.json`. It is made from the source of transformers: a
 field counts as read if the modelling code of a supported class, the code that it calls for masks,
 rotary positions and caches, or the configuration class itself reads it. Initial values of weights
 are left out. `--write` writes the table.
@@ -13,9 +13,10 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_rope_utils import RotaryEmbeddingConfigMixin
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from transformer.interop.family_registry import FAMILIES
+from transformer.interop.families import FAMILIES
 
-TABLE = Path(__file__).parents[2] / "transformer" / "interop" / "config_fields.py"
+TABLE = Path(__file__).parents[2] / "transformer" / "interop" / "config_fields.json"
 
 UTILITIES = ("transformers.masking_utils", "transformers.modeling_rope_utils")
 """Modules whose functions read fields for the models that call them."""
@@ -39,32 +40,6 @@ OF_ALL_LAYERS = ("per_layer_config", "tie_word_embeddings")
 
 NOT_OF_THE_RESULT = ("_init_weights", "validate_", "to_dict")
 """Methods that read fields for the initial values of weights, for checks and for writing."""
-
-NO_BREAK = "\0"
-
-HEADER = '''"""Fields of config.json that `transformers` {version} reads, by `model_type`.
-
-Written by `python -m bench.drills.config_fields --write`; not edited by hand.
-"""
-
-from typing import Any, NamedTuple
-
-
-class ConfigFields(NamedTuple):
-    """What `transformers` knows of the config.json of one type."""
-
-    defaults: dict[str, Any]
-    """Fields with their defaults. None also stands for a default that other fields decide."""
-    unread: frozenset[str]
-    """Fields that the configuration declares, and that no code reads."""
-    aliases: dict[str, str]
-    """Other names of fields. A value under the other name wins."""
-    classes: frozenset[str]
-    """Classes that hold a body of the type."""
-
-
-# fmt: off
-'''
 
 
 def attribute_reads(
@@ -238,43 +213,24 @@ def common_fields() -> set[str]:
 
 
 def make_table() -> str:
-    """Return the source of the table."""
-    common = common_fields()
-    parts = [
-        HEADER.format(version=transformers.__version__),
-        f"GENERATION = frozenset({_list(generation_fields())})\n",
-        '"""Settings of generation, which a config.json of earlier versions may have."""\n\n',
-        f"COMMON = GENERATION | frozenset({_list(common - generation_fields())})\n",
-        '"""Fields of all configurations, and of generation."""\n\n',
-        "CONFIG_FIELDS = {\n",
-    ]
+    """Return the table as JSON."""
+    common, generation = common_fields(), generation_fields()
+    types = {}
     for model_type in FAMILIES:
         defaults, unread, aliases, classes = fields_of_type(model_type, common)
-        parts.append(
-            f'    "{model_type}": ConfigFields(\n'
-            f"        defaults={_dict(defaults)},\n        unread=frozenset({_list(unread)}),\n"
-            f"        aliases={_dict(aliases)},\n        classes=frozenset({_list(classes)}),\n"
-            "    ),\n"
-        )
-    return "".join([*parts, "}\n"])
-
-
-def _list(names: Iterable[str]) -> str:
-    return f"[{_wrapped(map(repr, sorted(names)))}]"
-
-
-def _dict(values: Mapping[str, Any]) -> str:
-    # No line break between a name and its value: the character becomes a space in the end.
-    return f"{{{_wrapped(f'{name!r}:{NO_BREAK}{values[name]!r}' for name in sorted(values))}}}"
-
-
-def _wrapped(items: Iterable[str]) -> str:
-    text = ", ".join(items).replace("'", '"')
-    if not text:
-        return ""
-    indent = " " * 12
-    lines = textwrap.wrap(text, 99, initial_indent=indent, subsequent_indent=indent)
-    return "\n".join(["", *lines, " " * 8]).replace(NO_BREAK, " ")
+        types[model_type] = {
+            "defaults": defaults,
+            "unread": sorted(unread),
+            "aliases": aliases,
+            "classes": sorted(classes),
+        }
+    table = {
+        "transformers": transformers.__version__,
+        "generation": sorted(generation),
+        "common": sorted(common - generation),
+        "types": types,
+    }
+    return json.dumps(table, indent=1, sort_keys=True) + "\n"
 
 
 def main() -> int:

@@ -24,14 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from safetensors.numpy import load_file
 
 from bench.drills._huggingface_models import VARIANTS, VOCAB, Variant
 from transformer.generation.generate import generate
 from transformer.generation.sampling import SamplingConfig
 from transformer.inspection import layer_values
-from transformer.interop.model_tensors import model_leaves, model_tensors, tensor_values
 from transformer.interop.pretrained import PretrainedConfig, read_model, write_model
-from transformer.interop.safetensors_file import SafetensorsFile
+from transformer.interop.weight_map import arrays_by_path, model_leaves, model_tensors
 
 Array = np.ndarray[Any, Any]
 
@@ -249,9 +249,10 @@ def _gradient_difference(
         if parameter.grad is not None
     }
     largest = max(float(np.abs(each).max()) for each in expected.values())
-    family, architecture = pretrained.family, pretrained.architecture
-    tensors = model_tensors(family, architecture, model, model_leaves(model))
-    gradient = tensor_values(tensors, gradients)
+    rules = pretrained.family.rules(pretrained.architecture)
+    tensors = model_tensors(rules, model_leaves(model), model.config)
+    arrays = arrays_by_path(gradients)
+    gradient = {name: tensor.join(arrays) for name, tensor in tensors.items()}
     common = expected.keys() & gradient.keys()
     assert len(common) > 5
     return max(
@@ -317,13 +318,12 @@ def run_variant(variant: Variant) -> Result:
         # The length of training's examples must not replace the rows of a table of positions.
         given = {"max_position_embeddings": 128, "eos_token_id": 2, "pad_token_id": 1}
         write_model(second, model, params, family=pretrained.family.model_type, fields=given)
-        files = [SafetensorsFile(Path(each) / "model.safetensors") for each in (first, second)]
+        files = [load_file(Path(each) / "model.safetensors") for each in (first, second)]
         names = [
-            {name for name in file.tensors if not _is_unused(name, variant, pretrained)}
-            for file in files
+            {name for name in file if not _is_unused(name, variant, pretrained)} for file in files
         ]
         identical = names[0] == names[1] and all(
-            files[0].read(name).tobytes() == files[1].read(name).tobytes() for name in names[0]
+            files[0][name].tobytes() == files[1][name].tobytes() for name in names[0]
         )
         reopened = getattr(transformers, variant.model_class).from_pretrained(
             second, attn_implementation="eager"

@@ -21,10 +21,9 @@ import transformers
 
 from bench.drills._huggingface_models import VARIANTS, Variant
 from bench.drills.huggingface import LOGITS, difference, draw_inputs, make_model
-from transformer.interop.config_fields import CONFIG_FIELDS
-from transformer.interop.fields import InteropError
-from transformer.interop.model_tensors import model_leaves, model_tensors
+from transformer.interop.fields import CONFIG_FIELDS, InteropError
 from transformer.interop.pretrained import read_config, read_model
+from transformer.interop.weight_map import model_leaves, model_tensors
 
 
 def first_variants() -> list[Variant]:
@@ -62,9 +61,8 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
             return difference(output.logits, logits)
         pretrained = read_config(folder)
         ours_model = pretrained.make_model()
-        tensors = model_tensors(
-            pretrained.family, pretrained.architecture, ours_model, model_leaves(ours_model)
-        )
+        rules = pretrained.family.rules(pretrained.architecture)
+        tensors = model_tensors(rules, model_leaves(ours_model), ours_model.config)
     except InteropError as error:
         try:
             with torch.device("meta"):
@@ -74,7 +72,7 @@ def compare(folder: Path, variant: Variant, shapes: dict[str, tuple[int, ...]]) 
         except Exception as theirs_too:  # noqa: BLE001
             return f"refused by transformers: {type(theirs_too).__name__}"
         return f"refused: {str(error).partition('config.json: ')[2][:100]}"
-    ours = {tensor.name: tensor.shape for tensor in tensors}
+    ours = {name: tensor.shape for name, tensor in tensors.items()}
     common = ours.keys() & theirs.keys()
     wrong = [name for name in common if ours[name] != theirs[name]]
     wrong += [] if len(common) > 5 else ["few"]

@@ -30,8 +30,7 @@ import transformers
 from bench.drills._huggingface_models import VARIANTS, Variant
 from bench.drills.huggingface import difference, make_model
 from transformer.interop.fields import InteropError
-from transformer.interop.peft_reader import read_adapter
-from transformer.interop.peft_writer import write_adapter
+from transformer.interop.peft import read_adapter, write_adapter
 from transformer.interop.pretrained import read_model
 from transformer.lora import LoRALayout
 

@@ -72,7 +72,8 @@ API_PAGES = {
         "Modules beside training.",
         (
             *("transformer.inspection", "transformer.attention_maps", "transformer.lora"),
-            *("transformer.losses", "transformer.interop.pretrained"),
+            *("transformer.layers.low_rank", "transformer.losses"),
+            "transformer.interop.pretrained",
             "train.visualization.attention_view",
             *("train.sweep.queue", "train.scaling.laws"),
         ),

@@ -90,7 +90,7 @@ def test_failed_import_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
             import_model(str(source), str(run))
         (source / name).rename(source / "tokenizer.json")
     (source / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(UserError, match="shorter than its header"):
+    with pytest.raises(UserError, match=r"model.safetensors: cannot be read"):
         import_model(str(source), str(run))
     for missing in (str(tmp_path / "missing"), str(source / "config.json"), "missing", "./a/b"):
         with pytest.raises(UserError, match="is not a folder"):

@@ -20,7 +20,8 @@ from transformer import (
 )
 from transformer.attention.variants.longformer import LongformerConfig
 from transformer.layers.basic import apply_matrix
-from transformer.lora import LoRALayout, LowRankWeight, merge_weights
+from transformer.layers.low_rank import LowRankWeight, merge_weights
+from transformer.lora import LoRALayout
 
 ATTENTION = AttentionConfig(num_heads=2, num_kv_heads=1, head_dim=6, position=RoPE())
 GATED = FeedForwardConfig(d_ff=14, gated=True)

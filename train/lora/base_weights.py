@@ -38,7 +38,7 @@ from train.warm_start import (
 )
 from transformer.hardware import Hardware
 from transformer.interop.fields import InteropError
-from transformer.interop.peft_reader import Adapter, read_adapter
+from transformer.interop.peft import Adapter, read_adapter
 from transformer.model_context import unconstrained
 from transformer.models.model import Model
 from transformer.parameter_counts import abstract_parameters

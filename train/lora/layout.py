@@ -9,7 +9,8 @@ from train.errors import UsageError
 from train.lora.lora_config import NEW, LoRAConfig
 from train.parallel.sharding import place_params
 from train.step import Batch, TrainStep
-from transformer.lora import LoRALayout, merge_weights
+from transformer.layers.low_rank import merge_weights
+from transformer.lora import LoRALayout
 
 if TYPE_CHECKING:
     from train.engine import Engine

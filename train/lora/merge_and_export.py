@@ -17,7 +17,7 @@ from train.run_folder.folder import RunFolder
 from train.run_folder.run_config import write_run_files
 from train.telemetry.event_log import EventLog
 from train.warm_start import copy_as, copy_pretrained_files
-from transformer.interop.peft_writer import write_adapter
+from transformer.interop.peft import write_adapter
 
 
 def export_adapter(run: Run, folder: Path, *, family: str = "", dtype: str = "") -> str:

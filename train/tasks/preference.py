@@ -47,7 +47,7 @@ from train.tasks.task_configs import PreferenceOptimization
 from train.tasks.vocabulary import Labels
 from train.telemetry.stages import track
 from transformer.hardware import Hardware
-from transformer.lora import LowRankWeight
+from transformer.layers.low_rank import LowRankWeight
 from transformer.losses import Loss, auxiliary_losses, requested_outputs, weighted_loss
 from transformer.model_context import ActivationConstraint
 from transformer.models.language_model import LanguageModel

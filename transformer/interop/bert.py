@@ -1,135 +1,85 @@
-"""Encoders with norms after the sublayers: BERT, RoBERTa and DistilBERT."""
+"""Encoders with norms after the sublayers: BERT, RoBERTa, DistilBERT, Longformer and BigBird.
 
+BigBird is read with full attention alone. Its sparse attention draws random blocks by NumPy's
+generator while a model runs, another pattern than that of the mixer `bigbird`.
+"""
+
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, get_args
 
 from transformer.attention.full import AttentionConfig
-from transformer.attention.mixer import MixerConfig
+from transformer.attention.variants.longformer import LongformerConfig
 from transformer.interop.family import (
+    ACTIVATION,
     ACTIVATION_NAMES,
+    COMMON,
+    D_FF,
     Architecture,
     Family,
-    activation_name,
+    Setting,
+    all_blocks,
     linear,
     norm,
     self_attention,
+    sizes,
+    with_blocks,
+    with_settings,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, Weight
 from transformer.layers.activations import MaskedHeadActivation
-from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
-from transformer.models.config import MaskedHeadConfig, TransformerConfig
+from transformer.models.config import TransformerConfig
 
 HEAD_ACTIVATIONS = {
     name: ours for name, ours in ACTIVATION_NAMES.items() if ours in get_args(MaskedHeadActivation)
 }
 """Activations of layers that a masked-token head can have too."""
 
+NORM = NormConfig(epsilon=1e-12)
 
-def _encoder(
-    *,
-    vocab_size: int,
-    d_model: int,
-    num_layers: int,
-    mixers: Sequence[MixerConfig],
-    d_ff: int,
-    activation: Any,
-    head_activation: Any,
-    norm_config: NormConfig,
-    positions: LearnedPositions,
-    num_token_types: int,
-    dropout: float,
-    tied: bool,
-) -> TransformerConfig:
-    blocks = [
-        BlockConfig(
-            mixer=mixer,
-            feed_forward=FeedForwardConfig(d_ff=d_ff, activation=activation),
-            norm=norm_config,
-            norm_placement="post",
-            residual_dropout=dropout,
-        )
-        for mixer in mixers
-    ]
-    return TransformerConfig(
-        vocab_size=vocab_size,
-        d_model=d_model,
-        num_layers=num_layers,
-        layer_pattern=tuple(blocks),
-        position_embedding=positions,
-        embedding_norm=norm_config,
-        embedding_dropout=dropout,
-        num_token_types=num_token_types,
-        causal=False,
-        final_norm=None,
-        masked_head=MaskedHeadConfig(activation=head_activation),
-        tie_embeddings=tied,
-    )
+BASE = TransformerConfig(
+    layer_pattern=(BlockConfig(norm=NORM, norm_placement="post"),),
+    position_embedding=LearnedPositions(),
+    embedding_norm=NORM,
+    causal=False,
+    final_norm=None,
+)
+
+SETTINGS = (
+    *COMMON,
+    *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    Setting("intermediate_size", D_FF, is_size=True),
+    Setting("layer_norm_eps", ("embedding_norm.epsilon", "layer_pattern.norm.epsilon")),
+    Setting("type_vocab_size", "num_token_types"),
+    Setting("hidden_dropout_prob", ("layer_pattern.residual_dropout", "embedding_dropout")),
+    Setting("attention_probs_dropout_prob", "layer_pattern.mixer.dropout"),
+)
+
+BERT_SETTINGS = (
+    *SETTINGS,
+    Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
+    Setting("hidden_act", (ACTIVATION, "masked_head.activation"), choices=HEAD_ACTIVATIONS),
+)
+
+ROBERTA_SETTINGS = (
+    *SETTINGS,
+    # Two rows come before that of position 0. The head has GELU whatever the layers have.
+    Setting("max_position_embeddings", "position_embedding.max_length", is_size=True, offset=2),
+    Setting("hidden_act", ACTIVATION, choices=HEAD_ACTIVATIONS),
+)
+
+EXPECTED = {"position_embedding_type": ("absolute",), "is_causal": (False,)}
 
 
-def read_attention(fields: Fields, **settings: Any) -> AttentionConfig:
-    """Return the attention of BERT and its relatives."""
-    return AttentionConfig(
-        num_heads=fields.size("num_attention_heads"),
-        dropout=fields.take("attention_probs_dropout_prob"),
-        **settings,
-    )
-
-
-def read_bert(fields: Fields, offset: int, mixers: Sequence[MixerConfig] = ()) -> TransformerConfig:
-    """Return the config of BERT or a relative with its fields.
-
-    Args:
-      fields: Fields of the config.
-      offset: Rows before that of position 0. Without one the masked-token head has the activation
-        of the layers, with one it is RoBERTa's, which has GELU.
-      mixers: Mixers of the layer pattern; default: full attention.
-    """
-    fields.expect("position_embedding_type", "absolute")  # of transformers 4
-    fields.expect("is_causal", False)
-    if offset:
-        fields.expect("pad_token_id", offset - 1)
-    name = fields.choose("hidden_act", HEAD_ACTIVATIONS)
-    return _encoder(
-        vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("hidden_size"),
-        num_layers=fields.size("num_hidden_layers"),
-        mixers=mixers or (read_attention(fields),),
-        d_ff=fields.size("intermediate_size"),
-        activation=name,
-        head_activation="gelu" if offset else name,
-        norm_config=NormConfig(epsilon=fields.take("layer_norm_eps")),
-        positions=LearnedPositions(fields.size("max_position_embeddings") - offset, offset),
-        num_token_types=fields.take("type_vocab_size"),
-        dropout=fields.take("hidden_dropout_prob"),
-        tied=fields.take("tie_word_embeddings"),
-    )
-
-
-def write_bert(config: TransformerConfig, offset: int) -> dict[str, Any]:
-    """Return the fields of BERT or a relative."""
+def _write_bert(config: TransformerConfig) -> dict[str, Any]:
     if not config.num_token_types:
         # Their model adds a row of the table whatever its size: an empty one fails at run time.
         raise ValueError("model.num_token_types 0 (it has 1 or more)")
-    block: Any = config.layer_pattern[0]
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": block.mixer.num_heads,
-        "intermediate_size": block.feed_forward.d_ff or 4 * config.d_model,
-        "hidden_act": activation_name(block.feed_forward.activation),
-        "layer_norm_eps": (config.embedding_norm or NormConfig()).epsilon,
-        "max_position_embeddings": (config.max_length or 0) + offset,
-        "type_vocab_size": config.num_token_types,
-        "hidden_dropout_prob": block.residual_dropout,
-        "attention_probs_dropout_prob": block.mixer.dropout,
-        "tie_word_embeddings": config.tie_embeddings,
-        **({"pad_token_id": offset - 1} if offset else {}),
-    }
+    return {}
 
 
 def bert_body(root: str) -> tuple[Weight, ...]:
@@ -166,6 +116,9 @@ BERT_HEAD = masked_head(
 )
 ROBERTA_HEAD = masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head")
 
+POOLED_HEAD = (*linear("classifier.dense", "pooler"), *linear("classifier.out_proj", "head"))
+TAGGER_HEAD = linear("classifier", "head")
+
 BERT = Family(
     "bert",
     (
@@ -176,11 +129,13 @@ BERT = Family(
             (*linear("bert.pooler.dense", "pooler"), *linear("classifier", "head")),
             pooler=True,
         ),
-        Architecture("BertForTokenClassification", "tagger", linear("classifier", "head")),
+        Architecture("BertForTokenClassification", "tagger", TAGGER_HEAD),
     ),
-    lambda fields: read_bert(fields, 0),
-    lambda config: write_bert(config, 0),
-    bert_body("bert"),
+    base=BASE,
+    settings=BERT_SETTINGS,
+    weights=bert_body("bert"),
+    expected=EXPECTED,
+    write_rest=_write_bert,
     prefix="bert.",
     # Buffers, and the heads of pretraining that these classes leave out.
     ignored=("*.position_ids", "cls.seq_relationship.*", "bert.pooler.*"),
@@ -190,60 +145,18 @@ ROBERTA = Family(
     "roberta",
     (
         Architecture("RobertaForMaskedLM", "masked_lm", ROBERTA_HEAD),
-        Architecture(
-            "RobertaForSequenceClassification",
-            "classifier",
-            (*linear("classifier.dense", "pooler"), *linear("classifier.out_proj", "head")),
-            pooler=True,
-        ),
-        Architecture("RobertaForTokenClassification", "tagger", linear("classifier", "head")),
+        Architecture("RobertaForSequenceClassification", "classifier", POOLED_HEAD, pooler=True),
+        Architecture("RobertaForTokenClassification", "tagger", TAGGER_HEAD),
     ),
-    lambda fields: read_bert(fields, 2),
-    lambda config: write_bert(config, 2),
-    bert_body("roberta"),
+    base=with_settings(BASE, {"position_embedding.offset": 2}),
+    settings=ROBERTA_SETTINGS,
+    weights=bert_body("roberta"),
+    expected=EXPECTED | {"pad_token_id": (1,)},
+    constants={"pad_token_id": 1},
+    write_rest=_write_bert,
     prefix="roberta.",
     ignored=("*.position_ids", "roberta.pooler.*"),
 )
-
-
-def _read_distilbert(fields: Fields) -> TransformerConfig:
-    fields.expect("is_causal", False)
-    activation = fields.choose("activation", HEAD_ACTIVATIONS)
-    return _encoder(
-        vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("dim"),
-        num_layers=fields.size("n_layers"),
-        mixers=(
-            AttentionConfig(
-                num_heads=fields.size("n_heads"), dropout=fields.take("attention_dropout")
-            ),
-        ),
-        d_ff=fields.size("hidden_dim"),
-        activation=activation,
-        head_activation=activation,
-        norm_config=NormConfig(epsilon=1e-12),
-        positions=LearnedPositions(fields.size("max_position_embeddings")),
-        num_token_types=0,
-        dropout=fields.take("dropout"),
-        tied=fields.take("tie_word_embeddings"),
-    )
-
-
-def _write_distilbert(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    return {
-        "vocab_size": config.vocab_size,
-        "dim": config.d_model,
-        "n_layers": config.num_layers,
-        "n_heads": block.mixer.num_heads,
-        "hidden_dim": block.feed_forward.d_ff or 4 * config.d_model,
-        "activation": activation_name(block.feed_forward.activation),
-        "max_position_embeddings": config.max_length or 0,
-        "dropout": block.residual_dropout,
-        "attention_dropout": block.mixer.dropout,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-
 
 DISTIL = "distilbert.transformer.layer.{layer}"
 
@@ -260,11 +173,19 @@ DISTILBERT = Family(
                 Weight("vocab_projector.weight", "output"),
             ),
         ),
-        Architecture("DistilBertForTokenClassification", "tagger", linear("classifier", "head")),
+        Architecture("DistilBertForTokenClassification", "tagger", TAGGER_HEAD),
     ),
-    _read_distilbert,
-    _write_distilbert,
-    (
+    base=BASE,
+    settings=(
+        *COMMON,
+        *sizes("dim", "n_layers", "n_heads"),
+        Setting("hidden_dim", D_FF, is_size=True),
+        Setting("activation", (ACTIVATION, "masked_head.activation"), choices=HEAD_ACTIVATIONS),
+        Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
+        Setting("dropout", ("layer_pattern.residual_dropout", "embedding_dropout")),
+        Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+    ),
+    weights=(
         Weight("distilbert.embeddings.word_embeddings.weight", "embedding", TABLE),
         Weight("distilbert.embeddings.position_embeddings.weight", "positions", TABLE),
         *norm("distilbert.embeddings.LayerNorm", "embedding_norm"),
@@ -276,6 +197,88 @@ DISTILBERT = Family(
         *linear(f"{DISTIL}.ffn.lin2", "layers/feed_forward/down"),
         *norm(f"{DISTIL}.output_layer_norm", "layers/feed_forward_norm"),
     ),
+    expected={"is_causal": (False,)},
     prefix="distilbert.",
     ignored=("*.position_ids",),
+)
+
+
+# Long inputs.
+
+
+def _read_longformer(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    depth = config.num_layers
+    windows = fields.take("attention_window", ())
+    windows = [windows] * depth if isinstance(windows, int) else windows
+    is_even = isinstance(windows, Sequence) and all(
+        isinstance(window, int) and window > 0 and window % 2 == 0 for window in windows
+    )
+    if not is_even or len(windows) != depth:
+        raise fields.unsupported("attention_window", f"{depth} even numbers, one for each layer")
+    [block] = config.layer_pattern
+    return with_blocks(
+        config,
+        [with_settings(block, {"mixer.one_sided_window": window // 2}) for window in windows],
+    )
+
+
+def _write_longformer(config: TransformerConfig) -> dict[str, Any]:
+    mixers: list[Any] = [block.mixer for block in all_blocks(config)]
+    return {"attention_window": [2 * mixer.one_sided_window for mixer in mixers]}
+
+
+def _global_projections(root: str) -> tuple[Weight, ...]:
+    attention = f"{root}.encoder.layer.{{layer}}.attention.self"
+    return tuple(
+        rule
+        for name in ("query", "key", "value")
+        for rule in linear(f"{attention}.{name}_global", f"layers/mixer/{name}_global")
+    )
+
+
+LONGFORMER = dataclasses.replace(
+    ROBERTA,
+    model_type="longformer",
+    architectures=(
+        Architecture("LongformerForMaskedLM", "masked_lm", ROBERTA_HEAD),
+        Architecture("LongformerForSequenceClassification", "classifier", POOLED_HEAD, pooler=True),
+        Architecture("LongformerForTokenClassification", "tagger", TAGGER_HEAD),
+    ),
+    # transformers takes the global tokens as an argument: for classification the first one.
+    base=with_settings(
+        ROBERTA.base, {"layer_pattern.mixer": LongformerConfig(num_global_tokens=1)}
+    ),
+    weights=(*bert_body("longformer"), *_global_projections("longformer")),
+    read_rest=_read_longformer,
+    write_rest=lambda config: _write_bert(config) | _write_longformer(config),
+    prefix="longformer.",
+    ignored=("*.position_ids", "longformer.pooler.*"),
+)
+
+
+def _read_big_bird(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    if fields.take("attention_type") != "original_full":
+        raise fields.unsupported(
+            "attention_type",
+            "'original_full', which has the same weights: set it in config.json. The random "
+            "blocks of block_sparse are drawn by NumPy while transformers runs the model",
+        )
+    return config
+
+
+BIG_BIRD = dataclasses.replace(
+    BERT,
+    model_type="big_bird",
+    architectures=(
+        Architecture("BigBirdForMaskedLM", "masked_lm", BERT_HEAD),
+        Architecture("BigBirdForTokenClassification", "tagger", TAGGER_HEAD),
+    ),
+    base=with_settings(BASE, {"layer_pattern.mixer": AttentionConfig(output_bias=True)}),
+    settings=(
+        *BERT_SETTINGS,
+        Setting("use_bias", "layer_pattern.mixer.bias"),
+        Setting("rescale_embeddings", "scale_embeddings"),
+    ),
+    constants={"attention_type": "original_full"},
+    read_rest=_read_big_bird,
 )

@@ -1,21 +1,17 @@
-"""A family of architectures, and the pieces that the maps of several families share."""
+"""A family of architectures, and the rules that several families share.
+
+A family has two tables, each written once and used in both directions: `settings` relates fields of
+a config.json to settings of this library, `weights` relates tensors to parameters.
+"""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from transformer.attention.rope import (
-    LinearScaling,
-    Llama3Scaling,
-    LongRoPEScaling,
-    NoScaling,
-    RoPE,
-    RopeScaling,
-    YaRNScaling,
-)
 from transformer.interop.fields import Fields
+from transformer.interop.rope import Rotary
 from transformer.interop.weight_map import LINEAR, Layout, Weight
+from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
 
 ModelKind = Literal["language_model", "masked_lm", "classifier", "tagger", "encoder_decoder"]
@@ -35,22 +31,152 @@ class Architecture:
 
 
 @dataclasses.dataclass(frozen=True)
+class Setting:
+    """One rule: a field of config.json, and the settings of this library that have its value."""
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    """Paths below the model's config. One through a layer pattern stands for all of its blocks."""
+    null: Any = None
+    """Value that null stands for. None: 0, false or empty."""
+    choices: Mapping[Any, Any] | None = None
+    """Settings by the names of `transformers`. The first name of each is written."""
+    is_size: bool = False
+    """The value is a positive integer."""
+    offset: int = 0
+    """What their number is larger by."""
+    older: str = ""
+    """Name of the field in the first files, which wins."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Paths of the settings."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """Return the settings by path."""
+        if self.choices is not None:
+            value = fields.choose(self.theirs, self.choices)
+        elif self.is_size:
+            older = fields.take(self.older, 0) if self.older else 0
+            value = (older or fields.size(self.theirs)) - self.offset
+        else:
+            value = fields.take(self.theirs, self.null)
+        return dict.fromkeys(self.paths, value)
+
+    def write(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the field, or nothing if the model has no such setting."""
+        try:
+            value = setting_at(config, self.paths[0])
+        except AttributeError:
+            return {}
+        if self.choices is not None:
+            value = name_of(self.choices, value)
+        elif self.is_size:
+            value += self.offset
+        elif self.null is not None and value == self.null:
+            value = None
+        return {self.theirs: value}
+
+
+def name_of(choices: Mapping[Any, Any], value: Any) -> Any:
+    """Return the first name of a choice, or one that nobody reads."""
+    return next((name for name, ours in choices.items() if ours == value), f"unsupported {value}")
+
+
+def setting_at(part: Any, path: str) -> Any:
+    """Return the setting at a path; in a layer pattern, that of the first block."""
+    for name in path.split("."):
+        part = getattr(part[0] if isinstance(part, tuple) else part, name)
+    return part
+
+
+Config = TypeVar("Config", TransformerConfig, BlockConfig)
+
+
+def with_settings(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return a config with other values at some paths."""
+    changed: Config = _replace(config, values)
+    return changed
+
+
+def _replace(part: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(part, tuple):  # a layer pattern
+        return tuple(_replace(block, values) for block in part)
+    changes: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        if rest:
+            below.setdefault(name, {})[rest] = value
+        else:
+            changes[name] = value
+    for name, inner in below.items():
+        changes[name] = _replace(getattr(part, name), inner)
+    return dataclasses.replace(part, **changes)
+
+
+def with_blocks(config: TransformerConfig, blocks: Sequence[BlockConfig]) -> TransformerConfig:
+    """Return the config with these layers, as the shortest pattern."""
+    return dataclasses.replace(config, layer_pattern=shortest_period(blocks))
+
+
+def all_blocks(config: TransformerConfig) -> list[BlockConfig]:
+    """Return the block of each layer."""
+    pattern = config.layer_pattern
+    return [pattern[layer % len(pattern)] for layer in range(config.num_layers)]
+
+
+@dataclasses.dataclass(frozen=True)
 class Family:
     """Architectures with one `model_type`: how their configs and weights relate to ours."""
 
     model_type: str
     architectures: tuple[Architecture, ...]
-    read_config: Callable[[Fields], TransformerConfig]
-    """Config of the fields of a config.json. Dropout rates are read too."""
-    write_config: Callable[[TransformerConfig], dict[str, Any]]
-    """Fields of a config, as far as the family has them: the caller reads them back to check."""
+    base: TransformerConfig
+    """What all models of the family have in common."""
+    settings: tuple[Setting | Rotary, ...]
     weights: tuple[Weight, ...]
+    expected: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    """Fields whose other values this library does not compute, with those that it does."""
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further fields that are written."""
+    read_rest: Callable[[Fields, TransformerConfig], TransformerConfig] | None = None
+    """Adds what `settings` do not say to a config, such as the kinds of its layers."""
+    write_rest: Callable[[TransformerConfig], dict[str, Any]] | None = None
+    """Fields that `settings` do not say."""
     prefix: str = ""
     """Prefix of the body's tensors, which files of the bare body lack."""
     ignored: tuple[str, ...] = ()
     """Patterns of tensors without effect in these architectures: buffers, heads of pretraining."""
     zeros: tuple[str, ...] = ()
     """Tensors [1, V] that must be zero (BART's `final_logits_bias`); written as such."""
+
+    def rules(self, architecture: Architecture) -> tuple[Weight, ...]:
+        """Return the rules of the weights of an architecture."""
+        return (*self.weights, *architecture.head)
+
+    def read_config(self, fields: Fields) -> TransformerConfig:
+        """Return the config of the fields of a config.json. Dropout rates are read too."""
+        for name, values in self.expected.items():
+            fields.expect(name, *values)
+        settings: dict[str, Any] = {}
+        for setting in self.settings:
+            settings |= setting.read(fields)
+        config = with_settings(self.base, settings)
+        return config if self.read_rest is None else self.read_rest(fields, config)
+
+    def write_config(self, config: TransformerConfig) -> dict[str, Any]:
+        """Return the fields of a config, as far as the family has them.
+
+        Args:
+          config: Config with the defaults that depend on its width filled in.
+        """
+        fields: dict[str, Any] = {}
+        for setting in self.settings:
+            fields |= setting.write(config)
+        rest = {} if self.write_rest is None else self.write_rest(config)
+        return fields | dict(self.constants) | rest
 
 
 def linear(theirs: str, ours: str, layout: Layout = LINEAR) -> tuple[Weight, Weight]:
@@ -82,9 +208,6 @@ def self_attention(
     )
 
 
-FRACTION = "partial_rotary_factor"
-TRAINED_LENGTH = "original_max_position_embeddings"
-
 ACTIVATION_NAMES: dict[str, Any] = {
     "silu": "silu",
     "swish": "silu",
@@ -97,174 +220,22 @@ ACTIVATION_NAMES: dict[str, Any] = {
 }
 """Activations by the names of `transformers`. The first name of each is written."""
 
+D_FF = "layer_pattern.feed_forward.d_ff"
+ACTIVATION = "layer_pattern.feed_forward.activation"
 
-def activation_name(activation: str) -> str:
-    """Return the name of an activation in a config.json, or one that nobody reads."""
-    names = [name for name, ours in ACTIVATION_NAMES.items() if ours == activation]
-    return names[0] if names else f"unsupported {activation}"
-
-
-def read_rope(
-    fields: Fields,
-    defaults: Mapping[str, Any] | None = None,
-    section: Mapping[str, Any] | None = None,
-    *,
-    partial: bool = False,
-) -> RoPE:
-    """Read rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`) has them.
-
-    Args:
-      fields: Fields of the config.
-      defaults: Parameters that the config's own replace; default: the fields of transformers 4.
-      section: Parameters of one kind of layers, where kinds differ.
-      partial: Allow `partial_rotary_factor`. Most families ignore it in `transformers` and rotate
-        whole heads.
-    """
-    if defaults is None:
-        fraction = fields.take(FRACTION, 1.0)
-        defaults = {"rope_theta": fields.take("rope_theta"), FRACTION: fraction}
-    if section is None:
-        # Both are taken: a file may have both, and a field that nobody reads is refused.
-        old, new = (fields.take(name, {}) for name in ("rope_scaling", "rope_parameters"))
-        section = old or new
-    parameters = {FRACTION: 1.0, **defaults, **section}
-    theta, fraction = (float(parameters.pop(name)) for name in ("rope_theta", FRACTION))
-    if fraction != 1 and not partial:
-        raise fields.unsupported(FRACTION, "1, which this architecture rotates")
-    return RoPE(theta=theta, fraction=fraction, scaling=_read_scaling(parameters, fields))
+COMMON = (
+    Setting("vocab_size", "vocab_size", is_size=True),
+    Setting("tie_word_embeddings", "tie_embeddings"),
+)
 
 
-def read_ropes(
-    fields: Fields, theta_names: Mapping[str, str], scaling: Mapping[str, Any]
-) -> dict[str, RoPE]:
-    """Read the rotary positions of each kind of layers.
-
-    Args:
-      fields: Fields of the config.
-      theta_names: For each kind, the field of its base in transformers 4.
-      scaling: For each kind that has it, `rope_scaling` of transformers 4.
-    """
-    parameters = fields.take("rope_parameters", {})
-    if parameters.keys() - theta_names.keys():
-        raise fields.unsupported("rope_parameters", f"parameters of {' and '.join(theta_names)}")
-    return {
-        kind: read_rope(
-            fields,
-            {"rope_theta": fields.take(name)},
-            {**(parameters.get(kind) or {}), **scaling.get(kind, {})},
-        )
-        for kind, name in theta_names.items()
-    }
-
-
-def write_ropes(ropes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field of the rotary positions of each kind of layers."""
-    parameters = {
-        kind: {"rope_theta": rope.theta, "rope_type": "default"}
-        | (write_scaling(rope.scaling) or {})
-        for kind, rope in ropes.items()
-        if isinstance(rope, RoPE)
-    }
-    return {"rope_parameters": parameters}
-
-
-def _read_scaling(parameters: dict[str, Any], fields: Fields) -> RopeScaling:
-    older = parameters.pop("type", None)  # the name of the field before transformers 4.43
-    kind = parameters.pop("rope_type", None) or older or "default"
-    # Phi-3 has its own field, with a default. It wins wherever it is.
-    trained_length = parameters.pop(TRAINED_LENGTH, None)
-    trained_length = fields.take(TRAINED_LENGTH, 0) or trained_length
-    trained_length = int(trained_length or fields.take("max_position_embeddings", 0))
-    where = "rope_scaling" if "rope_scaling" in fields else "rope_parameters"
-    scaling: RopeScaling
-    match kind:
-        case "default":
-            scaling = NoScaling()
-            parameters.pop("factor", None)
-        case "linear":
-            scaling = LinearScaling(float(parameters.pop("factor")))
-        case "llama3":
-            scaling = Llama3Scaling(
-                factor=float(parameters.pop("factor")),
-                low_freq_factor=float(parameters.pop("low_freq_factor")),
-                high_freq_factor=float(parameters.pop("high_freq_factor")),
-                original_max_length=trained_length,
-            )
-        case "yarn":
-            scaling = YaRNScaling(
-                factor=float(parameters.pop("factor")),
-                original_max_length=trained_length,
-                beta_fast=float(parameters.pop("beta_fast", None) or 32),
-                beta_slow=float(parameters.pop("beta_slow", None) or 1),
-                attention_factor=float(parameters.pop("attention_factor", None) or 0),
-                round_bounds=bool(parameters.pop("truncate", True)),
-            )
-        case "longrope" | "su":
-            ratio = fields.take("max_position_embeddings") / trained_length
-            factor = parameters.pop("factor", None) or ratio
-            # The factor that transformers computes where the config names none.
-            own = math.sqrt(1 + math.log(factor) / math.log(trained_length)) if factor > 1 else 1.0
-            scaling = LongRoPEScaling(
-                short_factors=tuple(map(float, parameters.pop("short_factor"))),
-                long_factors=tuple(map(float, parameters.pop("long_factor"))),
-                original_max_length=trained_length,
-                amplitude=float(parameters.pop("attention_factor", None) or own),
-            )
-        case _:
-            raise fields.unsupported(where, "the types default, linear, llama3, yarn and longrope")
-    # A parameter that no rule has read would change the frequencies silently.
-    if left := [name for name, value in parameters.items() if value is not None]:
-        raise fields.unsupported(where, f"type {kind} without {left[0]}")
-    return scaling
-
-
-def write_rope(rope: Any) -> dict[str, Any]:
-    """Return the fields of rotary positions, in the form that transformers 4 and 5 read."""
-    if not isinstance(rope, RoPE):
-        return {}
-    fields: dict[str, Any] = {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope.scaling)}
-    if rope.fraction != 1:
-        fields[FRACTION] = rope.fraction
-    return fields
-
-
-def write_scaling(scaling: RopeScaling) -> dict[str, Any] | None:
-    """Return the value of `rope_scaling`."""
-    match scaling:
-        case NoScaling():
-            return None
-        case LinearScaling():
-            return {"rope_type": "linear", "factor": scaling.factor}
-        case Llama3Scaling():
-            return {
-                "rope_type": "llama3",
-                "factor": scaling.factor,
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                TRAINED_LENGTH: scaling.original_max_length,
-            }
-        case YaRNScaling():
-            fields = {
-                "rope_type": "yarn",
-                "factor": scaling.factor,
-                TRAINED_LENGTH: scaling.original_max_length,
-                "beta_fast": scaling.beta_fast,
-                "beta_slow": scaling.beta_slow,
-            }
-            if scaling.attention_factor:
-                fields["attention_factor"] = scaling.attention_factor
-            if not scaling.round_bounds:
-                fields["truncate"] = False
-            return fields
-        case LongRoPEScaling():
-            return {
-                "rope_type": "longrope",
-                "short_factor": list(scaling.short_factors),
-                "long_factor": list(scaling.long_factors),
-                TRAINED_LENGTH: scaling.original_max_length,
-                "attention_factor": scaling.amplitude,
-            }
-    return {"rope_type": f"unsupported {type(scaling).__name__}"}
+def sizes(d_model: str, num_layers: str, num_heads: str) -> tuple[Setting, ...]:
+    """Return the rules of the sizes of a stack of layers."""
+    return (
+        Setting(d_model, "d_model", is_size=True),
+        Setting(num_layers, "num_layers", is_size=True),
+        Setting(num_heads, "layer_pattern.mixer.num_heads", is_size=True),
+    )
 
 
 Item = TypeVar("Item")

@@ -1,15 +1,48 @@
 """Fields of a `config.json`: typed reading, and a verdict on the fields that nobody read."""
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any
-
-from transformer.interop.config_fields import COMMON, CONFIG_FIELDS
+from pathlib import Path
+from typing import Any, NamedTuple
 
 
 class InteropError(ValueError):
     """Problem with a Hugging Face folder or model: the thing, the problem, the remedy, one line."""
 
+
+class ConfigFields(NamedTuple):
+    """What `transformers` knows of the config.json of one type."""
+
+    defaults: dict[str, Any]
+    """Fields with their defaults. None also stands for a default that other fields decide."""
+    unread: frozenset[str]
+    """Fields that the configuration declares, and that no code reads."""
+    aliases: dict[str, str]
+    """Other names of fields. A value under the other name wins."""
+    classes: frozenset[str]
+    """Classes that hold a body of the type."""
+
+
+# Written by `python -m bench.drills.config_fields --write`; not edited by hand.
+_TABLE = json.loads(Path(__file__).with_name("config_fields.json").read_text())
+
+GENERATION = frozenset(_TABLE["generation"])
+"""Settings of generation, which a config.json of earlier versions may have."""
+
+COMMON = GENERATION | frozenset(_TABLE["common"])
+"""Fields of all configurations, and of generation."""
+
+CONFIG_FIELDS = {
+    model_type: ConfigFields(
+        entry["defaults"],
+        frozenset(entry["unread"]),
+        entry["aliases"],
+        frozenset(entry["classes"]),
+    )
+    for model_type, entry in _TABLE["types"].items()
+}
+"""Fields that `transformers` reads, by `model_type`."""
 
 WITHOUT_EFFECT = frozenset(
     [
@@ -94,7 +127,7 @@ class Fields:
                 f"{self._source}: {name} {value!r} is not of type {kind.__name__}; "
                 "restore the original file"
             )
-        return int(value) if kind is int else value
+        return kind(value) if kind in (int, float) else value
 
     def size(self, name: str) -> int:
         """Return a field that is a positive integer."""
@@ -106,7 +139,7 @@ class Fields:
             )
         return value
 
-    def choose(self, name: str, choices: Mapping[str, Any]) -> Any:
+    def choose(self, name: str, choices: Mapping[Any, Any]) -> Any:
         """Return the value that a field's name stands for."""
         value = self.take(name)
         if value not in choices:
@@ -119,10 +152,6 @@ class Fields:
         value = self._values.get(name)
         if value is not None and value not in supported:
             raise self.unsupported(name, " or ".join(map(repr, supported)))
-
-    def error(self, text: str) -> InteropError:
-        """Return an error about the file."""
-        return InteropError(f"{self._source}: {text}")
 
     def unsupported(self, name: str, supported: str) -> InteropError:
         """Return the error about a field's value."""

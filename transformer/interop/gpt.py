@@ -1,25 +1,24 @@
 """Decoders with LayerNorm and biases: GPT-2, GPT-NeoX (Pythia), Bloom and OPT."""
 
-from typing import Any
-
 from transformer.attention.full import AttentionConfig
 from transformer.attention.position_bias import ALiBi
+from transformer.attention.rope import RoPE
 from transformer.interop.family import (
+    ACTIVATION,
     ACTIVATION_NAMES,
-    FRACTION,
+    COMMON,
+    D_FF,
     Architecture,
     Family,
-    activation_name,
+    Setting,
     linear,
     norm,
-    read_rope,
     self_attention,
-    write_rope,
+    sizes,
 )
 from transformer.interop.fields import Fields
-from transformer.interop.llama import check_rotary_dim
+from transformer.interop.rope import Rotary
 from transformer.interop.weight_map import TABLE, HeadsInterleaved, Weight
-from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
@@ -28,60 +27,26 @@ from transformer.models.config import TransformerConfig
 QKV = ("layers/mixer/query", "layers/mixer/key", "layers/mixer/value")
 QKV_BIASES = tuple(f"{path}_bias" for path in QKV)
 
-
-def _read_gpt2(fields: Fields) -> TransformerConfig:
-    layer_norm = NormConfig(epsilon=fields.take("layer_norm_epsilon"))
-    d_model = fields.size("n_embd")
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=d_model,
-        num_layers=fields.size("n_layer"),
-        layer_pattern=(
-            BlockConfig(
-                mixer=AttentionConfig(
-                    num_heads=fields.size("n_head"), dropout=fields.take("attn_pdrop")
-                ),
-                feed_forward=FeedForwardConfig(
-                    d_ff=fields.take("n_inner", 4 * d_model),
-                    activation=fields.choose("activation_function", ACTIVATION_NAMES),
-                ),
-                norm=layer_norm,
-                residual_dropout=fields.take("resid_pdrop"),
-            ),
-        ),
-        position_embedding=LearnedPositions(fields.size("n_positions")),
-        embedding_dropout=fields.take("embd_pdrop"),
-        final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings"),
-    )
-
-
-def _write_gpt2(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    return {
-        "vocab_size": config.vocab_size,
-        "n_embd": config.d_model,
-        "n_layer": config.num_layers,
-        "n_head": block.mixer.num_heads,
-        "n_inner": block.feed_forward.d_ff or 4 * config.d_model,
-        "n_positions": config.max_length or 0,
-        "activation_function": activation_name(block.feed_forward.activation),
-        "layer_norm_epsilon": (config.final_norm or NormConfig()).epsilon,
-        "attn_pdrop": block.mixer.dropout,
-        "resid_pdrop": block.residual_dropout,
-        "embd_pdrop": config.embedding_dropout,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-
+EPSILON = ("final_norm.epsilon", "layer_pattern.norm.epsilon")
 
 H = "transformer.h.{layer}"
 
 GPT2 = Family(
     "gpt2",
     (Architecture("GPT2LMHeadModel", "language_model"),),
-    _read_gpt2,
-    _write_gpt2,
-    (
+    base=TransformerConfig(position_embedding=LearnedPositions()),
+    settings=(
+        *COMMON,
+        *sizes("n_embd", "n_layer", "n_head"),
+        Setting("n_inner", D_FF, null=0),
+        Setting("n_positions", "position_embedding.max_length", is_size=True),
+        Setting("activation_function", ACTIVATION, choices=ACTIVATION_NAMES),
+        Setting("layer_norm_epsilon", EPSILON),
+        Setting("attn_pdrop", "layer_pattern.mixer.dropout"),
+        Setting("resid_pdrop", "layer_pattern.residual_dropout"),
+        Setting("embd_pdrop", "embedding_dropout"),
+    ),
+    weights=(
         Weight("transformer.wte.weight", "embedding", TABLE),
         Weight("transformer.wpe.weight", "positions", TABLE),
         *norm(f"{H}.ln_1", "layers/mixer_norm"),
@@ -101,72 +66,35 @@ GPT2 = Family(
 )
 
 
-def _read_neox(fields: Fields) -> TransformerConfig:
-    layer_norm = NormConfig(epsilon=fields.take("layer_norm_eps"))
-    theta, fraction = fields.take("rotary_emb_base"), fields.take("rotary_pct")  # transformers 4
-    rope = read_rope(fields, {"rope_theta": theta, FRACTION: fraction}, partial=True)
-    dropout = fields.take("hidden_dropout")
-    d_model, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    fields.expect("head_dim", d_model // num_heads)
-    attention = AttentionConfig(
-        num_heads=num_heads,
-        bias=fields.take("attention_bias"),
-        position=rope,
-        dropout=fields.take("attention_dropout"),
-    )
-    check_rotary_dim(fields, attention)
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=d_model,
-        num_layers=fields.size("num_hidden_layers"),
-        layer_pattern=(
-            BlockConfig(
-                mixer=attention,
-                feed_forward=FeedForwardConfig(
-                    d_ff=fields.size("intermediate_size"),
-                    activation=fields.choose("hidden_act", ACTIVATION_NAMES),
-                ),
-                norm=layer_norm,
-                norm_placement="parallel" if fields.take("use_parallel_residual") else "pre",
-                residual_dropout=dropout,
-            ),
-        ),
-        embedding_dropout=dropout,
-        final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings"),
-    )
+def _check_head_dim(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    mixer = config.layer_pattern[0].mixer
+    assert isinstance(mixer, AttentionConfig)
+    fields.expect("head_dim", config.d_model // mixer.num_heads)
+    return config
 
 
-def _write_neox(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    rope = block.mixer.position
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": block.mixer.num_heads,
-        "intermediate_size": block.feed_forward.d_ff or 4 * config.d_model,
-        "hidden_act": activation_name(block.feed_forward.activation),
-        "layer_norm_eps": (config.final_norm or NormConfig()).epsilon,
-        "attention_bias": block.mixer.bias,
-        "attention_dropout": block.mixer.dropout,
-        "hidden_dropout": block.residual_dropout,
-        "use_parallel_residual": block.norm_placement == "parallel",
-        "rotary_emb_base": getattr(rope, "theta", 0.0),
-        "rotary_pct": getattr(rope, "fraction", 0.0),
-        "rope_scaling": write_rope(rope).get("rope_scaling"),
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-
+# By `use_parallel_residual`.
+PLACEMENTS = {True: "parallel", False: "pre"}
 
 NEOX = "gpt_neox.layers.{layer}"
 
 GPT_NEOX = Family(
     "gpt_neox",
     (Architecture("GPTNeoXForCausalLM", "language_model"),),
-    _read_neox,
-    _write_neox,
-    (
+    base=TransformerConfig(layer_pattern=(BlockConfig(mixer=AttentionConfig(position=RoPE())),)),
+    settings=(
+        *COMMON,
+        *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
+        Setting("intermediate_size", D_FF, is_size=True),
+        Setting("hidden_act", ACTIVATION, choices=ACTIVATION_NAMES),
+        Setting("layer_norm_eps", EPSILON),
+        Setting("attention_bias", "layer_pattern.mixer.bias"),
+        Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+        Setting("hidden_dropout", ("layer_pattern.residual_dropout", "embedding_dropout")),
+        Setting("use_parallel_residual", "layer_pattern.norm_placement", choices=PLACEMENTS),
+        Rotary(partial=True, theta="rotary_emb_base", fraction="rotary_pct"),
+    ),
+    weights=(
         Weight("gpt_neox.embed_in.weight", "embedding", TABLE),
         *norm(f"{NEOX}.input_layernorm", "layers/mixer_norm"),
         *norm(f"{NEOX}.post_attention_layernorm", "layers/feed_forward_norm"),
@@ -179,56 +107,28 @@ GPT_NEOX = Family(
         *norm("gpt_neox.final_layer_norm", "final_norm"),
         Weight("embed_out.weight", "output"),
     ),
+    read_rest=_check_head_dim,
     prefix="gpt_neox.",
     ignored=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
 )
 
-
-def _read_bloom(fields: Fields) -> TransformerConfig:
-    layer_norm = NormConfig(epsilon=fields.take("layer_norm_epsilon"))
-    d_model = fields.take("n_embed", 0) or fields.size("hidden_size")
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=d_model,
-        num_layers=fields.size("n_layer"),
-        layer_pattern=(
-            BlockConfig(
-                mixer=AttentionConfig(
-                    num_heads=fields.size("n_head"),
-                    position=ALiBi(),
-                    dropout=fields.take("attention_dropout"),
-                ),
-                feed_forward=FeedForwardConfig(d_ff=4 * d_model, activation="gelu_tanh"),
-                norm=layer_norm,
-                residual_dropout=fields.take("hidden_dropout"),
-            ),
-        ),
-        embedding_norm=layer_norm,
-        final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings"),
-    )
-
-
-def _write_bloom(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "n_layer": config.num_layers,
-        "n_head": block.mixer.num_heads,
-        "layer_norm_epsilon": (config.final_norm or NormConfig()).epsilon,
-        "attention_dropout": block.mixer.dropout,
-        "hidden_dropout": block.residual_dropout,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
-
-
 BLOOM = Family(
     "bloom",
     (Architecture("BloomForCausalLM", "language_model"),),
-    _read_bloom,
-    _write_bloom,
-    (
+    base=TransformerConfig(
+        layer_pattern=(BlockConfig(mixer=AttentionConfig(position=ALiBi())),),
+        embedding_norm=NormConfig(),
+    ),
+    settings=(
+        *COMMON,
+        Setting("hidden_size", "d_model", is_size=True, older="n_embed"),
+        Setting("n_layer", "num_layers", is_size=True),
+        Setting("n_head", "layer_pattern.mixer.num_heads", is_size=True),
+        Setting("layer_norm_epsilon", (*EPSILON, "embedding_norm.epsilon")),
+        Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+        Setting("hidden_dropout", "layer_pattern.residual_dropout"),
+    ),
+    weights=(
         Weight("transformer.word_embeddings.weight", "embedding", TABLE),
         *norm("transformer.word_embeddings_layernorm", "embedding_norm"),
         *norm(f"{H}.input_layernorm", "layers/mixer_norm"),
@@ -245,54 +145,9 @@ BLOOM = Family(
 )
 
 
-def _read_opt(fields: Fields) -> TransformerConfig:
-    d_model = fields.size("hidden_size")
-    fields.expect("word_embed_proj_dim", d_model)
-    bias = fields.take("enable_bias")
-    layer_norm = NormConfig()
-    dropout = fields.take("dropout")
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=d_model,
-        num_layers=fields.size("num_hidden_layers"),
-        layer_pattern=(
-            BlockConfig(
-                mixer=AttentionConfig(
-                    num_heads=fields.size("num_attention_heads"),
-                    bias=bias,
-                    dropout=fields.take("attention_dropout"),
-                ),
-                feed_forward=FeedForwardConfig(
-                    d_ff=fields.size("ffn_dim"),
-                    activation=fields.choose("activation_function", ACTIVATION_NAMES),
-                    bias=bias,
-                ),
-                norm=layer_norm,
-                residual_dropout=dropout,
-            ),
-        ),
-        position_embedding=LearnedPositions(fields.size("max_position_embeddings"), offset=2),
-        final_norm=layer_norm,
-        tie_embeddings=fields.take("tie_word_embeddings"),
-    )
-
-
-def _write_opt(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "word_embed_proj_dim": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": block.mixer.num_heads,
-        "ffn_dim": block.feed_forward.d_ff or 4 * config.d_model,
-        "activation_function": activation_name(block.feed_forward.activation),
-        "enable_bias": block.mixer.bias,
-        "attention_dropout": block.mixer.dropout,
-        "dropout": block.residual_dropout,
-        "max_position_embeddings": config.max_length or 0,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
+def _read_opt(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    fields.expect("word_embed_proj_dim", config.d_model)
+    return config
 
 
 DECODER = "model.decoder.layers.{layer}"
@@ -300,9 +155,18 @@ DECODER = "model.decoder.layers.{layer}"
 OPT = Family(
     "opt",
     (Architecture("OPTForCausalLM", "language_model"),),
-    _read_opt,
-    _write_opt,
-    (
+    base=TransformerConfig(position_embedding=LearnedPositions(offset=2)),
+    settings=(
+        *COMMON,
+        *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
+        Setting("ffn_dim", D_FF, is_size=True),
+        Setting("activation_function", ACTIVATION, choices=ACTIVATION_NAMES),
+        Setting("enable_bias", ("layer_pattern.mixer.bias", "layer_pattern.feed_forward.bias")),
+        Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+        Setting("dropout", "layer_pattern.residual_dropout"),
+        Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
+    ),
+    weights=(
         Weight("model.decoder.embed_tokens.weight", "embedding", TABLE),
         Weight("model.decoder.embed_positions.weight", "positions", TABLE),
         *self_attention(
@@ -315,5 +179,7 @@ OPT = Family(
         *norm("model.decoder.final_layer_norm", "final_norm"),
         Weight("lm_head.weight", "output"),
     ),
+    read_rest=_read_opt,
+    write_rest=lambda config: {"word_embed_proj_dim": config.d_model},
     prefix="model.",
 )

@@ -1,8 +1,16 @@
-"""Llama and its relatives: Mistral, Mixtral, Qwen2, Qwen3 and Phi-3.
+"""Llama and what has its layout: Mistral, Mixtral, Qwen2, Qwen3, Phi-3, Gemma 1 to 3 and gpt-oss.
 
 All have RoPE, RMSNorm before each sublayer and a gated feed-forward without biases. They differ in
 a few settings: windows (Mistral), experts (Mixtral), biases of queries, keys and values (Qwen2),
 norms of queries and keys (Qwen3), and fused projections in the files (Phi-3).
+
+Gemma has scaled embeddings and gains of 1 + weight. Gemma 2 and 3 have norms after the sublayers
+too, and layers with a window between layers without; Gemma 2 caps its scores and logits, Gemma 3
+normalizes queries and keys and gives local layers a base of their own for RoPE.
+
+gpt-oss (Agarwal et al. 2025) has experts, attention sinks, and a window in every second layer. The
+experts have biases and a clamped gate, the router a bias, and the files hold all experts of a layer
+in one tensor, gates and ups alternating.
 """
 
 import dataclasses
@@ -11,49 +19,83 @@ from typing import Any
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.mixer import MixerConfig
+from transformer.attention.rope import RoPE
+from transformer.attention.scores import ScaledDotScore
 from transformer.attention.variants.sliding_window import SlidingWindowConfig
 from transformer.interop.family import (
+    ACTIVATION,
     ACTIVATION_NAMES,
+    COMMON,
+    D_FF,
     Architecture,
     Family,
-    activation_name,
+    Setting,
+    all_blocks,
     linear,
     norm,
-    read_rope,
     self_attention,
-    shortest_period,
-    write_rope,
+    sizes,
+    with_blocks,
+    with_settings,
 )
 from transformer.interop.fields import Fields
-from transformer.interop.weight_map import TABLE, Weight
-from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
+from transformer.interop.rope import (
+    FRACTION,
+    Rotary,
+    read_rope,
+    read_ropes,
+    write_ropes,
+    write_scaling,
+)
+from transformer.interop.weight_map import TABLE, AllExperts, Weight
+from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.moe import MoEConfig
 from transformer.layers.norms import NormConfig
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
 
+RMS = NormConfig(kind="rms")
 
-def read_attention(fields: Fields, *, partial: bool = False, **settings: Any) -> AttentionConfig:
-    """Return the attention of a config; `settings` are those that families differ in."""
-    num_heads = fields.size("num_attention_heads")
-    if "position" not in settings:
-        settings["position"] = read_rope(fields, partial=partial)
-    return AttentionConfig(
-        num_heads=num_heads,
-        num_kv_heads=fields.take("num_key_value_heads", num_heads),
-        head_dim=fields.take("head_dim", 0),
-        dropout=fields.take("attention_dropout"),
-        **{"bias": False} | settings,
-    )
+GATED_UNIT = FeedForwardConfig(activation="silu", gated=True, bias=False)
+
+BLOCK = BlockConfig(
+    mixer=AttentionConfig(bias=False, position=RoPE()), feed_forward=GATED_UNIT, norm=RMS
+)
+
+DECODER_SIZES = (
+    *COMMON,
+    *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
+    Setting("num_key_value_heads", "layer_pattern.mixer.num_kv_heads", null=0),
+    Setting("head_dim", "layer_pattern.mixer.head_dim", null=0),
+    Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+    Setting("rms_norm_eps", ("final_norm.epsilon", "layer_pattern.norm.epsilon")),
+)
+"""Settings of all families of this layout."""
+
+FEED_FORWARD = (
+    Setting("intermediate_size", D_FF, is_size=True),
+    Setting("hidden_act", ACTIVATION, choices=ACTIVATION_NAMES),
+)
+
+EXPERT_D_FF = "layer_pattern.feed_forward.expert.d_ff"
+EXPERT_ACTIVATION = "layer_pattern.feed_forward.expert.activation"
+
+EXPERT_COUNTS = (
+    Setting("num_local_experts", "layer_pattern.feed_forward.num_experts", is_size=True),
+    Setting(
+        "num_experts_per_tok", "layer_pattern.feed_forward.num_experts_per_token", is_size=True
+    ),
+    Setting("router_aux_loss_coef", "layer_pattern.feed_forward.load_balance_loss_weight"),
+)
+
+QK_EPSILON = Setting("rms_norm_eps", "layer_pattern.mixer.qk_norm.epsilon")
+
+ATTENTION_BIAS = Setting("attention_bias", "layer_pattern.mixer.bias")
+
+DECODER: tuple[Setting | Rotary, ...] = (*DECODER_SIZES, *FEED_FORWARD, Rotary())
 
 
-def check_rotary_dim(fields: Fields, attention: Any) -> None:
-    """Check that an even number of entries is rotated: `transformers` rounds odd ones up."""
-    head_dim = attention.resolved_head_dim(fields.size("hidden_size"))
-    if int(head_dim * attention.position.fraction) % 2:
-        raise fields.unsupported(
-            "rope_parameters", f"a partial_rotary_factor that rotates an even part of {head_dim}"
-        )
+# Windows.
 
 
 def with_window(attention: AttentionConfig, window: int) -> MixerConfig:
@@ -69,205 +111,80 @@ def with_window(attention: AttentionConfig, window: int) -> MixerConfig:
     return SlidingWindowConfig(window=window, **shared)
 
 
-def read_feed_forward(fields: Fields, bias: bool = False) -> FeedForwardConfig:
-    """Return the gated feed-forward of a config."""
-    return FeedForwardConfig(
-        d_ff=fields.size("intermediate_size"),
-        activation=fields.choose("hidden_act", ACTIVATION_NAMES),
-        gated=True,
-        bias=bias,
-    )
+def read_window(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    """Return the config with the window of all layers."""
+    block: Any = config.layer_pattern[0]
+    mixer = with_window(block.mixer, fields.take("sliding_window", 0))
+    return with_blocks(config, [dataclasses.replace(block, mixer=mixer)])
 
 
-def read_decoder(
-    fields: Fields,
-    mixers: tuple[MixerConfig, ...],
-    feed_forward: FeedForwardConfig | MoEConfig,
-    residual_dropout: float = 0.0,
-) -> TransformerConfig:
-    """Return the config of a decoder whose layers differ in their mixers alone."""
-    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps"))
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=fields.size("hidden_size"),
-        num_layers=fields.size("num_hidden_layers"),
-        layer_pattern=tuple(
-            BlockConfig(
-                mixer=mixer,
-                feed_forward=feed_forward,
-                norm=rms,
-                residual_dropout=residual_dropout,
-            )
-            for mixer in mixers
-        ),
-        final_norm=rms,
-        tie_embeddings=fields.take("tie_word_embeddings"),
-    )
-
-
-def write_decoder(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields that all families of this file share."""
-    block = config.layer_pattern[0]
-    mixer: Any = block.mixer
-    feed_forward: Any = block.feed_forward
-    expert = feed_forward.expert if isinstance(feed_forward, MoEConfig) else feed_forward
-    norm_config = config.final_norm or NormConfig()
-    return {
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": mixer.num_heads,
-        "num_key_value_heads": mixer.resolved_num_kv_heads,
-        "head_dim": mixer.resolved_head_dim(config.d_model),
-        "intermediate_size": resolve_d_ff(expert, config.d_model),
-        "hidden_act": activation_name(expert.activation),
-        "rms_norm_eps": norm_config.epsilon,
-        "attention_dropout": mixer.dropout,
-        "tie_word_embeddings": config.tie_embeddings,
-        "vocab_size": config.vocab_size,
-        **write_rope(mixer.position),
-    }
+def write_window(config: TransformerConfig) -> dict[str, Any]:
+    """Return the field of the window of all layers."""
+    return {"sliding_window": getattr(config.layer_pattern[0].mixer, "window", None)}
 
 
 def read_windows(
     fields: Fields,
-    attention: AttentionConfig,
-    window: int,
+    config: TransformerConfig,
     default: Sequence[str],
-    local: AttentionConfig | None = None,
-) -> tuple[MixerConfig, ...]:
-    """Return the mixers of all layers from `layer_types`, or the default kinds.
+    window: int,
+    attention: AttentionConfig,
+    local: AttentionConfig,
+) -> TransformerConfig:
+    """Return the config with the kinds of its layers: `layer_types`, or the default kinds.
 
     Args:
       fields: Fields of the config.
+      config: Config of which all layers are alike.
+      default: Kinds of the layers where the file has none.
+      window: Window of layers that have one.
       attention: Mixer of layers without a window.
-      window: Window of the others.
-      default: Kinds of the layers where the config has none.
-      local: Mixer of layers with a window, without it; default: `attention`.
+      local: Mixer of the others, but for the window.
     """
-    depth = fields.size("num_hidden_layers")
     kinds = fields.take("layer_types", list(default))
-    if len(kinds) != depth:
-        raise fields.unsupported("layer_types", f"{depth} kinds, one for each layer")
-    known = {
-        "full_attention": attention,
-        "sliding_attention": with_window(local or attention, window),
-    }
-    for kind in kinds:
-        if kind not in known:
-            raise fields.unsupported("layer_types", "full_attention and sliding_attention")
-    return shortest_period([known[kind] for kind in kinds])
+    if len(kinds) != config.num_layers:
+        raise fields.unsupported("layer_types", f"{config.num_layers} kinds, one for each layer")
+    mixers = {"full_attention": attention, "sliding_attention": with_window(local, window)}
+    if not set(kinds) <= mixers.keys():
+        raise fields.unsupported("layer_types", "full_attention and sliding_attention")
+    block = config.layer_pattern[0]
+    return with_blocks(config, [dataclasses.replace(block, mixer=mixers[kind]) for kind in kinds])
 
 
 def write_windows(config: TransformerConfig) -> dict[str, Any]:
     """Return the fields of layers of which some have a window."""
-    pattern = config.layer_pattern
-    mixers = [pattern[layer % len(pattern)].mixer for layer in range(config.num_layers)]
-    windows = [getattr(mixer, "window", 0) for mixer in mixers]
+    windows = [getattr(block.mixer, "window", 0) for block in all_blocks(config)]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     fields: dict[str, Any] = {"layer_types": kinds}
     # Not null: the code makes a mask for both kinds of layers, whether there are such or not.
     return fields | ({"sliding_window": max(windows)} if max(windows) else {})
 
 
-def _read_llama(fields: Fields) -> TransformerConfig:
-    attention = read_attention(fields, bias=fields.take("attention_bias"))
-    feed_forward = read_feed_forward(fields, fields.take("mlp_bias"))
-    return read_decoder(fields, (attention,), feed_forward)
-
-
-def _write_llama(config: TransformerConfig) -> dict[str, Any]:
-    block: Any = config.layer_pattern[0]
-    biases = {"attention_bias": block.mixer.bias, "mlp_bias": block.feed_forward.bias}
-    return write_decoder(config) | biases
-
-
-def _read_mistral(fields: Fields) -> TransformerConfig:
-    attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
-    return read_decoder(fields, (attention,), read_feed_forward(fields))
-
-
-def _write_mistral(config: TransformerConfig) -> dict[str, Any]:
-    window = getattr(config.layer_pattern[0].mixer, "window", None)
-    return write_decoder(config) | {"sliding_window": window}
-
-
-def _read_mixtral(fields: Fields) -> TransformerConfig:
-    attention = with_window(read_attention(fields), fields.take("sliding_window", 0))
-    fields.expect("router_jitter_noise", 0)
-    # `transformers` has no router z-loss.
-    experts = MoEConfig(
-        num_experts=fields.size("num_local_experts"),
-        num_experts_per_token=fields.size("num_experts_per_tok"),
-        expert=read_feed_forward(fields),
-        load_balance_loss_weight=fields.take("router_aux_loss_coef"),
-        router_z_loss_weight=0.0,
-    )
-    return read_decoder(fields, (attention,), experts)
-
-
-def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
-    experts: Any = config.layer_pattern[0].feed_forward
-    return _write_mistral(config) | {
-        "num_local_experts": experts.num_experts,
-        "num_experts_per_tok": experts.num_experts_per_token,
-        "router_aux_loss_coef": experts.load_balance_loss_weight,
-    }
-
-
-def _read_qwen2(fields: Fields) -> TransformerConfig:
-    attention = read_attention(fields, bias=True, output_bias=False)
-    return read_decoder(fields, _qwen_mixers(fields, attention), read_feed_forward(fields))
-
-
-def _qwen_mixers(fields: Fields, attention: AttentionConfig) -> tuple[MixerConfig, ...]:
-    depth = fields.size("num_hidden_layers")
+def _read_qwen(fields: Fields, config: TransformerConfig) -> TransformerConfig:
     window, first = fields.take("sliding_window", 0), fields.take("max_window_layers")
     if not fields.take("use_sliding_window"):
         window = 0
     # The first `max_window_layers` layers are those without a window, whatever the name says.
     kinds = [
         "sliding_attention" if window and layer >= first else "full_attention"
-        for layer in range(depth)
+        for layer in range(config.num_layers)
     ]
-    return read_windows(fields, attention, window, kinds)
+    attention: Any = config.layer_pattern[0].mixer
+    return read_windows(fields, config, kinds, window, attention, attention)
 
 
-def _write_qwen2(config: TransformerConfig) -> dict[str, Any]:
+def _write_qwen(config: TransformerConfig) -> dict[str, Any]:
     windows = write_windows(config)
-    use: dict[str, Any] = {"use_sliding_window": "sliding_window" in windows}
-    return write_decoder(config) | windows | use
-
-
-def _read_qwen3(fields: Fields) -> TransformerConfig:
-    rms = NormConfig(kind="rms", epsilon=fields.take("rms_norm_eps"))
-    attention = read_attention(fields, bias=fields.take("attention_bias"), qk_norm=rms)
-    return read_decoder(fields, _qwen_mixers(fields, attention), read_feed_forward(fields))
-
-
-def _write_qwen3(config: TransformerConfig) -> dict[str, Any]:
-    mixer: Any = config.layer_pattern[0].mixer
-    return _write_qwen2(config) | {"attention_bias": mixer.bias}
-
-
-def _read_phi3(fields: Fields) -> TransformerConfig:
-    attention = with_window(read_attention(fields, partial=True), fields.take("sliding_window", 0))
-    check_rotary_dim(fields, attention)
-    config = read_decoder(
-        fields, (attention,), read_feed_forward(fields), fields.take("resid_pdrop")
-    )
-    return dataclasses.replace(config, embedding_dropout=fields.take("embd_pdrop"))
+    return windows | {"use_sliding_window": "sliding_window" in windows}
 
 
 def _write_phi3(config: TransformerConfig) -> dict[str, Any]:
-    mixer: Any = config.layer_pattern[0].mixer
-    scaling = getattr(mixer.position, "scaling", None)
-    return _write_mistral(config) | {
-        "resid_pdrop": config.layer_pattern[0].residual_dropout,
-        "embd_pdrop": config.embedding_dropout,
-        "original_max_position_embeddings": getattr(scaling, "original_max_length", 4096),
-        "pad_token_id": None,  # the default, 32000, may be beyond the vocabulary
-    }
+    scaling = getattr(getattr(config.layer_pattern[0].mixer, "position", None), "scaling", None)
+    trained_length = getattr(scaling, "original_max_length", 4096)
+    return write_window(config) | {"original_max_position_embeddings": trained_length}
 
+
+# Weights.
 
 LAYER = "model.layers.{layer}"
 
@@ -320,21 +237,280 @@ FUSED = (
 ROTARY_BUFFERS = ("*.rotary_emb.inv_freq",)
 
 
-def _family(model_type: str, name: str, read: Any, write: Any, *weights: Weight) -> Family:
-    return Family(
-        model_type,
-        (Architecture(f"{name}ForCausalLM", "language_model"),),
-        read,
-        write,
-        (*ENDS, *NORMS, *weights),
-        prefix="model.",
-        ignored=ROTARY_BUFFERS,
-    )
+# Families.
+
+LLAMA = Family(
+    "llama",
+    (Architecture("LlamaForCausalLM", "language_model"),),
+    base=TransformerConfig(layer_pattern=(BLOCK,), final_norm=RMS),
+    settings=(*DECODER, ATTENTION_BIAS, Setting("mlp_bias", "layer_pattern.feed_forward.bias")),
+    weights=(*ENDS, *NORMS, *ATTENTION, *GATED),
+    prefix="model.",
+    ignored=ROTARY_BUFFERS,
+)
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    architectures=(Architecture("MistralForCausalLM", "language_model"),),
+    settings=DECODER,
+    read_rest=read_window,
+    write_rest=write_window,
+)
+
+MIXTRAL = dataclasses.replace(
+    MISTRAL,
+    model_type="mixtral",
+    architectures=(Architecture("MixtralForCausalLM", "language_model"),),
+    # `transformers` has no router z-loss.
+    base=with_settings(
+        LLAMA.base,
+        {"layer_pattern.feed_forward": MoEConfig(expert=GATED_UNIT, router_z_loss_weight=0.0)},
+    ),
+    settings=(
+        *DECODER_SIZES,
+        Rotary(),
+        Setting("intermediate_size", EXPERT_D_FF, is_size=True),
+        Setting("hidden_act", EXPERT_ACTIVATION, choices=ACTIVATION_NAMES),
+        *EXPERT_COUNTS,
+    ),
+    weights=(*ENDS, *NORMS, *ATTENTION, *EXPERTS),
+    expected={"router_jitter_noise": (0,)},
+)
+
+QWEN2 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen2",
+    architectures=(Architecture("Qwen2ForCausalLM", "language_model"),),
+    base=with_settings(
+        LLAMA.base, {"layer_pattern.mixer.bias": True, "layer_pattern.mixer.output_bias": False}
+    ),
+    settings=DECODER,
+    read_rest=_read_qwen,
+    write_rest=_write_qwen,
+)
+
+QWEN3 = dataclasses.replace(
+    LLAMA,
+    model_type="qwen3",
+    architectures=(Architecture("Qwen3ForCausalLM", "language_model"),),
+    base=with_settings(LLAMA.base, {"layer_pattern.mixer.qk_norm": RMS}),
+    settings=(*DECODER, ATTENTION_BIAS, QK_EPSILON),
+    weights=(*ENDS, *NORMS, *ATTENTION, *QK_NORMS, *GATED),
+    read_rest=_read_qwen,
+    write_rest=_write_qwen,
+)
+
+PHI3 = dataclasses.replace(
+    MISTRAL,
+    model_type="phi3",
+    architectures=(Architecture("Phi3ForCausalLM", "language_model"),),
+    settings=(
+        *DECODER_SIZES,
+        *FEED_FORWARD,
+        Rotary(partial=True),
+        Setting("resid_pdrop", "layer_pattern.residual_dropout"),
+        Setting("embd_pdrop", "embedding_dropout"),
+    ),
+    weights=(*ENDS, *NORMS, *FUSED),
+    constants={"pad_token_id": None},  # the default, 32000, may be beyond the vocabulary
+    write_rest=_write_phi3,
+)
 
 
-LLAMA = _family("llama", "Llama", _read_llama, _write_llama, *ATTENTION, *GATED)
-MISTRAL = _family("mistral", "Mistral", _read_mistral, _write_mistral, *ATTENTION, *GATED)
-MIXTRAL = _family("mixtral", "Mixtral", _read_mixtral, _write_mixtral, *ATTENTION, *EXPERTS)
-QWEN2 = _family("qwen2", "Qwen2", _read_qwen2, _write_qwen2, *ATTENTION, *GATED)
-QWEN3 = _family("qwen3", "Qwen3", _read_qwen3, _write_qwen3, *ATTENTION, *QK_NORMS, *GATED)
-PHI3 = _family("phi3", "Phi3", _read_phi3, _write_phi3, *FUSED)
+# Gemma.
+
+RMS_OFFSET = NormConfig(kind="rms_offset")
+
+GEMMA_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATION_NAMES}
+
+
+def _read_gemma2(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    kinds = [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_layers)
+    ]
+    attention = _with_divisor(fields, config)
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, attention, attention)
+
+
+def _read_gemma3(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    period = fields.take("sliding_window_pattern")
+    kinds = [
+        "sliding_attention" if (layer + 1) % period else "full_attention"
+        for layer in range(config.num_layers)
+    ]
+    names = {"full_attention": "rope_theta", "sliding_attention": "rope_local_base_freq"}
+    ropes = read_ropes(fields, names, {"full_attention": fields.take("rope_scaling", {})})
+    attention = _with_divisor(fields, config)
+    everywhere = dataclasses.replace(attention, position=ropes["full_attention"])
+    local = dataclasses.replace(attention, position=ropes["sliding_attention"])
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, everywhere, local)
+
+
+def _with_divisor(fields: Fields, config: TransformerConfig) -> AttentionConfig:
+    attention: Any = config.layer_pattern[0].mixer
+    divisor = float(fields.take("query_pre_attn_scalar", 0.0))
+    return dataclasses.replace(attention, score=ScaledDotScore(divisor))
+
+
+def _write_gemma2(config: TransformerConfig) -> dict[str, Any]:
+    divisor = getattr(getattr(config.layer_pattern[0].mixer, "score", None), "divisor", 0.0)
+    divisor = int(divisor) if divisor == int(divisor) else divisor  # an integer in Gemma2Config
+    return write_windows(config) | {"query_pre_attn_scalar": divisor}
+
+
+def _write_gemma3(config: TransformerConfig) -> dict[str, Any]:
+    mixers: list[Any] = [block.mixer for block in config.layer_pattern]
+    ropes = {bool(getattr(mixer, "window", 0)): mixer.position for mixer in mixers}
+    local, everywhere = ropes.get(True, RoPE()), ropes.get(False, RoPE(theta=1_000_000.0))
+    positions = {"full_attention": everywhere, "sliding_attention": local}
+    return _write_gemma2(config) | write_ropes(positions)
+
+
+SANDWICH_NORMS = (
+    *norm(f"{LAYER}.input_layernorm", "layers/mixer_norm"),
+    *norm(f"{LAYER}.post_attention_layernorm", "layers/mixer_output_norm"),
+    *norm(f"{LAYER}.pre_feedforward_layernorm", "layers/feed_forward_norm"),
+    *norm(f"{LAYER}.post_feedforward_layernorm", "layers/feed_forward_output_norm"),
+)
+
+
+GEMMA_SETTINGS = (*DECODER_SIZES, Setting("intermediate_size", D_FF, is_size=True), ATTENTION_BIAS)
+
+GEMMA = Family(
+    "gemma",
+    (Architecture("GemmaForCausalLM", "language_model"),),
+    base=TransformerConfig(
+        layer_pattern=(
+            BlockConfig(
+                mixer=AttentionConfig(position=RoPE()),
+                feed_forward=FeedForwardConfig(gated=True, bias=False),
+                norm=RMS_OFFSET,
+            ),
+        ),
+        final_norm=RMS_OFFSET,
+        scale_embeddings=True,
+    ),
+    settings=(
+        *GEMMA_SETTINGS,
+        Rotary(),
+        # `gelu` is what the first files of Gemma call the approximation.
+        Setting("hidden_act", ACTIVATION, choices=GEMMA_ACTIVATIONS | {"gelu": "gelu_tanh"}),
+    ),
+    weights=(*ENDS, *ATTENTION, *GATED, *NORMS),
+    expected={"use_bidirectional_attention": (False,)},
+    prefix="model.",
+    ignored=ROTARY_BUFFERS,
+)
+
+GEMMA2 = dataclasses.replace(
+    GEMMA,
+    model_type="gemma2",
+    architectures=(Architecture("Gemma2ForCausalLM", "language_model"),),
+    base=with_settings(GEMMA.base, {"layer_pattern.norm_placement": "sandwich"}),
+    settings=(
+        *GEMMA_SETTINGS,
+        Rotary(),
+        Setting("hidden_activation", ACTIVATION, choices=GEMMA_ACTIVATIONS),
+        Setting("attn_logit_softcapping", "layer_pattern.mixer.soft_cap", null=0.0),
+        Setting("final_logit_softcapping", "logit_soft_cap", null=0.0),
+    ),
+    weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS),
+    read_rest=_read_gemma2,
+    write_rest=_write_gemma2,
+)
+
+GEMMA3 = dataclasses.replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architectures=(Architecture("Gemma3ForCausalLM", "language_model"),),
+    base=with_settings(GEMMA2.base, {"layer_pattern.mixer.qk_norm": RMS_OFFSET}),
+    settings=(*(x for x in GEMMA2.settings if not isinstance(x, Rotary)), QK_EPSILON),
+    weights=(*ENDS, *ATTENTION, *GATED, *SANDWICH_NORMS, *QK_NORMS),
+    read_rest=_read_gemma3,
+    write_rest=_write_gemma3,
+)
+
+
+# gpt-oss.
+
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""Parameters of GptOssConfig where a config has none."""
+
+
+def _read_gpt_oss(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    kinds = [
+        "full_attention" if layer % 2 else "sliding_attention" for layer in range(config.num_layers)
+    ]
+    rope = {"rope_theta": fields.take("rope_theta"), FRACTION: fields.take(FRACTION, 1.0)}
+    rope |= fields.take("rope_scaling", {}) or fields.take("rope_parameters", GPT_OSS_ROPE)
+    mixer: Any = config.layer_pattern[0].mixer
+    attention = dataclasses.replace(mixer, position=read_rope(fields, rope))
+    window = fields.take("sliding_window", 0)
+    return read_windows(fields, config, kinds, window, attention, attention)
+
+
+def _write_gpt_oss(config: TransformerConfig) -> dict[str, Any]:
+    rope = getattr(config.layer_pattern[0].mixer, "position", None)
+    fields = write_windows(config)
+    if not isinstance(rope, RoPE):
+        return fields
+    scaling = write_scaling(rope.scaling)
+    if scaling is None:  # without parameters the default is YaRN
+        return fields | {"rope_parameters": {"rope_type": "default", "rope_theta": rope.theta}}
+    fraction = {FRACTION: rope.fraction} if rope.fraction != 1 else {}
+    return fields | {"rope_theta": rope.theta, "rope_scaling": scaling} | fraction
+
+
+MLP, OURS = f"{LAYER}.mlp", "layers/feed_forward"
+
+GPT_OSS_EXPERTS = MoEConfig(
+    router_bias=True,
+    expert=FeedForwardConfig(activation="swish", gated=True),
+    router_z_loss_weight=0.0,
+)
+
+GPT_OSS = dataclasses.replace(
+    LLAMA,
+    model_type="gpt_oss",
+    architectures=(Architecture("GptOssForCausalLM", "language_model"),),
+    base=with_settings(
+        LLAMA.base,
+        {"layer_pattern.feed_forward": GPT_OSS_EXPERTS, "layer_pattern.mixer.sinks": True},
+    ),
+    settings=(
+        *DECODER_SIZES,
+        ATTENTION_BIAS,
+        *EXPERT_COUNTS,
+        Setting("intermediate_size", EXPERT_D_FF, is_size=True),
+        Setting("swiglu_alpha", "layer_pattern.feed_forward.expert.swish_beta"),
+        Setting("swiglu_limit", "layer_pattern.feed_forward.expert.gate_clamp"),
+    ),
+    weights=(
+        *ENDS,
+        *NORMS,
+        *ATTENTION,
+        Weight(f"{LAYER}.self_attn.sinks", "layers/mixer/sinks"),
+        *linear(f"{MLP}.router", f"{OURS}/router"),
+        Weight(f"{MLP}.experts.gate_up_proj", (f"{OURS}/gate", f"{OURS}/up"), AllExperts()),
+        Weight(
+            f"{MLP}.experts.gate_up_proj_bias",
+            (f"{OURS}/gate_bias", f"{OURS}/up_bias"),
+            AllExperts(),
+        ),
+        Weight(f"{MLP}.experts.down_proj", f"{OURS}/down", AllExperts()),
+        Weight(f"{MLP}.experts.down_proj_bias", f"{OURS}/down_bias", AllExperts()),
+    ),
+    constants={"hidden_act": "silu"},
+    read_rest=_read_gpt_oss,
+    write_rest=_write_gpt_oss,
+)

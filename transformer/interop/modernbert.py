@@ -7,117 +7,71 @@ not normalize its input, which is the output of the embedding norm.
 import dataclasses
 from typing import Any
 
-from transformer.attention.full import AttentionConfig
 from transformer.interop.bert import HEAD_ACTIVATIONS
 from transformer.interop.family import (
+    ACTIVATION,
     ACTIVATION_NAMES,
+    COMMON,
+    D_FF,
     Architecture,
     Family,
-    activation_name,
+    Setting,
+    all_blocks,
     linear,
     norm,
-    read_ropes,
-    shortest_period,
-    write_ropes,
+    sizes,
+    with_blocks,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.llama import with_window
+from transformer.interop.rope import read_ropes, write_ropes
 from transformer.interop.weight_map import TABLE, Weight
 from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
 from transformer.models.block import BlockConfig
-from transformer.models.config import MaskedHeadConfig, TransformerConfig
+from transformer.models.config import TransformerConfig
 
 THETA_NAMES = {"full_attention": "global_rope_theta", "sliding_attention": "local_rope_theta"}
 
+NORM_PATHS = ("embedding_norm", "layer_pattern.norm", "final_norm")
 
-def _read_modernbert(fields: Fields) -> TransformerConfig:
-    fields.expect("is_causal", False)
-    depth = fields.size("num_hidden_layers")
+
+def _read_layers(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    block: Any = config.layer_pattern[0]
+    fields.expect("head_dim", config.d_model // block.mixer.num_heads)
     period = fields.take("global_attn_every_n_layers")
     default = [
-        "sliding_attention" if layer % period else "full_attention" for layer in range(depth)
+        "sliding_attention" if layer % period else "full_attention"
+        for layer in range(config.num_layers)
     ]
     kinds = fields.take("layer_types", default)
     window = fields.take("local_attention") // 2
-    layer_norm = NormConfig(epsilon=fields.take("norm_eps"), bias=fields.take("norm_bias"))
-    d_model, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
-    fields.expect("head_dim", d_model // num_heads)
-    attention = AttentionConfig(
-        num_heads=num_heads,
-        bias=fields.take("attention_bias"),
-        dropout=fields.take("attention_dropout"),
-    )
-    scaling = fields.take("rope_scaling", {})
+    scaling = dict.fromkeys(THETA_NAMES, fields.take("rope_scaling", {}))
     mixers = {}
-    for kind, rope in read_ropes(fields, THETA_NAMES, dict.fromkeys(THETA_NAMES, scaling)).items():
-        mixer = dataclasses.replace(attention, position=rope)
+    for kind, rope in read_ropes(fields, THETA_NAMES, scaling).items():
+        mixer = dataclasses.replace(block.mixer, position=rope)
         # A window of W has the query's own key and W - 1 on each side.
         mixers[kind] = with_window(mixer, window + 1 if kind == "sliding_attention" else 0)
     if unknown := set(kinds) - mixers.keys():
         raise fields.unsupported("layer_types", f"{' and '.join(mixers)}, not {min(unknown)}")
-    feed_forward = FeedForwardConfig(
-        d_ff=fields.size("intermediate_size"),
-        activation=fields.choose("hidden_activation", ACTIVATION_NAMES),
-        gated=True,
-        bias=fields.take("mlp_bias"),
-        dropout=fields.take("mlp_dropout"),
-    )
-    blocks = [
-        BlockConfig(
-            mixer=mixers[kind], feed_forward=feed_forward, norm=layer_norm, mixer_norm=layer > 0
-        )
-        for layer, kind in enumerate(kinds)
-    ]
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=d_model,
-        num_layers=depth,
-        layer_pattern=shortest_period(blocks),
-        embedding_norm=layer_norm,
-        embedding_dropout=fields.take("embedding_dropout"),
-        causal=False,
-        final_norm=layer_norm,
-        masked_head=MaskedHeadConfig(
-            activation=fields.choose("classifier_activation", HEAD_ACTIVATIONS),
-            bias=fields.take("classifier_bias"),
-            output_bias=fields.take("decoder_bias"),
-        ),
-        tie_embeddings=fields.take("tie_word_embeddings"),
+    return with_blocks(
+        config,
+        [
+            dataclasses.replace(block, mixer=mixers[kind], mixer_norm=layer > 0)
+            for layer, kind in enumerate(kinds)
+        ],
     )
 
 
-def _write_modernbert(config: TransformerConfig) -> dict[str, Any]:
-    pattern: Any = config.layer_pattern
-    block = pattern[0]
-    mixers = [pattern[layer % len(pattern)].mixer for layer in range(config.num_layers)]
+def _write_layers(config: TransformerConfig) -> dict[str, Any]:
+    mixers: list[Any] = [block.mixer for block in all_blocks(config)]
     windows = [getattr(mixer, "window", 0) for mixer in mixers]
     kinds = ["sliding_attention" if window else "full_attention" for window in windows]
     ropes = {kind: mixer.position for kind, mixer in zip(kinds, mixers, strict=True)}
     return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": block.mixer.num_heads,
-        "intermediate_size": block.feed_forward.d_ff,
-        "hidden_activation": activation_name(block.feed_forward.activation),
-        "norm_eps": block.norm.epsilon,
-        "norm_bias": block.norm.bias,
-        "attention_bias": block.mixer.bias,
-        "attention_dropout": block.mixer.dropout,
-        "mlp_bias": block.feed_forward.bias,
-        "mlp_dropout": block.feed_forward.dropout,
-        "embedding_dropout": config.embedding_dropout,
         "layer_types": kinds,
         "local_attention": 2 * (max(windows) - 1) if max(windows) else 128,
         **write_ropes(ropes),
-        "classifier_activation": activation_name(config.masked_head.activation),
-        "classifier_bias": config.masked_head.bias,
-        "decoder_bias": config.masked_head.output_bias,
-        "tie_word_embeddings": config.tie_embeddings,
-        "pad_token_id": None,  # the defaults may be beyond the vocabulary
-        "cls_token_id": None,
-        "sep_token_id": None,
     }
 
 
@@ -147,9 +101,28 @@ MODERNBERT = Family(
             ),
         ),
     ),
-    _read_modernbert,
-    _write_modernbert,
-    (
+    base=TransformerConfig(
+        layer_pattern=(BlockConfig(feed_forward=FeedForwardConfig(gated=True)),),
+        embedding_norm=NormConfig(),
+        causal=False,
+    ),
+    settings=(
+        *COMMON,
+        *sizes("hidden_size", "num_hidden_layers", "num_attention_heads"),
+        Setting("intermediate_size", D_FF, is_size=True),
+        Setting("hidden_activation", ACTIVATION, choices=ACTIVATION_NAMES),
+        Setting("norm_eps", tuple(f"{path}.epsilon" for path in NORM_PATHS)),
+        Setting("norm_bias", tuple(f"{path}.bias" for path in NORM_PATHS)),
+        Setting("attention_bias", "layer_pattern.mixer.bias"),
+        Setting("attention_dropout", "layer_pattern.mixer.dropout"),
+        Setting("mlp_bias", "layer_pattern.feed_forward.bias"),
+        Setting("mlp_dropout", "layer_pattern.feed_forward.dropout"),
+        Setting("embedding_dropout", "embedding_dropout"),
+        Setting("classifier_activation", "masked_head.activation", choices=HEAD_ACTIVATIONS),
+        Setting("classifier_bias", "masked_head.bias"),
+        Setting("decoder_bias", "masked_head.output_bias"),
+    ),
+    weights=(
         Weight("model.embeddings.tok_embeddings.weight", "embedding", TABLE),
         *norm("model.embeddings.norm", "embedding_norm"),
         *norm(f"{LAYER}.attn_norm", "layers/mixer_norm"),
@@ -160,5 +133,10 @@ MODERNBERT = Family(
         *linear(f"{LAYER}.mlp.Wo", "layers/feed_forward/down"),
         *norm("model.final_norm", "final_norm"),
     ),
+    expected={"is_causal": (False,)},
+    # The defaults may be beyond the vocabulary.
+    constants={"pad_token_id": None, "cls_token_id": None, "sep_token_id": None},
+    read_rest=_read_layers,
+    write_rest=_write_layers,
     prefix="model.",
 )

@@ -8,6 +8,7 @@ sharded model needs no more host memory than the shards of this process.
 """
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -15,38 +16,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
+from huggingface_hub import split_state_dict_into_shards_factory
 
 from transformer.hardware import Hardware
-from transformer.interop.compare import find_difference
-from transformer.interop.config_fields import CONFIG_FIELDS
+from transformer.interop.families import MODELS, express, find_architecture
 from transformer.interop.family import Architecture, Family
-from transformer.interop.family_registry import FAMILIES, find_architecture
-from transformer.interop.fields import Fields, InteropError, is_kept
-from transformer.interop.model_tensors import (
-    arrays_by_path,
-    group_by_name,
-    join_tensor,
-    model_leaves,
-    model_tensors,
-)
-from transformer.interop.safetensors_file import (
-    WEIGHT_DTYPES,
-    TensorSpec,
-    split_into_shards,
-    write_safetensors,
-)
-from transformer.interop.strided_copy import Array
+from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError, is_kept
 from transformer.interop.weight_files import (
     INDEX,
+    WEIGHT_DTYPES,
     WEIGHTS,
     WeightFiles,
     places_by_leaf,
     read_json,
     read_slice,
+    write_safetensors,
 )
-from transformer.interop.weight_map import Leaf
+from transformer.interop.weight_map import (
+    Array,
+    arrays_by_path,
+    model_leaves,
+    model_tensors,
+)
 from transformer.models.config import TransformerConfig
 from transformer.models.model import Model
 from transformer.precision import Precision
@@ -98,22 +91,11 @@ def make_model(
     hardware: Hardware | None = None,
 ) -> Model:
     """Return the model of an architecture."""
-    from transformer.models.encoder_decoder import EncoderDecoder
-    from transformer.models.heads import Classifier, Tagger
-    from transformer.models.language_model import LanguageModel
-    from transformer.models.masked_lm import MaskedLanguageModel
-
+    model_class = MODELS[architecture.kind]
     hardware = hardware or Hardware()
-    match architecture.kind:
-        case "language_model":
-            return LanguageModel(config, hardware)
-        case "masked_lm":
-            return MaskedLanguageModel(config, hardware)
-        case "classifier":
-            return Classifier(config, hardware, num_classes=num_classes)
-        case "tagger":
-            return Tagger(config, hardware, num_classes=num_classes)
-    return EncoderDecoder(config, hardware)
+    if architecture.kind in ("classifier", "tagger"):
+        return model_class(config, hardware, num_classes=num_classes)
+    return model_class(config, hardware)
 
 
 def read_config(folder: str | Path, precision: Precision | None = None) -> PretrainedConfig:
@@ -182,54 +164,50 @@ def read_model(
         shape than the config says.
     """
     pretrained = read_config(folder, precision)
-    family, architecture = pretrained.family, pretrained.architecture
-    files = WeightFiles.open(Path(folder), family)
-    config = files.tie((*family.weights, *architecture.head), pretrained.config)
-    pretrained = pretrained._replace(config=config)
+    family = pretrained.family
+    rules = family.rules(pretrained.architecture)
+    files = WeightFiles(Path(folder), family)
+    pretrained = pretrained._replace(config=files.tie(rules, pretrained.config))
     model = pretrained.make_model()
     leaves = model_leaves(model)
-    tensors = model_tensors(family, architecture, model, leaves)
-    initial: dict[str, jax.Array] = {}
+    tensors = model_tensors(rules, leaves, model.config)
+    drawn: dict[str, jax.Array] = {}
     if pretrained.other_head:
         tensors, left_out = files.split_heads(tensors, family)
-        read_paths = {leaf.path for tensor in tensors for leaf in tensor.leaves}
-        new = [path for path in leaves if path not in read_paths]
-        initial = _draw(model, new)
-        note = _head_note(pretrained, new, left_out)
+        read_paths = {leaf.path for tensor in tensors.values() for leaf in tensor.leaves}
+        drawn = _draw(model, [path for path in leaves if path not in read_paths])
+        note = _head_note(pretrained, list(drawn), left_out)
         pretrained = pretrained._replace(notes=(*pretrained.notes, note))
     files.check(tensors, family)
-    dtype = np.dtype(jnp.dtype(model.config.precision.parameters))
-    by_leaf = places_by_leaf(tensors)
+    dtype = WEIGHT_DTYPES[model.config.precision.parameters]
+    by_leaf = places_by_leaf(tensors.values())
     sharding_of = None if shardings is None else arrays_by_path(shardings(model))
     num_weights = sum(math.prod(leaf.padded_shape) for leaf in leaves.values())
-
-    def load(leaf: Leaf) -> jax.Array:
-        def read(index: Any) -> Array:  # a slice for each axis
-            return read_slice(files, by_leaf[leaf.path], leaf, index, dtype)
-
-        if leaf.path in initial:
-            drawn = initial[leaf.path]
-            sharding = None if sharding_of is None else sharding_of[leaf.path]
-            loaded = jax.device_put(drawn, sharding)
-        elif sharding_of is None:
-            loaded = jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
+    params: dict[str, jax.Array] = {}
+    for path, leaf in leaves.items():
+        if path in drawn:
+            params[path] = jax.device_put(drawn[path], sharding_of and sharding_of[path])
         else:
-            loaded = jax.make_array_from_callback(leaf.padded_shape, sharding_of[leaf.path], read)
-        jax.block_until_ready(loaded)  # before the next one takes memory
+            read = functools.partial(read_slice, files, by_leaf[path], leaf, dtype)
+            if sharding_of is None:
+                params[path] = jax.device_put(read(tuple(map(slice, leaf.padded_shape))))
+            else:
+                params[path] = jax.make_array_from_callback(
+                    leaf.padded_shape, sharding_of[path], read
+                )
+        jax.block_until_ready(params[path])  # before the next one takes memory
         files.release()
         if on_progress is not None:
-            on_progress(loaded.size / num_weights)
-        return loaded
-
-    return pretrained, _nest({path: load(leaf) for path, leaf in leaves.items()})
+            on_progress(params[path].size / num_weights)
+    return pretrained, unflatten_dict(params, sep="/")
 
 
 def _draw(model: Model, paths: list[str]) -> dict[str, jax.Array]:
     """Return initial values of some parameters."""
 
     def init() -> dict[str, jax.Array]:
-        own = arrays_by_path(model.init_params(jax.random.key(0)))
-        return {path: own[path] for path in paths}
+        params = arrays_by_path(model.init_params(jax.random.key(0)))
+        return {path: params[path] for path in paths}
 
     return jax.jit(init)() if paths else {}
 
@@ -280,39 +258,38 @@ def write_model(
     dtype = dtype or model.config.precision.parameters
     if dtype not in WEIGHT_DTYPES:
         raise InteropError(f"dtype {dtype}: is not known; give one of {', '.join(WEIGHT_DTYPES)}")
-    leaves = model_leaves(model)
-    tensors = model_tensors(chosen, architecture, model, leaves)
+    tensors = model_tensors(chosen.rules(architecture), model_leaves(model), model.config)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    shapes |= dict.fromkeys(chosen.zeros, (1, model.config.vocab_size))
     arrays = arrays_by_path(params)
-    by_name = group_by_name(tensors)
-    specs = [TensorSpec(name, each[0].shape, dtype) for name, each in by_name.items()]
-    zeros = (1, model.config.vocab_size)
-    specs += [TensorSpec(name, zeros, dtype) for name in chosen.zeros]
+
+    def num_bytes(shape: tuple[int, ...]) -> int:
+        return math.prod(shape) * WEIGHT_DTYPES[dtype].itemsize
 
     def values(name: str) -> Array:
         if on_progress is not None:
-            on_progress(num_bytes[name] / total)
+            on_progress(num_bytes(shapes[name]) / total)
         if name in chosen.zeros:
-            return np.zeros(zeros, np.float32)
-        return join_tensor(by_name[name], arrays)
+            return np.zeros(shapes[name], np.float32)
+        return tensors[name].join(arrays)
 
-    shards = split_into_shards(specs, max_shard_bytes)
-    num_bytes = {spec.name: spec.num_bytes for spec in specs}
-    total = sum(num_bytes.values())
-    names: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        name = WEIGHTS
-        if len(shards) > 1:
-            name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        write_safetensors(folder / name, shard, values)
-        names |= {spec.name: name for spec in shard}
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    # Weights that were here before, and an index that would lead to them.
-    kept = {*names.values(), *([INDEX] if len(shards) > 1 else [])}
-    for pattern in (INDEX, WEIGHTS, "model-?????-of-?????.safetensors"):
+    split = split_state_dict_into_shards_factory(
+        shapes,
+        get_storage_size=num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    total = split.metadata["total_size"]
+    for file, names in split.filename_to_tensors.items():
+        write_safetensors(folder / file, {name: shapes[name] for name in names}, dtype, values)
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+    else:
+        (folder / INDEX).unlink(missing_ok=True)  # it would lead to weights that were here before
+    for pattern in (WEIGHTS, "model-?????-of-?????.safetensors"):
         for path in folder.glob(pattern):
-            if path.name not in kept:
+            if path.name not in split.filename_to_tensors:
                 path.unlink()
     # Null ids stand where a family's default would be beyond the vocabulary; given ones win.
     unset = {
@@ -345,82 +322,3 @@ def _label_fields(model: Model) -> dict[str, Any]:
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
-
-
-def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[str, Any]]:
-    """Return the family and architecture of a model, and the fields of its config.json.
-
-    Raises:
-      InteropError: No family can express the model.
-    """
-    kind = _kind_of(model)
-    if family and family not in FAMILIES:
-        raise InteropError(f"family {family}: is not known; give one of {', '.join(FAMILIES)}")
-    candidates = [FAMILIES[family]] if family else list(FAMILIES.values())
-    problems: list[tuple[int, str]] = []
-    for each in candidates:
-        matching = [
-            architecture for architecture in each.architectures if architecture.kind == kind
-        ]
-        if not matching:
-            continue
-        problem, written = _try_family(each, matching[0], model)
-        if problem is None:
-            return each, matching[0], written
-        problems.append((problem.count("."), f"{each.model_type}: {problem}"))
-    if not problems:
-        raise InteropError(
-            f"model {type(model).__name__}: has no counterpart in transformers that is supported; "
-            "export a language model, masked language model, classifier or encoder-decoder"
-        )
-    # The family that agrees deepest into the config is the nearest one.
-    nearest = max(problems, key=lambda each: each[0])[1]
-    raise InteropError(
-        f"model: no architecture of transformers has it (nearest is {nearest}); change what differs"
-    )
-
-
-def _try_family(
-    family: Family, architecture: Architecture, model: Model
-) -> tuple[str | None, dict[str, Any]]:
-    """Return the first setting that a family lacks (None: it has all), and its fields."""
-    config = model.config
-    try:
-        written = family.write_config(config)
-        values = json.loads(json.dumps(written))
-        read = family.read_config(Fields(values, family.model_type, family.model_type))
-        if config.encoder is not None and not config.encoder.vocab_size and not read.tie_embeddings:
-            # One table of source and target is written as two equal ones.
-            encoder = dataclasses.replace(read.encoder or config.encoder, vocab_size=0)
-            read = dataclasses.replace(read, encoder=encoder)
-        if architecture.kind != "masked_lm":
-            read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
-        difference = find_difference(config, read)
-        if difference is None and config.pooler != architecture.pooler:
-            difference = f"model.pooler {config.pooler!r}"
-        if difference is None:
-            model_tensors(family, architecture, model, model_leaves(model))
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        return " ".join(str(error).split()), {}
-    return difference, written
-
-
-def _kind_of(model: Model) -> str:
-    return {
-        "LanguageModel": "language_model",
-        "MaskedLanguageModel": "masked_lm",
-        "Classifier": "classifier",
-        "Tagger": "tagger",
-        "EncoderDecoder": "encoder_decoder",
-    }.get(type(model).__name__, "")
-
-
-def _nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return tree

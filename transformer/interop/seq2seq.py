@@ -13,25 +13,33 @@ from transformer.attention.position_bias import T5RelativeBias
 from transformer.attention.scores import DotScore
 from transformer.interop.family import (
     ACTIVATION_NAMES,
+    COMMON,
     Architecture,
     Family,
-    activation_name,
+    Setting,
     linear,
+    name_of,
     norm,
     self_attention,
+    with_settings,
 )
 from transformer.interop.fields import Fields
 from transformer.interop.weight_map import TABLE, AsIs, Weight
-from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
+from transformer.layers.feedforward import FeedForwardConfig
 from transformer.layers.norms import NormConfig
-from transformer.layers.position_embedding import (
-    LearnedPositions,
-    NoPosition,
-    PositionEmbedding,
-    SinusoidalPositions,
-)
+from transformer.layers.position_embedding import LearnedPositions, SinusoidalPositions
 from transformer.models.block import BlockConfig
 from transformer.models.config import EncoderConfig, TransformerConfig
+
+
+def _on_both_sides(path: str) -> tuple[str, str]:
+    """Return the paths of a setting of the layers of decoder and encoder."""
+    return f"layer_pattern.{path}", f"encoder.layer_pattern.{path}"
+
+
+def _of_attention(name: str) -> tuple[str, ...]:
+    """Return the paths of a setting of all attention layers."""
+    return (*_on_both_sides(f"mixer.{name}"), f"layer_pattern.cross_attention.{name}")
 
 
 def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
@@ -43,10 +51,24 @@ def tables(shared: str, encoder: str, decoder: str) -> tuple[Weight, ...]:
     )
 
 
-def _read_t5(fields: Fields) -> TransformerConfig:
-    fields.expect("is_causal", None)  # of the encoder as well as the decoder
-    rms = NormConfig(kind="rms", epsilon=fields.take("layer_norm_epsilon"))
-    dropout = fields.take("dropout_rate")
+# T5.
+
+RMS = NormConfig(kind="rms")
+
+
+def _t5_block(*, decoder: bool) -> BlockConfig:
+    attention = AttentionConfig(bias=False, score=DotScore())
+    position = T5RelativeBias(shared=True, bidirectional=not decoder)
+    return BlockConfig(
+        mixer=dataclasses.replace(attention, position=position),
+        cross_attention=attention if decoder else None,
+        feed_forward=FeedForwardConfig(bias=False),
+        norm=RMS,
+    )
+
+
+def _read_t5(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    assert config.encoder is not None
     projection = fields.take("feed_forward_proj")
     gated = projection.startswith("gated-")
     name = projection.removeprefix("gated-")
@@ -56,73 +78,25 @@ def _read_t5(fields: Fields) -> TransformerConfig:
     fields.expect("dense_act_fn", name)  # both repeat what `feed_forward_proj` says
     fields.expect("is_gated_act", gated)
     tied = fields.take("tie_word_embeddings", True)
-    position = T5RelativeBias(
-        num_buckets=fields.take("relative_attention_num_buckets"),
-        max_distance=fields.take("relative_attention_max_distance"),
-        shared=True,
-    )
-    both_ways = dataclasses.replace(position, bidirectional=True)
-    self_attention_config = AttentionConfig(
-        num_heads=fields.size("num_heads"),
-        head_dim=fields.size("d_kv"),
-        bias=False,
-        score=DotScore(),
-        position=position,
-        dropout=dropout,
-    )
-    block = BlockConfig(
-        mixer=self_attention_config,
-        cross_attention=dataclasses.replace(self_attention_config, position=NoPosition()),
-        feed_forward=FeedForwardConfig(
-            d_ff=fields.size("d_ff"),
-            activation=ACTIVATION_NAMES[name],
-            gated=gated,
-            bias=False,
-            dropout=dropout,
-        ),
-        norm=rms,
-        residual_dropout=dropout,
-    )
-    encoder_block = dataclasses.replace(
-        block,
-        mixer=dataclasses.replace(self_attention_config, position=both_ways),
-        cross_attention=None,
-    )
-    depth, width = fields.size("num_layers"), fields.size("d_model")
-    return TransformerConfig(
-        vocab_size=fields.size("vocab_size"),
-        d_model=width,
-        num_layers=fields.take("num_decoder_layers", depth),
-        layer_pattern=(block,),
-        encoder=EncoderConfig(num_layers=depth, layer_pattern=(encoder_block,), final_norm=rms),
-        final_norm=rms,
-        tie_embeddings=tied,
-        logit_scale=width**-0.5 if fields.take("scale_decoder_outputs", tied) else 1.0,
-        embedding_dropout=dropout,
-    )
+    is_scaled = fields.take("scale_decoder_outputs", tied)
+    changes = {
+        "num_layers": fields.take("num_decoder_layers", config.encoder.num_layers),
+        "tie_embeddings": tied,
+        "logit_scale": config.d_model**-0.5 if is_scaled else 1.0,
+    }
+    for path in _on_both_sides("feed_forward"):
+        changes |= {f"{path}.activation": ACTIVATION_NAMES[name], f"{path}.gated": gated}
+    return with_settings(config, changes)
 
 
 def _write_t5(config: TransformerConfig) -> dict[str, Any]:
     block: Any = config.layer_pattern[0]
-    encoder = config.encoder or EncoderConfig()
-    position = block.mixer.position
-    activation = activation_name(block.feed_forward.activation)
+    name = name_of(ACTIVATION_NAMES, block.feed_forward.activation)
     if block.feed_forward.gated:
-        activation = "gated-gelu" if activation == "gelu_new" else f"gated-{activation}"
+        name = "gated-gelu" if name == "gelu_new" else f"gated-{name}"
     return {
-        "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "d_kv": block.mixer.resolved_head_dim(config.d_model),
-        "d_ff": resolve_d_ff(block.feed_forward, config.d_model),
-        "num_layers": encoder.num_layers,
         "num_decoder_layers": config.num_layers,
-        "num_heads": block.mixer.num_heads,
-        "relative_attention_num_buckets": getattr(position, "num_buckets", 0),
-        "relative_attention_max_distance": getattr(position, "max_distance", 0),
-        "feed_forward_proj": activation,
-        "layer_norm_epsilon": (config.final_norm or NormConfig()).epsilon,
-        "dropout_rate": block.residual_dropout,
-        "is_encoder_decoder": True,
+        "feed_forward_proj": name,
         "tie_word_embeddings": config.tie_embeddings,
         "scale_decoder_outputs": config.logit_scale != 1,
     }
@@ -155,9 +129,35 @@ DECODER_BLOCK = "decoder.block.{layer}.layer.1"
 T5 = Family(
     "t5",
     (Architecture("T5ForConditionalGeneration", "encoder_decoder"),),
-    _read_t5,
-    _write_t5,
-    (
+    base=TransformerConfig(
+        layer_pattern=(_t5_block(decoder=True),),
+        encoder=EncoderConfig(layer_pattern=(_t5_block(decoder=False),), final_norm=RMS),
+        final_norm=RMS,
+    ),
+    settings=(
+        Setting("vocab_size", "vocab_size", is_size=True),
+        Setting("d_model", "d_model", is_size=True),
+        Setting("num_layers", "encoder.num_layers", is_size=True),
+        Setting("num_heads", _of_attention("num_heads"), is_size=True),
+        Setting("d_kv", _of_attention("head_dim"), is_size=True),
+        Setting("d_ff", _on_both_sides("feed_forward.d_ff"), is_size=True),
+        Setting("relative_attention_num_buckets", _on_both_sides("mixer.position.num_buckets")),
+        Setting("relative_attention_max_distance", _on_both_sides("mixer.position.max_distance")),
+        Setting(
+            "layer_norm_epsilon",
+            (*_on_both_sides("norm.epsilon"), "encoder.final_norm.epsilon", "final_norm.epsilon"),
+        ),
+        Setting(
+            "dropout_rate",
+            (
+                *_on_both_sides("residual_dropout"),
+                *_on_both_sides("feed_forward.dropout"),
+                *_of_attention("dropout"),
+                "embedding_dropout",
+            ),
+        ),
+    ),
+    weights=(
         *tables("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         *_t5_stack("encoder", 1),
         *_t5_stack("decoder", 2),
@@ -167,87 +167,53 @@ T5 = Family(
         *norm(f"{DECODER_BLOCK}.layer_norm", "decoder/layers/cross_norm"),
         Weight("lm_head.weight", "output"),
     ),
+    expected={"is_causal": (None,)},  # it is of the encoder as well as the decoder
+    constants={"is_encoder_decoder": True},
+    read_rest=_read_t5,
+    write_rest=_write_t5,
     ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
 )
 
 
-def _read_bart(fields: Fields) -> TransformerConfig:
-    for name in ("normalize_before", "add_final_layer_norm", "normalize_embedding"):
-        fields.expect(name, name == "normalize_embedding")  # of transformers 3
-    fields.expect("static_position_embeddings", False)
-    fields.expect("extra_pos_embeddings", 2)
-    return read_bart(fields, LearnedPositions(fields.size("max_position_embeddings"), offset=2))
+# BART and Marian.
+
+BART_BLOCK = BlockConfig(norm_placement="post")
+
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    "add_bias_logits": (False,),
+    "is_causal": (None,),  # it is of the encoder as well as the decoder
+    "normalize_before": (False,),
+    "add_final_layer_norm": (False,),
+}
+"""Fields of transformers 3, but for `is_causal`."""
+
+BART_SETTINGS = (
+    *COMMON,
+    Setting("d_model", "d_model", is_size=True),
+    Setting("encoder_layers", "encoder.num_layers", is_size=True),
+    Setting("decoder_layers", "num_layers", is_size=True),
+    Setting("encoder_attention_heads", "encoder.layer_pattern.mixer.num_heads", is_size=True),
+    Setting(
+        "decoder_attention_heads",
+        ("layer_pattern.mixer.num_heads", "layer_pattern.cross_attention.num_heads"),
+        is_size=True,
+    ),
+    Setting("encoder_ffn_dim", "encoder.layer_pattern.feed_forward.d_ff", is_size=True),
+    Setting("decoder_ffn_dim", "layer_pattern.feed_forward.d_ff", is_size=True),
+    Setting(
+        "activation_function", _on_both_sides("feed_forward.activation"), choices=ACTIVATION_NAMES
+    ),
+    Setting("scale_embedding", "scale_embeddings"),
+    Setting("dropout", (*_on_both_sides("residual_dropout"), "embedding_dropout")),
+    Setting("activation_dropout", _on_both_sides("feed_forward.dropout")),
+    Setting("attention_dropout", _of_attention("dropout")),
+)
 
 
-def read_bart(fields: Fields, positions: PositionEmbedding) -> TransformerConfig:
-    """Return the config of BART or a relative with its fields."""
-    fields.expect("add_bias_logits", False)
-    fields.expect("is_causal", None)  # of the encoder as well as the decoder
-    layer_norm, dropout = NormConfig(), fields.take("dropout")
-    hidden_dropout = fields.take("activation_dropout")
-    activation = fields.choose("activation_function", ACTIVATION_NAMES)
-
-    def block(side: str) -> BlockConfig:
-        return BlockConfig(
-            mixer=AttentionConfig(
-                num_heads=fields.size(f"{side}_attention_heads"),
-                dropout=fields.take("attention_dropout"),
-            ),
-            feed_forward=FeedForwardConfig(
-                d_ff=fields.size(f"{side}_ffn_dim"), activation=activation, dropout=hidden_dropout
-            ),
-            norm=layer_norm,
-            norm_placement="post",
-            residual_dropout=dropout,
-        )
-
-    decoder, tied = block("decoder"), fields.take("tie_word_embeddings")
-    vocab_size = fields.size("vocab_size")
-    return TransformerConfig(
-        vocab_size=vocab_size,
-        d_model=fields.size("d_model"),
-        num_layers=fields.size("decoder_layers"),
-        layer_pattern=(dataclasses.replace(decoder, cross_attention=decoder.mixer),),
-        encoder=EncoderConfig(
-            num_layers=fields.size("encoder_layers"),
-            layer_pattern=(block("encoder"),),
-            final_norm=None,
-            # Without ties there are three tables: source, target and output.
-            vocab_size=0 if tied else vocab_size,
-        ),
-        position_embedding=positions,
-        embedding_norm=layer_norm,
-        embedding_dropout=dropout,
-        scale_embeddings=fields.take("scale_embedding"),
-        final_norm=None,
-        tie_embeddings=tied,
-    )
-
-
-def write_bart(config: TransformerConfig) -> dict[str, Any]:
-    """Return the fields of BART."""
-    encoder = config.encoder or EncoderConfig()
-    fields: dict[str, Any] = {}
-    for side, stack in (("encoder", encoder), ("decoder", config)):
-        block: Any = stack.layer_pattern[0]
-        fields |= {
-            f"{side}_layers": stack.num_layers,
-            f"{side}_attention_heads": block.mixer.num_heads,
-            f"{side}_ffn_dim": block.feed_forward.d_ff or 4 * config.d_model,
-        }
-    block = config.layer_pattern[0]
-    return fields | {
-        "vocab_size": config.vocab_size,
-        "d_model": config.d_model,
-        "activation_function": activation_name(block.feed_forward.activation),
-        "max_position_embeddings": config.max_length or 0,
-        "scale_embedding": config.scale_embeddings,
-        "dropout": block.residual_dropout,
-        "activation_dropout": block.feed_forward.dropout,
-        "attention_dropout": block.mixer.dropout,
-        "is_encoder_decoder": True,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
+def _read_bart(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    # Without ties there are three tables: source, target and output.
+    size = 0 if config.tie_embeddings else config.vocab_size
+    return with_settings(config, {"encoder.vocab_size": size})
 
 
 def bart_stack(side: str) -> tuple[Weight, ...]:
@@ -287,66 +253,82 @@ BART_TABLES = (
 BART = Family(
     "bart",
     (Architecture("BartForConditionalGeneration", "encoder_decoder"),),
-    _read_bart,
-    write_bart,
-    (
+    base=TransformerConfig(
+        layer_pattern=(dataclasses.replace(BART_BLOCK, cross_attention=AttentionConfig()),),
+        encoder=EncoderConfig(layer_pattern=(BART_BLOCK,), final_norm=None),
+        position_embedding=LearnedPositions(offset=2),
+        embedding_norm=NormConfig(),
+        final_norm=None,
+    ),
+    settings=(
+        *BART_SETTINGS,
+        Setting("max_position_embeddings", "position_embedding.max_length", is_size=True),
+    ),
+    weights=(
         *BART_TABLES,
         *bart_stack("encoder"),
         *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
     ),
+    expected=EXPECTED
+    | {
+        "normalize_embedding": (True,),
+        "static_position_embeddings": (False,),
+        "extra_pos_embeddings": (2,),
+    },
+    constants={"is_encoder_decoder": True},
+    read_rest=_read_bart,
     prefix="model.",
     zeros=("final_logits_bias",),
 )
 
 
-def _read_marian(fields: Fields) -> TransformerConfig:
-    for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):
-        fields.expect(name, False)
-    fields.expect("static_position_embeddings", True)
-    vocab_size = fields.size("vocab_size")
-    target_size = fields.take("decoder_vocab_size", vocab_size)
+def _read_marian(fields: Fields, config: TransformerConfig) -> TransformerConfig:
+    source_size = config.vocab_size
+    target_size = fields.take("decoder_vocab_size", source_size)
     shared = fields.take("share_encoder_decoder_embeddings")
-    config = read_bart(fields, SinusoidalPositions("halves"))
-    assert config.encoder is not None
     if shared and not config.tie_embeddings:
-        fields.expect("decoder_vocab_size", vocab_size)  # of the target alone, unlike the logits
+        fields.expect("decoder_vocab_size", source_size)  # of the target alone, unlike the logits
     # Source and target may have tables of their own, of one size or of two.
-    size = config.encoder.vocab_size if shared else vocab_size
-    encoder = dataclasses.replace(config.encoder, vocab_size=size)
-    return dataclasses.replace(
-        config,
-        vocab_size=vocab_size if shared else target_size,
-        encoder=encoder,
-        embedding_norm=None,
-        logit_bias=True,
-    )
+    tables_are_one = shared and config.tie_embeddings
+    sizes = {
+        "vocab_size": source_size if shared else target_size,
+        "encoder.vocab_size": 0 if tables_are_one else source_size,
+    }
+    return with_settings(config, sizes)
 
 
 def _write_marian(config: TransformerConfig) -> dict[str, Any]:
     source_size = 0 if config.encoder is None else config.encoder.vocab_size
-    fields = write_bart(config)
-    del fields["max_position_embeddings"]  # of a table that is computed
-    return fields | {
+    return {
         "vocab_size": source_size or config.vocab_size,
         "decoder_vocab_size": config.vocab_size,
         "share_encoder_decoder_embeddings": not source_size,
-        "pad_token_id": None,  # the default, 58100, may be beyond the vocabulary
     }
 
 
 MARIAN = Family(
     "marian",
     (Architecture("MarianMTModel", "encoder_decoder"),),
-    _read_marian,
-    _write_marian,
-    (
+    base=dataclasses.replace(
+        BART.base,
+        position_embedding=SinusoidalPositions("halves"),
+        embedding_norm=None,
+        logit_bias=True,
+    ),
+    settings=BART_SETTINGS,
+    weights=(
         *BART_TABLES,
         *bart_stack("encoder"),
         *bart_stack("decoder"),
         Weight("lm_head.weight", "output"),
         Weight("final_logits_bias", "output_bias", AsIs(leading=1)),
     ),
+    expected=EXPECTED | {"normalize_embedding": (False,), "static_position_embeddings": (True,)},
+    # The default, 58100, may be beyond the vocabulary.
+    constants={"is_encoder_decoder": True, "pad_token_id": None},
+    read_rest=_read_marian,
+    write_rest=_write_marian,
     prefix="model.",
     # Sinusoids.
     ignored=(

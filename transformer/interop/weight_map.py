@@ -1,4 +1,4 @@
-"""Rules that relate tensors of Hugging Face files to parameters of this library.
+"""Rules that relate tensors of Hugging Face files to parameters of this library, and their results.
 
 A `Weight` names a tensor, the parameters that it holds, and a layout: how the values of the
 parameters are arranged in the tensor. A layout is written once and used in both directions. All of
@@ -15,10 +15,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from transformer.interop.fields import InteropError
 from transformer.layers.logical_axes import LogicalAxes
+from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.model import Model
+from transformer.parameter_counts import abstract_parameters
 
 Array = np.ndarray[Any, Any]
 
@@ -177,14 +181,15 @@ class Weight:
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
-class Tensor(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Tensor:
     """One tensor of a model's files, with the places of its values in the parameter tree."""
 
     name: str
     leaves: tuple[Leaf, ...]
-    indices: tuple[tuple[int, ...], ...]
-    """Indices of the stack axes (layer, expert) at which the tensor's values stand. More than one
-    if layers share the tensor. A tensor of all experts has the layer alone."""
+    index: tuple[int, ...]
+    """Index of the stack axes (layer, expert) at which the tensor's values stand. A tensor of all
+    experts has the layer alone."""
     layout: Layout
 
     @property
@@ -192,66 +197,62 @@ class Tensor(NamedTuple):
         """Expected shape."""
         return self.layout.shape(self.leaves)
 
+    def join(self, arrays: Mapping[str, Any]) -> Array:
+        """Return the values from the parameters (or gradients) by path."""
+        units = [
+            np.asarray(arrays[leaf.path][self.index])[
+                tuple(map(slice, leaf.shape[len(self.index) :]))
+            ]
+            for leaf in self.leaves
+        ]
+        return self.layout.join(units, self.leaves)
 
-def expand(
-    weights: Sequence[Weight],
-    leaves: Mapping[str, Leaf],
-    depths: Mapping[str, tuple[int, int]],
-) -> list[Tensor]:
-    """Return every tensor of a model.
+
+def arrays_by_path(tree: Any) -> dict[str, Any]:
+    """Return the leaves of nested dicts by path, such as `layers/place_0/mixer/query`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in leaves}
+
+
+def model_leaves(model: Model) -> dict[str, Leaf]:
+    """Return the parameters of a model by path."""
+    config = model.config
+    leaves = {}
+    for parameter in abstract_parameters(model).leaves():
+        path = "/".join(parameter.path)
+        size = config.source_vocab_size if path == "source_embedding" else config.vocab_size
+        shape = tuple(
+            size if name == "vocab" else length
+            for name, length in zip(parameter.axes.names, parameter.shape, strict=True)
+        )
+        leaves[path] = Leaf(path, parameter.axes, shape, parameter.shape)
+    return leaves
+
+
+def model_tensors(
+    weights: Sequence[Weight], leaves: Mapping[str, Leaf], config: TransformerConfig
+) -> dict[str, Tensor]:
+    """Return every tensor of a model's files by name.
 
     Rules whose parameters the model does not have (biases that are off, an untied output matrix)
     give no tensor.
 
     Args:
-      weights: Rules of the family.
+      weights: Rules of the family and of the head.
       leaves: Parameters by path.
-      depths: Number of layers and of places of each stack, by its path (`layers`,
-        `encoder/layers`).
+      config: Config of the model.
 
     Raises:
-      InteropError: A parameter is in no rule: the family's files have no place for it.
+      InteropError: A parameter is in no rule: the files have no place for it.
     """
-    tensors: list[Tensor] = []
-    covered: set[tuple[str, tuple[int, ...]]] = set()
-    for weight in weights:
-        by_name: dict[str, list[tuple[tuple[Leaf, ...], tuple[int, ...]]]] = {}
-        for layer, expert, paths in _instances(weight, depths):
-            present_leaves = tuple(leaves[path] for path, _ in paths if path in leaves)
-            if len(present_leaves) != len(paths):
-                continue
-            # The other path stands in the same layer as the rule's own.
-            own, stack = weight.paths[0], paths[0][0]
-            layer_path = stack.removesuffix(_below_layer(own))
-            if weight.beside and layer_path + _below_layer(weight.beside) not in leaves:
-                continue
-            if weight.without and layer_path + _below_layer(weight.without) in leaves:
-                continue
-            index = (
-                *((paths[0][1],) if layer is not None else ()),
-                *([expert] if expert is not None else ()),
-            )
-            if (
-                expert is not None
-                and expert >= present_leaves[0].shape[present_leaves[0].num_stacked - 1]
-            ):
-                continue
-            num_inside = isinstance(weight.layout, AllExperts)  # stack axes within the tensor
-            if len(index) + num_inside != present_leaves[0].num_stacked:
-                continue
-            name = weight.theirs.format(layer=layer, expert=expert)
-            by_name.setdefault(name, []).append((present_leaves, index))
-            experts = range(present_leaves[0].shape[len(index)]) if num_inside else [None]
-            for leaf, inside in itertools.product(present_leaves, experts):
-                covered.add((leaf.path, index if inside is None else (*index, inside)))
-        for name, places in by_name.items():
-            # Layers that share a tensor may be of several places: one entry for each leaf.
-            for present_leaves in dict.fromkeys(leaves_ for leaves_, _ in places):
-                indices = tuple(index for leaves_, index in places if leaves_ == present_leaves)
-                tensors.append(Tensor(name, present_leaves, indices, weight.layout))
+    tensors = {
+        tensor.name: tensor for weight in weights for tensor in _expand(weight, leaves, config)
+    }
+    covered = {(leaf.path, tensor.index) for tensor in tensors.values() for leaf in tensor.leaves}
     for leaf in leaves.values():
-        for index in itertools.product(*map(range, leaf.shape[: leaf.num_stacked])):
-            if (leaf.path, index) not in covered:
+        for index in np.ndindex(leaf.shape[: leaf.num_stacked]):
+            # A tensor may hold all experts of a layer.
+            if not {(leaf.path, index), (leaf.path, index[:1])} & covered:
                 raise InteropError(
                     f"parameter {leaf.path}: the files of this architecture have no place for it; "
                     "leave out the setting that adds it"
@@ -259,34 +260,45 @@ def expand(
     return tensors
 
 
-def _below_layer(path: str) -> str:
-    """Return the part of a template after `layers`."""
-    return path[path.index("layers/") + len("layers") :] if "layers/" in path else path
-
-
-MAX_EXPERTS = 1024
-"""Bound of the search for experts; a model's own number cuts it."""
-
-
-def _instances(
-    weight: Weight, depths: Mapping[str, tuple[int, int]]
-) -> Iterator[tuple[int | None, int | None, list[tuple[str, int]]]]:
-    """Yield (layer, expert, [(path, index of the layer in its place)]) of a rule."""
-    stack = next(
-        (stack for stack in depths if all(p.startswith(f"{stack}/") for p in weight.paths)), None
-    )
-    experts: list[int | None] = [None]
-    if "{expert}" in weight.theirs:
-        experts = list(range(MAX_EXPERTS))
-    if stack is None:
-        for expert in experts:
-            yield None, expert, [(path, 0) for path in weight.paths]
-        return
-    num_layers, num_places = depths[stack]
+def _expand(
+    weight: Weight, leaves: Mapping[str, Leaf], config: TransformerConfig
+) -> Iterator[Tensor]:
+    """Yield the tensors of a rule."""
+    stack, num_layers, num_places = _stack_of(weight, config)
     for layer in range(num_layers):
-        place, index = layer % num_places, layer // num_places
-        paths = [
-            (f"{stack}/place_{place}{path.removeprefix(stack)}", index) for path in weight.paths
-        ]
-        for expert in experts:
-            yield layer, expert, paths
+        prefix = f"{stack}place_{layer % num_places}/" if stack else ""
+        index = (layer // num_places,) if stack else ()
+        paths = [prefix + path.removeprefix(stack) for path in weight.paths]
+        if not all(path in leaves for path in paths):
+            continue
+        # The other path stands in the same layer as the rule's own.
+        if weight.beside and prefix + weight.beside.removeprefix(stack) not in leaves:
+            continue
+        if weight.without and prefix + weight.without.removeprefix(stack) in leaves:
+            continue
+        held = tuple(leaves[path] for path in paths)
+        inner = held[0].shape[len(index) : held[0].num_stacked]  # the number of experts, if any
+        if len(inner) != ("{expert}" in weight.theirs or isinstance(weight.layout, AllExperts)):
+            continue
+        if "{expert}" in weight.theirs:
+            for expert in range(inner[0]):
+                name = weight.theirs.format(layer=layer, expert=expert)
+                yield Tensor(name, held, (*index, expert), weight.layout)
+        else:
+            yield Tensor(weight.theirs.format(layer=layer), held, index, weight.layout)
+
+
+def _stack_of(weight: Weight, config: TransformerConfig) -> tuple[str, int, int]:
+    """Return the tree path of a rule's layers, their number and that of the places.
+
+    A rule outside of the layers has one tensor: the path is empty, and the numbers are 1.
+    """
+    stacks: dict[str, TransformerConfig | EncoderConfig | None] = {
+        "layers/": config,
+        "decoder/layers/": config,
+        "encoder/layers/": config.encoder,
+    }
+    for path, side in stacks.items():
+        if side is not None and weight.paths[0].startswith(path):
+            return path, side.num_layers, len(side.layer_pattern)
+    return "", 1, 1

@@ -19,7 +19,7 @@ from flax.core import meta
 from jaxtyping import Array, Float, Key, Shaped
 
 from transformer.layers.logical_axes import LogicalAxes, with_axes
-from transformer.lora import LowRankWeight
+from transformer.layers.low_rank import LowRankWeight
 from transformer.model_context import Initializer, ModelContext
 
 MAX_WEIGHT_SIZE = 2**44
@@ -93,7 +93,9 @@ def apply_matrix(
     `flatten` also merges B and T, which is faster on CPU: see `ModelContext.flatten_tokens`.
     """
     if isinstance(matrix, LowRankWeight):
-        return matrix.apply(apply_matrix, x, num_input_axes, flatten)
+        low_rank = apply_matrix(x, matrix.a, num_input_axes, flatten)  # [B, T, rank]
+        update = matrix.scale * apply_matrix(low_rank, matrix.b, 1, flatten)
+        return apply_matrix(x, matrix.base, num_input_axes, flatten) + update
     rows = math.prod(matrix.shape[:num_input_axes])
     lead = x.shape[: x.ndim - num_input_axes]
     flat = x.reshape((-1, rows) if flatten else (*lead, rows))

@@ -16,6 +16,7 @@ from transformer.layers.feedforward import (
     declare_swish,
     resolve_d_ff,
 )
+from transformer.layers.low_rank import LowRankWeight
 from transformer.layers.moe_dispatch import (
     CapacityDispatcher,
     DenseDispatcher,
@@ -26,7 +27,6 @@ from transformer.layers.moe_dispatch import (
     route_tokens,
     router_z_loss,
 )
-from transformer.lora import LowRankWeight
 from transformer.model_context import ModelContext
 from transformer.taps import NO_OUTPUTS, Outputs
 from transformer.validation import Bounds, NonNegativeFloat, PositiveInt, Settings

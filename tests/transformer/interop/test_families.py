@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.transformer.formulas import random_params_like
 from transformer import (
@@ -26,16 +27,10 @@ from transformer import (
     TransformerConfig,
 )
 from transformer.inspection import layer_values
+from transformer.interop.families import FAMILIES, express
 from transformer.interop.family import shortest_period
-from transformer.interop.family_registry import FAMILIES
 from transformer.interop.fields import InteropError
-from transformer.interop.pretrained import express, make_model, read_config, read_model, write_model
-from transformer.interop.safetensors_file import (
-    SafetensorsFile,
-    TensorSpec,
-    split_into_shards,
-    write_safetensors,
-)
+from transformer.interop.pretrained import make_model, read_config, read_model, write_model
 
 FIXTURES = Path(__file__).parent / "fixtures"
 NAMES = sorted(path.parent.name for path in FIXTURES.glob("*/config.json"))
@@ -118,20 +113,20 @@ def test_import_and_export_round_trip_is_bit_exact(name: str, tmp_path: Path) ->
     copies = {"cls.predictions.bias"} if name == "bert-untied" else set()
     family = pretrained.family.model_type
     write_model(tmp_path, pretrained.make_model(), params, family=family, max_shard_bytes=20_000)
-    files = [SafetensorsFile(path) for path in sorted(tmp_path.glob("*.safetensors"))]
+    files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
     assert len(files) > 1  # more than one shard
-    exported_tensors = {key: file.read(key) for file in files for key in file.tensors}
-    source_tensors = SafetensorsFile(FIXTURES / name / "model.safetensors")
+    exported_tensors = {key: value for file in files for key, value in file.items()}
+    source_tensors = load_file(FIXTURES / name / "model.safetensors")
     # Poolers of masked language models, and BART's shared table beside two of its own, have no
     # effect, and are not exported.
     unused = {
-        key for key in source_tensors.tensors if key.startswith(("bert.pooler.", "model.shared."))
+        key for key in source_tensors if key.startswith(("bert.pooler.", "model.shared."))
     } - exported_tensors.keys()
-    assert exported_tensors.keys() == source_tensors.tensors.keys() - unused
+    assert exported_tensors.keys() == source_tensors.keys() - unused
     for key, value in exported_tensors.items():
         # One of the two biases of an untied head has an effect; both are exported with its values.
         key = "cls.predictions.decoder.bias" if key in copies else key
-        assert value.tobytes() == source_tensors.read(key).tobytes(), key
+        assert value.tobytes() == source_tensors[key].tobytes(), key
     again, params_again = read_model(tmp_path)
     assert_trees_equal(params, params_again)
     assert not again.notes  # transformers knows every field that is written
@@ -168,11 +163,10 @@ def test_each_device_reads_only_its_slice(tmp_path: Path) -> None:
 
 
 def test_files_of_the_bare_body_are_read(tmp_path: Path) -> None:
-    source = SafetensorsFile(FIXTURES / "gpt2-tied" / "model.safetensors")
+    source = load_file(FIXTURES / "gpt2-tied" / "model.safetensors")
     shutil.copy(FIXTURES / "gpt2-tied" / "config.json", tmp_path)
-    bare = {name.removeprefix("transformer."): name for name in source.tensors}
-    specs = [TensorSpec(name, source.tensors[old].shape, "float32") for name, old in bare.items()]
-    write_safetensors(tmp_path / "model.safetensors", specs, lambda name: source.read(bare[name]))
+    bare = {name.removeprefix("transformer."): value for name, value in source.items()}
+    save_file(bare, tmp_path / "model.safetensors")
     _, params = read_model(tmp_path)
     _, expected = read_model(FIXTURES / "gpt2-tied")
     assert_trees_equal(params, expected)
@@ -208,9 +202,3 @@ def test_equal_layers_are_one_pattern() -> None:
     assert shortest_period("aaa") == ("a",)
     assert shortest_period("abab") == ("a", "b")
     assert shortest_period("abcab") == ("a", "b", "c")
-
-
-def test_files_hold_as_many_tensors_as_the_limit_allows() -> None:
-    specs = [TensorSpec(name, (2,), "float32") for name in "abcd"]  # 8 bytes each
-    assert split_into_shards(specs, 16) == [specs[:2], specs[2:]]
-    assert split_into_shards(specs, 15) == [[each] for each in specs]

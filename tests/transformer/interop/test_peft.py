@@ -11,13 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from transformer.interop.fields import InteropError
-from transformer.interop.peft_format import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from transformer.interop.peft_reader import read_adapter
-from transformer.interop.peft_writer import write_adapter
+from transformer.interop.peft import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter, write_adapter
 from transformer.interop.pretrained import read_model
-from transformer.interop.safetensors_file import SafetensorsFile, TensorSpec, write_safetensors
 from transformer.lora import LoRALayout
 
 BASES, ADAPTERS = (Path(__file__).parent / name for name in ("fixtures", "adapters"))
@@ -66,10 +64,10 @@ def test_adapter_matches_peft_logits_and_round_trips(name: str, tmp_path: Path) 
     assert np.abs(plain - reference).max() > 0.1
 
     write_adapter(tmp_path, model, adapter.layout, adapter.trainable, family=family)
-    first, second = (SafetensorsFile(x / ADAPTER_WEIGHTS) for x in (ADAPTERS / name, tmp_path))
-    assert first.tensors.keys() == second.tensors.keys()
-    for tensor in first.tensors:
-        assert np.array_equal(first.read(tensor), second.read(tensor)), tensor
+    first, second = (load_file(x / ADAPTER_WEIGHTS) for x in (ADAPTERS / name, tmp_path))
+    assert first.keys() == second.keys()
+    for tensor in first:
+        assert np.array_equal(first[tensor], second[tensor]), tensor
 
 
 def drawn_factors(model: Any, params: Any) -> tuple[LoRALayout, Any]:
@@ -89,9 +87,9 @@ def test_fused_projections_share_one_adapter(tmp_path: Path) -> None:
     assert (config["target_modules"], config["rank_pattern"]) == (["c_attn"], {"c_attn": 4})
     assert config["alpha_pattern"] == {"c_attn": 6}
     assert config["fan_in_fan_out"]
-    file = SafetensorsFile(tmp_path / ADAPTER_WEIGHTS)
+    stored = load_file(tmp_path / ADAPTER_WEIGHTS)
     root = "base_model.model.transformer.h.1.attn.c_attn"
-    a, b = (np.asarray(file.read(f"{root}.lora_{each}.weight")) for each in "AB")
+    a, b = (stored[f"{root}.lora_{factor}.weight"] for factor in "AB")
     # [inputs, 3 D]: PEFT's update of the whole module, and our update of each matrix.
     update = 1.5 * (b @ a).T
     place = {name: trainable["layers"]["place_0"]["mixer"][name] for name in ("query", "value")}
@@ -113,8 +111,8 @@ def test_layers_of_a_module_have_one_rank(tmp_path: Path) -> None:
     for factors in trainable["layers"]["place_0"]["mixer"].values():
         factors["lora_a"][1] = 0
     write_adapter(tmp_path, model, layout, trainable, family=family)
-    file = SafetensorsFile(tmp_path / ADAPTER_WEIGHTS)
-    ranks = {file.tensors[name].shape[0] for name in file.tensors if "lora_A" in name}
+    stored = load_file(tmp_path / ADAPTER_WEIGHTS)
+    ranks = {len(values) for name, values in stored.items() if "lora_A" in name}
     assert ranks == {4}
     again = read_adapter(tmp_path, model, family=family)
     jax.tree.map(np.testing.assert_array_equal, again.trainable, trainable)
@@ -158,11 +156,8 @@ def test_experts_cannot_be_exported(tmp_path: Path) -> None:
         ({"r": 4}, "rank_pattern gives .* rank 3 and others 4"),
         ({"lora_alpha": 10**400}, "lora_alpha 1000* are not a valid rank"),
         ({"alpha_pattern": {"h.0.attn.c_attn": 1}}, "alpha_pattern scales .*c_attn"),
-        ({"alpha_pattern": {r"^transformer\.h\.\d+.*c_attn": 1}}, "alpha_pattern scales .*c_attn"),
-        # Patterns that would take for ever to match, or match nothing.
+        # A pattern that would take for ever to match.
         ({"alpha_pattern": {"(.*)*x": 1}}, "is not the name of a module"),
-        ({"alpha_pattern": {"(": 1}}, "is not the name of a module"),
-        ({"alpha_pattern": {".*.*.*x": 1}}, "is not the name of a module"),
         ({"alpha_pattern": {"c_attn": "1"}}, "is not the name of a module with a number"),
     ],
 )
@@ -179,13 +174,12 @@ def test_mismatched_base_model_raises(tmp_path: Path) -> None:
     with pytest.raises(InteropError, match=r"adapts transformer.h.0.attn.c_attn, which this llama"):
         read_adapter(ADAPTERS / "gpt2-tied", model, family=family)
     folder = copy_adapter(tmp_path, "gpt2-tied")
-    file = SafetensorsFile(folder / ADAPTER_WEIGHTS)
-    values = {name: np.array(file.read(name)) for name in file.tensors}
+    values = load_file(folder / ADAPTER_WEIGHTS)
     model, _, family = read_base("gpt2-tied")
 
     def write(changed: dict[str, Any]) -> None:
-        specs = [TensorSpec(name, array.shape, "float32") for name, array in changed.items()]
-        write_safetensors(folder / ADAPTER_WEIGHTS, specs, changed.__getitem__)
+        arrays = {name: np.ascontiguousarray(array) for name, array in changed.items()}
+        save_file(arrays, folder / ADAPTER_WEIGHTS)
 
     name = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
     write(values | {name: values[name][:, 1:]})
@@ -202,5 +196,5 @@ def test_mismatched_base_model_raises(tmp_path: Path) -> None:
     with pytest.raises(InteropError, match="adapts lm_head"):
         read_adapter(folder, model, family=family)
     (folder / ADAPTER_WEIGHTS).unlink()
-    with pytest.raises(InteropError, match=r"has no adapter_model.safetensors"):
+    with pytest.raises(InteropError, match=r"adapter_model.safetensors: cannot be read"):
         read_adapter(folder, model, family=family)

@@ -60,8 +60,8 @@ from transformer.attention.sparse_ops.mask_tokens import query_and_key_tokens
 from transformer.attention.sparse_ops.strided_rows import attend_strided_rows
 from transformer.attention.sparse_ops.visible_key_counts import MeanVisibleKeys
 from transformer.layers.basic import declare_linear, fold_in
+from transformer.layers.low_rank import merge_weight
 from transformer.layers.position_embedding import NoPosition
-from transformer.lora import merge_weight
 from transformer.taps import HEAD_OUTPUTS
 from transformer.validation import (
     Fraction,

@@ -27,7 +27,7 @@ from transformer.attention.variants.linear_attention import elu_features
 from transformer.attention.variants.performer import draw_random_vectors, make_feature_map
 
 B, T, S, N, K, H, VALUES, M = 2, 29, 19, 6, 3, 5, 7, 13
-RANDOM_VECTORS = draw_random_vectors(M, H, orthogonal=True, seed=(3,))
+RANDOM_VECTORS: Any = draw_random_vectors(M, H, orthogonal=True, seed=(3,))
 SEGMENTS = array([np.repeat([1, 2, 3, 0], [3, 9, 13, 4]), np.repeat([7, 0, 5], [17, 2, 10])])
 KEY_SEGMENTS = array([np.repeat([3, 0, 1, 2], [6, 2, 7, 4]), np.repeat([5, 7, 0], [8, 9, 2])])
 LENGTHS = array([23, 0])

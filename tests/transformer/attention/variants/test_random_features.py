@@ -22,7 +22,8 @@ H, SEEDS = 8, 500
 @pytest.mark.parametrize("kind", ["positive", "trigonometric", "relu"])
 def test_features_match_formula(kind: Any) -> None:
     """The extracted factor is exact too."""
-    directions, x = draw_random_vectors(13, H, orthogonal=True, seed=(1,)), normal(0, 2, 3, 5, H)
+    directions: Any = draw_random_vectors(13, H, orthogonal=True, seed=(1,))
+    x = normal(0, 2, 3, 5, H)
     result = jax.device_get(jax.jit(make_feature_map(kind, directions))(x))
     factor = np.exp(result.log_scale)[..., None]
     assert_close(result.values * factor, FORMULAS[kind](np.float64(x), directions))
@@ -32,10 +33,8 @@ def test_features_match_formula(kind: Any) -> None:
 
 def test_positive_features_do_not_overflow() -> None:
     """Their logarithms, in float64, match those of the values times the factor."""
-    directions, x = (
-        draw_random_vectors(13, H, orthogonal=True, seed=(1,)),
-        100 * normal(0, 1, 7, 1, H),
-    )
+    directions: Any = draw_random_vectors(13, H, orthogonal=True, seed=(1,))
+    x = 100 * normal(0, 1, 7, 1, H)
     result = jax.jit(make_feature_map("positive", directions))(x)
     y = np.float64(x) / H**0.25
     log = y @ directions.T - (y * y).sum(-1)[..., None] / 2 - np.log(13) / 2

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer.interop.strided_copy import aligned_zeros, as_c_order, copy_in_tiles
+from transformer.interop.weight_files import aligned_zeros, as_c_order, copy_in_tiles
 
 SIZES = (37, 3, 2, 1100)
 """More than a tile along one axis, more than its rows along another."""

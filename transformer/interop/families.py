@@ -1,0 +1,250 @@
+"""All families: which one a config.json belongs to, and which one can express a model."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from transformer.attention.full import AttentionConfig
+from transformer.attention.projections import MultiHeadConfig
+from transformer.attention.scores import ScaledDotScore
+from transformer.interop.bert import BERT, BIG_BIRD, DISTILBERT, LONGFORMER, ROBERTA
+from transformer.interop.family import Architecture, Family, ModelKind
+from transformer.interop.fields import CONFIG_FIELDS, Fields, InteropError
+from transformer.interop.gpt import BLOOM, GPT2, GPT_NEOX, OPT
+from transformer.interop.llama import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    GPT_OSS,
+    LLAMA,
+    MISTRAL,
+    MIXTRAL,
+    PHI3,
+    QWEN2,
+    QWEN3,
+)
+from transformer.interop.modernbert import MODERNBERT
+from transformer.interop.seq2seq import BART, MARIAN, T5
+from transformer.interop.weight_map import model_leaves, model_tensors
+from transformer.layers.feedforward import FeedForwardConfig, resolve_d_ff
+from transformer.layers.norms import NormConfig
+from transformer.models.config import EncoderConfig, TransformerConfig
+from transformer.models.encoder_decoder import EncoderDecoder
+from transformer.models.heads import Classifier, Tagger
+from transformer.models.language_model import LanguageModel
+from transformer.models.masked_lm import MaskedLanguageModel
+from transformer.models.model import Model
+
+MODELS: dict[ModelKind, Any] = {
+    "language_model": LanguageModel,
+    "masked_lm": MaskedLanguageModel,
+    "classifier": Classifier,
+    "tagger": Tagger,
+    "encoder_decoder": EncoderDecoder,
+}
+"""Models of this library by the kind of an architecture."""
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        GPT2,
+        LLAMA,
+        MISTRAL,
+        MIXTRAL,
+        QWEN2,
+        QWEN3,
+        PHI3,
+        GPT_OSS,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        GPT_NEOX,
+        BLOOM,
+        OPT,
+        BERT,
+        ROBERTA,
+        DISTILBERT,
+        MODERNBERT,
+        LONGFORMER,
+        BIG_BIRD,
+        T5,
+        BART,
+        MARIAN,
+    )
+}
+"""Families in the order in which `export` tries them for a model without a family of its own."""
+
+
+REFUSED = {
+    "albert": "all layers share one set of weights",
+    "cohere": "its RoPE pairs neighboring entries under norms without biases",
+    "cohere2": "its RoPE pairs neighboring entries, and global layers have no positions",
+    "deepseek_v2": "it has multi-head latent attention and shared experts",
+    "deepseek_v3": "it has multi-head latent attention and shared experts",
+    "falcon": "its layers have one norm for attention and feed-forward",
+    "gptj": "its output matrix has a bias and its layers one norm",
+    "mamba": "it is a state-space model",
+    "olmo2": "it normalizes whole queries and keys across their heads, and the sublayers' outputs",
+    "phi": "its output matrix has a bias and its layers one norm",
+    "qwen2_moe": "it has shared experts with a gate of their own",
+    "qwen3_moe": "its layers mix experts and plain feed-forwards by index",
+}
+"""Architectures that are asked for and not supported, with the reason."""
+
+
+def find_architecture(
+    model_type: object, names: object, source: str
+) -> tuple[Family, Architecture, str]:
+    """Return the family and the architecture of a config.json, and the class if it is another.
+
+    Of a class with another head, such as `BertModel`, the body is known: it is read as the first
+    architecture of the family.
+
+    Raises:
+      InteropError: They are unknown; the message lists those that are known.
+    """
+    model_type = model_type if isinstance(model_type, str) else ""
+    family = FAMILIES.get(model_type)
+    if family is None:
+        reason = f" ({REFUSED[model_type]})" if model_type in REFUSED else ""
+        raise InteropError(
+            f"{source}: model_type {model_type!r} is not supported{reason}; known are "
+            f"{', '.join(FAMILIES)}"
+        )
+    names = [names] if isinstance(names, str) else names
+    asked = names if isinstance(names, list) and names else [family.architectures[0].name]
+    for architecture in family.architectures:
+        if architecture.name in asked:
+            return family, architecture, ""
+    for name in asked:
+        if name in CONFIG_FIELDS[model_type].classes:
+            return family, family.architectures[0], name
+    known = ", ".join(architecture.name for architecture in family.architectures)
+    raise InteropError(
+        f"{source}: architectures {asked} are not supported; known for {model_type} are {known}"
+    )
+
+
+RUN_SETTINGS = frozenset(
+    [
+        *("backend", "dispatcher", "layer_loop", "remat", "precision", "pad_vocab_to_multiple"),
+        *("dropout", "residual_dropout", "embedding_dropout", "initialization"),
+        *("load_balance_loss_weight", "router_z_loss_weight"),
+        "pooler",  # of the architecture
+    ]
+)
+"""Settings that change how a model is trained or run, but not what it computes."""
+
+
+def find_difference(config: TransformerConfig, other: TransformerConfig) -> str | None:
+    """Return the first setting in which two models differ, with both values; None if in none.
+
+    The defaults of both have to be filled in.
+    """
+    ours, theirs = dict(_settings("model", config)), dict(_settings("model", other))
+    for name, value in ours.items():
+        if name not in theirs or value != theirs[name]:
+            return f"{name} {value!r} (it has {theirs.get(name, 'none')!r})"
+    return None
+
+
+def fill_in(part: Any, d_model: int) -> Any:
+    """Return a part of a config with the defaults that depend on the width of the model."""
+    if isinstance(part, tuple):
+        return tuple(fill_in(value, d_model) for value in part)
+    if not dataclasses.is_dataclass(part) or isinstance(part, type):
+        return part
+    values = {
+        field.name: fill_in(getattr(part, field.name), d_model)
+        for field in dataclasses.fields(part)
+    }
+    if isinstance(part, MultiHeadConfig):
+        head_dim = part.resolved_head_dim(d_model)
+        values |= {"num_kv_heads": part.resolved_num_kv_heads, "head_dim": head_dim}
+        values |= {"output_bias": part.has_output_bias}
+        if isinstance(part, AttentionConfig):
+            values["value_head_dim"] = part.value_head_dim or head_dim
+        if values.get("score") == ScaledDotScore():
+            values["score"] = ScaledDotScore(float(head_dim))
+    if isinstance(part, FeedForwardConfig):
+        values["d_ff"] = resolve_d_ff(part, d_model)
+    if isinstance(part, NormConfig) and part.kind != "layer":  # it has no bias
+        values["bias"] = True
+    return dataclasses.replace(part, **values)
+
+
+def _settings(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a model by path, with every layer by itself.
+
+    The class of a part precedes its settings.
+    """
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        yield path, value
+        return
+    yield path, type(value).__name__
+    for field in dataclasses.fields(value):
+        setting, name = getattr(value, field.name), f"{path}.{field.name}"
+        if isinstance(value, TransformerConfig | EncoderConfig) and field.name == "layer_pattern":
+            for layer in range(value.num_layers):
+                yield from _settings(f"{name}.{layer}", setting[layer % len(setting)])
+        elif field.name not in RUN_SETTINGS:
+            yield from _settings(name, setting)
+
+
+def express(model: Model, family: str = "") -> tuple[Family, Architecture, dict[str, Any]]:
+    """Return the family and architecture of a model, and the fields of its config.json.
+
+    Args:
+      model: The model.
+      family: `model_type` of the family; default: the first that can express the model.
+
+    Raises:
+      InteropError: No family can express the model; the message names the setting.
+    """
+    if family and family not in FAMILIES:
+        raise InteropError(f"family {family}: is not known; give one of {', '.join(FAMILIES)}")
+    problems: list[str] = []
+    for candidate in [FAMILIES[family]] if family else FAMILIES.values():
+        architectures = [x for x in candidate.architectures if MODELS[x.kind] is type(model)]
+        if not architectures:
+            continue
+        try:
+            return candidate, architectures[0], _write_config(candidate, architectures[0], model)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            problems.append(f"{candidate.model_type}: {' '.join(str(error).split())}")
+    if not problems:
+        raise InteropError(
+            f"model {type(model).__name__}: has no counterpart in transformers that is supported; "
+            "export a language model, masked language model, classifier or encoder-decoder"
+        )
+    # The family that agrees deepest into the config is the nearest one.
+    nearest = max(problems, key=lambda problem: problem.count("."))
+    raise InteropError(
+        f"model: no architecture of transformers has it (nearest is {nearest}); change what differs"
+    )
+
+
+def _write_config(family: Family, architecture: Architecture, model: Model) -> dict[str, Any]:
+    """Return the fields of a model's config.json.
+
+    Raises:
+      ValueError: Read again they give another model, or the files have no place for a parameter.
+    """
+    config = fill_in(model.config, model.config.d_model)
+    written = family.write_config(config)
+    values = json.loads(json.dumps(written))
+    read = family.read_config(Fields(values, family.model_type, family.model_type))
+    if config.encoder is not None and not config.encoder.vocab_size and not read.tie_embeddings:
+        # One table of source and target is written as two equal ones.
+        encoder = dataclasses.replace(read.encoder or config.encoder, vocab_size=0)
+        read = dataclasses.replace(read, encoder=encoder)
+    if architecture.kind != "masked_lm":
+        read = dataclasses.replace(read, masked_head=config.masked_head)  # without effect
+    difference = find_difference(config, fill_in(read, read.d_model))
+    if difference is None and config.pooler != architecture.pooler:
+        difference = f"model.pooler {config.pooler!r}"
+    if difference is not None:
+        raise ValueError(difference)
+    model_tensors(family.rules(architecture), model_leaves(model), model.config)
+    return written

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Float
 
 
 class LowRankWeight(struct.PyTreeNode):
@@ -17,9 +18,9 @@ class LowRankWeight(struct.PyTreeNode):
     experts).
     """
 
-    base: jax.Array  # [*stack, *inputs, *outputs]
-    a: jax.Array  # [*stack, *inputs, rank]
-    b: jax.Array  # [*stack, rank, *outputs]
+    base: Float[Array, "..."]  # [*stack, *inputs, *outputs]
+    a: Float[Array, "..."]  # [*stack, *inputs, rank]
+    b: Float[Array, "..."]  # [*stack, rank, *outputs]
     scale: float = struct.field(pytree_node=False)  # s
 
     @property

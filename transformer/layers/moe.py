@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Key
 
 from transformer.layers.activations import ACTIVATIONS, clamped_gate
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
@@ -95,10 +96,10 @@ class MixtureOfExperts(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,  # [B, T, D]
-        dropout_rngs: jax.Array | None = None,  # [B]
+        x: Float[Array, "B T D"],
+        dropout_rngs: Key[Array, "B"] | None = None,
         *,
-        token_mask: jax.Array | None = None,  # [B, T] False for padding, which gets zeros
+        token_mask: Bool[Array, "#B T"] | None = None,  # False for padding, which gets zeros
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
         """Return the output; `aux` has the weighted auxiliary losses if `losses` are requested."""
@@ -125,7 +126,7 @@ class MixtureOfExperts(nn.Module):
         }
         return FeedForwardOutput(y, losses)
 
-    def router_logits(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, E]
+    def router_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Return router logits, in float32 for any policy: rounding would change the routing."""
         context, inputs = self.context, {"embed": self.context.d_model}
         matrix = declare_weight(
@@ -153,9 +154,9 @@ class MixtureOfExperts(nn.Module):
     def apply_experts(
         self,
         dispatcher: TokenDispatcher,
-        x: jax.Array,  # [B, T, D]
-        dropout_rngs: jax.Array | None,  # [B]
-    ) -> jax.Array:  # [B, T, D]
+        x: Float[Array, "B T D"],
+        dropout_rngs: Key[Array, "B"] | None,
+    ) -> Float[Array, "B T D"]:
         """Apply `FeedForward` to each row, with the weights of its expert."""
         config, context = self.config.expert, self.context
         embed, mlp = {"embed": context.d_model}, {"mlp": resolve_d_ff(config, context.d_model)}
@@ -212,7 +213,7 @@ class MixtureOfExperts(nn.Module):
 def multiply_rows(
     dispatcher: TokenDispatcher,
     rows: jax.Array,
-    matrices: jax.Array | LowRankWeight,  # [E, D, F]
+    matrices: Float[Array, "E D F"] | LowRankWeight,
 ) -> jax.Array:
     """Multiply rows with the matrices of their experts."""
     if not isinstance(matrices, LowRankWeight):

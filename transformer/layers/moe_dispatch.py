@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from transformer.model_context import ActivationConstraint, unconstrained
 
@@ -21,10 +22,10 @@ from transformer.model_context import ActivationConstraint, unconstrained
 class Routing(NamedTuple):
     """Experts of every token, and their gates."""
 
-    expert_indices: jax.Array  # [B, T, C] experts of a token, most probable first
-    gates: jax.Array  # [B, T, C] float32 weights of the experts' outputs; 0 for padding
-    probabilities: jax.Array  # [B, T, E] float32
-    token_mask: jax.Array  # [B, T] False for padding
+    expert_indices: Int[Array, "B T C"]  # experts of a token, most probable first
+    gates: Float32[Array, "B T C"]  # weights of the experts' outputs; 0 for padding
+    probabilities: Float32[Array, "B T E"]
+    token_mask: Bool[Array, "B T"]  # False for padding
 
     @property
     def num_experts(self) -> int:
@@ -33,11 +34,11 @@ class Routing(NamedTuple):
 
 
 def route_tokens(
-    logits: jax.Array,  # [B, T, E] float32
+    logits: Float32[Array, "B T E"],
     num_experts_per_token: int,  # C
     *,
     normalize_gates: bool,
-    token_mask: jax.Array | None = None,  # [B or 1, T] False for padding; None: no padding
+    token_mask: Bool[Array, "#B T"] | None = None,  # False for padding; None: no padding
 ) -> Routing:
     """Send each token to its C most probable experts; of equal ones, to the first.
 
@@ -58,7 +59,7 @@ def route_tokens(
     return Routing(experts, jnp.where(token_mask[..., None], gates, 0), probabilities, token_mask)
 
 
-def _top_experts(probabilities: jax.Array, count: int) -> jax.Array:  # [B, T, E] -> [B, T, C]
+def _top_experts(probabilities: Float[Array, "B T E"], count: int) -> Int[Array, "B T C"]:
     """Return the indices of the C largest probabilities.
 
     By repeated argmax: the partitioner gathers sharded tokens for `lax.top_k`, which is a sort.
@@ -72,7 +73,7 @@ def _top_experts(probabilities: jax.Array, count: int) -> jax.Array:  # [B, T, E
     return jnp.stack(experts, axis=-1)
 
 
-def load_balance_loss(routing: Routing) -> jax.Array:  # scalar
+def load_balance_loss(routing: Routing) -> Float[Array, ""]:
     """Return E sum_e f_e P_e (Fedus et al. 2022, equation 4): 1 if experts are used equally.
 
     f_e is the fraction of an example's assignments that go to expert e, P_e the mean probability
@@ -92,9 +93,9 @@ def load_balance_loss(routing: Routing) -> jax.Array:  # scalar
 
 
 def router_z_loss(
-    logits: jax.Array,  # [B, T, E] float32
-    token_mask: jax.Array,  # [B, T]
-) -> jax.Array:  # scalar
+    logits: Float32[Array, "B T E"],
+    token_mask: Bool[Array, "B T"],
+) -> Float[Array, ""]:
     """Return the mean over tokens of logsumexp(logits)^2 (Zoph et al. 2022, equation 5)."""
     squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
     return jnp.sum(jnp.where(token_mask, squares, 0)) / jnp.maximum(jnp.sum(token_mask), 1)
@@ -117,20 +118,22 @@ ROWS_BY_EXPERT = ("experts", "batch", "length", None)
 class TokenDispatcher(Protocol):
     """Moves tokens to experts and back. Rows are the experts' inputs, in a layout of its own."""
 
-    def dispatch(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> rows of D
+    def dispatch(self, x: Float[Array, "B T D"]) -> Float[Array, "rows D"]:
         """Return the rows of the experts."""
 
     def matmul(
         self,
         rows: jax.Array,  # rows of D
-        matrices: jax.Array,  # [E, D, F]
+        matrices: Float[Array, "E D F"],
     ) -> jax.Array:  # rows of F
         """Multiply each row by the matrix of its expert."""
 
-    def broadcast(self, vectors: jax.Array) -> jax.Array:  # [E, F] -> broadcasts to rows of F
+    def broadcast(
+        self, vectors: Float[Array, "E F"]
+    ) -> jax.Array:  # [E, F] -> broadcasts to rows of F
         """Return each expert's vector for its rows."""
 
-    def combine(self, rows: jax.Array) -> jax.Array:  # rows of D -> [B, T, D]
+    def combine(self, rows: jax.Array) -> Float[Array, "B T D"]:  # rows of D -> [B, T, D]
         """Return the sum over a token's experts of gate times row."""
 
 
@@ -185,9 +188,9 @@ class SortedDispatcher(NamedTuple):
     """
 
     routing: Routing
-    order: jax.Array  # [C B T] index of the pair in each row
-    expert_of_row: jax.Array  # [C B T]
-    group_sizes: jax.Array  # [E] rows of each expert
+    order: Int[Array, "C_times_B_times_T"]  # index of the pair in each row
+    expert_of_row: Int[Array, "C_times_B_times_T"]
+    group_sizes: Int[Array, "E"]  # rows of each expert
 
     @staticmethod
     def from_routing(routing: Routing) -> "SortedDispatcher":
@@ -229,7 +232,7 @@ class CapacityDispatcher(NamedTuple):
     """
 
     routing: Routing
-    slots: jax.Array  # [B, T, C] slot in 0 to E slots_per_expert - 1; one more if dropped
+    slots: Int[Array, "B T C"]  # slot in 0 to E slots_per_expert - 1; one more if dropped
     slots_per_expert: int
     constrain: ActivationConstraint = unconstrained
 
@@ -262,7 +265,7 @@ class CapacityDispatcher(NamedTuple):
     def dispatch(self, x: jax.Array) -> jax.Array:
         num_experts, batch = self.routing.num_experts, x.shape[0]
 
-        def place(slots: jax.Array, x: jax.Array) -> jax.Array:  # [T, C], [T, D]
+        def place(slots: Int[Array, "T C"], x: Float[Array, "T D"]) -> jax.Array:  # [T, C], [T, D]
             # Two tokens never share a slot, so the order of the writes does not matter.
             empty = jnp.zeros((num_experts * self.slots_per_expert, x.shape[-1]), x.dtype)
             return empty.at[slots].set(x[:, None], mode="drop")

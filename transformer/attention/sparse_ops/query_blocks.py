@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Shaped
 
 QUERY_BLOCK_SIZE = 128
 
@@ -17,10 +18,10 @@ SAVED_QUERY_BLOCK_RESIDUALS = "kept of a block of queries"
 
 def map_query_blocks(
     attend: Callable[..., jax.Array],
-    queries: tuple[jax.Array, ...],  # [B, T, ...] each
+    queries: tuple[Shaped[Array, "B T ..."], ...],  # each
     *,
     block_size: int = QUERY_BLOCK_SIZE,
-) -> jax.Array:  # [B, T, ...]
+) -> Shaped[Array, "B T ..."]:
     """Apply `attend(block_index, *blocks [B, R, ...]) -> [B, R, ...]` to one block after the other.
 
     The last block is padded with zeros, and its results are cut off. The backward pass recomputes
@@ -30,7 +31,7 @@ def map_query_blocks(
     block_length = min(block_size, length)
     num_blocks = -(-length // block_length)
 
-    def split(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [blocks, B, R, ...]
+    def split(x: Shaped[Array, "B T ..."]) -> Shaped[Array, "blocks B R ..."]:
         padding = [(0, 0), (0, num_blocks * block_length - length)] + [(0, 0)] * (x.ndim - 2)
         blocks = jnp.pad(x, padding).reshape(x.shape[0], num_blocks, block_length, *x.shape[2:])
         return jnp.moveaxis(blocks, 1, 0)
@@ -43,9 +44,9 @@ def map_query_blocks(
 
 
 def softmax_where(
-    scores: jax.Array,  # [..., S]
-    where: jax.Array,  # [..., S] booleans
-) -> tuple[jax.Array, jax.Array]:  # [..., S], [...]
+    scores: Float[Array, "... S"],
+    where: Bool[Array, "... S"],
+) -> tuple[Float[Array, "... S"], Float[Array, "..."]]:
     """Return softmax weights over the entries where `where` is True, and their log-sum-exp.
 
     A row without such entries gets zero weights, -inf and no gradient.

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Float, Int
 
 from transformer.attention.document_boundaries import (
     DocumentBoundaries,
@@ -55,8 +56,8 @@ class Features(NamedTuple):
     The scale is separate because its exponential may overflow.
     """
 
-    values: jax.Array  # [..., M]
-    log_scale: jax.Array  # [...]
+    values: Float[Array, "... M"]
+    log_scale: Float[Array, "..."]
     signed: bool = False
     """Features, and so attention weights, may be negative."""
 
@@ -72,8 +73,8 @@ class LinearAttentionState(struct.PyTreeNode):
     does not grow any more.
     """
 
-    kv_sums: jax.Array  # [B, K, M, H of values + 1] features times (values, 1)
-    log_scale: jax.Array  # [B, K] logarithm of the scale divided out of `kv_sums`
+    kv_sums: Float[Array, "B K M Hv_plus_1"]  # features times (values, 1)
+    log_scale: Float[Array, "B K"]  # logarithm of the scale divided out of `kv_sums`
 
     @classmethod
     def empty(
@@ -111,10 +112,10 @@ def feature_map_flops(
 
 def attend_with_feature_map(
     module: Mixer,
-    x: jax.Array,  # [B, T, D]
+    x: Float[Array, "B T D"],
     feature_map: FeatureMap,
     inputs: MixerInputs,
-) -> tuple[jax.Array, LinearAttentionState | LinearAttentionMemory | None]:  # [B, T, N, H], cache
+) -> tuple[Float[Array, "B T N H"], LinearAttentionState | LinearAttentionMemory | None]:  # cache
     """Declare the query, key and value projections of `module` and attend by features.
 
     Under a causal mask, each document must be contiguous in its row.
@@ -162,12 +163,12 @@ def attend_with_feature_map(
 
 
 def attend_bidirectional(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     feature_map: FeatureMap,
     mask: Mask,
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Attend from each query to all keys of its document; packed rows cost a causal pass."""
     query_segments, key_segments = mask.segments, segments_of_keys(mask, k.shape[1])
 
@@ -189,13 +190,13 @@ def attend_bidirectional(
 
 
 def _attend_sorted_by_document(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     feature_map: FeatureMap,
-    query_segments: jax.Array,  # [B or 1, T]
-    key_segments: jax.Array,  # [B or 1, S]
-) -> jax.Array:  # [B, T, N, H of values]
+    query_segments: Int[Array, "#B T"],
+    key_segments: Int[Array, "#B S"],
+) -> Float[Array, "B T N Hv"]:
     """Sort tokens by document with keys before queries, then run a causal pass.
 
     In that order every query comes after all keys of its document, so it sees all of them.
@@ -223,10 +224,10 @@ def _attend_sorted_by_document(
 
 
 def sum_keys(
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     feature_map: FeatureMap,
-    segments: jax.Array | None,  # [B or 1, S] 0 is padding; None: there is none
+    segments: Int[Array, "#B S"] | None,  # 0 is padding; None: there is none
 ) -> LinearAttentionState:
     """Sum over all keys except padding, relative to the largest scale among them."""
     values, key_log_scale, _ = feature_map(k.astype(ACCUMULATION_DTYPE))
@@ -239,10 +240,10 @@ def sum_keys(
 
 
 def read_state(
-    q: jax.Array,  # [B, T, N, H]
+    q: Float[Array, "B T N H"],
     feature_map: FeatureMap,
     state: LinearAttentionState,
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Attend from queries to summed keys. Scales common to numerator and denominator cancel."""
     values, _, signed = feature_map(q.astype(ACCUMULATION_DTYPE))
     b, t, n, m = values.shape
@@ -252,13 +253,13 @@ def read_state(
 
 
 def attend_causal(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     feature_map: FeatureMap,
     boundaries: DocumentBoundaries | None,
     state: LinearAttentionState | None = None,  # of previous tokens; None: no tokens
-) -> tuple[jax.Array, LinearAttentionState]:  # [B, T, N, H of values], sums after the last token
+) -> tuple[Float[Array, "B T N Hv"], LinearAttentionState]:  # sums after the last token
     """Attend from each query to the keys of its document up to its own.
 
     The backward pass recomputes each chunk from its inputs and the state before it, so memory is
@@ -273,12 +274,12 @@ def attend_causal(
     size = -(-length // num_chunks)
     padding = (0, num_chunks * size - length)
 
-    def split(x: jax.Array) -> jax.Array:  # [B, T, K, ..., H] -> [chunks, B, K, ..., C, H]
+    def split(x: Float[Array, "B T K ... H"]) -> Float[Array, "chunks B K ... C H"]:
         x = jnp.pad(x, [(0, 0), padding] + [(0, 0)] * (x.ndim - 2))
         x = x.reshape(batch, num_chunks, size, *x.shape[2:])
         return jnp.moveaxis(jnp.moveaxis(x, 2, -2), 1, 0)
 
-    def split_documents(x: jax.Array) -> jax.Array:  # [B or 1, chunks C] -> [chunks, B or 1, C]
+    def split_documents(x: Float[Array, "#B chunks_C"]) -> Int[Array, "chunks #B C"]:
         return x.reshape(-1, num_chunks, size).swapaxes(0, 1)
 
     if boundaries is None:
@@ -308,11 +309,11 @@ def attend_causal(
 class _Chunk(NamedTuple):
     """Inputs of one chunk of C tokens. All chunks are stacked along a leading axis."""
 
-    q: jax.Array  # [B, K, G, C, H]
-    k: jax.Array  # [B, K, C, H]
-    v: jax.Array  # [B, K, C, H of values]
-    document: jax.Array  # [B or 1, C] number of the document in the row
-    key_document: jax.Array  # [B or 1, C] the same; -1: padding, which nothing sees
+    q: Float[Array, "B K G C H"]
+    k: Float[Array, "B K C H"]
+    v: Float[Array, "B K C Hv"]
+    document: Int[Array, "#B C"]  # number of the document in the row
+    key_document: Int[Array, "#B C"]  # the same; -1: padding, which nothing sees
 
 
 def _attend_chunk(
@@ -349,12 +350,12 @@ def _attend_chunk(
     return (state, chunk.document[:, -1]), _normalize(sums, q.signed)
 
 
-def _append_ones(v: jax.Array) -> jax.Array:  # [..., H of values] -> [..., H of values + 1]
+def _append_ones(v: Float[Array, "... Hv"]) -> Float[Array, "... Hv_plus_1"]:
     """Append a column of ones, whose weighted sum is the sum of the weights."""
     return jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1).astype(ACCUMULATION_DTYPE)
 
 
-def _normalize(sums: jax.Array, signed: bool) -> jax.Array:  # [..., H + 1] -> [..., H]
+def _normalize(sums: Float[Array, "... H_plus_1"], signed: bool) -> Float[Array, "... H"]:
     """Divide weighted values by the sum of the weights; zeros where no key is visible."""
     total = sums[..., -1:]
     if signed:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.attend import attend
 from transformer.attention.cache import project_memory
@@ -188,10 +189,10 @@ def check_mask(config: LinformerConfig, mask: Mask, length: int) -> None:
 class Documents(NamedTuple):
     """Documents of the keys of a row; without segments one, and the other fields are None."""
 
-    members: jax.Array  # [B or 1, S, documents] True where the key is of the document
-    positions: jax.Array | None = None  # [B, S] place of each key in its document
-    segments: jax.Array | None = None  # [B, documents] what the mask calls them
-    too_many: jax.Array | None = None  # [B] True in a row of more documents
+    members: Bool[Array, "#B S documents"]  # True where the key is of the document
+    positions: Int[Array, "B S"] | None = None  # place of each key in its document
+    segments: Int[Array, "B documents"] | None = None  # what the mask calls them
+    too_many: Bool[Array, "B"] | None = None  # True in a row of more documents
 
 
 def split_documents(mask: Mask, length: int, max_documents: int) -> Documents:
@@ -216,10 +217,10 @@ def split_documents(mask: Mask, length: int, max_documents: int) -> Documents:
 
 
 def project_length(
-    projection: jax.Array,  # [length, rank], or [K, length, rank] with one for each head
-    x: jax.Array,  # [B, S, K, H]
+    projection: Float[Array, "length rank"] | Float[Array, "K length rank"],
+    x: Float[Array, "B S K H"],
     documents: Documents,
-) -> jax.Array:  # [B, documents * rank, K, H]
+) -> Float[Array, "B documents_times_rank K H"]:
     """Sum over the length: each key times the projection row of its position, per document."""
     # A copy of the keys for each document, with zeros elsewhere: padding adds nothing to the sums.
     by_document = jnp.where(documents.members[..., None, None], x[:, :, None], 0)

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from transformer.attention.mixer import (
     Abilities,
@@ -143,7 +144,7 @@ class Performer(Mixer):
 
 def draw_random_vectors(
     num_vectors: int, head_dim: int, *, orthogonal: bool, seed: tuple[int, ...]
-) -> np.ndarray[Any, Any]:  # [count, H]
+) -> Float[np.ndarray, "count H"]:
     """Draw vectors from N(0, I); a function of the seed alone.
 
     Orthogonal vectors come in blocks of H: rows of a random rotation, rescaled to the norms of
@@ -201,5 +202,5 @@ def _scaled(x: jax.Array) -> jax.Array:
     return x * x.shape[-1] ** -0.25
 
 
-def _half_square(x: jax.Array) -> jax.Array:  # [..., H] -> [...]
+def _half_square(x: Float[Array, "... H"]) -> Float[Array, "..."]:
     return jnp.sum(jnp.square(x), axis=-1) / 2

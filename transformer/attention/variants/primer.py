@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Float, Int
 
 from transformer.attention.attend import attend
 from transformer.attention.cache import KVCache
@@ -190,11 +191,11 @@ class Primer(Mixer):
     def depthwise_convolution(
         self,
         name: str,
-        x: jax.Array,  # [B, T, N, H]
+        x: Float[Array, "B T N H"],
         cache: NeighborCache | None,  # [B, 2, N, H]
-        positions: jax.Array,  # [B or 1, T]
+        positions: Int[Array, "#B T"],
         mask: Mask,
-    ) -> jax.Array:  # [B, T, N, H]
+    ) -> Float[Array, "B T N H"]:
         """Return a weighted sum of each token and the two tokens before it, per channel.
 
         Without a causal mask: of the token and one neighbor on each side. Initially the token

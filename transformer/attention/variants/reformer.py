@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.backends.tiling import PartialAttention, merge_partials
 from transformer.attention.document_boundaries import token_segments
@@ -143,9 +144,9 @@ class Reformer(Mixer):
     @nn.nowrap
     def buckets(
         self,
-        q: jax.Array,  # [B, T, N, H]
+        q: Float[Array, "B T N H"],
         inputs: MixerInputs,
-    ) -> jax.Array:  # [rounds, B, N, T]
+    ) -> Float[Array, "rounds B N T"]:
         """Return the bucket of each token in each round, separate for each document."""
         hashes = hash_buckets(q, jnp.asarray(inputs.constants["rotations"]))
         documents = token_segments(inputs.mask, q.shape[1])
@@ -157,7 +158,7 @@ class Reformer(Mixer):
         self,
         heads: QKV,
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B, N, T, T] booleans
+    ) -> Bool[Array, "B N T T"]:
         """Return the keys visible in any round, and the token itself where there is no other."""
         window, length = self.config.window, heads.q.shape[1]
         numbers = bucket_positions(self.buckets(heads.q, inputs), window)
@@ -170,7 +171,7 @@ class Reformer(Mixer):
         return others | (itself & ~others.any(-1, keepdims=True))
 
 
-def normalize_keys(q: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
+def normalize_keys(q: Float[Array, "B T N H"]) -> Float[Array, "B T N H"]:
     """Return queries rescaled to length sqrt(H), which serve as keys.
 
     Scores times 1 / sqrt(H) are then q_i . q_j / |q_j|, as in the paper's code; the paper's
@@ -182,15 +183,15 @@ def normalize_keys(q: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
 
 
 def hash_buckets(
-    q: jax.Array,  # [B, T, N, H]
-    rotations: jax.Array,  # [rounds, N, H, buckets / 2]
-) -> jax.Array:  # [rounds, B, N, T]
+    q: Float[Array, "B T N H"],
+    rotations: Float[Array, "rounds N H half_buckets"],
+) -> Int[Array, "rounds B N T"]:
     """Return argmax([q R; -q R]) (section 2, locality sensitive hashing)."""
     # In float32: a projection rounded to 16 bits could move a token to another bucket. An argmax
     # has no gradient anyway.
     wide = jax.lax.stop_gradient(q).astype(jnp.float32)
 
-    def hash_once(rotation: jax.Array) -> jax.Array:  # [N, H, buckets / 2] -> [B, N, T]
+    def hash_once(rotation: Float[Array, "N H half_buckets"]) -> Float[Array, "B N T"]:
         rotated = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
         return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1)
 
@@ -199,20 +200,22 @@ def hash_buckets(
     return jax.lax.map(hash_once, rotations)
 
 
-def bucket_positions(buckets: jax.Array, window: int) -> jax.Array:  # [rounds, B, N, T] each
+def bucket_positions(
+    buckets: Float[Array, "rounds B N T"], window: int
+) -> Int[Array, "rounds B N T"]:
     """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
     return jax.vmap(lambda groups: group_positions(groups, window))(buckets)
 
 
 def attend_hashed(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, N, H]
-    v: jax.Array,  # [B, T, N, H]
-    buckets: jax.Array,  # [rounds, B, N, T]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T N H"],
+    v: Float[Array, "B T N H"],
+    buckets: Float[Array, "rounds B N T"],
     window: int,
     causal: bool,
     softmax_dtype: str,
-) -> jax.Array:  # [B, T, N, H]
+) -> Float[Array, "B T N H"]:
     """Attend in all rounds at once, as rounds * N heads, and merge the rounds (equation 5)."""
     rounds, batch, heads, length = buckets.shape
     dtype = v.dtype
@@ -245,9 +248,9 @@ def attend_hashed(
 
 def duplicate_correction(
     window: int,
-    q_positions: jax.Array,  # [B, N, R, rounds]
-    k_positions: jax.Array,  # [B, N, C, rounds]
-) -> jax.Array:  # [B, N, R, C]
+    q_positions: Int[Array, "B N R rounds"],
+    k_positions: Int[Array, "B N C rounds"],
+) -> Float[Array, "B N R C"]:
     """Return -log(number of rounds that show the key); -1e4 for the token itself (equation 6)."""
     # One round at a time, so that no array has an axis of rounds beside queries and keys.
     distances = [

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 
 from transformer.attention.cache import KVCache
 from transformer.attention.document_boundaries import token_segments
@@ -95,7 +96,7 @@ class ClusterCache(struct.PyTreeNode):
     """Keys, values and clusters of all tokens."""
 
     kv: KVCache
-    clusters: jax.Array  # [B, S, N]
+    clusters: Int[Array, "B S N"]
 
     @classmethod
     def empty(
@@ -107,10 +108,10 @@ class ClusterCache(struct.PyTreeNode):
 
     def append(
         self,
-        k: jax.Array,  # [B, T, N, H]
-        v: jax.Array,  # [B, T, N, H]
-        clusters: jax.Array,  # [B, T, N]
-        positions: jax.Array,  # [B, T], consecutive within a row
+        k: Float[Array, "B T N H"],
+        v: Float[Array, "B T N H"],
+        clusters: Int[Array, "B T N"],
+        positions: Int[Array, "B T"],  # consecutive within a row
     ) -> "ClusterCache":
         """Return the cache with T more tokens at the given positions."""
         # Rows are at different positions, so each writes its tokens at an offset of its own.
@@ -127,9 +128,9 @@ class ClusterCache(struct.PyTreeNode):
 class ClusteredHeads(NamedTuple):
     """Queries, keys and values, and their affinities to the centroids."""
 
-    q: jax.Array  # [B, T, N, H]
-    k: jax.Array  # [B, T, N, H]
-    v: jax.Array  # [B, T, N, H]
+    q: Float[Array, "B T N H"]
+    k: Float[Array, "B T N H"]
+    v: Float[Array, "B T N H"]
     affinities: jax.Array  # [1 or 2, B, N, T, E] of queries; with balanced clusters, of keys too
 
 
@@ -256,7 +257,7 @@ class RoutingAttention(Mixer):
         self,
         heads: ClusteredHeads,
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B, N, T, T] booleans
+    ) -> Bool[Array, "B N T T"]:
         """Return the keys of the query's cluster; balanced: of all clusters that contain it."""
         config, length = self.config, heads.q.shape[1]
         documents = token_segments(inputs.mask, length)
@@ -271,8 +272,8 @@ class RoutingAttention(Mixer):
 
 
 def layer_norm_without_affine(
-    x: jax.Array, context: ModelContext
-) -> jax.Array:  # [B, T, N, H] -> [B, T, N, H]
+    x: Float[Array, "B T N H"], context: ModelContext
+) -> Float[Array, "B T N H"]:
     """Normalize to length sqrt(H), so that the nearest centroid has the largest dot product."""
     wide = x.astype(context.precision.norm)
     ones = jnp.ones(x.shape[-1:], wide.dtype)
@@ -280,9 +281,9 @@ def layer_norm_without_affine(
 
 
 def centroid_affinity(
-    x: jax.Array,  # [B, T, N, H]
-    centroids: jax.Array,  # [N, E, H]
-) -> jax.Array:  # [B, N, T, E] float32
+    x: Float[Array, "B T N H"],
+    centroids: Float[Array, "N E H"],
+) -> Float32[Array, "B N T E"]:
     """Return -|x - c|^2 / 2 for each centroid c. No gradient reaches x."""
     x, centroids = jax.lax.stop_gradient(x).astype(jnp.float32), centroids.astype(jnp.float32)
     # |x - c|^2 = |x|^2 - 2 x . c + |c|^2: one matmul, and no array [B, T, N, E, H] of differences.
@@ -294,8 +295,8 @@ def centroid_affinity(
 
 def kmeans_loss(
     affinities: jax.Array,  # [1 or 2, B, N, T, E]
-    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
-) -> jax.Array:  # a number
+    documents: Int[Array, "#B T"] | None,  # 0 is padding; None: there is none
+) -> Float[Array, ""]:
     """Return the mean squared distance of tokens to their nearest centroid, over heads and tokens.
 
     This is the k-means objective. Its gradient pulls each centroid to the mean of its tokens.
@@ -310,26 +311,26 @@ def kmeans_loss(
 
 def cluster_ids(
     config: RoutingAttentionConfig,
-    affinities: jax.Array,  # [1, B, N, T, E]
-    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: one document
-) -> jax.Array:  # [B, N, T]
+    affinities: Float[Array, "1 B N T E"],
+    documents: Int[Array, "#B T"] | None,  # 0 is padding; None: one document
+) -> Int[Array, "B N T"]:
     """Return the nearest cluster of each token, separate per document. Ties go to the lower."""
     nearest = jnp.argmax(affinities[0], axis=-1)
     return split_groups_by_document(nearest, config.num_clusters, documents)
 
 
 def attend_last_group_members(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, N, H] in row s the key at position s
-    v: jax.Array,  # [B, S, N, H of values]
-    groups: jax.Array,  # [B, T, N] of the queries
-    key_groups: jax.Array,  # [B, S, N]
-    positions: jax.Array,  # [B, T] of the queries; -1: sees nothing
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S N H"],  # in row s the key at position s
+    v: Float[Array, "B S N Hv"],
+    groups: Int[Array, "B T N"],  # of the queries
+    key_groups: Int[Array, "B S N"],
+    positions: Int[Array, "B T"],  # of the queries; -1: sees nothing
     window: int,
     *,
     scale: float,
     softmax_dtype: str = "float32",
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Compute causal `attend_grouped` for new queries over cached keys."""
     key_groups = jnp.swapaxes(key_groups, 1, 2)[:, :, None]  # [B, N, 1, S]
     key_positions = jnp.arange(k.shape[1])[None, None, None, :]
@@ -337,10 +338,10 @@ def attend_last_group_members(
 
     def attend_block(
         block_index: jax.Array,
-        q: jax.Array,  # [B, R, N, H]
-        groups: jax.Array,  # [B, R, N]
-        positions: jax.Array,  # [B, R]
-    ) -> jax.Array:  # [B, R, N, H of values]
+        q: Float[Array, "B R N H"],
+        groups: Int[Array, "B R N"],
+        positions: Int[Array, "B R"],
+    ) -> Float[Array, "B R N Hv"]:
         same_group = jnp.swapaxes(groups, 1, 2)[..., None] == key_groups
         earlier = same_group & (key_positions <= positions[:, None, :, None])
         # The last `window` members are those with fewer than `window` members after them.
@@ -357,9 +358,9 @@ def attend_last_group_members(
 
 def cluster_members(
     config: RoutingAttentionConfig,
-    affinities: jax.Array,  # [2, B, N, T, E] of queries and of keys
-    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: there is none
-) -> jax.Array:  # [2, B, N, E, C] indices of tokens; T: no token
+    affinities: Float[Array, "2 B N T E"],  # of queries and of keys
+    documents: Int[Array, "#B T"] | None,  # 0 is padding; None: there is none
+) -> Int[Array, "2 B N E C"]:  # indices of tokens; T: no token
     """Return the tokens nearest to each cluster (algorithm 1). Ties go to the lower index.
 
     Each cluster picks its tokens, not each token its cluster: sizes are equal and shapes static,
@@ -375,22 +376,22 @@ def cluster_members(
 
 
 def membership_mask(
-    members: jax.Array,  # [B, N, E, C]
+    members: Int[Array, "B N E C"],
     length: int,
-) -> jax.Array:  # [B, N, E, T] booleans
+) -> Bool[Array, "B N E T"]:
     """Return a mask of the tokens that each cluster contains."""
     empty = jnp.zeros((*members.shape[:3], length), bool)
     return jnp.put_along_axis(empty, members, True, axis=-1, inplace=False, mode="drop")
 
 
 def attend_balanced_clusters(
-    q: jax.Array,  # [B, T, N, H] of length sqrt(H), as are keys
-    k: jax.Array,  # [B, T, N, H]
-    v: jax.Array,  # [B, T, N, H of values]
-    query_members: jax.Array,  # [B, N, E, C]
-    key_members: jax.Array,  # [B, N, E, C]
+    q: Float[Array, "B T N H"],  # of length sqrt(H), as are keys
+    k: Float[Array, "B T N H"],
+    v: Float[Array, "B T N Hv"],
+    query_members: Int[Array, "B N E C"],
+    key_members: Int[Array, "B N E C"],
     softmax_dtype: str = "float32",
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Compute a softmax over the keys of all clusters that contain the query.
 
     A key that shares m clusters with the query counts 1 / m in each of them. Queries in no cluster
@@ -425,7 +426,9 @@ def attend_balanced_clusters(
     return y.astype(dtype).swapaxes(1, 2)
 
 
-def _gather(x: jax.Array, members: jax.Array, fill_value: float = 0) -> jax.Array:
+def _gather(
+    x: Shaped[Array, "B N T F"], members: jax.Array, fill_value: float = 0
+) -> Shaped[Array, "B N T F"]:
     """Return the tokens of each cluster: [B, N, T, H] -> [B, N, E, C, H]."""
     flat = members.reshape(*members.shape[:2], -1, 1)
     gathered = jnp.take_along_axis(x, flat, axis=2, mode="fill", fill_value=fill_value)

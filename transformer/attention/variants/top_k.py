@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float
 
 from transformer.attention.backends.tiling import Tiling, pad_mask, tile_mask, widen
 from transformer.attention.cache import KVCache, MemoryCache, project_memory
@@ -141,7 +142,7 @@ class TopKAttention(Mixer):
         self,
         heads: QKV,
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B, N, T, T] booleans
+    ) -> Bool[Array, "B N T T"]:
         """Return the selected keys among those that the mask shows."""
         q, k, _ = heads
         score_spec = self.score_spec(q.shape[-1])
@@ -151,15 +152,15 @@ class TopKAttention(Mixer):
 
 
 def attend_top_k(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,
     score_spec: ScoreSpec,
     keys_per_query: int,
     *,
     block_size: int = QUERY_BLOCK_SIZE,
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Attend from each query to its `keys_per_query` highest-scoring keys (section 2)."""
     num_queries, num_keys = q.shape[1], k.shape[1]
     # A tile has all keys: the k highest scores of a query are known only from all of its scores.
@@ -182,12 +183,12 @@ def attend_top_k(
 
 
 def top_k_weights(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
     mask: Mask,
     score_spec: ScoreSpec,
     keys_per_query: int,
-) -> jax.Array:  # [B, N, T, S]
+) -> Float[Array, "B N T S"]:
     """Return softmax weights over the k highest visible scores, zero elsewhere."""
     scores = score_spec.compute_scores(q, k, *mask.resolved_positions(q.shape[1], k.shape[1]))
     selected = top_k_mask(scores, dense_mask(mask, q.shape[1], k.shape[1])[:, None], keys_per_query)
@@ -195,10 +196,10 @@ def top_k_weights(
 
 
 def apply_top_k_weights(
-    weights: jax.Array,  # [B, N, T, S]
-    v: jax.Array,  # [B, S, K, H of values]
+    weights: Float[Array, "B N T S"],
+    v: Float[Array, "B S K Hv"],
     score_spec: ScoreSpec,
-) -> jax.Array:  # [B, T, N, H of values]
+) -> Float[Array, "B T N Hv"]:
     """Apply dropout to the weights and return the weighted sum of the values."""
     operand_dtype = score_spec.operand_dtype_of(v)
     sum_dtype = accumulation_dtype(operand_dtype, score_spec.softmax_dtype)
@@ -207,10 +208,10 @@ def apply_top_k_weights(
 
 
 def top_k_mask(
-    scores: jax.Array,  # [B, N, T, S]
-    visible: jax.Array,  # [B or 1, 1, T, S] booleans
+    scores: Float[Array, "B N T S"],
+    visible: Bool[Array, "#B 1 T S"],
     keys_per_query: int,
-) -> jax.Array:  # [B, N, T, S] booleans
+) -> Bool[Array, "B N T S"]:
     """Return a mask of the k highest visible scores per query. Ties go to the lower index."""
     # Which keys are chosen has no gradient; the softmax over the chosen ones has.
     scores = jnp.where(visible, jax.lax.stop_gradient(scores), -jnp.inf)
@@ -226,9 +227,9 @@ def top_k_mask(
 
 
 def nth_largest(
-    x: jax.Array,  # [..., S]
+    x: Float[Array, "... S"],
     n: int,  # from 1 to S
-) -> jax.Array:  # [..., 1]
+) -> Float[Array, "... 1"]:
     """Return the n-th largest entry of each row, exactly and without sorting. No entry is NaN.
 
     Build its bits from the highest to the lowest: a bit is set if at least n entries are as large

@@ -23,7 +23,7 @@ class BuiltinMixer(NamedTuple):
     config_name: str
     """Class of its configuration."""
     config_module: str
-    """Module of that class, which imports no JAX."""
+    """Module of that class."""
 
 
 _ATTENTION, _VARIANTS = "transformer.attention", "transformer.attention.variants"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
@@ -24,17 +25,17 @@ from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 class GatherStep(NamedTuple):
     """Inputs of one step. The inputs of all steps are stacked along a leading axis."""
 
-    step_index: jax.Array  # []
-    q: jax.Array  # [B, N, group, block, H]
+    step_index: Int[Array, ""]
+    q: Float[Array, "B N group block H"]
     query_tokens: Tokens  # [B or 1, group, block]
-    selected: jax.Array  # [B or 1, N or 1, group, m]
+    selected: Int[Array, "#B #N group m"]
 
 
 def split_blocks(
-    x: jax.Array,  # [B, T, ...]
+    x: Shaped[Array, "B T ..."],
     block_size: int,
     num_blocks: int = 0,  # of blocks; 0: as many as there are tokens for
-) -> jax.Array:  # [B, blocks, block, ...]
+) -> Shaped[Array, "B blocks block ..."]:
     """Cut the tokens into blocks; pad the last block with zeros."""
     num_blocks = num_blocks or -(-x.shape[1] // block_size)
     padding = [(0, 0)] * x.ndim
@@ -42,7 +43,7 @@ def split_blocks(
     return jnp.pad(x, padding).reshape(x.shape[0], num_blocks, block_size, *x.shape[2:])
 
 
-def heads_first(x: jax.Array) -> jax.Array:  # [B, blocks, block, N, H] -> [B, N, blocks, block, H]
+def heads_first(x: Float[Array, "B blocks block N H"]) -> Float[Array, "B N blocks block H"]:
     """Move the heads before the tokens, as matmuls expect them."""
     return jnp.moveaxis(x, 3, 1)
 
@@ -53,9 +54,9 @@ def split_steps(x: jax.Array, axis: int, num_steps: int) -> jax.Array:
 
 
 def block_indices(
-    blocks: jax.Array,  # [B, K, blocks, block, H]
+    blocks: Shaped[Array, "B K blocks block H"],
     step: GatherStep,
-) -> tuple[jax.Array, ...]:  # [B, 1, 1, 1], [1, N, 1, 1], [B, N, group, m]
+) -> tuple[Int[Array, "B 1 1 1"], Int[Array, "1 N 1 1"], Int[Array, "B N group m"]]:
     """Return the index of each selected block; an index past the end means no block."""
     batch, heads = step.q.shape[:2]
     example = jnp.arange(batch)[:, None, None, None]
@@ -67,7 +68,7 @@ def block_indices(
     return example, head, jnp.broadcast_to(index, (batch, heads, *index.shape[2:]))
 
 
-def gather_blocks(blocks: jax.Array, step: GatherStep) -> jax.Array:  # [B, N, group, m block, H]
+def gather_blocks(blocks: jax.Array, step: GatherStep) -> Float[Array, "B N group m_block H"]:
     """Gather the selected blocks of keys or values and concatenate their tokens."""
     gathered = jnp.asarray(blocks).at[block_indices(blocks, step)].get(mode="clip")
     return gathered.reshape(*gathered.shape[:3], -1, gathered.shape[-1])
@@ -77,7 +78,7 @@ def gathered_mask(
     pattern: MaskPattern,
     step: GatherStep,
     key_tokens: Tokens,  # [B or 1, blocks, block]
-) -> jax.Array:  # [B or 1, N or 1, group, block, m block]
+) -> Bool[Array, "#B #N group block m_block"]:
     """Return which of the gathered keys each query may see."""
     # Gather positions and segments of the selected keys, then reuse the dense mask on the small
     # [block, m block] problem of each block of queries.
@@ -93,10 +94,10 @@ def gathered_mask(
     selected = jnp.broadcast_to(selected, shape)
     example = jnp.arange(batch)[:, None, None, None]
 
-    def expand_queries(x: jax.Array) -> jax.Array:  # [B or 1, group, block] -> [all, block]
+    def expand_queries(x: Int[Array, "#B group block"]) -> Int[Array, "all block"]:
         return jnp.broadcast_to(x[:, None], (*shape[:3], x.shape[-1])).reshape(-1, x.shape[-1])
 
-    def gather_keys(x: jax.Array) -> jax.Array:  # [B or 1, blocks, block] -> [all, m block]
+    def gather_keys(x: Int[Array, "#B blocks block"]) -> Int[Array, "all m_block"]:
         # One row serves all examples: an index of examples would run past it.
         gathered = x[example if len(x) > 1 else 0, jnp.maximum(selected, 0)]
         return gathered.reshape(-1, shape[3] * x.shape[-1])
@@ -120,12 +121,12 @@ QUERIES_PER_STEP = 128
 
 
 def attend_selected_blocks(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,  # a pattern, segments and lengths
     score_spec: ScoreSpec,  # of dot products
-    selected: jax.Array,  # [B or 1, N or 1, blocks of queries, m] blocks of keys; -1: none
+    selected: Int[Array, "#B #N query_blocks m"],  # blocks of keys; -1: none
     block_size: int,  # tokens of a block
     query_block_size: int = 0,  # queries of a block, if not as many
 ) -> PartialAttention:
@@ -146,7 +147,7 @@ def attend_selected_blocks(
     padding = ((0, 0), (0, 0), (0, padded_blocks - num_blocks), (0, 0))
     selected = jnp.pad(selected, padding, constant_values=-1)
 
-    def split_query_tokens(x: jax.Array) -> jax.Array:  # [B, T] -> [steps, B, group, block]
+    def split_query_tokens(x: Float[Array, "B T"]) -> Int[Array, "steps B group block"]:
         return split_steps(split_blocks(x, query_block_size, padded_blocks), 1, num_steps)
 
     # Stack the inputs of all steps: `lax.map` and `lax.scan` then slice one step at a time.
@@ -183,11 +184,11 @@ def _attend_step(
     score_spec: ScoreSpec,
     step: GatherStep,
     key_tokens: Tokens,
-    dropout_rngs: jax.Array | None,  # [B]
-    q: jax.Array,  # [B, N, group, block, H]
-    k: jax.Array,  # [B, N, group, m block, H]
-    v: jax.Array,  # [B, N, group, m block, H of values]
-) -> tuple[jax.Array, jax.Array]:  # [B, N, group, block, H of values], [B, N, group, block]
+    dropout_rngs: Key[Array, "B"] | None,
+    q: Float[Array, "B N group block H"],
+    k: Float[Array, "B N group m_block H"],
+    v: Float[Array, "B N group m_block Hv"],
+) -> tuple[Float[Array, "B N group block Hv"], Float[Array, "B N group block"]]:
     """Return the softmax attention of one step and the log-sum-exp of its scores."""
     dtypes = score_spec.operand_dtype, _sum_dtype(score_spec)
     visible = gathered_mask(pattern, step, key_tokens)
@@ -207,8 +208,8 @@ def _attend_step(
 def _attend_steps(
     pattern: MaskPattern,
     score_spec: ScoreSpec,
-    k: jax.Array,  # [B, K, blocks, block, H]
-    v: jax.Array,  # [B, K, blocks, block, H of values]
+    k: Float[Array, "B K blocks block H"],
+    v: Float[Array, "B K blocks block Hv"],
     steps: GatherStep,
     key_tokens: Tokens,
     dropout_rngs: jax.Array | None,
@@ -237,8 +238,8 @@ def _backward(pattern: MaskPattern, score_spec: ScoreSpec, residuals: Any, cotan
     sum_dtype = _sum_dtype(score_spec)
 
     def add(
-        total: jax.Array,  # [B, K, blocks, block, H]
-        gathered: jax.Array,  # [B, N, group, m block, H]
+        total: Float[Array, "B K blocks block H"],
+        gathered: Float[Array, "B N group m_block H"],
         step: GatherStep,
     ) -> jax.Array:
         gathered = gathered.reshape(*gathered.shape[:3], -1, *total.shape[3:])

@@ -12,6 +12,7 @@ Two ways, both O(n T):
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention
@@ -24,18 +25,18 @@ from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 
 
 def list_tokens(
-    is_listed: jax.Array,  # [B or 1, T] booleans
+    is_listed: Bool[Array, "#B T"],
     size: int,  # n
-) -> jax.Array:  # [B or 1, n]
+) -> Int[Array, "#B n"]:
     """Return the index of the first n of those tokens, in the order of the row; T: none."""
     length = is_listed.shape[1]
     return jnp.sort(jnp.where(is_listed, jnp.arange(length)[None, :], length), axis=1)[:, :size]
 
 
 def gather_tokens(
-    x: jax.Array,  # [B, T, ...] or [1, T, ...]
-    index: jax.Array,  # [B or 1, n]; T: none, which takes the last
-) -> jax.Array:  # [B or 1, n, ...]
+    x: Shaped[Array, "#B T ..."],
+    index: Int[Array, "#B n"],  # T: none, which takes the last
+) -> Shaped[Array, "#B n ..."]:
     """Gather the tokens at `index` of each example."""
     batch = x.shape[0] if index.shape[0] == 1 else index.shape[0]
     row = jnp.arange(batch)[:, None]
@@ -45,12 +46,12 @@ def gather_tokens(
 
 
 def attend_to_tokens(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # of self-attention over T tokens
     score_spec: ScoreSpec,
-    index: jax.Array,  # [B or 1, n] of the keys; T: none
+    index: Int[Array, "#B n"],  # of the keys; T: none
 ) -> PartialAttention:
     """Attend from all queries to the listed keys only."""
     queries, keys = query_and_key_tokens(mask, q.shape[1], k.shape[1])
@@ -61,13 +62,13 @@ def attend_to_tokens(
 
 
 def attend_from_tokens(
-    q: jax.Array,  # [B, n, N, H] of the listed tokens
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B n N H"],  # of the listed tokens
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # of self-attention over T tokens
     score_spec: ScoreSpec,
-    index: jax.Array,  # [B or 1, n] of the queries; T: none
-) -> jax.Array:  # [B, n, N, H of values]
+    index: Int[Array, "#B n"],  # of the queries; T: none
+) -> Float[Array, "B n N Hv"]:
     """Attend from the listed queries to all visible keys."""
     queries, keys = query_and_key_tokens(mask, k.shape[1], k.shape[1])
     # Queries of segment 0 see nothing: their results are zeros, which `scatter_tokens` drops.
@@ -77,7 +78,7 @@ def attend_from_tokens(
 
 def gather_listed(
     tokens: Tokens,  # [B or 1, T]
-    index: jax.Array,  # [B or 1, n]; T: none
+    index: Int[Array, "#B n"],  # T: none
 ) -> Tokens:  # [B or 1, n]
     """Return the listed tokens, with segment 0 in empty slots."""
     segments = gather_tokens(tokens.segments, index)
@@ -92,8 +93,8 @@ def mask_between(pattern: MaskPattern, queries: Tokens, keys: Tokens) -> Mask:
 
 
 def mask_duplicates(
-    global_positions: jax.Array,  # [B or 1, n] positions; -1: none
-) -> jax.Array:  # [B or 1, n]
+    global_positions: Int[Array, "#B n"],  # positions; -1: none
+) -> Int[Array, "#B n"]:
     """Replace repeated positions by -1, so that no key is counted twice."""
     is_same = global_positions[:, :, None] == global_positions[:, None, :]
     # Strictly below the diagonal: the first of equal positions stays.
@@ -103,13 +104,13 @@ def mask_duplicates(
 
 def find_document_globals(
     tokens: Tokens,  # [B or 1, T]
-    global_positions: jax.Array,  # [B or 1, n] distinct positions; -1: none
-) -> jax.Array:  # [n, B or 1, T]
+    global_positions: Int[Array, "#B n"],  # distinct positions; -1: none
+) -> Float[Array, "n #B T"]:
     """Return the index of the global token at each position of each token's document; T: none."""
     positions, segments = tokens
     length = positions.shape[1]
 
-    def find(position: jax.Array) -> jax.Array:  # [B or 1] -> [B or 1, T]
+    def find(position: Int[Array, "#B"]) -> Float[Array, "#B T"]:
         # Positions count up by one within a document, so the offset in positions is also the
         # offset in the row. What is found in another document is rejected.
         index = jnp.arange(length)[None, :] + position[:, None] - positions
@@ -123,12 +124,12 @@ def find_document_globals(
 
 
 def attend_to_document_globals(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # causal or not
     score_spec: ScoreSpec,
-    index: jax.Array,  # [n, B or 1, T] of `find_document_globals`
+    index: Int[Array, "n #B T"],  # of `find_document_globals`
 ) -> PartialAttention:
     """Attend from all queries to the global keys of their own document."""
     operand_dtype = score_spec.operand_dtype_of(q)
@@ -140,12 +141,12 @@ def attend_to_document_globals(
     # `checkpoint` keeps the gathered keys and values [B, T, K, H] of each position out of the
     # residuals of the loops over positions.
     @jax.checkpoint
-    def score(index: jax.Array) -> jax.Array:  # [B or 1, T] -> [B, T, K, G]
+    def score(index: Int[Array, "#B T"]) -> Float[Array, "B T K G"]:
         global_keys = gather_tokens(keys, index)
         return precise_einsum("BTKGH,BTKH->BTKG", grouped_q, global_keys, operand_dtype, sum_dtype)
 
     @jax.checkpoint
-    def weighted_value(index: jax.Array, weights: jax.Array) -> jax.Array:  # [B, T, K, G, H]
+    def weighted_value(index: jax.Array, weights: jax.Array) -> Float[Array, "B T K G H"]:
         return weights[..., None] * gather_tokens(values, index)[:, :, :, None]
 
     def add(y: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -169,13 +170,13 @@ def attend_to_document_globals(
 
 
 def attend_from_document_globals(
-    q: jax.Array,  # [B, T, N, H]; those of global tokens are read
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],  # those of global tokens are read
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # causal or not
     score_spec: ScoreSpec,
-    index: jax.Array,  # [n, B or 1, T] of `find_document_globals`
-) -> jax.Array:  # [B, T, N, H of values]
+    index: Int[Array, "n #B T"],  # of `find_document_globals`
+) -> Float[Array, "B T N Hv"]:
     """Attend from global tokens to their whole document. The rows of other tokens are zeros."""
     batch, length = q.shape[:2]
     operand_dtype = score_spec.operand_dtype_of(q)
@@ -218,5 +219,5 @@ def attend_from_document_globals(
     return jax.lax.scan(add, zeros, (index, jnp.arange(len(index))))[0]
 
 
-def _group_heads(q: jax.Array, k: jax.Array) -> jax.Array:  # [B, T, N, H] -> [B, T, K, G, H]
+def _group_heads(q: Float[Array, "B T N H"], k: jax.Array) -> Float[Array, "B T K G H"]:
     return q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])

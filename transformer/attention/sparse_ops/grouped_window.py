@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Shaped
 
 from transformer.attention.backends.tiling import PartialAttention
 from transformer.attention.sparse_ops.query_blocks import softmax_where
@@ -48,10 +49,10 @@ class _PassSettings(NamedTuple):
 
 
 def attend_grouped(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, N, H]
-    v: jax.Array,  # [B, T, N, H of values]
-    groups: jax.Array,  # [B, N, T] group of each token; -1: masked
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T N H"],
+    v: Float[Array, "B T N Hv"],
+    groups: Int[Array, "B N T"],  # group of each token; -1: masked
     window: int,
     *,
     causal: bool,
@@ -59,7 +60,7 @@ def attend_grouped(
     softmax_dtype: str = "float32",
     operand_dtype: str = "",  # as in `ScoreSpec`; "": dtype of q
     score_bias_fn: ScoreBiasFn | None = None,
-    bias_inputs: jax.Array | None = None,  # [B, N, T, F] inputs of `score_bias_fn`
+    bias_inputs: Int[Array, "B N T F"] | None = None,  # inputs of `score_bias_fn`
 ) -> PartialAttention:
     """Compute a softmax over the last `window` members of each query's group, itself included.
 
@@ -92,9 +93,9 @@ def attend_grouped(
 
 
 def group_positions(
-    groups: jax.Array,  # [B, N, T]
+    groups: Int[Array, "B N T"],
     window: int,
-) -> jax.Array:  # [B, N, T]
+) -> Int[Array, "B N T"]:
     """Return numbers whose differences encode visibility.
 
     Two numbers differ by less than `window` exactly if their tokens are in the same group and less
@@ -108,10 +109,10 @@ def group_positions(
 
 
 def split_groups_by_document(
-    groups: jax.Array,  # [B, N, T] numbers below `num_groups`
+    groups: Int[Array, "B N T"],  # numbers below `num_groups`
     num_groups: int,
-    documents: jax.Array | None,  # [B or 1, T] 0 is padding; None: one document
-) -> jax.Array:  # [B, N, T]
+    documents: Int[Array, "#B T"] | None,  # 0 is padding; None: one document
+) -> Int[Array, "B N T"]:
     """Return groups that are separate for each document. Padding gets group -1."""
     if documents is None:
         return groups
@@ -119,17 +120,17 @@ def split_groups_by_document(
     return jnp.where(segments == 0, -1, segments * num_groups + groups)
 
 
-def _gather(x: jax.Array, index: jax.Array) -> jax.Array:  # [B, N, T, F], [B, N, T]
+def _gather(x: Shaped[Array, "B N T F"], index: Int[Array, "B N T"]) -> Shaped[Array, "B N T F"]:
     return jnp.take_along_axis(x, index[..., None], axis=2)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_sorted(
     settings: _PassSettings,
-    q: jax.Array,  # [B, N, T, H] sorted by group
-    k: jax.Array,  # [B, N, T, H]
-    v: jax.Array,  # [B, N, T, H of values]
-    tags: jax.Array,  # [B, N, T, 1 + F] the group, then the bias inputs
+    q: Float[Array, "B N T H"],  # sorted by group
+    k: Float[Array, "B N T H"],
+    v: Float[Array, "B N T Hv"],
+    tags: Int[Array, "B N T tags"],  # the group, then the bias inputs
 ) -> PartialAttention:  # y [B, N, T, H of values]
     # The number of chunks depends on the data: at most T / chunk_size + the number of groups. The
     # loop bound is therefore a traced value and the backward pass is written by hand.
@@ -229,7 +230,7 @@ def _pad(
 def _slice_chunk(
     settings: _PassSettings,
     padded: Arrays,
-    start: jax.Array,  # [B, N]
+    start: Int[Array, "B N"],
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:  # [B, N, R or C, ...]
     """Return the queries, keys and values of a chunk, and the tags of the queries and keys."""
     q, k, v, tags = padded
@@ -246,11 +247,11 @@ def _slice_chunk(
 
 def _attend_chunk(
     settings: _PassSettings,
-    q: jax.Array,  # [B, N, R, H]
-    k: jax.Array,  # [B, N, C, H]
-    v: jax.Array,  # [B, N, C, H of values]
-    q_tags: jax.Array,  # [B, N, R, 1 + F]
-    k_tags: jax.Array,  # [B, N, C, 1 + F]
+    q: Float[Array, "B N R H"],
+    k: Float[Array, "B N C H"],
+    v: Float[Array, "B N C Hv"],
+    q_tags: Float[Array, "B N R 1_plus_F"],
+    k_tags: Float[Array, "B N C 1_plus_F"],
 ) -> PartialAttention:  # y [B, N, R, H of values], not rounded
     """Attend within one chunk. Key column `window` is the first query's own key."""
     scores = precise_einsum("BNRH,BNCH->BNRC", q, k, settings.operand_dtype, settings.sum_dtype)
@@ -277,9 +278,9 @@ def _attend_chunk(
 
 
 def _chunk_starts(
-    groups: jax.Array,  # [B, N, T] sorted
+    groups: Int[Array, "B N T"],  # sorted
     size: int,
-) -> tuple[jax.Array, jax.Array]:  # [B, N, T], a number
+) -> tuple[Int[Array, "B N T"], Int[Array, ""]]:  # a number
     """Return the sorted start of each chunk (T: none) and the largest number of chunks in a row."""
     length = groups.shape[2]
     index = jnp.arange(length)[None, None, :]
@@ -294,7 +295,9 @@ def _chunk_starts(
     return jnp.sort(jnp.where(is_chunk_start, index, length), axis=-1), is_chunk_start.sum(-1).max()
 
 
-def _slice(x: jax.Array, start: jax.Array, size: int) -> jax.Array:  # [B, N, T, ...], [B, N]
+def _slice(
+    x: Shaped[Array, "B N T ..."], start: Int[Array, "B N"], size: int
+) -> Shaped[Array, "B N size ..."]:
     def slice_row(row: jax.Array, start: jax.Array) -> jax.Array:
         return jax.lax.dynamic_slice_in_dim(row, start, size)
 

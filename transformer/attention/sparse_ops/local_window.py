@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Int, Shaped
 
 from transformer.attention.document_boundaries import token_segments
 from transformer.attention.masks import Mask
@@ -13,7 +14,7 @@ from transformer.attention.masks import Mask
 class NeighborCache(struct.PyTreeNode):
     """Inputs of a causal convolution at the last k - 1 tokens, newest last."""
 
-    inputs: jax.Array  # [B, k - 1, ...]
+    inputs: Shaped[Array, "B k_minus_1 ..."]
 
     @classmethod
     def empty(
@@ -28,8 +29,8 @@ class NeighborCache(struct.PyTreeNode):
 
     def append(
         self,
-        x: jax.Array,  # [B, T, ...]
-        positions: jax.Array,  # [B or 1, T]; -1: padding, at the end of a row
+        x: Shaped[Array, "B T ..."],
+        positions: Int[Array, "#B T"],  # -1: padding, at the end of a row
     ) -> "NeighborCache":
         """Return the cache with the last k - 1 of its tokens and T more."""
         # Rows have different numbers of new tokens. Padding is at the end, so the last k - 1 tokens
@@ -42,26 +43,26 @@ class NeighborCache(struct.PyTreeNode):
 
         return NeighborCache(jax.vmap(slice_row)(row, num_new))
 
-    def read(self, dtype: Any) -> jax.Array:  # [B, k - 1, ...]
+    def read(self, dtype: Any) -> Shaped[Array, "B k_minus_1 ..."]:
         """Return the inputs in `dtype`."""
         return self.inputs.astype(dtype)
 
 
 def neighbor_window(
-    x: jax.Array,  # [B, T, ...]
+    x: Shaped[Array, "B T ..."],
     num_before: int,
     num_after: int,
     *,
-    positions: jax.Array,  # [B or 1, T]
+    positions: Int[Array, "#B T"],
     mask: Mask,
     cache: NeighborCache | None = None,  # of `num_before` tokens; None: no previous tokens
-) -> jax.Array:  # [B, T, num_before + 1 + num_after, ...] in the order of the row
+) -> Shaped[Array, "B T num_before_plus_1_plus_num_after ..."]:  # in the order of the row
     """Stack each token with its neighbors of the same document; zeros elsewhere."""
     length, size = x.shape[1], num_before + 1 + num_after
 
     def stack_shifted(
-        padded: jax.Array,
-    ) -> jax.Array:  # [B, T + size - 1, ...] -> [B, T, size, ...]
+        padded: Shaped[Array, "B T_plus_size_minus_1 ..."],
+    ) -> Shaped[Array, "B T size ..."]:
         # Slices at static offsets: XLA fuses them into what reads the windows, which it would not
         # do with a gather by an array of indices.
         return jnp.stack([padded[:, i : i + length] for i in range(size)], axis=2)

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from transformer.attention.masks import Mask
 
@@ -11,8 +11,8 @@ from transformer.attention.masks import Mask
 class Tokens(NamedTuple):
     """Positions and segments of tokens."""
 
-    positions: jax.Array  # [B or 1, T]
-    segments: jax.Array  # [B or 1, T]; 0: padding
+    positions: Int[Array, "#B T"]
+    segments: Int[Array, "#B T"]  # 0: padding
 
 
 def query_and_key_tokens(mask: Mask, num_queries: int, num_keys: int) -> tuple[Tokens, Tokens]:

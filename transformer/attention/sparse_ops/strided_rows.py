@@ -8,6 +8,7 @@ what the pattern hides, and any stride costs O(T) for the same number of keys.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
 
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention
@@ -16,9 +17,9 @@ from transformer.attention.reference import ScoreSpec
 
 
 def attend_strided_rows(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K Hv"],
     mask: Mask,  # within a row of every d-th token; its arrays are [B or 1, T]
     score_spec: ScoreSpec,
     stride: int,  # d
@@ -33,14 +34,14 @@ def attend_strided_rows(
         return attend_blockwise(q, k, v, mask, score_spec, block_size=block_size)
     batch, length = q.shape[:2]
 
-    def split(x: jax.Array) -> jax.Array:  # [B or 1, T, ...] -> [B d, T / d, ...]
+    def split(x: Shaped[Array, "#B T ..."]) -> Shaped[Array, "B_times_d T_over_d ..."]:
         padding = [(0, 0)] * x.ndim
         padding[1] = (0, -length % stride)
         x = jnp.pad(jnp.broadcast_to(x, (batch, *x.shape[1:])), padding)
         x = x.reshape(batch, -1, stride, *x.shape[2:]).swapaxes(1, 2)
         return x.reshape(batch * stride, -1, *x.shape[3:])
 
-    def join(x: jax.Array) -> jax.Array:  # [B d, T / d, ...] -> [B, T, ...]
+    def join(x: Shaped[Array, "B_times_d T_over_d ..."]) -> Shaped[Array, "B T ..."]:
         x = x.reshape(batch, stride, *x.shape[1:]).swapaxes(1, 2)
         return x.reshape(batch, -1, *x.shape[3:])[:, :length]
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.cache import KVCache, scatter_tokens
 from transformer.attention.document_boundaries import token_segments
@@ -94,7 +95,7 @@ class BigBirdConfig(MultiHeadConfig):
 
 
 @functools.lru_cache(maxsize=64)
-def draw_random_blocks(config: BigBirdConfig, layer: int) -> np.ndarray:  # [N, R, r]; -1: none
+def draw_random_blocks(config: BigBirdConfig, layer: int) -> Int[np.ndarray, "N R r"]:  # -1: none
     """Draw r blocks for each head and each of the R blocks of queries in `random_block_span`.
 
     Blocks of the window and the first, global blocks are not drawn, so a row may have fewer than r.
@@ -116,9 +117,9 @@ def select_blocks(
     config: BigBirdConfig,
     random_blocks: np.ndarray | jax.Array,  # [N, R, r]
     num_blocks: int,
-    last_block: jax.Array | None,  # [B or 1] the block that is global beside the first ones
+    last_block: Float[Array, "#B"] | None,  # the block that is global beside the first ones
     causal: bool,
-) -> jax.Array:  # [B or 1, N, blocks, m], none of them twice; -1: none
+) -> Int[Array, "#B N blocks m"]:  # none of them twice; -1: none
     """Return, per query block: global blocks, window blocks and random blocks, without duplicates.
 
     The table of random blocks covers R query blocks and repeats after them with shifted indices, so
@@ -165,7 +166,7 @@ class BigBird(Mixer):
         return Abilities(cross=False, weights=False)
 
     @staticmethod
-    def constants(config: BigBirdConfig, layer: int, width: int) -> np.ndarray:  # [N, R, r]
+    def constants(config: BigBirdConfig, layer: int, width: int) -> Int[np.ndarray, "N R r"]:
         """Draw the random blocks of a layer."""
         return draw_random_blocks(config, layer)
 
@@ -224,13 +225,13 @@ class BigBird(Mixer):
     @nn.nowrap
     def attend_cached(
         self,
-        q: jax.Array,  # [B, T, N, H]
-        positions: jax.Array,  # [B or 1, T]; -1: padding
+        q: Float[Array, "B T N H"],
+        positions: Int[Array, "#B T"],  # -1: padding
         mask: Mask,
         score_spec: ScoreSpec,
         cache: KVCache,  # of S tokens, the new ones among them
         random_blocks: np.ndarray | jax.Array,  # [N, R, r]
-    ) -> jax.Array:  # [B, T, N, H]
+    ) -> Float[Array, "B T N H"]:
         """Attend from new tokens to cached ones."""
         k, v, key_positions = cache.read(q.dtype)
         (batch, num_queries), length, block_size = q.shape[:2], k.shape[1], self.config.block_size
@@ -261,7 +262,7 @@ class BigBird(Mixer):
         return gather_tokens(y, index)
 
     @nn.nowrap
-    def last_block(self, mask: Mask, length: int) -> jax.Array | None:  # [B or 1]
+    def last_block(self, mask: Mask, length: int) -> Float[Array, "#B"] | None:
         """Return the last block that has a token if it is global, else None."""
         config = self.config
         if mask.pattern.causal or not config.last_block_is_global:
@@ -275,7 +276,7 @@ class BigBird(Mixer):
     @nn.nowrap
     def selected_blocks(
         self, mask: Mask, length: int, random_blocks: np.ndarray | jax.Array
-    ) -> jax.Array:  # [B or 1, N, blocks, m]
+    ) -> Int[Array, "#B N blocks m"]:
         """Return the key blocks of each query block."""
         num_blocks = -(-length // self.config.block_size)
         last_block = self.last_block(mask, length)
@@ -284,7 +285,7 @@ class BigBird(Mixer):
         )
 
     @nn.nowrap
-    def global_token_indices(self, mask: Mask, length: int) -> jax.Array:  # [B or 1, n]
+    def global_token_indices(self, mask: Mask, length: int) -> Int[Array, "#B n"]:
         """Return the indices of the tokens in global blocks; T marks an unused slot."""
         config, last_block = self.config, self.last_block(mask, length)
         # Under a causal mask the first blocks see but themselves, which all blocks have chosen.
@@ -302,7 +303,7 @@ class BigBird(Mixer):
         self,
         heads: QKV,
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B or 1, N, T, T] booleans
+    ) -> Bool[Array, "#B N T T"]:
         """Return the pattern token by token: selected blocks, and full rows of global tokens."""
         length, block_size = heads.q.shape[1], self.config.block_size
         selected = self.selected_blocks(inputs.mask, length, inputs.constants)
@@ -321,7 +322,7 @@ def bigbird_visible_keys(config: BigBirdConfig, length: int) -> MeanVisibleKeys:
     block_sizes = np.minimum(config.block_size, length - block_index * config.block_size)
     num_blocks, random_blocks = len(block_index), draw_random_blocks(config, 0)
 
-    def visible_blocks(causal: bool) -> np.ndarray:  # [N, blocks, blocks] booleans
+    def visible_blocks(causal: bool) -> Bool[np.ndarray, "N blocks blocks"]:
         has_last_block = config.last_block_is_global and not causal
         last_block = jnp.asarray(block_index[-1:]) if has_last_block else None
         selected = select_blocks(config, random_blocks, num_blocks, last_block, causal)

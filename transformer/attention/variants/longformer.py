@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
 from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
@@ -112,8 +113,8 @@ class LongformerConfig(MultiHeadConfig):
 class GlobalTokenCache(struct.PyTreeNode):
     """Keys and values of the first n tokens; slot p holds position p."""
 
-    keys: jax.Array  # [B, n, K, H]
-    values: jax.Array  # [B, n, K, H]
+    keys: Float[Array, "B n K H"]
+    values: Float[Array, "B n K H"]
 
     @classmethod
     def empty(
@@ -129,9 +130,9 @@ class GlobalTokenCache(struct.PyTreeNode):
 
     def append(
         self,
-        keys: jax.Array,  # [B, T, K, H]
-        values: jax.Array,  # [B, T, K, H]
-        positions: jax.Array,  # [B, T], negative for padding
+        keys: Float[Array, "B T K H"],
+        values: Float[Array, "B T K H"],
+        positions: Int[Array, "B T"],  # negative for padding
     ) -> "GlobalTokenCache":
         """Add those of T new tokens that are among the first n."""
         slots = jnp.where(positions < 0, self.keys.shape[1], positions)  # beyond: nowhere
@@ -203,11 +204,11 @@ class Longformer(Mixer):
 
     def attend_row(
         self,
-        x: jax.Array,  # [B, T, D]
+        x: Float[Array, "B T D"],
         inputs: MixerInputs,
         qkv: QKV,
         score_spec: ScoreSpec,
-    ) -> jax.Array:  # [B, T, N, H]
+    ) -> Float[Array, "B T N H"]:
         """Attend within rows of one or several documents, without a cache."""
         mask, positions, length = inputs.mask, inputs.positions, x.shape[1]
         if mask.positions is None:
@@ -288,11 +289,11 @@ class Longformer(Mixer):
 
     def attend_cached(
         self,
-        x: jax.Array,  # [B, T, D]
+        x: Float[Array, "B T D"],
         inputs: MixerInputs,
         qkv: QKV,
         score_spec: ScoreSpec,
-    ) -> tuple[jax.Array, LongformerCache]:  # [B, T, N, H]
+    ) -> tuple[Float[Array, "B T N H"], LongformerCache]:
         """Attend from new tokens to cached ones. The global tokens are the first tokens.
 
         Raises:
@@ -351,7 +352,7 @@ class Longformer(Mixer):
         self,
         qkv: QKV,
         mask: Mask,
-        positions: jax.Array,  # [B, T]
+        positions: Int[Array, "B T"],
         cache: LongformerCache,
         score_spec: ScoreSpec,
     ) -> PartialAttention:
@@ -372,12 +373,12 @@ class Longformer(Mixer):
     @nn.nowrap
     def attend_window(
         self,
-        q: jax.Array,  # [B, T, N, H]
-        k: jax.Array,  # [B, S, K, H]
-        v: jax.Array,  # [B, S, K, H]
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K H"],
         mask: Mask,  # with segments
-        key_segments: jax.Array,  # [B or 1, S]
-        is_global: jax.Array,  # [B or 1, S] booleans
+        key_segments: Int[Array, "#B S"],
+        is_global: Bool[Array, "#B S"],
         score_spec: ScoreSpec,
     ) -> PartialAttention:
         """Attend to the keys of the window that are not global."""
@@ -397,12 +398,12 @@ class Longformer(Mixer):
 
     def attend_from_globals(
         self,
-        x: jax.Array,  # [B, T, D]
-        positions: jax.Array,  # [B or 1, T]
+        x: Float[Array, "B T D"],
+        positions: Int[Array, "#B T"],
         mask: Mask,
         score_spec: ScoreSpec,
-        index: jax.Array,  # [B or 1, n]; T: none
-    ) -> jax.Array:  # [B, n, N, H]
+        index: Int[Array, "#B n"],  # T: none
+    ) -> Float[Array, "B n N H"]:
         """Attend from the global tokens to all tokens, by projections of their own.
 
         For few queries it is cheaper not to project all T tokens:
@@ -458,9 +459,9 @@ MIN_TILE_SIZE = 64
 
 
 def attend_dilated(
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, S, K, H]
-    v: jax.Array,  # [B, S, K, H of values]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
     mask: Mask,  # causal or not; with positions, segments and key_segments
     score_spec: ScoreSpec,
     one_sided_window: int,  # keys on each side, beside the query's own

@@ -6,6 +6,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool
 
 from transformer.attention.attend import attend
 from transformer.attention.backends.choose import Backend
@@ -175,7 +176,7 @@ class SlidingWindowAttention(Mixer):
         self,
         heads: QKV,
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B or 1, 1, T, T] booleans
+    ) -> Bool[Array, "#B 1 T T"]:
         """Return the window as booleans."""
         window = Mask(self.add_window(MaskPattern()), positions=inputs.positions)
         length = heads.q.shape[1]

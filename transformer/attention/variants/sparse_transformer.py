@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.attention.backends.blockwise import attend_blockwise
 from transformer.attention.backends.tiling import (
@@ -103,9 +104,9 @@ class SparseTransformerConfig(MultiHeadConfig):
 def pattern_mask(
     config: SparseTransformerConfig,
     component: Factorization,
-    query_positions: jax.Array,  # [B or 1, T]
-    key_positions: jax.Array,  # [B or 1, S]
-) -> jax.Array:  # [B or 1, T, S] booleans
+    query_positions: Int[Array, "#B T"],
+    key_positions: Int[Array, "#B S"],
+) -> Bool[Array, "#B T S"]:
     """Return the keys that a component shows, before any other mask (equations 3 and 4)."""
     q, k, stride = query_positions[:, :, None], key_positions[:, None, :], config.stride
     if config.pattern == "strided":
@@ -123,9 +124,9 @@ def is_summary_token(config: SparseTransformerConfig, positions: jax.Array) -> j
 
 def attend_local(
     config: SparseTransformerConfig,
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
     pattern: MaskPattern,  # causal or not
     tokens: Tokens,  # [B or 1, T]
     score_spec: ScoreSpec,
@@ -146,9 +147,9 @@ def attend_local(
 
 def attend_far(
     config: SparseTransformerConfig,
-    q: jax.Array,  # [B, T, N, H]
-    k: jax.Array,  # [B, T, K, H]
-    v: jax.Array,  # [B, T, K, H]
+    q: Float[Array, "B T N H"],
+    k: Float[Array, "B T K H"],
+    v: Float[Array, "B T K H"],
     tokens: Tokens,  # [B or 1, T]
     score_spec: ScoreSpec,
     *,
@@ -248,11 +249,11 @@ class SparseTransformer(Mixer):
     def attend_row(
         self,
         component: Factorization,
-        q: jax.Array,  # [B, T, N, H]
-        k: jax.Array,  # [B, T, K, H]
-        v: jax.Array,  # [B, T, K, H]
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K H"],
         mask: Mask,
-    ) -> jax.Array:  # [B, T, N, H]
+    ) -> Float[Array, "B T N H"]:
         """Compute the components separately and merge them into one softmax."""
         config, pattern, dtype = self.config, mask.pattern, v.dtype
         _, tokens = query_and_key_tokens(mask, q.shape[1], k.shape[1])
@@ -286,11 +287,11 @@ class SparseTransformer(Mixer):
     def attend_cached(
         self,
         component: Factorization,
-        q: jax.Array,  # [B, T, N, H]
-        k: jax.Array,  # [B, S, K, H]
-        v: jax.Array,  # [B, S, K, H]
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K H"],
         mask: Mask,
-    ) -> jax.Array:  # [B, T, N, H]
+    ) -> Float[Array, "B T N H"]:
         """Attend to all cached keys with a dense mask, one block of queries at a time.
 
         The sparse functions are for self-attention of T tokens. Against a cache, a block of queries
@@ -308,7 +309,7 @@ class SparseTransformer(Mixer):
         )
         padded_mask = pad_mask(mask, tiling)
 
-        def attend_block(block_index: jax.Array, q: jax.Array) -> jax.Array:  # [B, R, N, H], twice
+        def attend_block(block_index: jax.Array, q: jax.Array) -> Float[Array, "B R N H"]:  # twice
             block_mask = tile_mask(padded_mask, tiling, block_index, 0)
             positions = block_mask.resolved_positions(q.shape[1], num_keys)
             allowed = pattern_mask(self.config, component, *positions)
@@ -325,7 +326,7 @@ class SparseTransformer(Mixer):
         self,
         heads: QKV,
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B or 1, N, T, T] booleans
+    ) -> Bool[Array, "#B N T T"]:
         """Return the pattern of each head."""
         components, positions = HEAD_GROUPS[self.config.factorization], inputs.positions
         masks = [

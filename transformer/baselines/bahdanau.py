@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
 
 from transformer.attention.mixer import (
     Abilities,
@@ -18,7 +17,6 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
 )
-from transformer.baselines.cells import RecurrentCell, apply_matrix, recurrent_weight, scan_cell
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,
@@ -29,11 +27,12 @@ from transformer.baselines.memory_attention import (
     keys_and_values,
     memory_score_flops,
     needs_memory_cache_error,
-    project_additive_keys,
+    project_keys,
     visible_memory,
 )
+from transformer.baselines.recurrent import RecurrentCell, apply_matrix, recurrent_weight, scan_cell
 from transformer.layers.basic import apply_linear
-from transformer.validation import check_at_least
+from transformer.validation import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,35 +46,15 @@ class BahdanauConfig(MixerConfig):
     kind: ClassVar[str] = "bahdanau"
     reads_memory: ClassVar[bool] = True
 
-    hidden_size: int = 0
+    hidden_size: NonNegativeInt = 0
     """H, width of the state; 0: D."""
-    score_size: int = 0
+    score_size: NonNegativeInt = 0
     """A, width of the hidden layer of the additive score; 0: H."""
-
-    def __post_init__(self) -> None:
-        check_at_least("bahdanau.hidden_size", self.hidden_size, 0)
-        check_at_least("bahdanau.score_size", self.score_size, 0)
 
     def resolved_sizes(self, d_model: int) -> tuple[int, int]:
         """Return H and A for a model of width D."""
         hidden_size = self.hidden_size or d_model
         return hidden_size, self.score_size or hidden_size
-
-
-class GRUState(struct.PyTreeNode):
-    """Recurrent state of a GRU."""
-
-    hidden: jax.Array  # [B, H]
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,  # B
-        hidden_size: int,  # H
-        dtype: Any,  # the compute dtype
-    ) -> "GRUState":
-        """Return the state before the first token."""
-        return cls(jnp.zeros((batch_size, hidden_size), dtype))
 
 
 GRU_GATES = ("update", "reset", "candidate")
@@ -110,26 +89,23 @@ class BahdanauDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        precision, width = self.context.precision, self.context.d_model
         hidden_size, score_size = self.sizes
-        state = GRUState.empty(batch, hidden_size, precision.compute)
-        return MemoryAttentionCache.empty(
-            state, batch, length, score_size, width, precision.cache_dtype
-        )
+        state = jnp.zeros((batch, hidden_size), self.context.precision.compute)
+        return MemoryAttentionCache.empty(state, batch, length, score_size, self.context)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         context, (hidden_size, score_size) = self.context, self.sizes
-        cache, memory, embed = inputs.cache, inputs.memory, {"embed": self.context.d_model}
-        visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
+        embed = {"embed": context.d_model}
+        visible = visible_memory(self.config.kind, inputs, x.shape[1])
         initial_states = new_keys = None
-        if memory is not None:
-            first, hidden = first_visible(memory, visible), {"hidden": hidden_size}
+        if inputs.memory is not None:
+            first, hidden = first_visible(inputs.memory, visible), {"hidden": hidden_size}
             initial = apply_linear(self, "first", first, embed, hidden, context, bias=True)
-            initial_states = GRUState(jnp.tanh(initial))
-            new_keys = project_additive_keys(self, memory, score_size, context)
+            initial_states = jnp.tanh(initial)
+            new_keys = project_keys(self, inputs.memory, score_size, context)
+        keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         state = first_token_state(initial_states) if cache is None else cache.state
-        keys, values, cache = keys_and_values(cache, new_keys, memory, x.dtype)
         gates = {"gates": len(GRU_GATES), "hidden": hidden_size}
         input_gates = apply_linear(self, "input", x, embed, gates, context, bias=True)
         state, (states, contexts, weights) = scan_cell(
@@ -159,11 +135,11 @@ class BahdanauDecoder(Mixer):
         context_gates = recurrent_weight(self, "context", embed, all_gates, model_context)
 
         def step(
-            state: GRUState,
+            s: jax.Array,  # [B, H]
             step_inputs: tuple[jax.Array, jax.Array],  # [B, 3, H], [B or 1, S]
-        ) -> tuple[GRUState, tuple[jax.Array, jax.Array, jax.Array]]:
+        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             input_gates, visible = step_inputs
-            s = state.hidden  # letters of appendix A.2.2: s, c, z (update), r (reset)
+            # Letters of appendix A.2.2: s (state), c (context), z (update), r (reset).
             c, weights = attend_with_scores(
                 scorer.scores(s, keys), visible, values, model_context.precision.softmax
             )
@@ -172,7 +148,7 @@ class BahdanauDecoder(Mixer):
             z, r = z_and_r[:, 0], z_and_r[:, 1]
             new = (1 - z) * s + z * jnp.tanh(gate_inputs[:, 2] + apply_matrix(r * s, candidate))
             # Attention and the output of a token use the state before it (s_(i-1) in the paper).
-            return GRUState(new), (s, c, weights)
+            return new, (s, c, weights)
 
         return step
 

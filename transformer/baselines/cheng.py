@@ -25,7 +25,8 @@ from transformer.attention.mixer import (
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.cells import (
+from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
+from transformer.baselines.recurrent import (
     LSTMState,
     RecurrentCell,
     apply_matrix,
@@ -34,9 +35,8 @@ from transformer.baselines.cells import (
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
 from transformer.layers.basic import apply_linear
-from transformer.validation import check_at_least
+from transformer.validation import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,44 +49,22 @@ class ChengConfig(MixerConfig):
 
     kind: ClassVar[str] = "cheng"
 
-    score_size: int = 0
+    score_size: NonNegativeInt = 0
     """A, width of the hidden layer of the additive score; 0: D."""
-
-    def __post_init__(self) -> None:
-        check_at_least("cheng.score_size", self.score_size, 0)
 
 
 class StateTapes(struct.PyTreeNode):
     """States of all previous tokens (row s: the token at row index s); also the cache.
 
     The paper's hidden tape and memory tape. A row is written once and then only read, so `hidden`
-    and `keys` are stored in `dtype`. `cells` are sums over all tokens and `summary` is rewritten at
-    each token: they keep the dtypes of the recurrence.
+    and `keys` are stored in the cache's dtype. `cells` are sums over all tokens and `summary` is
+    rewritten at each token: they keep the dtypes of the recurrence.
     """
 
     hidden: jax.Array  # [B, S, D]
     cells: jax.Array  # [B, S, D] float32
     keys: jax.Array  # [B, S, A] hidden states, projected for the score
     summary: jax.Array  # [B, D] h~ of the last token
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,  # B
-        length: int,  # S
-        width: int,  # D
-        score_size: int,  # A
-        dtype: Any,  # of `hidden` and `keys`
-        summary_dtype: Any,  # the compute dtype
-    ) -> "StateTapes":
-        """Return tapes with room for `length` tokens of each example."""
-        shape = (batch_size, length)
-        return cls(
-            hidden=jnp.zeros((*shape, width), dtype),
-            cells=jnp.zeros((*shape, width), jnp.float32),
-            keys=jnp.zeros((*shape, score_size), dtype),
-            summary=jnp.zeros((batch_size, width), summary_dtype),
-        )
 
     def append(
         self,
@@ -95,13 +73,11 @@ class StateTapes(struct.PyTreeNode):
         key: jax.Array,  # [B, A]
         summary: jax.Array,  # [B, D]
     ) -> "StateTapes":
-        """Write one token. The position of padding, below 0, is clamped to 0."""
+        """Return the tapes with one more token."""
+        write_rows = jax.vmap(lambda row, new, slot: row.at[slot].set(new))
 
         def write(tape: jax.Array, new: jax.Array) -> jax.Array:
-            def write_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-                return jax.lax.dynamic_update_slice(row, new[None], (start, 0))
-
-            return jax.vmap(write_row)(tape, new.astype(tape.dtype), position)
+            return write_rows(tape, new.astype(tape.dtype), position)
 
         return StateTapes(
             write(self.hidden, state.hidden),
@@ -136,8 +112,8 @@ class Cheng(Mixer):
     @staticmethod
     def score_flops(config: ChengConfig, width: int, length: int) -> ScoreFlops:
         """Count scores and averages of hidden states and cells over the previous tokens."""
-        each = (config.score_size or width) + 2 * width
-        return ScoreFlops(full=2 * each * length, causal=each * (length - 1))
+        per_key = (config.score_size or width) + 2 * width
+        return ScoreFlops(full=2 * per_key * length, causal=per_key * (length - 1))
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> StateTapes:
@@ -145,10 +121,14 @@ class Cheng(Mixer):
 
     @nn.nowrap
     def empty_tapes(self, batch: int, length: int, dtype: Any) -> StateTapes:
-        """Return tapes without tokens, stored in `dtype`."""
-        width, score_size = self.context.d_model, self.config.score_size or self.context.d_model
-        compute_dtype = self.context.precision.compute
-        return StateTapes.empty(batch, length, width, score_size, dtype, compute_dtype)
+        """Return tapes with room for `length` tokens, whose hidden states and keys have `dtype`."""
+        width = self.context.d_model
+        return StateTapes(
+            hidden=jnp.zeros((batch, length, width), dtype),
+            cells=jnp.zeros((batch, length, width), jnp.float32),
+            keys=jnp.zeros((batch, length, self.config.score_size or width), dtype),
+            summary=jnp.zeros((batch, width), self.context.precision.compute),
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -171,9 +151,10 @@ class Cheng(Mixer):
             slots = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
             causal = Mask(MaskPattern(causal=True), segments=token_segments(inputs.mask, length))
             visible = dense_mask(causal, length, length) & ~jnp.eye(length, dtype=bool)[None]
-        gates, recurrent = lstm_input_gates(self, x, embed, context.d_model, context)
+        gates, recurrent = lstm_input_gates(self, x, context.d_model, context)
         score = {"score": config.score_size or context.d_model}
         query = apply_linear(self, "score_token", x, embed, score, context, bias=False)
+        # Padding has slot -1. `scan_cell` discards what it writes.
         steps = (gates, query, visible, jnp.maximum(slots, 0))
         tapes, y = scan_cell(self.make_cell(recurrent), tapes, steps, boundaries)
         return MixerOutput(y, tapes if cached else None, {})

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,6 @@ from transformer.attention.mixer import (
     register_mixer,
 )
 from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore
-from transformer.baselines.cells import (
-    LSTM_GATES,
-    LSTMState,
-    RecurrentCell,
-    apply_matrix,
-    lstm_input_gates,
-    lstm_step,
-    recurrent_weight,
-    scan_cell,
-)
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
     additive_scorer,
@@ -40,11 +30,20 @@ from transformer.baselines.memory_attention import (
     last_visible,
     memory_score_flops,
     needs_memory_cache_error,
-    project_additive_keys,
+    project_keys,
     visible_memory,
 )
-from transformer.layers.basic import apply_linear
-from transformer.validation import check_at_least
+from transformer.baselines.recurrent import (
+    LSTM_GATES,
+    LSTMState,
+    RecurrentCell,
+    apply_matrix,
+    lstm_input_gates,
+    lstm_step,
+    recurrent_weight,
+    scan_cell,
+)
+from transformer.validation import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +57,16 @@ class LuongConfig(MixerConfig):
     kind: ClassVar[str] = "luong"
     reads_memory: ClassVar[bool] = True
 
-    hidden_size: int = 0
+    hidden_size: NonNegativeInt = 0
     """H, width of the state; 0: D."""
     score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
     """Score of a state and a memory vector. The paper calls these `dot`, `general`, `concat`."""
 
-    def __post_init__(self) -> None:
-        check_at_least("luong.hidden_size", self.hidden_size, 0)
-
     def check_d_model(self, d_model: int) -> None:
         if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
             raise ValueError(
-                f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the "
-                f"memory ({d_model}); give 0, or another score"
+                f"LuongConfig.hidden_size {self.hidden_size}: the dot score needs states as wide "
+                f"as the memory ({d_model}); give 0, or another score"
             )
 
     def resolved_sizes(self, d_model: int) -> tuple[int, int]:
@@ -89,18 +85,6 @@ class LuongState(struct.PyTreeNode):
 
     lstm: LSTMState
     attentional_hidden: jax.Array  # [B, D] h~
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,  # B
-        hidden_size: int,  # H
-        width: int,  # D
-        dtype: Any,  # the compute dtype
-    ) -> "LuongState":
-        """Return the state before the first token."""
-        lstm = LSTMState.empty(batch_size, hidden_size, dtype)
-        return cls(lstm, jnp.zeros((batch_size, width), dtype))
 
 
 @register_mixer
@@ -132,29 +116,28 @@ class LuongDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        precision, width = self.context.precision, self.context.d_model
-        hidden_size, score_size = self.sizes
-        state = LuongState.empty(batch, hidden_size, width, precision.compute)
-        return MemoryAttentionCache.empty(
-            state, batch, length, score_size, width, precision.cache_dtype
-        )
+        context, (hidden_size, score_size) = self.context, self.sizes
+        lstm = LSTMState.zeros(batch, hidden_size, context)
+        attentional = jnp.zeros((batch, context.d_model), context.precision.compute)
+        state = LuongState(lstm, attentional)
+        return MemoryAttentionCache.empty(state, batch, length, score_size, context)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        context, hidden_size = self.context, self.sizes[0]
-        cache, memory = inputs.cache, inputs.memory
-        visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
+        context, (hidden_size, score_size) = self.context, self.sizes
+        visible = visible_memory(self.config.kind, inputs, x.shape[1])
         initial_states = new_keys = None
-        if memory is not None:
+        if inputs.memory is not None:
             # A state for each token, not for each row: packed documents begin anywhere in a row.
-            last = last_visible(memory, visible)
+            last = last_visible(inputs.memory, visible)
             initial_lstm = init_lstm_state(self, last, hidden_size, context)
             initial_states = LuongState(initial_lstm, jnp.zeros_like(x))
-            new_keys = self.project_memory_keys(memory)
+            new_keys = inputs.memory
+            if not isinstance(self.config.score, DotScore):
+                new_keys = project_keys(self, inputs.memory, score_size, context)
+        keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         state = first_token_state(initial_states) if cache is None else cache.state
-        keys, values, cache = keys_and_values(cache, new_keys, memory, x.dtype)
-        embed = {"embed": context.d_model}
-        gates, recurrent = lstm_input_gates(self, x, embed, hidden_size, context)
+        gates, recurrent = lstm_input_gates(self, x, hidden_size, context)
         state, (y, weights) = scan_cell(
             self.make_cell(keys, values, recurrent),
             state,
@@ -201,15 +184,6 @@ class LuongDecoder(Mixer):
             return LuongState(lstm, attentional), (attentional, weights)
 
         return step
-
-    def project_memory_keys(self, memory: jax.Array) -> jax.Array:  # [B, S, D] -> [B, S, A]
-        """Project the memory to the keys of the score."""
-        if isinstance(self.config.score, DotScore):
-            return memory
-        if isinstance(self.config.score, AdditiveScore):
-            return project_additive_keys(self, memory, self.sizes[1], self.context)
-        embed, score = {"embed": self.context.d_model}, {"score": self.sizes[1]}
-        return apply_linear(self, "score_key", memory, embed, score, self.context, bias=False)
 
     def make_score_fn(self) -> MemoryScoreFn:
         """Return the score of a state and all keys; additive scores declare W and v."""

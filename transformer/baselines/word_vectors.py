@@ -25,23 +25,27 @@ class SkipGram(nn.Module):
     @nn.compact
     def __call__(
         self,
-        centres: jax.Array,  # [B] words in the middle
-        contexts: jax.Array,  # [B] a word near each
+        centers: jax.Array,  # [B] words in the middle
+        contexts: jax.Array,  # [B] a neighbor of each
         negatives: jax.Array,  # [B, M] words drawn at random
     ) -> jax.Array:  # [B]
         """Return -log s(u_context . v) - sum_negatives log s(-u_negative . v) (equation 4)."""
         check_shapes(
-            centres=(centres, "B", int),
+            centers=(centers, "B", int),
             contexts=(contexts, "B", int),
             negatives=(negatives, "B M", int),
         )
-        spread = nn.initializers.uniform(1 / self.width)
-        centred: Initializer = lambda *given: spread(*given) - 0.5 / self.width  # noqa: E731
-        v = self.embedding_table("embedding", centred)[centres]
-        around = self.embedding_table("contexts", nn.initializers.zeros)
-        near = jnp.einsum("BD,BD->B", v, around[contexts])
-        far = jnp.einsum("BD,BMD->BM", v, around[negatives])
-        return -jax.nn.log_sigmoid(near) - jnp.sum(jax.nn.log_sigmoid(-far), axis=1)
+        uniform = nn.initializers.uniform(1 / self.width)
+
+        def centered_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            return uniform(key, shape, dtype) - 0.5 / self.width
+
+        v = self.embedding_table("embedding", centered_uniform)[centers]
+        u = self.embedding_table("contexts", nn.initializers.zeros)
+        positive_scores = jnp.einsum("BD,BD->B", v, u[contexts])
+        negative_scores = jnp.einsum("BD,BMD->BM", v, u[negatives])
+        negative_loss = jnp.sum(jax.nn.log_sigmoid(-negative_scores), axis=1)
+        return -jax.nn.log_sigmoid(positive_scores) - negative_loss
 
     def embedding_table(self, name: str, init: Initializer) -> jax.Array:  # [V, D]
         rows, columns = {"vocab": self.vocab_size}, {"embed": self.width}
@@ -80,7 +84,7 @@ def skip_gram_pairs(
     tokens: np.ndarray,  # [n] a text
     window: int,
     seed: int,
-) -> np.ndarray:  # [pairs, 2] centres and contexts
+) -> np.ndarray:  # [pairs, 2] centers and contexts
     """Return (center, context) pairs; each word draws its window size from 1 to `window`.
 
     Closer words are drawn more often (Mikolov et al. 2013, Efficient Estimation, section 3.2).

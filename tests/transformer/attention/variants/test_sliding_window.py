@@ -22,7 +22,7 @@ from transformer.attention.cache import ABSENT_POSITION, RollingCache
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.attention.sparse_ops.visible_key_counts import sliding_window_visible_keys
-from transformer.testing.ability_checks import pack_two_documents
+from transformer.testing.contract import pack_two_documents
 from transformer.testing.mixer_under_test import Trial, make_trial, run_mixer
 
 

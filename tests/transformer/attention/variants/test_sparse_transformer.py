@@ -17,7 +17,7 @@ from transformer.attention.masks import dense_mask
 from transformer.attention.projections import QKV
 from transformer.attention.sparse_ops.visible_key_counts import sparse_transformer_visible_keys
 from transformer.attention.variants.sparse_transformer import pattern_mask
-from transformer.testing.ability_checks import pack_two_documents
+from transformer.testing.contract import pack_two_documents
 from transformer.testing.mixer_under_test import Trial, make_trial
 
 T = 67

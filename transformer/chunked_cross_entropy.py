@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from transformer.hardware import Hardware, Platform
 from transformer.layers.activations import cap_logits
@@ -36,8 +37,9 @@ def logsumexp_in_one_pass(x: jax.Array, axis: int) -> jax.Array:
 
     The sum is float32: in 16 bits, 50,000 equal terms would stop adding up after some hundred.
     """
+    MaxAndSum = tuple[jax.Array, jax.Array]
 
-    def combine(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    def combine(a: MaxAndSum, b: MaxAndSum) -> MaxAndSum:
         (max_a, sum_a), (max_b, sum_b) = a, b
         largest = jnp.maximum(max_a, max_b)
         return largest, sum_a * jnp.exp(max_a - largest) + sum_b * jnp.exp(max_b - largest)
@@ -50,7 +52,9 @@ def logsumexp_in_one_pass(x: jax.Array, axis: int) -> jax.Array:
 
 
 @logsumexp_in_one_pass.defjvp
-def _jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _jvp(
+    axis: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     # JAX cannot differentiate a reduction by a function of one's own. The gradient is the softmax.
     (x,), (dx,) = primals, tangents
     y = logsumexp_in_one_pass(x, axis)
@@ -116,14 +120,24 @@ class ChunkedCrossEntropy:
         return _sum_of_losses(self, *self._prepare(hidden, matrix, targets, weights, bias))
 
     def accuracy(
-        self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
+        self,
+        hidden: jax.Array,  # [B, T, D]
+        matrix: jax.Array,  # [D, V padded]
+        targets: jax.Array,  # [B, T]
+        weights: jax.Array,  # [B, T]
+        bias: jax.Array | None = None,  # [V padded]
     ) -> jax.Array:  # []
         """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
         inputs = self._prepare(hidden, matrix, targets, weights, bias)
         return _sum_over_chunks(_chunk_accuracy, self, *inputs)
 
     def _prepare(
-        self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
+        self,
+        hidden: jax.Array,  # [B, T, D]
+        matrix: jax.Array,  # [D, V padded]
+        targets: jax.Array,  # [B, T]
+        weights: jax.Array,  # [B, T]
+        bias: jax.Array | None,  # [V padded]
     ) -> tuple[Tokens, OutputProjection]:
         check_shapes(
             hidden=(hidden, "B T D", float),
@@ -157,13 +171,13 @@ def choose_num_chunks(
     # keep an accelerator less busy than a CPU.
     budget = CHUNK_BYTES[hardware.platform]
     per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
-    least = max(1, min(length, math.ceil(per_device / budget)))
+    min_count = max(1, min(length, math.ceil(per_device / budget)))
     if context_shards == 1:
         # Chunks of equal length need no padding.
-        even = (count for count in range(least, 2 * least) if length % count == 0)
-        return next(even, least)
-    each = length // context_shards
-    return next((count for count in range(least, each) if each % count == 0), each)
+        even = (count for count in range(min_count, 2 * min_count) if length % count == 0)
+        return next(even, min_count)
+    shard = length // context_shards
+    return next((count for count in range(min_count, shard) if shard % count == 0), shard)
 
 
 def _sum_over_chunks(
@@ -262,7 +276,8 @@ def _chunk_gradients(
     By the formulas, not by `jax.vjp`: so dz is one pass over the logits. The gradient of
     `take_along_axis` would be an array of zeros as large as they are, and one more pass.
     """
-    hidden, targets, weights = tokens = _flatten(settings, chunk)
+    tokens = _flatten(settings, chunk)
+    hidden, targets, weights = tokens
     logits = _logits(settings, output, hidden)
     loss, log_normalizer = _loss_of_logits(settings, tokens, logits)
     # Columns of padding have a logit so low that the exponential is exactly 0.
@@ -277,15 +292,29 @@ def _chunk_gradients(
         d_logits *= jnp.where(in_vocab, 1 - jnp.square(logits / settings.soft_cap), 0)
     d_logits *= weights[..., None]
     rounded = d_logits.astype(hidden.dtype)
-    # On a mesh with explicit axes a product over a sharded axis must state its result's sharding.
-    like = lambda x: s if (s := jax.typeof(x).sharding).mesh.explicit_axes else None  # noqa: E731
-    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix, out_sharding=like(hidden))
-    # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave the
-    # matrix unit in the dtype of the loss.
-    wide: Any = dict(preferred_element_type=settings.dtype, out_sharding=like(output.matrix))
-    d_matrix = jnp.einsum("...d,...v->dv", hidden, rounded, **wide)
+    d_hidden = jnp.einsum(
+        "...v,dv->...d", rounded, output.matrix, out_sharding=_explicit_sharding(hidden)
+    )
+    d_matrix = jnp.einsum(
+        "...d,...v->dv",
+        hidden,
+        rounded,
+        # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave
+        # the matrix unit in the dtype of the loss.
+        preferred_element_type=settings.dtype,
+        out_sharding=_explicit_sharding(output.matrix),
+    )
     d_bias = None if output.bias is None else jnp.sum(d_logits, axis=range(d_logits.ndim - 1))
     return loss, d_hidden.reshape(chunk.hidden.shape), OutputProjection(d_matrix, d_bias)
+
+
+def _explicit_sharding(like: jax.Array) -> NamedSharding | None:
+    """Return the sharding of an array, for a product of its shape; None without explicit axes.
+
+    On a mesh with explicit axes a product over a sharded axis must state its result's sharding.
+    """
+    sharding: NamedSharding = jax.typeof(like).sharding
+    return sharding if sharding.mesh.explicit_axes else None
 
 
 def _chunk_accuracy(

@@ -130,8 +130,7 @@ def label_loss(
     labels_or_0 = jnp.where(weights != 0, targets, 0)  # 0 times NaN, beyond C, would be NaN
     losses = -jnp.take_along_axis(log_probs, labels_or_0[..., None], axis=-1)[..., 0]
     correct = jnp.argmax(log_probs, axis=-1) == targets
-    loss, accuracy = (weighted_loss(each, weights) for each in (losses, correct))
-    return {"loss": loss, "accuracy": accuracy}
+    return {"loss": weighted_loss(losses, weights), "accuracy": weighted_loss(correct, weights)}
 
 
 def auxiliary_losses(

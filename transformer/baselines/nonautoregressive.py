@@ -13,8 +13,15 @@ import numpy as np
 from flax import linen as nn
 
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
-from transformer.generation.translate import check_sources
+from transformer.generation.batches import (
+    PROMPT_LENGTH_MULTIPLE,
+    Tokens,
+    batches_by_length,
+    bucket_length,
+    check_sources,
+    pad_right,
+    segments_of_lengths,
+)
 from transformer.layers.basic import apply_linear, fold_in
 from transformer.model_context import replicate
 from transformer.models.block import Memory
@@ -31,7 +38,6 @@ from transformer.models.model import (
 from transformer.models.unstacked import Params
 from transformer.taps import Outputs
 from transformer.validation import (
-    check_at_least,
     check_integer,
     check_positions,
     check_segments,
@@ -125,11 +131,10 @@ class NonAutoregressive(Model):
             MaskPattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=source_is_token
         )
         decoder = Decoder(config, self.context, name="decoder")
-        encoder_memory = Memory(memory, mask)
         output = decoder(
             copied_source,
             source_embedding,
-            encoder_memory,
+            Memory(memory, mask),
             positions,
             target_segments,
             None,
@@ -154,12 +159,10 @@ class NonAutoregressive(Model):
         source_segments: jax.Array,  # [B, S]
     ) -> jax.Array:  # [B, 2 R + 1] float32
         """Return logits of target length minus source length, from the mean memory vector."""
-        embed, outputs = (
-            {"embed": self.config.d_model},
-            {"length_logits": 2 * self.max_length_difference + 1},
-        )
+        embed = {"embed": self.config.d_model}
+        differences = {"length_logits": 2 * self.max_length_difference + 1}
         mean = masked_mean(memory, source_segments)
-        logits = apply_linear(self, "length", mean, embed, outputs, self.context, bias=True)
+        logits = apply_linear(self, "length", mean, embed, differences, self.context, bias=True)
         return logits[:, 0].astype(jnp.float32)
 
 
@@ -206,7 +209,7 @@ def predict_lengths(
 def translate_nonautoregressive(
     model: NonAutoregressive,
     params: Params,
-    sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
+    sources: Sequence[Tokens],  # B of them, of any lengths
     *,
     stop: int | Sequence[int],
     batch_size: int = 32,
@@ -219,40 +222,25 @@ def translate_nonautoregressive(
       ValueError: a source is empty or too long, or has tokens that are not in the vocabulary.
     """
     check_sources(model.config, sources)
-    check_at_least("batch_size", batch_size, 1)
-    rows = [np.asarray(source, np.int32) for source in sources]
-    # Sources of one batch have similar lengths: little padding, and few shapes to compile.
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
-    translations: list[list[int]] = [[] for _ in rows]
-    for first in range(0, len(order), batch_size):
-        group = order[first : first + batch_size]
-        predicted = _batch(model, params, [rows[i] for i in group], batch_size)
-        for i, tokens in zip(group, predicted, strict=True):
-            ends = np.flatnonzero(np.isin(tokens, stop))
-            translations[i] = tokens[: ends[0] if len(ends) else None].tolist()
-    return translations
-
-
-def _batch(
-    model: NonAutoregressive, params: Params, rows: list[np.ndarray], batch_size: int
-) -> list[np.ndarray]:
+    check_integer("batch_size", batch_size, 1)
     limit = model.config.max_length
-    source = np.zeros(
-        (batch_size, bucket_length(max(map(len, rows)), PROMPT_LENGTH_MULTIPLE, limit)), np.int32
-    )
-    lengths = np.ones(batch_size, np.int32)  # missing rows have the single token 0
-    for number, row in enumerate(rows):
-        source[number, : len(row)] = row
-        lengths[number] = len(row)
-    # Lengths are read on the host before the tokens are predicted: T is the shape of the second
-    # program. The encoder runs in both.
-    targets = np.asarray(_predict_target_lengths(params, source, lengths, model=model))
-    targets = targets if limit is None else np.minimum(targets, limit)
-    length = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
-    tokens = np.asarray(
-        _predict_tokens(params, source, lengths, targets, model=model, length=length)
-    )
-    return [tokens[number, : targets[number]] for number in range(len(rows))]
+    rows = [np.asarray(source, np.int32) for source in sources]
+    translations: list[list[int]] = [[] for _ in rows]
+    for batch in batches_by_length(rows, batch_size):
+        source, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
+        # Lengths are read on the host before the tokens are predicted: T is the shape of the second
+        # program. The encoder runs in both.
+        targets = np.asarray(_predict_target_lengths(params, source, lengths, model=model))
+        targets = targets if limit is None else np.minimum(targets, limit)
+        length = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
+        predicted = np.asarray(
+            _predict_tokens(params, source, lengths, targets, model=model, length=length)
+        )
+        for row, index in enumerate(batch):
+            tokens = predicted[row, : targets[row]]
+            ends = np.flatnonzero(np.isin(tokens, stop))
+            translations[index] = tokens[: ends[0] if len(ends) else None].tolist()
+    return translations
 
 
 @functools.partial(jax.jit, static_argnames="model")
@@ -263,7 +251,7 @@ def _predict_target_lengths(
     *,
     model: NonAutoregressive,
 ) -> jax.Array:  # [B]
-    segments = _segments_of(lengths, source.shape[1])
+    segments = segments_of_lengths(lengths, source.shape[1])
     output = model.apply({"params": params}, source, None, source_segments=segments)
     assert output.logits is not None
     predicted: jax.Array = replicate(model.constrain, predict_lengths(output.logits, lengths))
@@ -284,14 +272,9 @@ def _predict_tokens(
         {"params": params},
         source,
         jnp.zeros((len(source), length), jnp.int32),
-        source_segments=_segments_of(lengths, source.shape[1]),
-        segments=_segments_of(targets, length),
+        source_segments=segments_of_lengths(lengths, source.shape[1]),
+        segments=segments_of_lengths(targets, length),
     )
     assert output.logits is not None
     tokens: jax.Array = replicate(model.constrain, jnp.argmax(output.logits, axis=-1))
     return tokens
-
-
-def _segments_of(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]
-    """Return segments [B, size] of rows with one document each."""
-    return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)

@@ -91,16 +91,16 @@ def beam_search(
                 "examples; give a cache with the batch as first axis"
             )
     repeat = functools.partial(jnp.repeat, repeats=beams, axis=0)
-    none = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
+    no_tokens = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
     # At first all hypotheses of an example are equal: only the first one counts.
     totals = jnp.full((batch, beams), MIN_LOG_PROB).at[:, 0].set(0.0)
     start = BeamSearchState(
         step=jnp.int32(0),
         cache=jax.tree.map(repeat, cache),
         logits=repeat(logits),
-        tokens=none,
+        tokens=no_tokens,
         log_probs=totals,
-        finished=Hypotheses(none, jnp.full((batch, beams), MIN_LOG_PROB)),
+        finished=Hypotheses(no_tokens, jnp.full((batch, beams), MIN_LOG_PROB)),
     )
 
     def keep_going(search: BeamSearchState) -> jax.Array:
@@ -109,9 +109,10 @@ def beam_search(
     def add_token(search: BeamSearchState) -> BeamSearchState:
         search, parents = _extend(search, max_lengths, stop_tokens, config)
         reordered = reorder_cache(search.cache, parents)
-        places = repeat(positions) + search.step - 1
+        newest_positions = repeat(positions) + search.step - 1
         newest = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, 2, keepdims=False)
-        cache, logits = decode_step_fn(reordered, jnp.maximum(newest, 0).reshape(-1), places)
+        newest = jnp.maximum(newest, 0).reshape(-1)
+        cache, logits = decode_step_fn(reordered, newest, newest_positions)
         return search.replace(cache=cache, logits=logits)
 
     return jax.lax.while_loop(keep_going, add_token, start).finished
@@ -149,22 +150,28 @@ def _extend(
     parents, newest = index // vocab, (index % vocab).astype(jnp.int32)
     tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
     ends = jnp.isin(newest, stop_tokens)
-    here = jnp.arange(length)[None, None, :] == search.step
-    tokens = jnp.where(here & ~ends[:, :, None], newest[:, :, None], tokens)
-    over = (search.step + 1 >= limits)[:, None] | ends
-    real = totals > MIN_LOG_PROB / 2
+    is_newest = jnp.arange(length)[None, None, :] == search.step
+    tokens = jnp.where(is_newest & ~ends[:, :, None], newest[:, :, None], tokens)
+    is_finished = (search.step + 1 >= limits)[:, None] | ends
+    is_hypothesis = totals > MIN_LOG_PROB / 2
     scores = totals / length_penalty_divisor(search.step + 1, config.length_penalty)
     finished = _best(
         jnp.concatenate([search.finished.tokens, tokens], axis=1),
         jnp.concatenate(
-            [search.finished.scores, jnp.where(over & real, scores, MIN_LOG_PROB)], axis=1
+            [
+                search.finished.scores,
+                jnp.where(is_finished & is_hypothesis, scores, MIN_LOG_PROB),
+            ],
+            axis=1,
         ),
         beams,
     )
-    totals, chosen = jax.lax.top_k(jnp.where(over, MIN_LOG_PROB, totals), beams)
-    alive = jnp.take_along_axis(tokens, chosen[:, :, None], axis=1)
-    search = search.replace(step=search.step + 1, tokens=alive, log_probs=totals, finished=finished)
-    return search, jnp.take_along_axis(parents, chosen, axis=1)
+    totals, index = jax.lax.top_k(jnp.where(is_finished, MIN_LOG_PROB, totals), beams)
+    tokens = jnp.take_along_axis(tokens, index[:, :, None], axis=1)
+    search = search.replace(
+        step=search.step + 1, tokens=tokens, log_probs=totals, finished=finished
+    )
+    return search, jnp.take_along_axis(parents, index, axis=1)
 
 
 def _best(tokens: jax.Array, scores: jax.Array, count: int) -> Hypotheses:
@@ -180,9 +187,9 @@ def reorder_cache(
     batch, beams = parents.shape
     rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
 
-    def one(layer: Any) -> Any:
+    def reorder_layer(layer: Any) -> Any:
         if isinstance(layer, BlockCache):
-            return layer._replace(mixer=one(layer.mixer))
+            return layer._replace(mixer=reorder_layer(layer.mixer))
         return jax.tree.map(lambda leaf: leaf[rows], layer)
 
-    return tuple(map(one, cache))
+    return tuple(map(reorder_layer, cache))

@@ -23,6 +23,13 @@ import numpy as np
 from flax import struct
 
 from transformer.attention.mixer import mixer_class
+from transformer.generation.batches import (
+    CACHE_LENGTH_MULTIPLE,
+    Tokens,
+    bucket_length,
+    pad_right,
+    segments_of_lengths,
+)
 from transformer.generation.sampling import (
     ANCESTRAL_SAMPLING,
     SamplingConfig,
@@ -52,11 +59,6 @@ NO_TOKEN = -1
 """Marks examples without a new token, and the absence of a stop token."""
 
 
-PROMPT_LENGTH_MULTIPLE, CACHE_LENGTH_MULTIPLE = 32, 128
-"""Padded prompts and caches have multiples of these lengths, to limit compilations: see
-`bucket_length`."""
-
-
 class GenerateOutput(NamedTuple):
     """Result of `generate`."""
 
@@ -79,7 +81,7 @@ class DecodingState(struct.PyTreeNode):
 def generate(
     model: LanguageModel,
     params: Params,
-    prompts: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
+    prompts: Sequence[Tokens],  # B of them, of any lengths
     *,
     max_new_tokens: int,
     sampling: SamplingConfig = ANCESTRAL_SAMPLING,
@@ -148,9 +150,7 @@ def stop_token_array(
     return tokens.astype(np.int32)
 
 
-def check_prompts(
-    model: LanguageModel, prompts: Sequence[Sequence[int] | np.ndarray], max_new_tokens: int
-) -> None:
+def check_prompts(model: LanguageModel, prompts: Sequence[Tokens], max_new_tokens: int) -> None:
     """Raise ValueError unless the model can decode these prompts and `max_new_tokens` more."""
     config, limit = model.config, model.config.max_length
     if max_new_tokens < 1:
@@ -240,7 +240,7 @@ def _full_pass_logits(
     lengths: jax.Array,  # [B] without the padding
 ) -> jax.Array:  # [B, V]
     """Return the logits of the tokens that follow `lengths` tokens, without a cache."""
-    segments = segments_of_lengths(model, lengths, text.shape[1])
+    segments = segments_if_supported(model, lengths, text.shape[1])
     output = with_auto_axes(model.apply)(
         {"params": params}, text, segments=segments, outputs=NO_OUTPUTS
     )
@@ -248,11 +248,11 @@ def _full_pass_logits(
     return _logits(model, params, last)
 
 
-def segments_of_lengths(
+def segments_if_supported(
     model: LanguageModel,
     lengths: jax.Array,  # [B] without the padding
     padded_length: int,  # T
-) -> jax.Array | None:  # [B, T] 1 where a token is no padding
+) -> jax.Array | None:  # [B, T]
     """Return the segments of rows padded on the right; None if a mixer does not support them.
 
     A causal mixer never shows the padding to earlier tokens. Segments also keep it out of what
@@ -260,7 +260,7 @@ def segments_of_lengths(
     """
     if not supports_segments(model.config.layer_pattern):
         return None
-    return (jnp.arange(padded_length)[None, :] < lengths[:, None]).astype(jnp.int32)
+    return segments_of_lengths(lengths, padded_length)
 
 
 def _logits(
@@ -271,16 +271,6 @@ def _logits(
     matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
     logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
     return cap_logits(logits[:, 0, : model.config.vocab_size], model.config.logit_soft_cap)
-
-
-def bucket_length(length: int, multiple: int, limit: int | None) -> int:
-    """Round a length up to a multiple of `multiple`; beyond 8 multiples, to 4 sizes an octave.
-
-    Few compiled programs then serve all lengths, with at most 25% padding. Never above `limit`.
-    """
-    multiple = max(multiple, 2 ** (length - 1).bit_length() // 8)
-    rounded = -(-length // multiple) * multiple
-    return rounded if limit is None else min(rounded, limit)
 
 
 def _generate_chunks(
@@ -295,12 +285,12 @@ def _generate_chunks(
 ) -> Iterator[np.ndarray]:  # [B, new tokens]
     """Yield new tokens, `tokens_per_call` at a time; `NO_TOKEN` for finished examples."""
     params, limit = unstack_for_decoding_without_copy(params), max_cache_length(model.config)
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    longest = int(lengths.max())
+    tokens, lengths = pad_right(prompts, len(prompts), limit)
+    longest = int(lengths.max()) + max_new_tokens
     top_k = sampling.static_top_k(model.config.vocab_size)
     state, new = _start(
         params,
-        pad_right(prompts, bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)),
+        tokens,
         lengths,
         np.full_like(lengths, max_new_tokens),
         _example_rngs(seed, prompts),
@@ -308,30 +298,21 @@ def _generate_chunks(
         sampling.values(),
         model=model,
         top_k=top_k,
-        cache_length=bucket_length(longest + max_new_tokens, CACHE_LENGTH_MULTIPLE, limit),
+        cache_length=bucket_length(longest, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
     # The host waits once for `tokens_per_call` tokens, and not for each of them.
     while np.any(state.remaining):
-        count = np.int32(tokens_per_call)
         state, new = _continue(
             params,
             state,
             stop_tokens,
-            count,
+            np.int32(tokens_per_call),
             sampling.values(),
             model=model,
             top_k=top_k,
         )
         yield np.asarray(new)
-
-
-def pad_right(prompts: list[np.ndarray], length: int) -> np.ndarray:  # [B, T]
-    """Return prompts as one array, padded with token 0."""
-    tokens = np.zeros((len(prompts), length), np.int32)
-    for row, prompt in zip(tokens, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    return tokens
 
 
 def _example_rngs(seed: int, prompts: list[np.ndarray]) -> jax.Array:  # [B]

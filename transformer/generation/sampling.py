@@ -12,12 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.precision import finfo_min
-from transformer.validation import (
-    Bounds,
-    NonNegativeInt,
-    Settings,
-    check_shapes,
-)
+from transformer.validation import Bounds, NonNegativeInt, Settings, check_shapes
 
 
 class SamplingValues(NamedTuple):
@@ -141,15 +136,15 @@ def apply_top_p(
 
     Tokens in order of probability, ties in order of index: a token is in the nucleus if the tokens
     before it have less than `top_p` in total, so the most probable one always is. No sort is
-    needed, only the probability of the last token in the nucleus: see `_last_probability`.
+    needed, only the probability of the least probable one: see `_nucleus_threshold`.
     """
     p = jax.nn.softmax(logits, axis=-1)
-    last = _last_probability(p, top_p)
-    above, equal = p > last, p == last
-    before = jnp.sum(jnp.where(above, p, 0), axis=-1, keepdims=True)
-    equal_before = jnp.cumsum(equal, axis=-1) - 1
-    inside = above | (equal & (before + equal_before * last < top_p))
-    return jnp.where(inside, logits, -jnp.inf)
+    threshold = _nucleus_threshold(p, top_p)
+    above, equal = p > threshold, p == threshold
+    mass_above = jnp.sum(jnp.where(above, p, 0), axis=-1, keepdims=True)
+    num_equal_before = jnp.cumsum(equal, axis=-1) - 1
+    in_nucleus = above | (equal & (mass_above + num_equal_before * threshold < top_p))
+    return jnp.where(in_nucleus, logits, -jnp.inf)
 
 
 def sample_gumbel(
@@ -161,7 +156,7 @@ def sample_gumbel(
     return argmax_tokens(logits + noise)
 
 
-def _last_probability(
+def _nucleus_threshold(
     p: jax.Array,  # [B, V] float32
     mass: jax.Array | float,
 ) -> jax.Array:  # [B, 1]
@@ -179,7 +174,7 @@ def _last_probability(
         return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
 
     # 30 halvings leave one pattern of bits, since that of 1.0 (0x3F800000) is below 2^30.
-    zero, one = jnp.zeros((len(p), 1)), jnp.ones((len(p), 1))
-    low, high = (jax.lax.bitcast_convert_type(each, jnp.int32) for each in (zero, one))
+    low = jax.lax.bitcast_convert_type(jnp.zeros((len(p), 1)), jnp.int32)
+    high = jax.lax.bitcast_convert_type(jnp.ones((len(p), 1)), jnp.int32)
     low, _ = jax.lax.fori_loop(0, 30, halve, (low, high + 1))
     return jax.lax.bitcast_convert_type(low, jnp.float32)

@@ -19,7 +19,7 @@ from transformer.attention.mixer import (
 )
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
-    additive_scorer,
+    additive_score_fn,
     attend_with_scores,
     decoder_boundaries,
     first_token_state,
@@ -126,7 +126,7 @@ class BahdanauDecoder(Mixer):
     ) -> RecurrentCell:
         """Declare the weights of the recurrent cell and return the cell."""
         model_context, (hidden_size, score_size) = self.context, self.sizes
-        scorer = additive_scorer(self, hidden_size, score_size, model_context)
+        score_fn = additive_score_fn(self, hidden_size, score_size, model_context)
         state_axes, embed = {"state": hidden_size}, {"embed": model_context.d_model}
         hidden = {"hidden": hidden_size}
         gates = recurrent_weight(self, "gates", state_axes, {"gates": 2, **hidden}, model_context)
@@ -141,7 +141,7 @@ class BahdanauDecoder(Mixer):
             input_gates, visible = step_inputs
             # Letters of appendix A.2.2: s (state), c (context), z (update), r (reset).
             c, weights = attend_with_scores(
-                scorer.scores(s, keys), visible, values, model_context.precision.softmax
+                score_fn(s, keys), visible, values, model_context.precision.softmax
             )
             gate_inputs = input_gates + apply_matrix(c, context_gates)
             z_and_r = jax.nn.sigmoid(gate_inputs[:, :2] + apply_matrix(s, gates))

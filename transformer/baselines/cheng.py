@@ -4,7 +4,8 @@ An early form of self-attention. It still processes one token after the other.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from transformer.attention.mixer import (
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
+from transformer.baselines.memory_attention import additive_score_fn, attend_with_scores
 from transformer.baselines.recurrent import (
     LSTMState,
     RecurrentCell,
@@ -74,7 +75,8 @@ class StateTapes(struct.PyTreeNode):
         summary: jax.Array,  # [B, D]
     ) -> "StateTapes":
         """Return the tapes with one more token."""
-        write_rows = jax.vmap(lambda row, new, slot: row.at[slot].set(new))
+        # Not `.at[].set`: its derivative handles indices that repeat, at the cost of more scatters.
+        write_rows = jax.vmap(functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0))
 
         def write(tape: jax.Array, new: jax.Array) -> jax.Array:
             return write_rows(tape, new.astype(tape.dtype), position)
@@ -86,7 +88,7 @@ class StateTapes(struct.PyTreeNode):
             summary,
         )
 
-    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array]:  # [B, S, D], [B, S, A]
+    def read(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:  # [B, S, D], [B, S, A]
         """Return hidden states and keys in `dtype`."""
         return self.hidden.astype(dtype), self.keys.astype(dtype)
 
@@ -120,7 +122,7 @@ class Cheng(Mixer):
         return self.empty_tapes(batch, length, self.context.precision.cache_dtype)
 
     @nn.nowrap
-    def empty_tapes(self, batch: int, length: int, dtype: Any) -> StateTapes:
+    def empty_tapes(self, batch: int, length: int, dtype: str) -> StateTapes:
         """Return tapes with room for `length` tokens, whose hidden states and keys have `dtype`."""
         width = self.context.d_model
         return StateTapes(
@@ -163,7 +165,7 @@ class Cheng(Mixer):
         """Declare the weights of the recurrent cell and return the cell (equations 5 to 9)."""
         context, width = self.context, self.context.d_model
         score_size = self.config.score_size or width
-        scorer = additive_scorer(self, width, score_size, context)
+        score_fn = additive_score_fn(self, width, score_size, context)
         state, score = {"state": width}, {"score": score_size}
         score_key = recurrent_weight(self, "score_key", state, score, context)
 
@@ -173,7 +175,7 @@ class Cheng(Mixer):
         ) -> tuple[StateTapes, jax.Array]:
             gates, query, visible, slot = step_inputs
             past_hidden, keys = tapes.read(gates.dtype)
-            scores = scorer.scores(tapes.summary, keys + query[:, None])
+            scores = score_fn(tapes.summary, keys + query[:, None])
             hidden, weights = attend_with_scores(
                 scores, visible, past_hidden, context.precision.softmax
             )

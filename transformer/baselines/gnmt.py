@@ -22,7 +22,7 @@ from transformer.attention.mixer import (
 )
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
-    additive_scorer,
+    additive_score_fn,
     attend_with_scores,
     decoder_boundaries,
     keys_and_values,
@@ -164,7 +164,7 @@ class GNMTDecoder(Mixer):
     @nn.nowrap
     def initial_states(self, batch: int) -> tuple[LSTMState, ...]:
         """Return the states of all layers before the first token: zeros, unlike other decoders."""
-        zeros = LSTMState.zeros(batch, self.context.d_model, self.context)
+        zeros = LSTMState.empty(batch, self.context.d_model, self.context)
         return (zeros,) * self.config.num_layers
 
     @nn.compact
@@ -208,14 +208,14 @@ class GNMTDecoder(Mixer):
         width, score_size = self.config.resolved_sizes(model_context.d_model)
         embed, gate_axes = {"embed": width}, {"gates": len(LSTM_GATES), "hidden": width}
         context_gates = recurrent_weight(self, "context", embed, gate_axes, model_context)
-        scorer = additive_scorer(self, width, score_size, model_context)
+        score_fn = additive_score_fn(self, width, score_size, model_context)
 
         def step(
             state: LSTMState,
             step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, D], [B or 1, S]
         ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
             gates, visible = step_inputs
-            scores = scorer.scores(state.hidden, keys)
+            scores = score_fn(state.hidden, keys)
             context, weights = attend_with_scores(
                 scores, visible, values, model_context.precision.softmax
             )

@@ -59,7 +59,7 @@ class Seq2SeqDecoder(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
-        return LSTMState.zeros(batch, self.context.d_model, self.context)
+        return LSTMState.empty(batch, self.context.d_model, self.context)
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> LSTMState:

@@ -1,7 +1,6 @@
 """LSTM decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -21,7 +20,8 @@ from transformer.attention.mixer import (
 from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
-    additive_scorer,
+    MemoryScoreFn,
+    additive_score_fn,
     attend_with_scores,
     decoder_boundaries,
     first_token_state,
@@ -76,10 +76,6 @@ class LuongConfig(MixerConfig):
         return hidden_size, score_size or hidden_size
 
 
-MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""(state [B, H], keys [B, S, A]) -> scores [B, S]."""
-
-
 class LuongState(struct.PyTreeNode):
     """State of the LSTM, and the vector that is fed to it with the next token."""
 
@@ -117,7 +113,7 @@ class LuongDecoder(Mixer):
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
         context, (hidden_size, score_size) = self.context, self.sizes
-        lstm = LSTMState.zeros(batch, hidden_size, context)
+        lstm = LSTMState.empty(batch, hidden_size, context)
         attentional = jnp.zeros((batch, context.d_model), context.precision.compute)
         state = LuongState(lstm, attentional)
         return MemoryAttentionCache.empty(state, batch, length, score_size, context)
@@ -188,5 +184,5 @@ class LuongDecoder(Mixer):
     def make_score_fn(self) -> MemoryScoreFn:
         """Return the score of a state and all keys; additive scores declare W and v."""
         if isinstance(self.config.score, AdditiveScore):
-            return additive_scorer(self, *self.sizes, self.context).scores
+            return additive_score_fn(self, *self.sizes, self.context)
         return lambda state, keys: jnp.einsum("BA,BSA->BS", state, keys)

@@ -3,7 +3,8 @@
 `memory` is the output of an encoder, [B, S, D].
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,32 +25,30 @@ from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.model_context import ModelContext
 from transformer.precision import finfo_min
 
-
-class AdditiveScorer(NamedTuple):
-    """score = v . tanh(W state + U memory) (Bahdanau et al. 2015, appendix A.1.2)."""
-
-    query_matrix: jax.Array  # [H, A] W
-    vector: jax.Array  # [A] v
-
-    def scores(
-        self,
-        state: jax.Array,  # [B, H]
-        keys: jax.Array,  # [B, S, A] U memory
-    ) -> jax.Array:  # [B, S]
-        hidden = jnp.tanh(apply_matrix(state, self.query_matrix)[:, None] + keys)
-        return jnp.einsum("BSA,A->BS", hidden, self.vector)
+MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
+"""(state [B, H], keys [B, S, A]) -> scores [B, S]."""
 
 
-def additive_scorer(
+def additive_score_fn(
     module: nn.Module,
     state_size: int,  # H
     score_size: int,  # A
     context: ModelContext,
-) -> AdditiveScorer:
-    """Declare W and v."""
-    score, init = {"score": score_size}, RECURRENT_INIT.matrix_initializer({"score": score_size})
-    query = recurrent_weight(module, "score_query", {"state": state_size}, score, context)
-    return AdditiveScorer(query, recurrent_weight(module, "score_vector", {}, score, context, init))
+) -> MemoryScoreFn:
+    """Declare W and v of v . tanh(W state + key) (Bahdanau et al. 2015, appendix A.1.2)."""
+    score = {"score": score_size}
+    query_matrix = recurrent_weight(module, "score_query", {"state": state_size}, score, context)
+    init = RECURRENT_INIT.matrix_initializer(score)
+    vector = recurrent_weight(module, "score_vector", {}, score, context, init)
+
+    def score_fn(
+        state: jax.Array,  # [B, H]
+        keys: jax.Array,  # [B, S, A]
+    ) -> jax.Array:  # [B, S]
+        hidden = jnp.tanh(apply_matrix(state, query_matrix)[:, None] + keys)
+        return jnp.einsum("BSA,A->BS", hidden, vector)
+
+    return score_fn
 
 
 def project_keys(
@@ -58,7 +57,7 @@ def project_keys(
     score_size: int,  # A
     context: ModelContext,
 ) -> jax.Array:  # [B, S, A]
-    """Declare the matrix U of keys and return U memory."""
+    """Declare the matrix U of the keys and return U memory."""
     embed, score = {"embed": memory.shape[-1]}, {"score": score_size}
     return apply_linear(module, "score_key", memory, embed, score, context, bias=False)
 
@@ -105,7 +104,7 @@ class MemoryAttentionCache(struct.PyTreeNode):
             keys=keys.astype(self.keys.dtype), values=values.astype(self.values.dtype)
         )
 
-    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array]:  # [B, S, A], [B, S, D]
+    def read(self, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:  # [B, S, A], [B, S, D]
         """Return the memory's keys and values in `dtype`."""
         return self.keys.astype(dtype), self.values.astype(dtype)
 
@@ -139,7 +138,7 @@ def visible_memory(
 def keys_and_values(
     inputs: MixerInputs,
     new_keys: jax.Array | None,  # [B, S, A] of the memory; None without one
-    dtype: Any,
+    dtype: jnp.dtype,
 ) -> tuple[jax.Array, jax.Array, MemoryAttentionCache | None]:
     """Return keys and values of the memory, and the cache that holds them.
 

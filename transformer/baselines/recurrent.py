@@ -42,10 +42,12 @@ def scan_cell(
     state: Any,  # [B, ...] before the first token
     inputs: Any,  # [B, T, ...]
     boundaries: DocumentBoundaries | None,
-    initial_states: Any = None,  # [B, T, ...] state with which a document begins; None: zeros.
-    # Ignored without boundaries, as no document begins then.
+    initial_states: Any = None,  # [B, T, ...] state with which a document begins; None: zeros
 ) -> tuple[Any, Any]:  # the state after the last token, the outputs [B, T, ...]
-    """Run a cell over the tokens of each row. Outputs at padding are zero."""
+    """Run a cell over the tokens of each row. Outputs at padding are zero.
+
+    Without boundaries no document begins, and `initial_states` are not read.
+    """
 
     def step(state: Any, step_inputs: tuple[Any, DocumentBoundaries | None, Any]) -> Any:
         x, boundary, initial = step_inputs
@@ -192,7 +194,7 @@ class LSTMState(struct.PyTreeNode):
     cell: jax.Array  # [B, H] float32: a sum over all tokens, which must not lose digits
 
     @classmethod
-    def zeros(cls, batch: int, hidden_size: int, context: ModelContext) -> "LSTMState":
+    def empty(cls, batch: int, hidden_size: int, context: ModelContext) -> "LSTMState":
         """Return the state before the first token."""
         shape = (batch, hidden_size)
         return cls(jnp.zeros(shape, context.precision.compute), jnp.zeros(shape, jnp.float32))
@@ -252,7 +254,7 @@ class LSTMLayer(nn.Module):
             return state, state.hidden
 
         if state is None:
-            state = LSTMState.zeros(x.shape[0], self.hidden_size, self.context)
+            state = LSTMState.empty(x.shape[0], self.hidden_size, self.context)
         return scan_cell(cell, state, gates, boundaries, initial_states)
 
 
@@ -321,7 +323,7 @@ class LSTM(Mixer):
     def init_cache(self, batch: int, length: int) -> LSTMState:
         self.check_not_bidirectional("a cache")
         hidden_size = self.config.resolved_hidden_size(self.context.d_model)
-        return LSTMState.zeros(batch, hidden_size, self.context)
+        return LSTMState.empty(batch, hidden_size, self.context)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:

@@ -30,7 +30,7 @@ from transformer.baselines.memory_attention import (
     project_keys,
     visible_memory,
 )
-from transformer.baselines.recurrent import RecurrentCell, apply_matrix, recurrent_weight, scan_cell
+from transformer.baselines.recurrent import apply_matrix, recurrent_weight, scan_cell
 from transformer.layers.basic import apply_linear
 from transformer.validation import NonNegativeInt
 
@@ -96,52 +96,32 @@ class BahdanauDecoder(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         context, (hidden_size, score_size) = self.context, self.sizes
-        embed = {"embed": context.d_model}
+        embed, hidden = {"embed": context.d_model}, {"hidden": hidden_size}
         visible = visible_memory(self.config.kind, inputs, x.shape[1])
         initial_states = new_keys = None
         if inputs.memory is not None:
-            first, hidden = first_visible(inputs.memory, visible), {"hidden": hidden_size}
+            first = first_visible(inputs.memory, visible)
             initial = apply_linear(self, "first", first, embed, hidden, context, bias=True)
             initial_states = jnp.tanh(initial)
             new_keys = project_keys(self, inputs.memory, score_size, context)
         keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         state = first_token_state(initial_states) if cache is None else cache.state
-        gates = {"gates": len(GRU_GATES), "hidden": hidden_size}
-        input_gates = apply_linear(self, "input", x, embed, gates, context, bias=True)
-        state, (states, contexts, weights) = scan_cell(
-            self.make_cell(keys, values),
-            state,
-            (input_gates, visible),
-            decoder_boundaries(inputs),
-            initial_states,
-        )
-        y = self.deep_output(states, x, contexts)
-        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
-
-    def make_cell(
-        self,
-        keys: jax.Array,  # [B, S, A]
-        values: jax.Array,  # [B, S, D]
-    ) -> RecurrentCell:
-        """Declare the weights of the recurrent cell and return the cell."""
-        model_context, (hidden_size, score_size) = self.context, self.sizes
-        score_fn = additive_score_fn(self, hidden_size, score_size, model_context)
-        state_axes, embed = {"state": hidden_size}, {"embed": model_context.d_model}
-        hidden = {"hidden": hidden_size}
-        gates = recurrent_weight(self, "gates", state_axes, {"gates": 2, **hidden}, model_context)
-        candidate = recurrent_weight(self, "candidate", state_axes, hidden, model_context)
         all_gates = {"gates": len(GRU_GATES), **hidden}
-        context_gates = recurrent_weight(self, "context", embed, all_gates, model_context)
+        input_gates = apply_linear(self, "input", x, embed, all_gates, context, bias=True)
+        score_fn = additive_score_fn(self, hidden_size, score_size, context)
+        state_axes = {"state": hidden_size}
+        gates = recurrent_weight(self, "gates", state_axes, {"gates": 2, **hidden}, context)
+        candidate = recurrent_weight(self, "candidate", state_axes, hidden, context)
+        context_gates = recurrent_weight(self, "context", embed, all_gates, context)
 
-        def step(
+        def cell(
             s: jax.Array,  # [B, H]
             step_inputs: tuple[jax.Array, jax.Array],  # [B, 3, H], [B or 1, S]
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             input_gates, visible = step_inputs
             # Letters of appendix A.2.2: s (state), c (context), z (update), r (reset).
             c, weights = attend_with_scores(
-                score_fn(s, keys), visible, values, model_context.precision.softmax
+                score_fn(s, keys), visible, values, context.precision.softmax
             )
             gate_inputs = input_gates + apply_matrix(c, context_gates)
             z_and_r = jax.nn.sigmoid(gate_inputs[:, :2] + apply_matrix(s, gates))
@@ -150,7 +130,13 @@ class BahdanauDecoder(Mixer):
             # Attention and the output of a token use the state before it (s_(i-1) in the paper).
             return new, (s, c, weights)
 
-        return step
+        boundaries = decoder_boundaries(inputs)
+        state, (states, contexts, weights) = scan_cell(
+            cell, state, (input_gates, visible), boundaries, initial_states
+        )
+        y = self.deep_output(states, x, contexts)
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
+        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
 
     def deep_output(
         self,

@@ -29,7 +29,6 @@ from transformer.attention.mixer import (
 from transformer.baselines.memory_attention import additive_score_fn, attend_with_scores
 from transformer.baselines.recurrent import (
     LSTMState,
-    RecurrentCell,
     apply_matrix,
     lstm_input_gates,
     lstm_step,
@@ -158,21 +157,15 @@ class Cheng(Mixer):
         query = apply_linear(self, "score_token", x, embed, score, context, bias=False)
         # Padding has slot -1. `scan_cell` discards what it writes.
         steps = (gates, query, visible, jnp.maximum(slots, 0))
-        tapes, y = scan_cell(self.make_cell(recurrent), tapes, steps, boundaries)
-        return MixerOutput(y, tapes if cached else None, {})
+        score_fn = additive_score_fn(self, context.d_model, score["score"], context)
+        state_axes = {"state": context.d_model}
+        score_key = recurrent_weight(self, "score_key", state_axes, score, context)
 
-    def make_cell(self, recurrent: jax.Array) -> RecurrentCell:  # [D, 4, D]
-        """Declare the weights of the recurrent cell and return the cell (equations 5 to 9)."""
-        context, width = self.context, self.context.d_model
-        score_size = self.config.score_size or width
-        score_fn = additive_score_fn(self, width, score_size, context)
-        state, score = {"state": width}, {"score": score_size}
-        score_key = recurrent_weight(self, "score_key", state, score, context)
-
-        def step(
+        def cell(
             tapes: StateTapes,
             step_inputs: tuple[jax.Array, ...],  # [B, 4, D], [B, A], [B or 1, S], [B]
         ) -> tuple[StateTapes, jax.Array]:
+            # Equations 5 to 9.
             gates, query, visible, slot = step_inputs
             past_hidden, keys = tapes.read(gates.dtype)
             scores = score_fn(tapes.summary, keys + query[:, None])
@@ -185,4 +178,5 @@ class Cheng(Mixer):
             key = apply_matrix(state.hidden, score_key)
             return tapes.append(slot, state, key, hidden), state.hidden
 
-        return step
+        tapes, y = scan_cell(cell, tapes, steps, boundaries)
+        return MixerOutput(y, tapes if cached else None, {})

@@ -35,7 +35,6 @@ from transformer.baselines.recurrent import (
     LSTM_GATES,
     LSTMLayer,
     LSTMState,
-    RecurrentCell,
     apply_matrix,
     lstm_input_gates,
     lstm_step,
@@ -179,9 +178,25 @@ class GNMTDecoder(Mixer):
         keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         states = self.initial_states(x.shape[0]) if cache is None else cache.state
         layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, 0))
-        gates, recurrent = lstm_input_gates(self, layer_input, width, context)
-        cell = self.make_cell(keys, values, recurrent)
-        state, (x, contexts, weights) = scan_cell(cell, states[0], (gates, visible), boundaries)
+        input_gates, recurrent = lstm_input_gates(self, layer_input, width, context)
+        embed, gate_axes = {"embed": width}, {"gates": len(LSTM_GATES), "hidden": width}
+        context_gates = recurrent_weight(self, "context", embed, gate_axes, context)
+        score_fn = additive_score_fn(self, width, score_size, context)
+
+        def first_cell(
+            state: LSTMState,
+            step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, D], [B or 1, S]
+        ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
+            gates, visible = step_inputs
+            scores = score_fn(state.hidden, keys)
+            c, weights = attend_with_scores(scores, visible, values, context.precision.softmax)
+            gates = gates + apply_matrix(state.hidden, recurrent) + apply_matrix(c, context_gates)
+            state = lstm_step(state, gates)
+            return state, (state.hidden, c, weights)
+
+        state, (x, contexts, weights) = scan_cell(
+            first_cell, states[0], (input_gates, visible), boundaries
+        )
         new_states = [state]
         for layer in range(1, config.num_layers):
             layer_input = dropout(x, config.dropout, fold_in(inputs.dropout_rngs, layer))
@@ -196,33 +211,3 @@ class GNMTDecoder(Mixer):
         return MixerOutput(
             x, None if cache is None else cache.replace(state=tuple(new_states)), aux
         )
-
-    def make_cell(
-        self,
-        keys: jax.Array,  # [B, S, A]
-        values: jax.Array,  # [B, S, D]
-        recurrent: jax.Array,  # [D, 4, D]
-    ) -> RecurrentCell:
-        """Declare the other weights of the first layer and return its cell."""
-        model_context = self.context
-        width, score_size = self.config.resolved_sizes(model_context.d_model)
-        embed, gate_axes = {"embed": width}, {"gates": len(LSTM_GATES), "hidden": width}
-        context_gates = recurrent_weight(self, "context", embed, gate_axes, model_context)
-        score_fn = additive_score_fn(self, width, score_size, model_context)
-
-        def step(
-            state: LSTMState,
-            step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, D], [B or 1, S]
-        ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
-            gates, visible = step_inputs
-            scores = score_fn(state.hidden, keys)
-            context, weights = attend_with_scores(
-                scores, visible, values, model_context.precision.softmax
-            )
-            gates = (
-                gates + apply_matrix(state.hidden, recurrent) + apply_matrix(context, context_gates)
-            )
-            state = lstm_step(state, gates)
-            return state, (state.hidden, context, weights)
-
-        return step

@@ -36,7 +36,6 @@ from transformer.baselines.memory_attention import (
 from transformer.baselines.recurrent import (
     LSTM_GATES,
     LSTMState,
-    RecurrentCell,
     apply_matrix,
     lstm_input_gates,
     lstm_step,
@@ -133,33 +132,15 @@ class LuongDecoder(Mixer):
                 new_keys = project_keys(self, inputs.memory, score_size, context)
         keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         state = first_token_state(initial_states) if cache is None else cache.state
-        gates, recurrent = lstm_input_gates(self, x, hidden_size, context)
-        state, (y, weights) = scan_cell(
-            self.make_cell(keys, values, recurrent),
-            state,
-            (gates, visible),
-            decoder_boundaries(inputs),
-            initial_states,
-        )
-        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
-
-    def make_cell(
-        self,
-        keys: jax.Array,  # [B, S, A]
-        values: jax.Array,  # [B, S, D]
-        recurrent: jax.Array,  # [H, 4, H]
-    ) -> RecurrentCell:
-        """Declare the weights of the recurrent cell and return the cell."""
-        model_context, hidden_size = self.context, self.sizes[0]
-        embed, hidden = {"embed": model_context.d_model}, {"hidden": model_context.d_model}
+        input_gates, recurrent = lstm_input_gates(self, x, hidden_size, context)
+        embed, hidden = {"embed": context.d_model}, {"hidden": context.d_model}
         gate_axes = {"gates": len(LSTM_GATES), "hidden": hidden_size}
-        feed = recurrent_weight(self, "feed", embed, gate_axes, model_context)
-        both = {"both": model_context.d_model + hidden_size}  # the context, then the hidden state
-        combine = recurrent_weight(self, "combine", both, hidden, model_context)
+        feed = recurrent_weight(self, "feed", embed, gate_axes, context)
+        both = {"both": context.d_model + hidden_size}  # the attended memory, then the state
+        combine = recurrent_weight(self, "combine", both, hidden, context)
         score_fn = self.make_score_fn()
 
-        def step(
+        def cell(
             state: LuongState,
             step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, H], [B or 1, S]
         ) -> tuple[LuongState, tuple[jax.Array, jax.Array]]:
@@ -171,15 +152,19 @@ class LuongDecoder(Mixer):
             )
             lstm = lstm_step(state.lstm, gates)
             scores = score_fn(lstm.hidden, keys)
-            context, weights = attend_with_scores(
-                scores, visible, values, model_context.precision.softmax
+            c, weights = attend_with_scores(scores, visible, values, context.precision.softmax)
+            # h~ = tanh(W [c; h]), equation 5. The next step is fed with h~, not with h.
+            attentional = jnp.tanh(
+                apply_matrix(jnp.concatenate([c, lstm.hidden], axis=-1), combine)
             )
-            # h~ = tanh(W [context; h]), equation 5. The next step is fed with h~, not with h.
-            context_and_hidden = jnp.concatenate([context, lstm.hidden], axis=-1)
-            attentional = jnp.tanh(apply_matrix(context_and_hidden, combine))
             return LuongState(lstm, attentional), (attentional, weights)
 
-        return step
+        boundaries = decoder_boundaries(inputs)
+        state, (y, weights) = scan_cell(
+            cell, state, (input_gates, visible), boundaries, initial_states
+        )
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
+        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
 
     def make_score_fn(self) -> MemoryScoreFn:
         """Return the score of a state and all keys; additive scores declare W and v."""

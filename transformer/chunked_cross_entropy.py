@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from transformer.hardware import Hardware, Platform
 from transformer.layers.activations import cap_logits
@@ -36,8 +38,9 @@ def logsumexp_in_one_pass(x: jax.Array, axis: int) -> jax.Array:
 
     The sum is float32: in 16 bits, 50,000 equal terms would stop adding up after some hundred.
     """
+    MaxAndSum = tuple[jax.Array, jax.Array]
 
-    def combine(a: Any, b: Any) -> tuple[jax.Array, jax.Array]:
+    def combine(a: MaxAndSum, b: MaxAndSum) -> MaxAndSum:
         (max_a, sum_a), (max_b, sum_b) = a, b
         largest = jnp.maximum(max_a, max_b)
         return largest, sum_a * jnp.exp(max_a - largest) + sum_b * jnp.exp(max_b - largest)
@@ -50,7 +53,9 @@ def logsumexp_in_one_pass(x: jax.Array, axis: int) -> jax.Array:
 
 
 @logsumexp_in_one_pass.defjvp
-def _jvp(axis: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _jvp(
+    axis: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     # JAX cannot differentiate a reduction by a function of one's own. The gradient is the softmax.
     (x,), (dx,) = primals, tangents
     y = logsumexp_in_one_pass(x, axis)
@@ -64,16 +69,16 @@ CHUNK_BYTES: dict[Platform, int] = {"cpu": 64 * 2**20, "gpu": 2**30, "tpu": 512 
 class OutputProjection(NamedTuple):
     """Output matrix and bias, in the dtype of the hidden states."""
 
-    matrix: jax.Array  # [D, V padded]
-    bias: jax.Array | None  # [V padded]
+    matrix: Float[Array, "D Vp"]
+    bias: Float[Array, "Vp"] | None
 
 
 class Tokens(NamedTuple):
     """Hidden states and what to predict from them: of a batch, or of a chunk, where T is t."""
 
-    hidden: jax.Array  # [B, T, D]
-    targets: jax.Array  # [B, T]
-    weights: jax.Array  # [B, T]
+    hidden: Float[Array, "B T D"]
+    targets: Int[Array, "B T"]
+    weights: Float[Array, "B T"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +107,12 @@ class ChunkedCrossEntropy:
 
     def __call__(
         self,
-        hidden: jax.Array,  # [B, T, D]
-        matrix: jax.Array,  # [D, V padded]
-        targets: jax.Array,  # [B, T]
-        weights: jax.Array,  # [B, T]
-        bias: jax.Array | None = None,  # [V padded]
-    ) -> jax.Array:  # []
+        hidden: Float[Array, "B T D"],
+        matrix: Float[Array, "D Vp"],
+        targets: Int[Array, "B T"],
+        weights: Float[Array, "B T"],
+        bias: Float[Array, "Vp"] | None = None,
+    ) -> Float[Array, ""]:
         """Return the sum over tokens of weight * -log softmax(hidden matrix + bias)[target].
 
         Targets of weight 0 are ignored and may be any number, such as -100. Weights are constants,
@@ -116,14 +121,24 @@ class ChunkedCrossEntropy:
         return _sum_of_losses(self, *self._prepare(hidden, matrix, targets, weights, bias))
 
     def accuracy(
-        self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
-    ) -> jax.Array:  # []
+        self,
+        hidden: Float[Array, "B T D"],
+        matrix: Float[Array, "D Vp"],
+        targets: Int[Array, "B T"],
+        weights: Float[Array, "B T"],
+        bias: Float[Array, "Vp"] | None = None,
+    ) -> Float[Array, ""]:
         """Return the sum over tokens of weight * (1 if the target is the argmax); no gradient."""
         inputs = self._prepare(hidden, matrix, targets, weights, bias)
         return _sum_over_chunks(_chunk_accuracy, self, *inputs)
 
     def _prepare(
-        self, hidden: Any, matrix: Any, targets: Any, weights: Any, bias: Any = None
+        self,
+        hidden: Float[Array, "B T D"],
+        matrix: Float[Array, "D Vp"],
+        targets: Int[Array, "B T"],
+        weights: Float[Array, "B T"],
+        bias: Float[Array, "Vp"] | None,
     ) -> tuple[Tokens, OutputProjection]:
         check_shapes(
             hidden=(hidden, "B T D", float),
@@ -157,13 +172,13 @@ def choose_num_chunks(
     # keep an accelerator less busy than a CPU.
     budget = CHUNK_BYTES[hardware.platform]
     per_device = -(-batch_size // hardware.count) * length * padded_vocab_size * 4
-    least = max(1, min(length, math.ceil(per_device / budget)))
+    min_count = max(1, min(length, math.ceil(per_device / budget)))
     if context_shards == 1:
         # Chunks of equal length need no padding.
-        even = (count for count in range(least, 2 * least) if length % count == 0)
-        return next(even, least)
-    each = length // context_shards
-    return next((count for count in range(least, each) if each % count == 0), each)
+        even = (count for count in range(min_count, 2 * min_count) if length % count == 0)
+        return next(even, min_count)
+    shard = length // context_shards
+    return next((count for count in range(min_count, shard) if shard % count == 0), shard)
 
 
 def _sum_over_chunks(
@@ -171,7 +186,7 @@ def _sum_over_chunks(
     settings: ChunkedCrossEntropy,
     tokens: Tokens,
     output: OutputProjection,
-) -> jax.Array:  # []
+) -> Float[Array, ""]:
     def add(total: jax.Array, chunk: Tokens) -> tuple[jax.Array, None]:
         return total + chunk_fn(settings, chunk, output), None
 
@@ -184,7 +199,7 @@ def _sum_over_chunks(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum_of_losses(
     settings: ChunkedCrossEntropy, tokens: Tokens, output: OutputProjection
-) -> jax.Array:  # []
+) -> Float[Array, ""]:
     """Return the loss. Called in evaluation; under `jax.grad`, `_forward` takes its place."""
     return _sum_over_chunks(_chunk_loss, settings, tokens, output)
 
@@ -226,7 +241,7 @@ _sum_of_losses.defvjp(_forward, _backward)
 
 def _chunk_loss(
     settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
-) -> jax.Array:  # []
+) -> Float[Array, ""]:
     """Return the weighted sum of losses over one chunk."""
     tokens = _flatten(settings, chunk)
     return _loss_of_logits(settings, tokens, _logits(settings, output, tokens.hidden))[0]
@@ -235,8 +250,8 @@ def _chunk_loss(
 def _loss_of_logits(
     settings: ChunkedCrossEntropy,
     tokens: Tokens,
-    logits: jax.Array,  # [..., V padded]
-) -> tuple[jax.Array, jax.Array]:  # [], [...]
+    logits: Float[Array, "... Vp"],
+) -> tuple[Float[Array, ""], Float[Array, "..."]]:
     """Return the weighted sum of losses, and the log-sum-exp of the logits of each token."""
     target_logits = jnp.take_along_axis(logits, tokens.targets[..., None], axis=-1)[..., 0]
     if smoothing := settings.label_smoothing:
@@ -256,13 +271,14 @@ def _loss_of_logits(
 
 def _chunk_gradients(
     settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
-) -> tuple[jax.Array, jax.Array, OutputProjection]:  # [], [B, t, D], in settings.dtype
+) -> tuple[Float[Array, ""], Float[Array, "B t D"], OutputProjection]:  # in settings.dtype
     """Return the weighted sum of losses over one chunk, and its gradients in h, W and b.
 
     By the formulas, not by `jax.vjp`: so dz is one pass over the logits. The gradient of
     `take_along_axis` would be an array of zeros as large as they are, and one more pass.
     """
-    hidden, targets, weights = tokens = _flatten(settings, chunk)
+    tokens = _flatten(settings, chunk)
+    hidden, targets, weights = tokens
     logits = _logits(settings, output, hidden)
     loss, log_normalizer = _loss_of_logits(settings, tokens, logits)
     # Columns of padding have a logit so low that the exponential is exactly 0.
@@ -277,20 +293,34 @@ def _chunk_gradients(
         d_logits *= jnp.where(in_vocab, 1 - jnp.square(logits / settings.soft_cap), 0)
     d_logits *= weights[..., None]
     rounded = d_logits.astype(hidden.dtype)
-    # On a mesh with explicit axes a product over a sharded axis must state its result's sharding.
-    like = lambda x: s if (s := jax.typeof(x).sharding).mesh.explicit_axes else None  # noqa: E731
-    d_hidden = jnp.einsum("...v,dv->...d", rounded, output.matrix, out_sharding=like(hidden))
-    # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave the
-    # matrix unit in the dtype of the loss.
-    wide: Any = dict(preferred_element_type=settings.dtype, out_sharding=like(output.matrix))
-    d_matrix = jnp.einsum("...d,...v->dv", hidden, rounded, **wide)
+    d_hidden = jnp.einsum(
+        "...v,dv->...d", rounded, output.matrix, out_sharding=_explicit_sharding(hidden)
+    )
+    d_matrix = jnp.einsum(
+        "...d,...v->dv",
+        hidden,
+        rounded,
+        # Adding chunk after chunk in 16 bits would drop most of the small late terms: sums leave
+        # the matrix unit in the dtype of the loss.
+        preferred_element_type=settings.dtype,
+        out_sharding=_explicit_sharding(output.matrix),
+    )
     d_bias = None if output.bias is None else jnp.sum(d_logits, axis=range(d_logits.ndim - 1))
     return loss, d_hidden.reshape(chunk.hidden.shape), OutputProjection(d_matrix, d_bias)
 
 
+def _explicit_sharding(like: jax.Array) -> NamedSharding | None:
+    """Return the sharding of an array, for a product of its shape; None without explicit axes.
+
+    On a mesh with explicit axes a product over a sharded axis must state its result's sharding.
+    """
+    sharding: NamedSharding = jax.typeof(like).sharding
+    return sharding if sharding.mesh.explicit_axes else None
+
+
 def _chunk_accuracy(
     settings: ChunkedCrossEntropy, chunk: Tokens, output: OutputProjection
-) -> jax.Array:  # []
+) -> Float[Array, ""]:
     """Return the weight of the targets of one chunk that have the largest logit."""
     hidden, targets, weights = _flatten(settings, chunk)
     # Padding has the lowest number of all, so it is never the largest logit.
@@ -301,8 +331,8 @@ def _chunk_accuracy(
 def _logits(
     settings: ChunkedCrossEntropy,
     output: OutputProjection,
-    hidden: jax.Array,  # [B t, D], or [B, t, D]
-) -> jax.Array:  # [B t, V padded], or [B, t, V padded]
+    hidden: Float[Array, "*tokens D"],
+) -> Float[Array, "*tokens Vp"]:
     # Sums of 16-bit products leave the matrix unit in `dtype`: rounded to 16 bits, logits of 100
     # would differ by steps of 0.5 in bfloat16.
     logits = jnp.dot(hidden, output.matrix, preferred_element_type=jnp.dtype(settings.dtype))
@@ -317,12 +347,12 @@ def _logits(
     return jnp.where(_in_vocab(logits, settings.vocab_size), logits, lowest)
 
 
-def _in_vocab(logits: jax.Array, vocab_size: int) -> jax.Array:  # [1, ..., V padded] booleans
+def _in_vocab(logits: jax.Array, vocab_size: int) -> Bool[Array, "1 ... Vp"]:
     """Return True for logits that are not padding of the vocabulary."""
     return _last_axis(jnp.arange(logits.shape[-1]) < vocab_size, logits.ndim)
 
 
-def _last_axis(vector: jax.Array, ndim: int) -> jax.Array:  # [n] -> [1, ..., n]
+def _last_axis(vector: Shaped[Array, "n"], ndim: int) -> Shaped[Array, "... n"]:
     """Return the vector as an array of `ndim` axes."""
     return vector.reshape((1,) * (ndim - 1) + (-1,))
 

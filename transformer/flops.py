@@ -6,7 +6,6 @@ few percent.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 
 from transformer.attention.full import AttentionConfig
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.attention.mixer import MixerInputs, ScoreFlops, mixer_class
+from transformer.attention.mixer import MixerInputs, mixer_class
 from transformer.hardware import Hardware
 from transformer.lora import LoRALayout
 from transformer.models.block import Block, Memory, layer_constants
@@ -158,23 +157,22 @@ def _count_flops(
             is_frozen = training and lora is not None and leaf.path not in lora.trained
             weights[part] += entries * (2 if is_frozen else passes)
             if lora is not None and leaf.path in lora.adapted:
-                fan_out = leaf.size // math.prod(leaf.shape[: len(leaf.axes.stack)]) // leaf.fan_in
-                thin = lora.rank * (leaf.fan_in + fan_out)
-                weights[part] += passes * entries * thin // (leaf.fan_in * fan_out)
-    scores: list[tuple[LayerMixer, ScoreFlops]] = []
+                thin = lora.rank * (leaf.fan_in + leaf.fan_out)
+                weights[part] += passes * entries * thin // (leaf.fan_in * leaf.fan_out)
+    scores = scores_causal = 0
     uncounted = set()
     for layer in mixers:
         count = mixer_class(layer.mixer).score_flops(layer.mixer, config.d_model, length)
         if count is None:
             uncounted.add(layer.mixer.kind)
-        else:
-            scores.append((layer, count))
+            continue
+        scores += passes * count.full
+        scores_causal += passes * (count.causal if layer.causal else count.full)
     return TokenFlops(
         sequence_length=length,
         projections=2 * weights["mixer"],
-        scores=passes * sum(count.full for _, count in scores),
-        scores_causal=passes
-        * sum(count.causal if layer.causal else count.full for layer, count in scores),
+        scores=scores,
+        scores_causal=scores_causal,
         feed_forward=2 * weights["feed_forward"],
         vocabulary=round(2 * predicted_fraction * weights["vocabulary"]) + 2 * weights["head"],
         uncounted=tuple(sorted(uncounted)),

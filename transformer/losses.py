@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Key
 
 from transformer.chunked_cross_entropy import ChunkedCrossEntropy, choose_num_chunks
 from transformer.models.embedding import get_output_matrix
@@ -33,8 +34,8 @@ class Loss(NamedTuple):
 
 
 def weighted_loss(
-    values: jax.Array,  # [...] losses
-    weights: jax.Array,  # [...] of the same shape
+    values: Float[Array, "*axes"] | Bool[Array, "*axes"],  # losses
+    weights: Float[Array, "*axes"],  # of the same shape
 ) -> Loss:
     """Return the sum of weighted losses with the sum of their weights, in float32."""
     chex.assert_equal_shape([values, weights])
@@ -50,10 +51,10 @@ def requested_outputs(dropout_rngs: jax.Array | None) -> Outputs:
 def token_loss(
     model: Model,
     params: Any,
-    hidden: jax.Array,  # [B, T, D] of `ModelOutput`
+    hidden: Float[Array, "B T D"],  # of `ModelOutput`
     batch: Mapping[str, jax.Array],  # `targets` and `weights` [B, T]
     *,
-    bias: jax.Array | None = None,  # [V padded]
+    bias: Float[Array, "Vp"] | None = None,
     label_smoothing: float = 0.0,
     with_accuracy: bool = False,
 ) -> dict[str, Loss]:
@@ -95,7 +96,7 @@ def next_token_loss(
     model: Model,
     params: Any,
     batch: Mapping[str, jax.Array],  # tokens, targets, weights, positions, segments [B, T]
-    dropout_rngs: jax.Array | None = None,  # [B]; None: evaluation
+    dropout_rngs: Key[Array, "B"] | None = None,  # None: evaluation
     *,
     has_segments: bool = True,  # False: each row is one text, and `segments` is not read
 ) -> dict[str, Loss]:
@@ -118,7 +119,7 @@ def next_token_loss(
 
 def label_loss(
     model: Model,
-    logits: jax.Array,  # [..., C]
+    logits: Float[Array, "... C"],
     batch: Mapping[str, jax.Array],  # `targets` and `weights` [...]
 ) -> dict[str, Loss]:
     """Return `loss`, the cross entropy over C labels, and `accuracy`."""
@@ -130,8 +131,7 @@ def label_loss(
     labels_or_0 = jnp.where(weights != 0, targets, 0)  # 0 times NaN, beyond C, would be NaN
     losses = -jnp.take_along_axis(log_probs, labels_or_0[..., None], axis=-1)[..., 0]
     correct = jnp.argmax(log_probs, axis=-1) == targets
-    loss, accuracy = (weighted_loss(each, weights) for each in (losses, correct))
-    return {"loss": loss, "accuracy": accuracy}
+    return {"loss": weighted_loss(losses, weights), "accuracy": weighted_loss(correct, weights)}
 
 
 def auxiliary_losses(

@@ -48,6 +48,11 @@ class ParameterLeaf(NamedTuple):
         stack = len(self.axes.stack)
         return math.prod(self.shape[stack : stack + len(self.axes.inputs)])
 
+    @property
+    def fan_out(self) -> int:
+        """Number of results of a product with this matrix."""
+        return math.prod(self.shape[len(self.axes.stack) + len(self.axes.inputs) :])
+
 
 class AbstractParameters(NamedTuple):
     """A model's parameters without values."""

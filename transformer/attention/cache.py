@@ -12,13 +12,13 @@ A cache is made by the class method `empty(...)`, never by hand. There are two k
 - `append(...)` returns the cache with T more tokens. It casts to the storage dtype.
 - `read(dtype)` returns the tokens, cast to the dtype of the computation.
 
-**Recurrent states**: `LSTMState`, `ElmanState`, `GRUState`, `LuongState`, `LinearAttentionState`,
-and the `cells` of `StateTapes`. `empty(...)` is the state before the first token; the recurrence
-takes a state and returns the next one, so there is nothing to append or read. `Precision.cache`
-does not apply: a state is rewritten at every token, so each rounding would be carried into all
-later tokens, and its size is independent of their number, so little would be saved. A state has the
-dtypes of its recurrence: the compute dtype, and float32 for sums over all tokens (LSTM cells, sums
-of features), whose new terms a 16-bit sum would soon round away.
+**Recurrent states**: `LSTMState`, `LuongState`, `LinearAttentionState`, the arrays [B, H] of
+Elman's network and of GRUs, and the `cells` of `StateTapes`. `empty(...)` is the state before the
+first token; the recurrence takes a state and returns the next one, so there is nothing to append or
+read. `Precision.cache` does not apply: a state is rewritten at every token, so each rounding would
+be carried into all later tokens, and its size is independent of their number, so little would be
+saved. A state has the dtypes of its recurrence: the compute dtype, and float32 for sums over all
+tokens (LSTM cells, sums of features), whose new terms a 16-bit sum would soon round away.
 
 Positions are counted from 0 in each example. Callers mark padding with -1; `RollingCache`, which
 stores positions, marks padding and empty slots with `ABSENT_POSITION`. A cache does not store

@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from flax import struct
+from jaxtyping import Array, Float
 
 from transformer.attention.mixer import (
     Abilities,
@@ -18,10 +18,9 @@ from transformer.attention.mixer import (
     ScoreFlops,
     register_mixer,
 )
-from transformer.baselines.cells import RecurrentCell, apply_matrix, recurrent_weight, scan_cell
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
-    additive_scorer,
+    additive_score_fn,
     attend_with_scores,
     decoder_boundaries,
     first_token_state,
@@ -29,11 +28,12 @@ from transformer.baselines.memory_attention import (
     keys_and_values,
     memory_score_flops,
     needs_memory_cache_error,
-    project_additive_keys,
+    project_keys,
     visible_memory,
 )
+from transformer.baselines.recurrent import apply_matrix, recurrent_weight, scan_cell
 from transformer.layers.basic import apply_linear
-from transformer.validation import check_at_least
+from transformer.validation import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,35 +47,15 @@ class BahdanauConfig(MixerConfig):
     kind: ClassVar[str] = "bahdanau"
     reads_memory: ClassVar[bool] = True
 
-    hidden_size: int = 0
+    hidden_size: NonNegativeInt = 0
     """H, width of the state; 0: D."""
-    score_size: int = 0
+    score_size: NonNegativeInt = 0
     """A, width of the hidden layer of the additive score; 0: H."""
-
-    def __post_init__(self) -> None:
-        check_at_least("bahdanau.hidden_size", self.hidden_size, 0)
-        check_at_least("bahdanau.score_size", self.score_size, 0)
 
     def resolved_sizes(self, d_model: int) -> tuple[int, int]:
         """Return H and A for a model of width D."""
         hidden_size = self.hidden_size or d_model
         return hidden_size, self.score_size or hidden_size
-
-
-class GRUState(struct.PyTreeNode):
-    """Recurrent state of a GRU."""
-
-    hidden: jax.Array  # [B, H]
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,  # B
-        hidden_size: int,  # H
-        dtype: Any,  # the compute dtype
-    ) -> "GRUState":
-        """Return the state before the first token."""
-        return cls(jnp.zeros((batch_size, hidden_size), dtype))
 
 
 GRU_GATES = ("update", "reset", "candidate")
@@ -110,78 +90,61 @@ class BahdanauDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        precision, width = self.context.precision, self.context.d_model
         hidden_size, score_size = self.sizes
-        state = GRUState.empty(batch, hidden_size, precision.compute)
-        return MemoryAttentionCache.empty(
-            state, batch, length, score_size, width, precision.cache_dtype
-        )
+        state = jnp.zeros((batch, hidden_size), self.context.precision.compute)
+        return MemoryAttentionCache.empty(state, batch, length, score_size, self.context)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         context, (hidden_size, score_size) = self.context, self.sizes
-        cache, memory, embed = inputs.cache, inputs.memory, {"embed": self.context.d_model}
-        visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
+        embed, hidden = {"embed": context.d_model}, {"hidden": hidden_size}
+        visible = visible_memory(self.config.kind, inputs, x.shape[1])
         initial_states = new_keys = None
-        if memory is not None:
-            first, hidden = first_visible(memory, visible), {"hidden": hidden_size}
+        if inputs.memory is not None:
+            first = first_visible(inputs.memory, visible)
             initial = apply_linear(self, "first", first, embed, hidden, context, bias=True)
-            initial_states = GRUState(jnp.tanh(initial))
-            new_keys = project_additive_keys(self, memory, score_size, context)
+            initial_states = jnp.tanh(initial)
+            new_keys = project_keys(self, inputs.memory, score_size, context)
+        keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         state = first_token_state(initial_states) if cache is None else cache.state
-        keys, values, cache = keys_and_values(cache, new_keys, memory, x.dtype)
-        gates = {"gates": len(GRU_GATES), "hidden": hidden_size}
-        input_gates = apply_linear(self, "input", x, embed, gates, context, bias=True)
-        state, (states, contexts, weights) = scan_cell(
-            self.make_cell(keys, values),
-            state,
-            (input_gates, visible),
-            decoder_boundaries(inputs),
-            initial_states,
-        )
-        y = self.deep_output(states, x, contexts)
-        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
-
-    def make_cell(
-        self,
-        keys: jax.Array,  # [B, S, A]
-        values: jax.Array,  # [B, S, D]
-    ) -> RecurrentCell:
-        """Declare the weights of the recurrent cell and return the cell."""
-        model_context, (hidden_size, score_size) = self.context, self.sizes
-        scorer = additive_scorer(self, hidden_size, score_size, model_context)
-        state_axes, embed = {"state": hidden_size}, {"embed": model_context.d_model}
-        hidden = {"hidden": hidden_size}
-        gates = recurrent_weight(self, "gates", state_axes, {"gates": 2, **hidden}, model_context)
-        candidate = recurrent_weight(self, "candidate", state_axes, hidden, model_context)
         all_gates = {"gates": len(GRU_GATES), **hidden}
-        context_gates = recurrent_weight(self, "context", embed, all_gates, model_context)
+        input_gates = apply_linear(self, "input", x, embed, all_gates, context, bias=True)
+        score_fn = additive_score_fn(self, hidden_size, score_size, context)
+        state_axes = {"state": hidden_size}
+        gates = recurrent_weight(self, "gates", state_axes, {"gates": 2, **hidden}, context)
+        candidate = recurrent_weight(self, "candidate", state_axes, hidden, context)
+        context_gates = recurrent_weight(self, "context", embed, all_gates, context)
 
-        def step(
-            state: GRUState,
-            step_inputs: tuple[jax.Array, jax.Array],  # [B, 3, H], [B or 1, S]
-        ) -> tuple[GRUState, tuple[jax.Array, jax.Array, jax.Array]]:
+        def cell(
+            s: Float[Array, "B H"],
+            step_inputs: tuple[Float[Array, "B 3 H"], Float[Array, "#B S"]],
+        ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             input_gates, visible = step_inputs
-            s = state.hidden  # letters of appendix A.2.2: s, c, z (update), r (reset)
+            # Letters of appendix A.2.2: s (state), c (context), z (update), r (reset).
             c, weights = attend_with_scores(
-                scorer.scores(s, keys), visible, values, model_context.precision.softmax
+                score_fn(s, keys), visible, values, context.precision.softmax
             )
             gate_inputs = input_gates + apply_matrix(c, context_gates)
             z_and_r = jax.nn.sigmoid(gate_inputs[:, :2] + apply_matrix(s, gates))
             z, r = z_and_r[:, 0], z_and_r[:, 1]
             new = (1 - z) * s + z * jnp.tanh(gate_inputs[:, 2] + apply_matrix(r * s, candidate))
             # Attention and the output of a token use the state before it (s_(i-1) in the paper).
-            return GRUState(new), (s, c, weights)
+            return new, (s, c, weights)
 
-        return step
+        boundaries = decoder_boundaries(inputs)
+        state, (states, contexts, weights) = scan_cell(
+            cell, state, (input_gates, visible), boundaries, initial_states
+        )
+        y = self.deep_output(states, x, contexts)
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
+        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
 
     def deep_output(
         self,
-        states: jax.Array,  # [B, T, H] before each token
-        x: jax.Array,  # [B, T, D]
-        contexts: jax.Array,  # [B, T, D]
-    ) -> jax.Array:  # [B, T, D]
+        states: Float[Array, "B T H"],  # before each token
+        x: Float[Array, "B T D"],
+        contexts: Float[Array, "B T D"],
+    ) -> Float[Array, "B T D"]:
         """Return the maximum of two linear maps of all three (maxout, Goodfellow et al. 2013)."""
         width = self.context.d_model
         # `pieces`: the two linear maps of which maxout takes the larger (appendix A.2.2, t_i).

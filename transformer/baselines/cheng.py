@@ -4,12 +4,14 @@ An early form of self-attention. It still processes one token after the other.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Float, Float32, Int
 
 from transformer.attention.document_boundaries import document_boundaries, token_segments
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
@@ -25,18 +27,17 @@ from transformer.attention.mixer import (
     reject_memory,
     reject_weights,
 )
-from transformer.baselines.cells import (
+from transformer.baselines.memory_attention import additive_score_fn, attend_with_scores
+from transformer.baselines.recurrent import (
     LSTMState,
-    RecurrentCell,
     apply_matrix,
     lstm_input_gates,
     lstm_step,
     recurrent_weight,
     scan_cell,
 )
-from transformer.baselines.memory_attention import additive_scorer, attend_with_scores
 from transformer.layers.basic import apply_linear
-from transformer.validation import check_at_least
+from transformer.validation import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,59 +50,36 @@ class ChengConfig(MixerConfig):
 
     kind: ClassVar[str] = "cheng"
 
-    score_size: int = 0
+    score_size: NonNegativeInt = 0
     """A, width of the hidden layer of the additive score; 0: D."""
-
-    def __post_init__(self) -> None:
-        check_at_least("cheng.score_size", self.score_size, 0)
 
 
 class StateTapes(struct.PyTreeNode):
     """States of all previous tokens (row s: the token at row index s); also the cache.
 
     The paper's hidden tape and memory tape. A row is written once and then only read, so `hidden`
-    and `keys` are stored in `dtype`. `cells` are sums over all tokens and `summary` is rewritten at
-    each token: they keep the dtypes of the recurrence.
+    and `keys` are stored in the cache's dtype. `cells` are sums over all tokens and `summary` is
+    rewritten at each token: they keep the dtypes of the recurrence.
     """
 
-    hidden: jax.Array  # [B, S, D]
-    cells: jax.Array  # [B, S, D] float32
-    keys: jax.Array  # [B, S, A] hidden states, projected for the score
-    summary: jax.Array  # [B, D] h~ of the last token
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,  # B
-        length: int,  # S
-        width: int,  # D
-        score_size: int,  # A
-        dtype: Any,  # of `hidden` and `keys`
-        summary_dtype: Any,  # the compute dtype
-    ) -> "StateTapes":
-        """Return tapes with room for `length` tokens of each example."""
-        shape = (batch_size, length)
-        return cls(
-            hidden=jnp.zeros((*shape, width), dtype),
-            cells=jnp.zeros((*shape, width), jnp.float32),
-            keys=jnp.zeros((*shape, score_size), dtype),
-            summary=jnp.zeros((batch_size, width), summary_dtype),
-        )
+    hidden: Float[Array, "B S D"]
+    cells: Float32[Array, "B S D"]
+    keys: Float[Array, "B S A"]  # hidden states, projected for the score
+    summary: Float[Array, "B D"]  # h~ of the last token
 
     def append(
         self,
-        position: jax.Array,  # [B]
+        position: Int[Array, "B"],
         state: LSTMState,
-        key: jax.Array,  # [B, A]
-        summary: jax.Array,  # [B, D]
+        key: Float[Array, "B A"],
+        summary: Float[Array, "B D"],
     ) -> "StateTapes":
-        """Write one token. The position of padding, below 0, is clamped to 0."""
+        """Return the tapes with one more token."""
+        # Not `.at[].set`: its derivative handles indices that repeat, at the cost of more scatters.
+        write_rows = jax.vmap(functools.partial(jax.lax.dynamic_update_index_in_dim, axis=0))
 
         def write(tape: jax.Array, new: jax.Array) -> jax.Array:
-            def write_row(row: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-                return jax.lax.dynamic_update_slice(row, new[None], (start, 0))
-
-            return jax.vmap(write_row)(tape, new.astype(tape.dtype), position)
+            return write_rows(tape, new.astype(tape.dtype), position)
 
         return StateTapes(
             write(self.hidden, state.hidden),
@@ -110,7 +88,7 @@ class StateTapes(struct.PyTreeNode):
             summary,
         )
 
-    def read(self, dtype: Any) -> tuple[jax.Array, jax.Array]:  # [B, S, D], [B, S, A]
+    def read(self, dtype: jnp.dtype) -> tuple[Float[Array, "B S D"], Float[Array, "B S A"]]:
         """Return hidden states and keys in `dtype`."""
         return self.hidden.astype(dtype), self.keys.astype(dtype)
 
@@ -136,19 +114,23 @@ class Cheng(Mixer):
     @staticmethod
     def score_flops(config: ChengConfig, width: int, length: int) -> ScoreFlops:
         """Count scores and averages of hidden states and cells over the previous tokens."""
-        each = (config.score_size or width) + 2 * width
-        return ScoreFlops(full=2 * each * length, causal=each * (length - 1))
+        per_key = (config.score_size or width) + 2 * width
+        return ScoreFlops(full=2 * per_key * length, causal=per_key * (length - 1))
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> StateTapes:
         return self.empty_tapes(batch, length, self.context.precision.cache_dtype)
 
     @nn.nowrap
-    def empty_tapes(self, batch: int, length: int, dtype: Any) -> StateTapes:
-        """Return tapes without tokens, stored in `dtype`."""
-        width, score_size = self.context.d_model, self.config.score_size or self.context.d_model
-        compute_dtype = self.context.precision.compute
-        return StateTapes.empty(batch, length, width, score_size, dtype, compute_dtype)
+    def empty_tapes(self, batch: int, length: int, dtype: str) -> StateTapes:
+        """Return tapes with room for `length` tokens, whose hidden states and keys have `dtype`."""
+        width = self.context.d_model
+        return StateTapes(
+            hidden=jnp.zeros((batch, length, width), dtype),
+            cells=jnp.zeros((batch, length, width), jnp.float32),
+            keys=jnp.zeros((batch, length, self.config.score_size or width), dtype),
+            summary=jnp.zeros((batch, width), self.context.precision.compute),
+        )
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
@@ -171,28 +153,23 @@ class Cheng(Mixer):
             slots = jnp.broadcast_to(jnp.arange(length)[None, :], (batch, length))
             causal = Mask(MaskPattern(causal=True), segments=token_segments(inputs.mask, length))
             visible = dense_mask(causal, length, length) & ~jnp.eye(length, dtype=bool)[None]
-        gates, recurrent = lstm_input_gates(self, x, embed, context.d_model, context)
+        gates, recurrent = lstm_input_gates(self, x, context.d_model, context)
         score = {"score": config.score_size or context.d_model}
         query = apply_linear(self, "score_token", x, embed, score, context, bias=False)
+        # Padding has slot -1. `scan_cell` discards what it writes.
         steps = (gates, query, visible, jnp.maximum(slots, 0))
-        tapes, y = scan_cell(self.make_cell(recurrent), tapes, steps, boundaries)
-        return MixerOutput(y, tapes if cached else None, {})
+        score_fn = additive_score_fn(self, context.d_model, score["score"], context)
+        state_axes = {"state": context.d_model}
+        score_key = recurrent_weight(self, "score_key", state_axes, score, context)
 
-    def make_cell(self, recurrent: jax.Array) -> RecurrentCell:  # [D, 4, D]
-        """Declare the weights of the recurrent cell and return the cell (equations 5 to 9)."""
-        context, width = self.context, self.context.d_model
-        score_size = self.config.score_size or width
-        scorer = additive_scorer(self, width, score_size, context)
-        state, score = {"state": width}, {"score": score_size}
-        score_key = recurrent_weight(self, "score_key", state, score, context)
-
-        def step(
+        def cell(
             tapes: StateTapes,
             step_inputs: tuple[jax.Array, ...],  # [B, 4, D], [B, A], [B or 1, S], [B]
         ) -> tuple[StateTapes, jax.Array]:
+            # Equations 5 to 9.
             gates, query, visible, slot = step_inputs
             past_hidden, keys = tapes.read(gates.dtype)
-            scores = scorer.scores(tapes.summary, keys + query[:, None])
+            scores = score_fn(tapes.summary, keys + query[:, None])
             hidden, weights = attend_with_scores(
                 scores, visible, past_hidden, context.precision.softmax
             )
@@ -202,4 +179,5 @@ class Cheng(Mixer):
             key = apply_matrix(state.hidden, score_key)
             return tapes.append(slot, state, key, hidden), state.hidden
 
-        return step
+        tapes, y = scan_cell(cell, tapes, steps, boundaries)
+        return MixerOutput(y, tapes if cached else None, {})

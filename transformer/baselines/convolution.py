@@ -1,11 +1,12 @@
 """Convolution over neighboring tokens (Kalchbrenner et al. 2016; Gehring et al. 2017)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from transformer.attention.mixer import (
     Abilities,
@@ -22,7 +23,7 @@ from transformer.attention.mixer import (
 from transformer.attention.sparse_ops.local_window import NeighborCache, neighbor_window
 from transformer.layers.basic import apply_linear, declare_weight
 from transformer.model_context import Initialization
-from transformer.validation import check_at_least
+from transformer.validation import Bounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +36,11 @@ class ConvolutionConfig(MixerConfig):
 
     kind: ClassVar[str] = "convolution"
 
-    kernel_size: int = 3
+    kernel_size: Annotated[int, Bounds(1, 2**16)] = 3
     """k, number of taps, including the token itself."""
     separable: bool = False
     """Depthwise separable convolution (Kaiser et al. 2017): one weight per tap and channel,
     followed by one D x D matrix. k D + D^2 weights instead of k D^2."""
-
-    def __post_init__(self) -> None:
-        check_at_least("convolution.kernel_size", self.kernel_size, 1)
 
 
 @register_mixer
@@ -87,18 +85,14 @@ class Convolution(Mixer):
             cache = cache.append(x, inputs.positions)
         embed, hidden = {"embed": context.d_model}, {"hidden": context.d_model}
         if config.separable:
-            mixed = self.depthwise_convolution(windows)
-            y = apply_linear(
-                self, "output", mixed, embed, hidden, context, bias=True, residual=True
-            )
+            name, summands = "output", embed
+            windows = self.depthwise_convolution(windows)
         else:
-            taps = {"taps": config.kernel_size, **embed}
-            y = apply_linear(
-                self, "kernel", windows, taps, hidden, context, bias=True, residual=True
-            )
+            name, summands = "kernel", {"taps": config.kernel_size, **embed}
+        y = apply_linear(self, name, windows, summands, hidden, context, bias=True, residual=True)
         return MixerOutput(y, cache, {})
 
-    def depthwise_convolution(self, windows: jax.Array) -> jax.Array:  # [B, T, k, D] -> [B, T, D]
+    def depthwise_convolution(self, windows: Float[Array, "B T k D"]) -> Float[Array, "B T D"]:
         """Sum over the taps, with separate weights for each channel."""
         taps, dtype = {"taps": self.config.kernel_size}, self.context.precision.parameters
         outputs = {**taps, "embed": self.context.d_model}  # no matrix: channels do not meet

@@ -16,7 +16,6 @@ from transformer.attention.mixer import (
     register_mixer,
     reject_weights,
 )
-from transformer.baselines.cells import LSTMLayer, LSTMState
 from transformer.baselines.memory_attention import (
     check_has_memory,
     decoder_boundaries,
@@ -25,6 +24,7 @@ from transformer.baselines.memory_attention import (
     last_visible,
     memory_mask,
 )
+from transformer.baselines.recurrent import LSTMLayer, LSTMState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Seq2SeqDecoder(Mixer):
 
     @nn.nowrap
     def init_cache(self, batch: int, length: int) -> LSTMState:
-        return LSTMState.empty(batch, self.context.d_model, self.context.precision.compute)
+        return LSTMState.empty(batch, self.context.d_model, self.context)
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> LSTMState:
@@ -68,7 +68,7 @@ class Seq2SeqDecoder(Mixer):
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
         context = self.context
-        check_has_memory(self.config.kind, inputs.memory, inputs.cache)
+        check_has_memory(self.config.kind, inputs)
         reject_weights(self.config.kind, inputs.outputs)
         initial_states, state = None, inputs.cache
         if inputs.memory is not None:

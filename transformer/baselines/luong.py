@@ -1,13 +1,13 @@
 """LSTM decoder with global attention and input feeding (Luong, Pham and Manning 2015)."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jaxtyping import Array, Float
 
 from transformer.attention.mixer import (
     Abilities,
@@ -19,19 +19,10 @@ from transformer.attention.mixer import (
     register_mixer,
 )
 from transformer.attention.scores import AdditiveScore, BilinearScore, DotScore
-from transformer.baselines.cells import (
-    LSTM_GATES,
-    LSTMState,
-    RecurrentCell,
-    apply_matrix,
-    lstm_input_gates,
-    lstm_step,
-    recurrent_weight,
-    scan_cell,
-)
 from transformer.baselines.memory_attention import (
     MemoryAttentionCache,
-    additive_scorer,
+    MemoryScoreFn,
+    additive_score_fn,
     attend_with_scores,
     decoder_boundaries,
     first_token_state,
@@ -40,11 +31,19 @@ from transformer.baselines.memory_attention import (
     last_visible,
     memory_score_flops,
     needs_memory_cache_error,
-    project_additive_keys,
+    project_keys,
     visible_memory,
 )
-from transformer.layers.basic import apply_linear
-from transformer.validation import check_at_least
+from transformer.baselines.recurrent import (
+    LSTM_GATES,
+    LSTMState,
+    apply_matrix,
+    lstm_input_gates,
+    lstm_step,
+    recurrent_weight,
+    scan_cell,
+)
+from transformer.validation import NonNegativeInt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,19 +57,16 @@ class LuongConfig(MixerConfig):
     kind: ClassVar[str] = "luong"
     reads_memory: ClassVar[bool] = True
 
-    hidden_size: int = 0
+    hidden_size: NonNegativeInt = 0
     """H, width of the state; 0: D."""
     score: DotScore | BilinearScore | AdditiveScore = BilinearScore()
     """Score of a state and a memory vector. The paper calls these `dot`, `general`, `concat`."""
 
-    def __post_init__(self) -> None:
-        check_at_least("luong.hidden_size", self.hidden_size, 0)
-
     def check_d_model(self, d_model: int) -> None:
         if isinstance(self.score, DotScore) and self.hidden_size not in (0, d_model):
             raise ValueError(
-                f"luong.hidden_size {self.hidden_size}: the dot score needs states as wide as the "
-                f"memory ({d_model}); give 0, or another score"
+                f"LuongConfig.hidden_size {self.hidden_size}: the dot score needs states as wide "
+                f"as the memory ({d_model}); give 0, or another score"
             )
 
     def resolved_sizes(self, d_model: int) -> tuple[int, int]:
@@ -80,27 +76,11 @@ class LuongConfig(MixerConfig):
         return hidden_size, score_size or hidden_size
 
 
-MemoryScoreFn = Callable[[jax.Array, jax.Array], jax.Array]
-"""(state [B, H], keys [B, S, A]) -> scores [B, S]."""
-
-
 class LuongState(struct.PyTreeNode):
     """State of the LSTM, and the vector that is fed to it with the next token."""
 
     lstm: LSTMState
-    attentional_hidden: jax.Array  # [B, D] h~
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,  # B
-        hidden_size: int,  # H
-        width: int,  # D
-        dtype: Any,  # the compute dtype
-    ) -> "LuongState":
-        """Return the state before the first token."""
-        lstm = LSTMState.empty(batch_size, hidden_size, dtype)
-        return cls(lstm, jnp.zeros((batch_size, width), dtype))
+    attentional_hidden: Float[Array, "B D"]  # h~
 
 
 @register_mixer
@@ -132,57 +112,38 @@ class LuongDecoder(Mixer):
 
     @nn.nowrap
     def init_memory_cache(self, batch: int, length: int) -> MemoryAttentionCache:
-        precision, width = self.context.precision, self.context.d_model
-        hidden_size, score_size = self.sizes
-        state = LuongState.empty(batch, hidden_size, width, precision.compute)
-        return MemoryAttentionCache.empty(
-            state, batch, length, score_size, width, precision.cache_dtype
-        )
+        context, (hidden_size, score_size) = self.context, self.sizes
+        lstm = LSTMState.empty(batch, hidden_size, context)
+        attentional = jnp.zeros((batch, context.d_model), context.precision.compute)
+        state = LuongState(lstm, attentional)
+        return MemoryAttentionCache.empty(state, batch, length, score_size, context)
 
     @nn.compact
     def __call__(self, x: jax.Array, inputs: MixerInputs) -> MixerOutput:
-        context, hidden_size = self.context, self.sizes[0]
-        cache, memory = inputs.cache, inputs.memory
-        visible = visible_memory(self.config.kind, inputs, cache, x.shape[1])
+        context, (hidden_size, score_size) = self.context, self.sizes
+        visible = visible_memory(self.config.kind, inputs, x.shape[1])
         initial_states = new_keys = None
-        if memory is not None:
+        if inputs.memory is not None:
             # A state for each token, not for each row: packed documents begin anywhere in a row.
-            last = last_visible(memory, visible)
+            last = last_visible(inputs.memory, visible)
             initial_lstm = init_lstm_state(self, last, hidden_size, context)
             initial_states = LuongState(initial_lstm, jnp.zeros_like(x))
-            new_keys = self.project_memory_keys(memory)
+            new_keys = inputs.memory
+            if not isinstance(self.config.score, DotScore):
+                new_keys = project_keys(self, inputs.memory, score_size, context)
+        keys, values, cache = keys_and_values(inputs, new_keys, x.dtype)
         state = first_token_state(initial_states) if cache is None else cache.state
-        keys, values, cache = keys_and_values(cache, new_keys, memory, x.dtype)
-        embed = {"embed": context.d_model}
-        gates, recurrent = lstm_input_gates(self, x, embed, hidden_size, context)
-        state, (y, weights) = scan_cell(
-            self.make_cell(keys, values, recurrent),
-            state,
-            (gates, visible),
-            decoder_boundaries(inputs),
-            initial_states,
-        )
-        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
-        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
-
-    def make_cell(
-        self,
-        keys: jax.Array,  # [B, S, A]
-        values: jax.Array,  # [B, S, D]
-        recurrent: jax.Array,  # [H, 4, H]
-    ) -> RecurrentCell:
-        """Declare the weights of the recurrent cell and return the cell."""
-        model_context, hidden_size = self.context, self.sizes[0]
-        embed, hidden = {"embed": model_context.d_model}, {"hidden": model_context.d_model}
+        input_gates, recurrent = lstm_input_gates(self, x, hidden_size, context)
+        embed, hidden = {"embed": context.d_model}, {"hidden": context.d_model}
         gate_axes = {"gates": len(LSTM_GATES), "hidden": hidden_size}
-        feed = recurrent_weight(self, "feed", embed, gate_axes, model_context)
-        both = {"both": model_context.d_model + hidden_size}  # the context, then the hidden state
-        combine = recurrent_weight(self, "combine", both, hidden, model_context)
+        feed = recurrent_weight(self, "feed", embed, gate_axes, context)
+        both = {"both": context.d_model + hidden_size}  # the attended memory, then the state
+        combine = recurrent_weight(self, "combine", both, hidden, context)
         score_fn = self.make_score_fn()
 
-        def step(
+        def cell(
             state: LuongState,
-            step_inputs: tuple[jax.Array, jax.Array],  # [B, 4, H], [B or 1, S]
+            step_inputs: tuple[Float[Array, "B 4 H"], Float[Array, "#B S"]],
         ) -> tuple[LuongState, tuple[jax.Array, jax.Array]]:
             gates, visible = step_inputs
             gates = (
@@ -192,27 +153,22 @@ class LuongDecoder(Mixer):
             )
             lstm = lstm_step(state.lstm, gates)
             scores = score_fn(lstm.hidden, keys)
-            context, weights = attend_with_scores(
-                scores, visible, values, model_context.precision.softmax
+            c, weights = attend_with_scores(scores, visible, values, context.precision.softmax)
+            # h~ = tanh(W [c; h]), equation 5. The next step is fed with h~, not with h.
+            attentional = jnp.tanh(
+                apply_matrix(jnp.concatenate([c, lstm.hidden], axis=-1), combine)
             )
-            # h~ = tanh(W [context; h]), equation 5. The next step is fed with h~, not with h.
-            context_and_hidden = jnp.concatenate([context, lstm.hidden], axis=-1)
-            attentional = jnp.tanh(apply_matrix(context_and_hidden, combine))
             return LuongState(lstm, attentional), (attentional, weights)
 
-        return step
-
-    def project_memory_keys(self, memory: jax.Array) -> jax.Array:  # [B, S, D] -> [B, S, A]
-        """Project the memory to the keys of the score."""
-        if isinstance(self.config.score, DotScore):
-            return memory
-        if isinstance(self.config.score, AdditiveScore):
-            return project_additive_keys(self, memory, self.sizes[1], self.context)
-        embed, score = {"embed": self.context.d_model}, {"score": self.sizes[1]}
-        return apply_linear(self, "score_key", memory, embed, score, self.context, bias=False)
+        boundaries = decoder_boundaries(inputs)
+        state, (y, weights) = scan_cell(
+            cell, state, (input_gates, visible), boundaries, initial_states
+        )
+        aux = {"weights": weights[:, None]} if "weights" in inputs.outputs else {}
+        return MixerOutput(y, None if cache is None else cache.replace(state=state), aux)
 
     def make_score_fn(self) -> MemoryScoreFn:
         """Return the score of a state and all keys; additive scores declare W and v."""
         if isinstance(self.config.score, AdditiveScore):
-            return additive_scorer(self, *self.sizes, self.context).scores
+            return additive_score_fn(self, *self.sizes, self.context)
         return lambda state, keys: jnp.einsum("BA,BSA->BS", state, keys)

@@ -1,5 +1,6 @@
 """Settings of whole models of the time before transformers: a bag of embeddings, and GNMT."""
 
+import dataclasses
 from typing import Any
 
 from transformer.attention.mixer import MixerConfig
@@ -27,10 +28,15 @@ def bag_of_embeddings_config(
     mlp = FeedForwardConfig(d_ff=hidden, activation="relu", dropout=dropout)
     # No residual: the MLP's output takes the place of the embedding.
     block = BlockConfig(mixer=IdentityConfig(), feed_forward=mlp, norm=None, residual=False)
-    fields: dict[str, Any] = (
-        dict(final_norm=None, causal=False, embedding_dropout=embedding_dropout) | model_fields
+    config = TransformerConfig(
+        d_model=width,
+        num_layers=num_layers,
+        layer_pattern=(block,),
+        final_norm=None,
+        causal=False,
+        embedding_dropout=embedding_dropout,
     )
-    return TransformerConfig(d_model=width, num_layers=num_layers, layer_pattern=(block,), **fields)
+    return dataclasses.replace(config, **model_fields)
 
 
 def gnmt_config(
@@ -51,10 +57,15 @@ def gnmt_config(
     )
     # Residuals and dropout are inside the mixer, between its LSTM layers.
     decoder = _mixer_only(GNMTDecoderConfig(num_layers, dropout=dropout))
-    fields: dict[str, Any] = (
-        dict(final_norm=None, tie_embeddings=False, encoder=encoder) | model_fields
+    config = TransformerConfig(
+        d_model=width,
+        num_layers=1,
+        layer_pattern=(decoder,),
+        final_norm=None,
+        tie_embeddings=False,
+        encoder=encoder,
     )
-    return TransformerConfig(d_model=width, num_layers=1, layer_pattern=(decoder,), **fields)
+    return dataclasses.replace(config, **model_fields)
 
 
 def _mixer_only(mixer: MixerConfig) -> BlockConfig:

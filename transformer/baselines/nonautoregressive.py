@@ -11,10 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Float32, Int, Key, Real
 
 from transformer.attention.masks import Mask, MaskPattern
-from transformer.generation.generate import PROMPT_LENGTH_MULTIPLE, bucket_length
-from transformer.generation.translate import check_sources
+from transformer.generation.batches import (
+    PROMPT_LENGTH_MULTIPLE,
+    Tokens,
+    batches_by_length,
+    bucket_length,
+    check_sources,
+    pad_right,
+    segments_of_lengths,
+)
 from transformer.layers.basic import apply_linear, fold_in
 from transformer.model_context import replicate
 from transformer.models.block import Memory
@@ -31,7 +39,6 @@ from transformer.models.model import (
 from transformer.models.unstacked import Params
 from transformer.taps import Outputs
 from transformer.validation import (
-    check_at_least,
     check_integer,
     check_positions,
     check_segments,
@@ -69,12 +76,12 @@ class NonAutoregressive(Model):
     @nn.compact
     def __call__(
         self,
-        source: jax.Array,  # [B, S]
-        tokens: jax.Array | None,  # [B, T] read only for its shape; None: lengths only
+        source: Int[Array, "B S"],
+        tokens: Int[Array, "B T"] | None,  # read only for its shape; None: lengths only
         *,
-        source_segments: jax.Array | None = None,  # [B, S] 1; 0 is padding
-        segments: jax.Array | None = None,  # [B, T] 1; 0 is padding
-        dropout_rngs: jax.Array | None = None,  # [B] random keys; None: no dropout
+        source_segments: Int[Array, "#B S"] | Bool[Array, "#B S"] | None = None,  # 1; 0 is padding
+        segments: Int[Array, "#B T"] | Bool[Array, "#B T"] | None = None,  # 1; 0 is padding
+        dropout_rngs: Key[Array, "B"] | None = None,  # None: no dropout
         outputs: Outputs = LOGITS,
     ) -> ModelOutput:
         """Return token logits; if `tokens` is None, length logits [B, 2 R + 1] of S - R to S + R.
@@ -125,11 +132,10 @@ class NonAutoregressive(Model):
             MaskPattern(ordered=False), segments=jnp.ones_like(tokens), key_segments=source_is_token
         )
         decoder = Decoder(config, self.context, name="decoder")
-        encoder_memory = Memory(memory, mask)
         output = decoder(
             copied_source,
             source_embedding,
-            encoder_memory,
+            Memory(memory, mask),
             positions,
             target_segments,
             None,
@@ -150,25 +156,23 @@ class NonAutoregressive(Model):
 
     def length_logits(
         self,
-        memory: jax.Array,  # [B, S, D]
-        source_segments: jax.Array,  # [B, S]
-    ) -> jax.Array:  # [B, 2 R + 1] float32
+        memory: Float[Array, "B S D"],
+        source_segments: Int[Array, "B S"],
+    ) -> Float32[Array, "B twice_R_plus_1"]:
         """Return logits of target length minus source length, from the mean memory vector."""
-        embed, outputs = (
-            {"embed": self.config.d_model},
-            {"length_logits": 2 * self.max_length_difference + 1},
-        )
+        embed = {"embed": self.config.d_model}
+        differences = {"length_logits": 2 * self.max_length_difference + 1}
         mean = masked_mean(memory, source_segments)
-        logits = apply_linear(self, "length", mean, embed, outputs, self.context, bias=True)
+        logits = apply_linear(self, "length", mean, embed, differences, self.context, bias=True)
         return logits[:, 0].astype(jnp.float32)
 
 
 def copy_source_uniformly(
-    source: jax.Array,  # [B, S]
-    source_lengths: jax.Array,  # [B] of the sources
-    target_lengths: jax.Array,  # [B] of the targets
-    target_tokens: jax.Array,  # [B, T]
-) -> jax.Array:  # [B, T]
+    source: Int[Array, "B S"],
+    source_lengths: Int[Array, "B"],  # of the sources
+    target_lengths: Int[Array, "B"],  # of the targets
+    target_tokens: Int[Array, "B T"],
+) -> Int[Array, "B T"]:
     """Return source token floor(t S / T) at position t (Gu et al. 2018, section 3.2)."""
     positions = jnp.arange(target_tokens.shape[1])[None, :]
     index = positions * source_lengths[:, None] // jnp.maximum(target_lengths, 1)[:, None]
@@ -176,9 +180,9 @@ def copy_source_uniformly(
 
 
 def length_loss(
-    logits: jax.Array,  # [B, 2 R + 1]
-    source_segments: jax.Array,  # [B, S]
-    target_segments: jax.Array,  # [B, T]
+    logits: Float[Array, "B twice_R_plus_1"],
+    source_segments: Int[Array, "B S"],
+    target_segments: Int[Array, "B T"],
 ) -> jax.Array:  # the mean over rows that have a target
     """Compute the cross entropy of the length difference, clipped to [-R, R]."""
     check_shapes(
@@ -196,9 +200,9 @@ def length_loss(
 
 
 def predict_lengths(
-    logits: jax.Array,  # [B, 2 R + 1]
-    source_lengths: jax.Array,  # [B] of the sources
-) -> jax.Array:  # [B] at least 1
+    logits: Real[Array, "B twice_R_plus_1"],
+    source_lengths: Int[Array, "B"],  # of the sources
+) -> Int[Array, "B"]:  # at least 1
     """Return the most likely target lengths."""
     return jnp.maximum(source_lengths + jnp.argmax(logits, axis=1) - logits.shape[1] // 2, 1)
 
@@ -206,7 +210,7 @@ def predict_lengths(
 def translate_nonautoregressive(
     model: NonAutoregressive,
     params: Params,
-    sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
+    sources: Sequence[Tokens],  # B of them, of any lengths
     *,
     stop: int | Sequence[int],
     batch_size: int = 32,
@@ -219,51 +223,36 @@ def translate_nonautoregressive(
       ValueError: a source is empty or too long, or has tokens that are not in the vocabulary.
     """
     check_sources(model.config, sources)
-    check_at_least("batch_size", batch_size, 1)
-    rows = [np.asarray(source, np.int32) for source in sources]
-    # Sources of one batch have similar lengths: little padding, and few shapes to compile.
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
-    translations: list[list[int]] = [[] for _ in rows]
-    for first in range(0, len(order), batch_size):
-        group = order[first : first + batch_size]
-        predicted = _batch(model, params, [rows[i] for i in group], batch_size)
-        for i, tokens in zip(group, predicted, strict=True):
-            ends = np.flatnonzero(np.isin(tokens, stop))
-            translations[i] = tokens[: ends[0] if len(ends) else None].tolist()
-    return translations
-
-
-def _batch(
-    model: NonAutoregressive, params: Params, rows: list[np.ndarray], batch_size: int
-) -> list[np.ndarray]:
+    check_integer("batch_size", batch_size, 1)
     limit = model.config.max_length
-    source = np.zeros(
-        (batch_size, bucket_length(max(map(len, rows)), PROMPT_LENGTH_MULTIPLE, limit)), np.int32
-    )
-    lengths = np.ones(batch_size, np.int32)  # missing rows have the single token 0
-    for number, row in enumerate(rows):
-        source[number, : len(row)] = row
-        lengths[number] = len(row)
-    # Lengths are read on the host before the tokens are predicted: T is the shape of the second
-    # program. The encoder runs in both.
-    targets = np.asarray(_predict_target_lengths(params, source, lengths, model=model))
-    targets = targets if limit is None else np.minimum(targets, limit)
-    length = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
-    tokens = np.asarray(
-        _predict_tokens(params, source, lengths, targets, model=model, length=length)
-    )
-    return [tokens[number, : targets[number]] for number in range(len(rows))]
+    rows = [np.asarray(source, np.int32) for source in sources]
+    translations: list[list[int]] = [[] for _ in rows]
+    for batch in batches_by_length(rows, batch_size):
+        source, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
+        # Lengths are read on the host before the tokens are predicted: T is the shape of the second
+        # program. The encoder runs in both.
+        targets = np.asarray(_predict_target_lengths(params, source, lengths, model=model))
+        targets = targets if limit is None else np.minimum(targets, limit)
+        length = bucket_length(int(targets.max()), PROMPT_LENGTH_MULTIPLE, limit)
+        predicted = np.asarray(
+            _predict_tokens(params, source, lengths, targets, model=model, length=length)
+        )
+        for row, index in enumerate(batch):
+            tokens = predicted[row, : targets[row]]
+            ends = np.flatnonzero(np.isin(tokens, stop))
+            translations[index] = tokens[: ends[0] if len(ends) else None].tolist()
+    return translations
 
 
 @functools.partial(jax.jit, static_argnames="model")
 def _predict_target_lengths(
     params: Params,
-    source: jax.Array,  # [B, S]
-    lengths: jax.Array,  # [B]
+    source: Int[Array, "B S"],
+    lengths: Int[Array, "B"],
     *,
     model: NonAutoregressive,
-) -> jax.Array:  # [B]
-    segments = _segments_of(lengths, source.shape[1])
+) -> Int[Array, "B"]:
+    segments = segments_of_lengths(lengths, source.shape[1])
     output = model.apply({"params": params}, source, None, source_segments=segments)
     assert output.logits is not None
     predicted: jax.Array = replicate(model.constrain, predict_lengths(output.logits, lengths))
@@ -273,25 +262,20 @@ def _predict_target_lengths(
 @functools.partial(jax.jit, static_argnames=("model", "length"))
 def _predict_tokens(
     params: Params,
-    source: jax.Array,  # [B, S]
-    lengths: jax.Array,  # [B]
-    targets: jax.Array,  # [B]
+    source: Int[Array, "B S"],
+    lengths: Int[Array, "B"],
+    targets: Int[Array, "B"],
     *,
     model: NonAutoregressive,
     length: int,
-) -> jax.Array:  # [B, T]
+) -> Int[Array, "B T"]:
     output = model.apply(
         {"params": params},
         source,
         jnp.zeros((len(source), length), jnp.int32),
-        source_segments=_segments_of(lengths, source.shape[1]),
-        segments=_segments_of(targets, length),
+        source_segments=segments_of_lengths(lengths, source.shape[1]),
+        segments=segments_of_lengths(targets, length),
     )
     assert output.logits is not None
     tokens: jax.Array = replicate(model.constrain, jnp.argmax(output.logits, axis=-1))
     return tokens
-
-
-def _segments_of(lengths: jax.Array, size: int) -> jax.Array:  # [B, size]
-    """Return segments [B, size] of rows with one document each."""
-    return (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)

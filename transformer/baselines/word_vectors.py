@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Float, Int
 
 from transformer.layers.basic import declare_weight
 from transformer.model_context import Initializer
@@ -25,33 +26,37 @@ class SkipGram(nn.Module):
     @nn.compact
     def __call__(
         self,
-        centres: jax.Array,  # [B] words in the middle
-        contexts: jax.Array,  # [B] a word near each
-        negatives: jax.Array,  # [B, M] words drawn at random
-    ) -> jax.Array:  # [B]
+        centers: Float[Array, "B"],  # words in the middle
+        contexts: Int[Array, "B"],  # a neighbor of each
+        negatives: Int[Array, "B M"],  # words drawn at random
+    ) -> Float[Array, "B"]:
         """Return -log s(u_context . v) - sum_negatives log s(-u_negative . v) (equation 4)."""
         check_shapes(
-            centres=(centres, "B", int),
+            centers=(centers, "B", int),
             contexts=(contexts, "B", int),
             negatives=(negatives, "B M", int),
         )
-        spread = nn.initializers.uniform(1 / self.width)
-        centred: Initializer = lambda *given: spread(*given) - 0.5 / self.width  # noqa: E731
-        v = self.embedding_table("embedding", centred)[centres]
-        around = self.embedding_table("contexts", nn.initializers.zeros)
-        near = jnp.einsum("BD,BD->B", v, around[contexts])
-        far = jnp.einsum("BD,BMD->BM", v, around[negatives])
-        return -jax.nn.log_sigmoid(near) - jnp.sum(jax.nn.log_sigmoid(-far), axis=1)
+        uniform = nn.initializers.uniform(1 / self.width)
 
-    def embedding_table(self, name: str, init: Initializer) -> jax.Array:  # [V, D]
+        def centered_uniform(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            return uniform(key, shape, dtype) - 0.5 / self.width
+
+        v = self.embedding_table("embedding", centered_uniform)[centers]
+        u = self.embedding_table("contexts", nn.initializers.zeros)
+        positive_scores = jnp.einsum("BD,BD->B", v, u[contexts])
+        negative_scores = jnp.einsum("BD,BMD->BM", v, u[negatives])
+        negative_loss = jnp.sum(jax.nn.log_sigmoid(-negative_scores), axis=1)
+        return -jax.nn.log_sigmoid(positive_scores) - negative_loss
+
+    def embedding_table(self, name: str, init: Initializer) -> Float[Array, "V D"]:
         rows, columns = {"vocab": self.vocab_size}, {"embed": self.width}
         return declare_weight(self, name, inputs=rows, outputs=columns, init=init, dtype="float32")
 
 
 def noise_distribution(
-    counts: np.ndarray,  # [V] how often each word occurs
+    counts: Int[np.ndarray, "V"],  # how often each word occurs
     power: float = 0.75,
-) -> np.ndarray:  # [V] probabilities
+) -> Float[np.ndarray, "V"]:  # probabilities
     """Return the distribution of negatives: counts to a power, which favors rare words.
 
     Draw from it with `jax.random.choice`, based on cumulative sums. `jax.random.categorical` would
@@ -62,11 +67,11 @@ def noise_distribution(
 
 
 def subsample_frequent_words(
-    tokens: np.ndarray,  # [n]
-    counts: np.ndarray,  # [V]
+    tokens: Int[np.ndarray, "n"],
+    counts: Int[np.ndarray, "V"],
     seed: int,
     threshold: float = 1e-3,
-) -> np.ndarray:  # [at most n]
+) -> Int[np.ndarray, "kept"]:
     """Drop frequent words at random; keep each with probability sqrt(threshold / frequency).
 
     Section 2.3. Words rarer than the threshold are always kept.
@@ -77,10 +82,10 @@ def subsample_frequent_words(
 
 
 def skip_gram_pairs(
-    tokens: np.ndarray,  # [n] a text
+    tokens: Int[np.ndarray, "n"],  # a text
     window: int,
     seed: int,
-) -> np.ndarray:  # [pairs, 2] centres and contexts
+) -> Int[np.ndarray, "pairs 2"]:  # centers and contexts
     """Return (center, context) pairs; each word draws its window size from 1 to `window`.
 
     Closer words are drawn more often (Mikolov et al. 2013, Efficient Estimation, section 3.2).

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jaxtyping import Array, Bool, Float, Int
 
 from transformer.models.block import BlockCache
 from transformer.validation import Bounds, NonNegativeFloat, Settings, check_integer, check_shapes
@@ -42,28 +43,28 @@ class BeamSearchConfig(Settings):
 class Hypotheses(NamedTuple):
     """Best hypotheses of each example, best first."""
 
-    tokens: jax.Array  # [B, K, T] without the stop token; NO_TOKEN beyond the end
-    scores: jax.Array  # [B, K]
+    tokens: Int[Array, "B K T"]  # without the stop token; NO_TOKEN beyond the end
+    scores: Float[Array, "B K"]
 
 
 class BeamSearchState(struct.PyTreeNode):
     """State of a search: K live and K finished hypotheses for each example."""
 
-    step: jax.Array  # number of tokens generated
+    step: Int[Array, ""]  # number of tokens generated
     cache: Any  # leaves [B K, ...]
-    logits: jax.Array  # [B K, V] next-token logits of live hypotheses
-    tokens: jax.Array  # [B, K, T] live hypotheses
-    log_probs: jax.Array  # [B, K] of live hypotheses
+    logits: Float[Array, "B_times_K V"]  # next-token logits of live hypotheses
+    tokens: Int[Array, "B K T"]  # live hypotheses
+    log_probs: Float[Array, "B K"]  # of live hypotheses
     finished: Hypotheses
 
 
 def beam_search(
     decode_step_fn: DecodeStepFn,
     cache: Sequence[Any],  # of each layer, with leaves [B, ...]
-    logits: jax.Array,  # [B, V] of the first token
-    positions: jax.Array,  # [B] of the first token
-    max_lengths: jax.Array,  # [B] most tokens of each example, including the stop token
-    stop_token: jax.Array | int,  # one or, as [E], several
+    logits: Float[Array, "B V"],  # of the first token
+    positions: Int[Array, "B"],  # of the first token
+    max_lengths: Int[Array, "B"],  # most tokens of each example, including the stop token
+    stop_token: Int[Array, ""] | Int[Array, "E"] | int,  # one or, as [E], several
     *,
     config: BeamSearchConfig,
     max_new_tokens: int,  # T: the largest of the limits
@@ -91,16 +92,16 @@ def beam_search(
                 "examples; give a cache with the batch as first axis"
             )
     repeat = functools.partial(jnp.repeat, repeats=beams, axis=0)
-    none = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
+    no_tokens = jnp.full((batch, beams, max_new_tokens), NO_TOKEN, jnp.int32)
     # At first all hypotheses of an example are equal: only the first one counts.
     totals = jnp.full((batch, beams), MIN_LOG_PROB).at[:, 0].set(0.0)
     start = BeamSearchState(
         step=jnp.int32(0),
         cache=jax.tree.map(repeat, cache),
         logits=repeat(logits),
-        tokens=none,
+        tokens=no_tokens,
         log_probs=totals,
-        finished=Hypotheses(none, jnp.full((batch, beams), MIN_LOG_PROB)),
+        finished=Hypotheses(no_tokens, jnp.full((batch, beams), MIN_LOG_PROB)),
     )
 
     def keep_going(search: BeamSearchState) -> jax.Array:
@@ -109,9 +110,10 @@ def beam_search(
     def add_token(search: BeamSearchState) -> BeamSearchState:
         search, parents = _extend(search, max_lengths, stop_tokens, config)
         reordered = reorder_cache(search.cache, parents)
-        places = repeat(positions) + search.step - 1
+        newest_positions = repeat(positions) + search.step - 1
         newest = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, 2, keepdims=False)
-        cache, logits = decode_step_fn(reordered, jnp.maximum(newest, 0).reshape(-1), places)
+        newest = jnp.maximum(newest, 0).reshape(-1)
+        cache, logits = decode_step_fn(reordered, newest, newest_positions)
         return search.replace(cache=cache, logits=logits)
 
     return jax.lax.while_loop(keep_going, add_token, start).finished
@@ -124,7 +126,7 @@ def length_penalty_divisor(length: jax.Array, alpha: float) -> jax.Array:
 
 def _can_improve(
     search: BeamSearchState, limits: jax.Array, config: BeamSearchConfig
-) -> jax.Array:  # [B]
+) -> Bool[Array, "B"]:
     """Return True if a live hypothesis may still beat the worst finished one."""
     best = jnp.max(search.log_probs, axis=1) / length_penalty_divisor(limits, config.length_penalty)
     return (best > jnp.min(search.finished.scores, axis=1)) & (search.step < limits)
@@ -133,9 +135,9 @@ def _can_improve(
 def _extend(
     search: BeamSearchState,
     limits: jax.Array,
-    stop_tokens: jax.Array,  # [E]
+    stop_tokens: Int[Array, "E"],
     config: BeamSearchConfig,
-) -> tuple[BeamSearchState, jax.Array]:  # state, [B, K] parent of each live hypothesis
+) -> tuple[BeamSearchState, Int[Array, "B K"]]:  # state, parent of each live hypothesis
     """Extend each hypothesis by one token: the best stay live, those with a stop token finish."""
     batch, beams, length = search.tokens.shape
     log_probs = jax.nn.log_softmax(search.logits.astype(jnp.float32), axis=-1)
@@ -149,22 +151,28 @@ def _extend(
     parents, newest = index // vocab, (index % vocab).astype(jnp.int32)
     tokens = jnp.take_along_axis(search.tokens, parents[:, :, None], axis=1)
     ends = jnp.isin(newest, stop_tokens)
-    here = jnp.arange(length)[None, None, :] == search.step
-    tokens = jnp.where(here & ~ends[:, :, None], newest[:, :, None], tokens)
-    over = (search.step + 1 >= limits)[:, None] | ends
-    real = totals > MIN_LOG_PROB / 2
+    is_newest = jnp.arange(length)[None, None, :] == search.step
+    tokens = jnp.where(is_newest & ~ends[:, :, None], newest[:, :, None], tokens)
+    is_finished = (search.step + 1 >= limits)[:, None] | ends
+    is_hypothesis = totals > MIN_LOG_PROB / 2
     scores = totals / length_penalty_divisor(search.step + 1, config.length_penalty)
     finished = _best(
         jnp.concatenate([search.finished.tokens, tokens], axis=1),
         jnp.concatenate(
-            [search.finished.scores, jnp.where(over & real, scores, MIN_LOG_PROB)], axis=1
+            [
+                search.finished.scores,
+                jnp.where(is_finished & is_hypothesis, scores, MIN_LOG_PROB),
+            ],
+            axis=1,
         ),
         beams,
     )
-    totals, chosen = jax.lax.top_k(jnp.where(over, MIN_LOG_PROB, totals), beams)
-    alive = jnp.take_along_axis(tokens, chosen[:, :, None], axis=1)
-    search = search.replace(step=search.step + 1, tokens=alive, log_probs=totals, finished=finished)
-    return search, jnp.take_along_axis(parents, chosen, axis=1)
+    totals, index = jax.lax.top_k(jnp.where(is_finished, MIN_LOG_PROB, totals), beams)
+    tokens = jnp.take_along_axis(tokens, index[:, :, None], axis=1)
+    search = search.replace(
+        step=search.step + 1, tokens=tokens, log_probs=totals, finished=finished
+    )
+    return search, jnp.take_along_axis(parents, index, axis=1)
 
 
 def _best(tokens: jax.Array, scores: jax.Array, count: int) -> Hypotheses:
@@ -174,15 +182,15 @@ def _best(tokens: jax.Array, scores: jax.Array, count: int) -> Hypotheses:
 
 def reorder_cache(
     cache: Any,  # leaves [B K, ...]
-    parents: jax.Array,  # [B, K]
+    parents: Int[Array, "B K"],
 ) -> Any:
     """Return the caches of the parents. Caches of cross-attention are equal within an example."""
     batch, beams = parents.shape
     rows = (jnp.arange(batch)[:, None] * beams + parents).reshape(-1)
 
-    def one(layer: Any) -> Any:
+    def reorder_layer(layer: Any) -> Any:
         if isinstance(layer, BlockCache):
-            return layer._replace(mixer=one(layer.mixer))
+            return layer._replace(mixer=reorder_layer(layer.mixer))
         return jax.tree.map(lambda leaf: leaf[rows], layer)
 
-    return tuple(map(one, cache))
+    return tuple(map(reorder_layer, cache))

@@ -21,8 +21,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jaxtyping import Array, Float, Int, Key
 
 from transformer.attention.mixer import mixer_class
+from transformer.generation.batches import (
+    CACHE_LENGTH_MULTIPLE,
+    Tokens,
+    bucket_length,
+    pad_right,
+    segments_of_lengths,
+)
 from transformer.generation.sampling import (
     ANCESTRAL_SAMPLING,
     SamplingConfig,
@@ -52,11 +60,6 @@ NO_TOKEN = -1
 """Marks examples without a new token, and the absence of a stop token."""
 
 
-PROMPT_LENGTH_MULTIPLE, CACHE_LENGTH_MULTIPLE = 32, 128
-"""Padded prompts and caches have multiples of these lengths, to limit compilations: see
-`bucket_length`."""
-
-
 class GenerateOutput(NamedTuple):
     """Result of `generate`."""
 
@@ -70,16 +73,16 @@ class DecodingState(struct.PyTreeNode):
     """State of the decoding loop. The newest token of each example is not in the cache yet."""
 
     cache: Any
-    tokens: jax.Array  # [B] newest token
-    positions: jax.Array  # [B] its position
-    remaining: jax.Array  # [B] number of tokens that may follow it; 0: finished
-    rngs: jax.Array  # [B] random keys
+    tokens: Int[Array, "B"]  # newest token
+    positions: Int[Array, "B"]  # its position
+    remaining: Int[Array, "B"]  # number of tokens that may follow it; 0: finished
+    rngs: Key[Array, "B"]
 
 
 def generate(
     model: LanguageModel,
     params: Params,
-    prompts: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
+    prompts: Sequence[Tokens],  # B of them, of any lengths
     *,
     max_new_tokens: int,
     sampling: SamplingConfig = ANCESTRAL_SAMPLING,
@@ -135,7 +138,7 @@ def generate(
 
 def stop_token_array(
     stop_token: int | Sequence[int] | None, vocab_size: int
-) -> np.ndarray:  # [E] int32
+) -> Int[np.ndarray, "E"]:
     """Return stop tokens as an array; `NO_TOKEN` if there are none.
 
     Raises:
@@ -148,9 +151,7 @@ def stop_token_array(
     return tokens.astype(np.int32)
 
 
-def check_prompts(
-    model: LanguageModel, prompts: Sequence[Sequence[int] | np.ndarray], max_new_tokens: int
-) -> None:
+def check_prompts(model: LanguageModel, prompts: Sequence[Tokens], max_new_tokens: int) -> None:
     """Raise ValueError unless the model can decode these prompts and `max_new_tokens` more."""
     config, limit = model.config, model.config.max_length
     if max_new_tokens < 1:
@@ -174,10 +175,10 @@ def check_prompts(
 def prefill(
     model: LanguageModel,
     params: Params,
-    tokens: jax.Array,  # [B, T] padded on the right
-    lengths: jax.Array,  # [B] without the padding
+    tokens: Int[Array, "B T"],  # padded on the right
+    lengths: Int[Array, "B"],  # without the padding
     cache_length: int,  # S
-) -> tuple[Any, jax.Array]:  # the cache, [B, V]
+) -> tuple[Any, Float[Array, "B V"]]:  # the cache, logits
     """Read prompts into a new cache; return it and the logits of the next tokens."""
     check_shapes(tokens=(tokens, "B T", int), lengths=(lengths, "B", int))
     check_integer("cache_length", cache_length, 1)
@@ -199,9 +200,9 @@ def decode_step(
     model: LanguageModel,
     params: Params,
     cache: Any,
-    tokens: jax.Array,  # [B]
-    positions: jax.Array,  # [B] where the tokens stand
-) -> tuple[Any, jax.Array]:  # the cache, [B, V]
+    tokens: Int[Array, "B"],
+    positions: Int[Array, "B"],  # where the tokens stand
+) -> tuple[Any, Float[Array, "B V"]]:  # the cache, logits
     """Append one token of each example to the cache; return it and the next tokens' logits."""
     check_shapes(tokens=(tokens, "B", int), positions=(positions, "B", int))
     if not decodes_from_cache(model):
@@ -236,11 +237,11 @@ def _log_full_pass_once(kinds: str) -> None:
 def _full_pass_logits(
     model: LanguageModel,
     params: Params,
-    text: jax.Array,  # [B, S] padded on the right
-    lengths: jax.Array,  # [B] without the padding
-) -> jax.Array:  # [B, V]
+    text: Int[Array, "B S"],  # padded on the right
+    lengths: Int[Array, "B"],  # without the padding
+) -> Float[Array, "B V"]:
     """Return the logits of the tokens that follow `lengths` tokens, without a cache."""
-    segments = segments_of_lengths(model, lengths, text.shape[1])
+    segments = segments_if_supported(model, lengths, text.shape[1])
     output = with_auto_axes(model.apply)(
         {"params": params}, text, segments=segments, outputs=NO_OUTPUTS
     )
@@ -248,11 +249,11 @@ def _full_pass_logits(
     return _logits(model, params, last)
 
 
-def segments_of_lengths(
+def segments_if_supported(
     model: LanguageModel,
-    lengths: jax.Array,  # [B] without the padding
+    lengths: Int[Array, "B"],  # without the padding
     padded_length: int,  # T
-) -> jax.Array | None:  # [B, T] 1 where a token is no padding
+) -> Float[Array, "B T"] | None:
     """Return the segments of rows padded on the right; None if a mixer does not support them.
 
     A causal mixer never shows the padding to earlier tokens. Segments also keep it out of what
@@ -260,27 +261,17 @@ def segments_of_lengths(
     """
     if not supports_segments(model.config.layer_pattern):
         return None
-    return (jnp.arange(padded_length)[None, :] < lengths[:, None]).astype(jnp.int32)
+    return segments_of_lengths(lengths, padded_length)
 
 
 def _logits(
     model: LanguageModel,
     params: Params,
-    hidden: jax.Array,  # [B, 1, D]
-) -> jax.Array:  # [B, V]
+    hidden: Float[Array, "B 1 D"],
+) -> Float[Array, "B V"]:
     matrix = get_output_matrix(params, model.config).astype(hidden.dtype)
     logits = apply_matrix(hidden, matrix, 1, model.context.flatten_tokens)
     return cap_logits(logits[:, 0, : model.config.vocab_size], model.config.logit_soft_cap)
-
-
-def bucket_length(length: int, multiple: int, limit: int | None) -> int:
-    """Round a length up to a multiple of `multiple`; beyond 8 multiples, to 4 sizes an octave.
-
-    Few compiled programs then serve all lengths, with at most 25% padding. Never above `limit`.
-    """
-    multiple = max(multiple, 2 ** (length - 1).bit_length() // 8)
-    rounded = -(-length // multiple) * multiple
-    return rounded if limit is None else min(rounded, limit)
 
 
 def _generate_chunks(
@@ -290,17 +281,17 @@ def _generate_chunks(
     max_new_tokens: int,
     sampling: SamplingConfig,
     seed: int,
-    stop_tokens: np.ndarray,  # [E]
+    stop_tokens: Int[np.ndarray, "E"],
     tokens_per_call: int,
-) -> Iterator[np.ndarray]:  # [B, new tokens]
+) -> Iterator[Float[np.ndarray, "B new_tokens"]]:
     """Yield new tokens, `tokens_per_call` at a time; `NO_TOKEN` for finished examples."""
     params, limit = unstack_for_decoding_without_copy(params), max_cache_length(model.config)
-    lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-    longest = int(lengths.max())
+    tokens, lengths = pad_right(prompts, len(prompts), limit)
+    longest = int(lengths.max()) + max_new_tokens
     top_k = sampling.static_top_k(model.config.vocab_size)
     state, new = _start(
         params,
-        pad_right(prompts, bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)),
+        tokens,
         lengths,
         np.full_like(lengths, max_new_tokens),
         _example_rngs(seed, prompts),
@@ -308,17 +299,16 @@ def _generate_chunks(
         sampling.values(),
         model=model,
         top_k=top_k,
-        cache_length=bucket_length(longest + max_new_tokens, CACHE_LENGTH_MULTIPLE, limit),
+        cache_length=bucket_length(longest, CACHE_LENGTH_MULTIPLE, limit),
     )
     yield np.asarray(new)
     # The host waits once for `tokens_per_call` tokens, and not for each of them.
     while np.any(state.remaining):
-        count = np.int32(tokens_per_call)
         state, new = _continue(
             params,
             state,
             stop_tokens,
-            count,
+            np.int32(tokens_per_call),
             sampling.values(),
             model=model,
             top_k=top_k,
@@ -326,15 +316,7 @@ def _generate_chunks(
         yield np.asarray(new)
 
 
-def pad_right(prompts: list[np.ndarray], length: int) -> np.ndarray:  # [B, T]
-    """Return prompts as one array, padded with token 0."""
-    tokens = np.zeros((len(prompts), length), np.int32)
-    for row, prompt in zip(tokens, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    return tokens
-
-
-def _example_rngs(seed: int, prompts: list[np.ndarray]) -> jax.Array:  # [B]
+def _example_rngs(seed: int, prompts: list[np.ndarray]) -> Key[Array, "B"]:
     """Return a random key for each example.
 
     Folded from the seed, the prompt's checksum, and the number of equal prompts before it: the rest
@@ -349,11 +331,11 @@ def _example_rngs(seed: int, prompts: list[np.ndarray]) -> jax.Array:  # [B]
 
 def _sample_next(
     state: DecodingState,
-    logits: jax.Array,  # [B, V]
+    logits: Float[Array, "B V"],
     sampling: SamplingValues,
     top_k: int,
-    stop_tokens: jax.Array,  # [E]
-) -> tuple[DecodingState, jax.Array]:  # [B]
+    stop_tokens: Int[Array, "..."],
+) -> tuple[DecodingState, Int[Array, "B"]]:
     """Sample the next tokens; finished examples stay unchanged."""
     # Keyed by the position, so a text does not depend on how its tokens are divided into calls.
     tokens = draw_tokens(logits, state.rngs, state.positions + 1, sampling, top_k)
@@ -371,17 +353,17 @@ def _sample_next(
 @functools.partial(jax.jit, static_argnames=("model", "top_k", "cache_length"))
 def _start(
     params: Params,
-    tokens: jax.Array,  # [B, T]
-    lengths: jax.Array,  # [B]
-    limits: jax.Array,  # [B]
-    rngs: jax.Array,  # [B]
-    stop_tokens: jax.Array,  # [E]
+    tokens: Int[Array, "B T"],
+    lengths: Int[Array, "B"],
+    limits: Int[Array, "B"],
+    rngs: Key[Array, "B"],
+    stop_tokens: Int[Array, "..."],
     sampling: SamplingValues,
     *,
     model: LanguageModel,
     top_k: int,
     cache_length: int,
-) -> tuple[DecodingState, jax.Array]:  # [B, 1]
+) -> tuple[DecodingState, Int[Array, "B 1"]]:
     """Read the prompts and sample the first token of each."""
     cache, logits = prefill(model, params, tokens, lengths, cache_length)
     state = DecodingState(cache, tokens[:, 0], lengths - 1, limits, rngs)
@@ -394,13 +376,13 @@ def _start(
 def _continue(
     params: Params,
     state: DecodingState,
-    stop_tokens: jax.Array,  # [E]
+    stop_tokens: Int[Array, "..."],
     count: jax.Array,
     sampling: SamplingValues,
     *,
     model: LanguageModel,
     top_k: int,
-) -> tuple[DecodingState, jax.Array]:  # [B, TOKENS_PER_CALL]
+) -> tuple[DecodingState, Int[Array, "B TOKENS_PER_CALL"]]:
     """Sample the next `count` tokens, or fewer if all examples finish."""
     Carry = tuple[jax.Array, DecodingState, jax.Array]
 

@@ -10,19 +10,23 @@ programs serve all of them.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32, Int
 
-from transformer.generation.generate import (
+from transformer.generation.batches import (
     PROMPT_LENGTH_MULTIPLE,
+    Tokens,
     bucket_length,
+    check_fits,
+    check_sources,
     pad_right,
     segments_of_lengths,
 )
-from transformer.generation.translate import check_sources
+from transformer.generation.generate import segments_if_supported
 from transformer.losses import token_loss
 from transformer.model_context import replicate
 from transformer.models.encoder_decoder import EncoderDecoder
@@ -47,10 +51,10 @@ class LogLikelihood(NamedTuple):
 def log_likelihoods(
     model: LanguageModel | EncoderDecoder,
     params: Params,
-    sequences: Sequence[Sequence[int] | np.ndarray],  # N of them, of any lengths
+    sequences: Sequence[Tokens],  # N of them, of any lengths
     *,
     context_lengths: Sequence[int] | None = None,  # N; None: 1 each
-    sources: Sequence[Sequence[int] | np.ndarray] | None = None,  # N, of an encoder-decoder
+    sources: Sequence[Tokens] | None = None,  # N, of an encoder-decoder
 ) -> list[LogLikelihood]:
     """Return the log-likelihood of each sequence, given its first tokens.
 
@@ -74,29 +78,30 @@ def log_likelihoods(
     _check_sources(model, sequences, sources)
     for number, (sequence, context) in enumerate(zip(sequences, contexts, strict=True)):
         _check_sequence(number, sequence, context, model)
-    rows = [np.asarray(each, np.int32) for each in sequences]
-    read = None if sources is None else [np.asarray(each, np.int32) for each in sources]
-    read_lengths = [0] * len(rows) if read is None else [len(each) for each in read]
-    longest = [max(len(row), each) for row, each in zip(rows, read_lengths, strict=True)]
-    order = sorted(range(len(rows)), key=lambda i: (longest[i], i))
+    limit = model.config.max_length
+    rows = [np.asarray(sequence, np.int32) for sequence in sequences]
+    longest = np.array([len(row) for row in rows], np.int32)
+    source_rows: list[np.ndarray] = []
+    if sources is not None:
+        source_rows = [np.asarray(source, np.int32) for source in sources]
+        longest = np.maximum(longest, [len(source) for source in source_rows])
+    order = np.argsort(longest, kind="stable").tolist()
     totals = np.zeros(len(rows))
     while order:
         # From the longest, so that the first batch needs the most memory.
-        length = _padded_length(longest[order[-1]], model)
+        length = bucket_length(int(longest[order[-1]]), PROMPT_LENGTH_MULTIPLE, limit)
         # A power of two where fewer are left, so that few sequences do not cost a whole batch.
         fewer = 1 << (len(order) - 1).bit_length()
         batch_size = min(max(1, TOKENS_PER_BATCH // length), fewer)
-        group, order = order[-batch_size:], order[:-batch_size]
-        row_length = _padded_length(max(len(rows[i]) for i in group), model)
-        tokens, lengths = _pad([rows[i] for i in group], batch_size, row_length)
+        batch, order = order[-batch_size:], order[:-batch_size]
+        tokens, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
         source = None
-        if read is not None:
-            source_length = _padded_length(max(len(read[i]) for i in group), model)
-            source = _pad([read[i] for i in group], batch_size, source_length)
+        if source_rows:
+            source = pad_right([source_rows[index] for index in batch], batch_size, limit)
         starts = np.ones(batch_size, np.int32)
-        starts[: len(group)] = [contexts[i] for i in group]
+        starts[: len(batch)] = [contexts[index] for index in batch]
         found = _score(params, tokens, lengths, starts, source, model=model)
-        totals[group] = np.asarray(found)[: len(group)]
+        totals[batch] = np.asarray(found)[: len(batch)]
     return [
         LogLikelihood(float(total), len(row) - context)
         for total, row, context in zip(totals, rows, contexts, strict=True)
@@ -104,7 +109,9 @@ def log_likelihoods(
 
 
 def _check_sources(
-    model: LanguageModel | EncoderDecoder, sequences: Sequence[Any], sources: Sequence[Any] | None
+    model: LanguageModel | EncoderDecoder,
+    sequences: Sequence[Tokens],
+    sources: Sequence[Tokens] | None,
 ) -> None:
     if isinstance(model, LanguageModel):
         if sources is not None:
@@ -119,13 +126,12 @@ def _check_sources(
 
 
 def _check_sequence(
-    number: int, sequence: Sequence[int] | np.ndarray, context: int, model: Any
+    number: int, sequence: Tokens, context: int, model: LanguageModel | EncoderDecoder
 ) -> None:
-    config = model.config
     check_token_sequence(
         f"sequence {number}",
         sequence,
-        config.vocab_size,
+        model.config.vocab_size,
         if_empty="begin it with the end-of-text token",
     )
     check_integer(f"context_lengths[{number}]", context, 1)
@@ -134,63 +140,49 @@ def _check_sequence(
             f"context_lengths[{number}] {context}: the sequence has {len(sequence)} tokens; give "
             "less"
         )
-    if config.max_length is not None and len(sequence) > config.max_length:
-        raise ValueError(
-            f"sequence {number}: {len(sequence):,} tokens are more than the model's "
-            f"{config.max_length:,} learned positions; shorten it"
-        )
-
-
-def _padded_length(length: int, model: Any) -> int:
-    return bucket_length(length, PROMPT_LENGTH_MULTIPLE, model.config.max_length)
-
-
-def _pad(
-    rows: list[np.ndarray], batch_size: int, length: int
-) -> tuple[np.ndarray, np.ndarray]:  # [B, T], [B] lengths
-    """Return rows padded on the right; missing rows are one token 0."""
-    rows = rows + [np.zeros(1, np.int32)] * (batch_size - len(rows))
-    return pad_right(rows, length), np.array([len(row) for row in rows], np.int32)
+    check_fits(f"sequence {number}", sequence, model.config)
 
 
 @functools.partial(jax.jit, static_argnames=("model",))
 def _score(
     params: Params,
-    tokens: jax.Array,  # [B, T] padded on the right
-    lengths: jax.Array,  # [B] without the padding
-    starts: jax.Array,  # [B] index of the first token that is scored
-    source: tuple[jax.Array, jax.Array] | None,  # [B, S] and [B], padded likewise
+    tokens: Int[Array, "B T"],  # padded on the right
+    lengths: Int[Array, "B"],  # without the padding
+    starts: Int[Array, "B"],  # index of the first token that is scored
+    source: tuple[Int[Array, "B S"], Int[Array, "B"]] | None,  # padded likewise
     *,
     model: LanguageModel | EncoderDecoder,
-) -> jax.Array:  # [B] float32
+) -> Float32[Array, "B"]:
     length = tokens.shape[1]
     index = jnp.arange(length)[None, :]
     # The number of tokens decides the angles of some rotary embeddings: padding has no position.
     positions = jnp.where(index < lengths[:, None], index, -1)
-    variables, outputs = {"params": params}, NO_OUTPUTS
+    variables = {"params": params}
     if isinstance(model, LanguageModel):
-        segments = segments_of_lengths(model, lengths, length)
         hidden = model.apply(
-            variables, tokens, positions=positions, segments=segments, outputs=outputs
+            variables,
+            tokens,
+            positions=positions,
+            segments=segments_if_supported(model, lengths, length),
+            outputs=NO_OUTPUTS,
         ).hidden
     else:
         assert source is not None
-        read, read_lengths = source
-        read_segments = jnp.arange(read.shape[1])[None, :] < read_lengths[:, None]
+        source_tokens, source_lengths = source
         hidden = model.apply(
             variables,
-            read,
+            source_tokens,
             tokens,
-            source_segments=read_segments.astype(jnp.int32),
+            source_segments=segments_of_lengths(source_lengths, source_tokens.shape[1]),
             positions=positions,
-            segments=(index < lengths[:, None]).astype(jnp.int32),
-            outputs=outputs,
+            segments=segments_of_lengths(lengths, length),
+            outputs=NO_OUTPUTS,
         ).hidden
     targets = jnp.roll(tokens, -1, axis=1)
     scored = (index + 1 >= starts[:, None]) & (index + 1 < lengths[:, None])
 
     def score_row(row: dict[str, jax.Array]) -> jax.Array:
-        batch = jax.tree.map(lambda each: each[None], row)
+        batch = jax.tree.map(lambda leaf: leaf[None], row)
         # In chunks of T, so that the logits fit.
         return -token_loss(model, params, batch["hidden"], batch)["loss"].total
 

@@ -10,14 +10,10 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32, Int, Key
 
 from transformer.precision import finfo_min
-from transformer.validation import (
-    Bounds,
-    NonNegativeInt,
-    Settings,
-    check_shapes,
-)
+from transformer.validation import Bounds, NonNegativeInt, Settings, check_shapes
 
 
 class SamplingValues(NamedTuple):
@@ -60,11 +56,11 @@ ANCESTRAL_SAMPLING = SamplingConfig()
 
 
 def sample_tokens(
-    logits: jax.Array,  # [B, V]
-    rngs: jax.Array,  # [B] random keys of the examples
-    positions: jax.Array,  # [B] positions of the sampled tokens
+    logits: Float[Array, "B V"],
+    rngs: Key[Array, "B"],  # random keys of the examples
+    positions: Int[Array, "B"],  # positions of the sampled tokens
     config: SamplingConfig,
-) -> jax.Array:  # [B] int32
+) -> Int[Array, "B"]:
     """Sample a token for each example; never one whose logit is the lowest finite number.
 
     Raises:
@@ -77,12 +73,12 @@ def sample_tokens(
 
 
 def draw_tokens(
-    logits: jax.Array,  # [B, V]
-    rngs: jax.Array,  # [B] random keys of the examples
-    positions: jax.Array,  # [B] positions of the sampled tokens
+    logits: Float[Array, "B V"],
+    rngs: Key[Array, "B"],  # random keys of the examples
+    positions: Int[Array, "B"],  # positions of the sampled tokens
     values: SamplingValues,
     top_k: int,  # 0: all
-) -> jax.Array:  # [B] int32
+) -> Int[Array, "B"]:
     """Sample a token for each example, like `sample_tokens`, with settings that may be traced."""
     check_shapes(logits=(logits, "B V", float), rngs=(rngs, "B"), positions=(positions, "B", int))
 
@@ -101,8 +97,8 @@ def draw_tokens(
 
 
 def argmax_tokens(
-    logits: jax.Array,  # [B, V]
-) -> jax.Array:  # [B] int32
+    logits: Float[Array, "B V"],
+) -> Int[Array, "B"]:
     """Return the argmax (of ties, the first), as two reductions.
 
     XLA's CPU compiler lowers argmax to a scalar loop, ten times slower: 6% of a decoding step over
@@ -114,18 +110,18 @@ def argmax_tokens(
 
 
 def apply_temperature(
-    logits: jax.Array,  # [B, V]
+    logits: Float[Array, "B V"],
     temperature: jax.Array | float,
-) -> jax.Array:  # [B, V]
+) -> Float[Array, "B V"]:
     """Subtract the maximum and divide by a temperature in [1e-30, 1e30]."""
     greatest = jnp.max(logits, axis=-1, keepdims=True)
     return (logits - greatest) / temperature
 
 
 def select_top_k(
-    logits: jax.Array,  # [B, V]
+    logits: Float[Array, "B V"],
     k: int,
-) -> tuple[jax.Array, jax.Array]:  # [B, k], [B, k]
+) -> tuple[Float[Array, "B k"], Int[Array, "B k"]]:
     """Return the k largest logits and their tokens; of ties, the first. k = 0: all."""
     if not 0 < k < logits.shape[-1]:
         tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
@@ -134,37 +130,37 @@ def select_top_k(
 
 
 def apply_top_p(
-    logits: jax.Array,  # [B, V] float32
+    logits: Float32[Array, "B V"],
     top_p: jax.Array | float,  # p, in (0, 1)
-) -> jax.Array:  # [B, V]
+) -> Float[Array, "B V"]:
     """Set logits outside the nucleus to -inf.
 
     Tokens in order of probability, ties in order of index: a token is in the nucleus if the tokens
     before it have less than `top_p` in total, so the most probable one always is. No sort is
-    needed, only the probability of the last token in the nucleus: see `_last_probability`.
+    needed, only the probability of the least probable one: see `_nucleus_threshold`.
     """
     p = jax.nn.softmax(logits, axis=-1)
-    last = _last_probability(p, top_p)
-    above, equal = p > last, p == last
-    before = jnp.sum(jnp.where(above, p, 0), axis=-1, keepdims=True)
-    equal_before = jnp.cumsum(equal, axis=-1) - 1
-    inside = above | (equal & (before + equal_before * last < top_p))
-    return jnp.where(inside, logits, -jnp.inf)
+    threshold = _nucleus_threshold(p, top_p)
+    above, equal = p > threshold, p == threshold
+    mass_above = jnp.sum(jnp.where(above, p, 0), axis=-1, keepdims=True)
+    num_equal_before = jnp.cumsum(equal, axis=-1) - 1
+    in_nucleus = above | (equal & (mass_above + num_equal_before * threshold < top_p))
+    return jnp.where(in_nucleus, logits, -jnp.inf)
 
 
 def sample_gumbel(
-    logits: jax.Array,  # [B, V]
-    rngs: jax.Array,  # [B]
-) -> jax.Array:  # [B] int32
+    logits: Float[Array, "B V"],
+    rngs: Key[Array, "B"],
+) -> Int[Array, "B"]:
     """Sample a token: the argmax of logits plus Gumbel noise (Gumbel 1954)."""
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(rngs)
     return argmax_tokens(logits + noise)
 
 
-def _last_probability(
-    p: jax.Array,  # [B, V] float32
+def _nucleus_threshold(
+    p: Float32[Array, "B V"],
     mass: jax.Array | float,
-) -> jax.Array:  # [B, 1]
+) -> Float[Array, "B 1"]:
     """The greatest probability such that the tokens with at least that reach `mass`.
 
     Found bit by bit: the bits of floats that are not negative are in the order of their values. A
@@ -179,7 +175,7 @@ def _last_probability(
         return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
 
     # 30 halvings leave one pattern of bits, since that of 1.0 (0x3F800000) is below 2^30.
-    zero, one = jnp.zeros((len(p), 1)), jnp.ones((len(p), 1))
-    low, high = (jax.lax.bitcast_convert_type(each, jnp.int32) for each in (zero, one))
+    low = jax.lax.bitcast_convert_type(jnp.zeros((len(p), 1)), jnp.int32)
+    high = jax.lax.bitcast_convert_type(jnp.ones((len(p), 1)), jnp.int32)
     low, _ = jax.lax.fori_loop(0, 30, halve, (low, high + 1))
     return jax.lax.bitcast_convert_type(low, jnp.float32)

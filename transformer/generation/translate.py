@@ -7,16 +7,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 
-from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
-from transformer.generation.generate import (
+from transformer.generation.batches import (
     CACHE_LENGTH_MULTIPLE,
-    PROMPT_LENGTH_MULTIPLE,
+    Tokens,
+    batches_by_length,
     bucket_length,
-    stop_token_array,
+    check_sources,
+    pad_right,
+    segments_of_lengths,
 )
+from transformer.generation.beam_search import NO_TOKEN, BeamSearchConfig, Hypotheses, beam_search
+from transformer.generation.generate import stop_token_array
 from transformer.model_context import replicate
-from transformer.models.config import TransformerConfig
 from transformer.models.encoder_decoder import EncoderDecoder
 from transformer.models.model import LOGITS
 from transformer.models.unstacked import Params, unstack_for_decoding_without_copy
@@ -35,7 +39,7 @@ class TranslateOutput(NamedTuple):
 def translate(
     model: EncoderDecoder,
     params: Params,
-    sources: Sequence[Sequence[int] | np.ndarray],  # B of them, of any lengths
+    sources: Sequence[Tokens],  # B of them, of any lengths
     *,
     start_token: int,
     stop_token: int | Sequence[int],
@@ -71,93 +75,46 @@ def translate(
     if length_factor < 0:
         raise ValueError(f"length_factor {length_factor}: give 0 or more")
     rows = [np.asarray(source, np.int32) for source in sources]
-    order = sorted(range(len(rows)), key=lambda i: (len(rows[i]), i))
     tokens: list[list[int]] = [[] for _ in rows]
     scores = [0.0] * len(rows)
+    limit = model.config.max_length
     # The decoder only: the encoder runs once for each batch.
     prepared = {**params, "decoder": unstack_for_decoding_without_copy(params["decoder"])}
-    for first in range(0, len(order), batch_size):
-        group = order[first : first + batch_size]
-        output = _translate_batch(
-            model,
+    for batch in batches_by_length(rows, batch_size):
+        source, lengths = pad_right([rows[index] for index in batch], batch_size, limit)
+        # From the padded length, so that few programs serve all batches.
+        longest_target = max(1, int(np.ceil(length_factor * source.shape[1])) + extra_length)
+        cache_length = bucket_length(longest_target, CACHE_LENGTH_MULTIPLE, limit)
+        max_lengths = np.ceil(length_factor * lengths).astype(np.int32) + extra_length
+        max_lengths = np.clip(max_lengths, 1, cache_length)
+        max_lengths[len(batch) :] = 1  # missing rows
+        found = _search(
             prepared,
-            [rows[i] for i in group],
-            start_token,
-            stop_tokens,
-            beam_search_config,
-            extra_length,
-            length_factor,
-            batch_size,
-        )
-        for row, i in enumerate(group):
-            best = np.asarray(output.tokens[row, 0])
-            tokens[i] = best[best != NO_TOKEN].tolist()
-            scores[i] = float(output.scores[row, 0])
-    return TranslateOutput(tokens, scores)
-
-
-def check_sources(config: TransformerConfig, sources: Sequence[Sequence[int] | np.ndarray]) -> None:
-    """Raise ValueError unless a model of this configuration can encode these sources."""
-    limit = config.max_length
-    for number, row in enumerate(sources):
-        check_token_sequence(f"source {number}", row, config.source_vocab_size)
-        if limit is not None and len(row) > limit:
-            raise ValueError(
-                f"source {number}: {len(row)} tokens are more than the model's {limit} learned "
-                "positions; shorten it"
-            )
-
-
-def _translate_batch(
-    model: EncoderDecoder,
-    params: Params,
-    rows: list[np.ndarray],
-    start_token: int,
-    stop_tokens: np.ndarray,  # [E]
-    config: BeamSearchConfig,
-    extra_length: int,
-    length_factor: float,
-    batch_size: int,
-) -> Hypotheses:
-    """Translate up to `batch_size` sources; missing rows are one token 0, of limit 1."""
-    limit = model.config.max_length
-    longest = max(map(len, rows))
-    length = bucket_length(longest, PROMPT_LENGTH_MULTIPLE, limit)
-    source = np.zeros((batch_size, length), np.int32)
-    lengths = np.ones(batch_size, np.int32)
-    for number, row in enumerate(rows):
-        source[number, : len(row)] = row
-        lengths[number] = len(row)
-    # Lengths are rounded up to buckets, so that few programs serve all batches.
-    max_lengths = np.ceil(length_factor * lengths).astype(np.int32) + extra_length
-    max_lengths = np.maximum(max_lengths, 1)
-    longest_target = max(1, int(np.ceil(length_factor * length)) + extra_length)
-    cache_length = bucket_length(longest_target, CACHE_LENGTH_MULTIPLE, limit)
-    max_lengths = np.minimum(max_lengths, cache_length)
-    max_lengths = np.where(np.arange(batch_size) < len(rows), max_lengths, 1)
-    return jax.device_get(
-        _search(
-            params,
             source,
             lengths,
             max_lengths,
             start_token,
             stop_tokens,
             model=model,
-            config=config,
+            config=beam_search_config,
             cache_length=cache_length,
         )
-    )
+        hypotheses, hypothesis_scores = jax.device_get(found)
+        for row, index in enumerate(batch):
+            best = hypotheses[row, 0]
+            tokens[index] = best[best != NO_TOKEN].tolist()
+            scores[index] = float(hypothesis_scores[row, 0])
+    return TranslateOutput(tokens, scores)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "config", "cache_length"))
 def _search(
     params: Params,
-    source: jax.Array,  # [B, S]
-    lengths: jax.Array,  # [B]
-    max_lengths: jax.Array,  # [B]
+    source: Int[Array, "B S"],
+    lengths: Int[Array, "B"],
+    max_lengths: Int[Array, "B"],
     start_token: jax.Array,
-    stop_tokens: jax.Array,  # [E]
+    stop_tokens: Int[Array, "E"],
     *,
     model: EncoderDecoder,
     config: BeamSearchConfig,
@@ -165,7 +122,7 @@ def _search(
 ) -> Hypotheses:
     """Encode a batch of padded sources and search translations."""
     batch, size = source.shape
-    segments = (jnp.arange(size)[None, :] < lengths[:, None]).astype(jnp.int32)
+    segments = segments_of_lengths(lengths, size)
     variables = {"params": params}
     first = jnp.full((batch, 1), start_token, jnp.int32)
     start = model.apply(
@@ -179,7 +136,9 @@ def _search(
     )
     beam_segments = jnp.repeat(segments, config.num_beams, axis=0)
 
-    def decode_step(cache: Any, tokens: jax.Array, positions: jax.Array) -> tuple[Any, jax.Array]:
+    def decode_step(
+        cache: Any, tokens: jax.Array, positions: jax.Array
+    ) -> tuple[Any, Float[Array, "B V"]]:
         output = model.apply(
             variables,
             None,

@@ -5,13 +5,13 @@ The oracle of a sparse mixer is dense softmax attention under the mixer's own pa
 
 import dataclasses
 import functools
-import inspect
 import math
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack, cast
 
 import jax
 import numpy as np
 from flax.errors import ScopeParamShapeError
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.mixer import (
@@ -22,12 +22,13 @@ from transformer.attention.mixer import (
     MixerInputs,
     MixerOutput,
     mixer_class,
+    mixer_config_class,
 )
 from transformer.hardware import Hardware
 from transformer.model_context import Initialization, ModelContext
 from transformer.precision import Precision
-
-Array = np.ndarray[Any, Any]
+from transformer.taps import Outputs
+from transformer.validation import check_choice
 
 BATCH_SIZE = 3
 
@@ -41,9 +42,21 @@ TOLERANCE = 1e-5
 class TrialOutput(NamedTuple):
     """A `MixerOutput` with `y` in NumPy, so that comparisons compile no program."""
 
-    y: Array  # [B, T, D]
+    y: Float[np.ndarray, "B T D"]
     cache: Any
     aux: dict[str, jax.Array]
+
+
+class InputFields(TypedDict, total=False):
+    """Fields of `MixerInputs` that a call sets, and the segments of its mask."""
+
+    positions: Int[np.ndarray, "#B T"] | None
+    segments: Int[np.ndarray, "#B T"] | None
+    mask: Mask
+    memory: Float[np.ndarray, "B S D"] | None
+    cache: Any
+    dropout_rngs: Key[Array, "B"]
+    outputs: Outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +78,7 @@ class Trial:
         """Causal if supported, as every other ability has to hold under a causal mask too."""
         return MaskPattern(causal=self.abilities.causal)
 
-    def inputs(self, seed: int, length: int = 0) -> Array:  # [B, T, D]
+    def inputs(self, seed: int, length: int = 0) -> Float[np.ndarray, "B T D"]:
         shape = (BATCH_SIZE, length or self.length, self.mixer.context.d_model)
         return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
@@ -75,12 +88,12 @@ class Trial:
         return bool(self.mixer.config.reads_memory)
 
     @property
-    def memory(self) -> Array:  # [B, S, D] the same for all examples
+    def memory(self) -> Float[np.ndarray, "B S D"]:  # the same for all examples
         example = self.inputs(13, sum(MEMORY_SEGMENT_LENGTHS))[:1]
         return np.repeat(example, BATCH_SIZE, axis=0)
 
     @property
-    def memory_segments(self) -> Array:  # [1, S]
+    def memory_segments(self) -> Int[np.ndarray, "1 S"]:
         return np.repeat([1, 2, 0], MEMORY_SEGMENT_LENGTHS)[None]
 
     def init_cache(self, length: int) -> Any:
@@ -89,28 +102,24 @@ class Trial:
             return self.mixer.init_memory_cache(BATCH_SIZE, sum(MEMORY_SEGMENT_LENGTHS))
         return self.mixer.init_cache(BATCH_SIZE, length)
 
-    def mixer_inputs(
-        self,
-        length: int,
-        *,
-        positions: Array | None = None,
-        segments: Any = None,
-        **given: Any,
-    ) -> MixerInputs:
+    def mixer_inputs(self, length: int, **fields: Unpack[InputFields]) -> MixerInputs:
         """Return the inputs of a call; what is not given gets the values a model would pass."""
+        positions: Any = fields.pop("positions", None)
         positions = np.arange(length)[None] if positions is None else positions
-        mask = Mask(self.pattern, positions=cast(Any, positions), segments=segments)
-        inputs = MixerInputs(cast(Any, positions), mask, constants=self.constants)
+        segments: Any = fields.pop("segments", None)
+        mask = Mask(self.pattern, positions=positions, segments=segments)
+        inputs = MixerInputs(positions, mask, constants=self.constants)
         if self.reads_memory:
-            key_segments = None if segments is None else cast(Any, self.memory_segments)
+            key_segments = None if segments is None else self.memory_segments
             mask = mask.replace(pattern=MaskPattern(ordered=False), key_segments=key_segments)
             inputs = inputs.replace(mask=mask, memory=self.memory)
-        return inputs.replace(**given)
+        return inputs.replace(**fields)
 
-    def __call__(self, x: Array, **given: Any) -> TrialOutput:
-        """Run the mixer, compiled; `given` are arguments of `mixer_inputs`."""
+    def __call__(self, x: np.ndarray, **fields: Unpack[InputFields]) -> TrialOutput:
+        """Run the mixer, compiled, on `mixer_inputs` with these fields."""
+        inputs = self.mixer_inputs(x.shape[1], **fields)
         try:
-            output = run_mixer(self.mixer, self.params, x, self.mixer_inputs(x.shape[1], **given))
+            output = run_mixer(self.mixer, self.params, x, inputs)
         except ScopeParamShapeError as error:
             raise AssertionError(
                 f"mixer {self.mixer.config.kind}: any_length: {str(error).partition(',')[0]} the "
@@ -119,10 +128,10 @@ class Trial:
             ) from None
         return TrialOutput(np.asarray(output.y), output.cache, output.aux)
 
-    def trace(self, x: Array, **given: Any) -> None:
+    def trace(self, x: np.ndarray, **fields: Unpack[InputFields]) -> None:
         """Trace a call without running it: unsupported inputs have to raise here."""
-        traced = functools.partial(run_mixer, self.mixer)
-        jax.eval_shape(traced, self.params, x, self.mixer_inputs(x.shape[1], **given))
+        inputs = self.mixer_inputs(x.shape[1], **fields)
+        jax.eval_shape(functools.partial(run_mixer, self.mixer), self.params, x, inputs)
 
     def require(self, holds: Any, ability: str, message: str) -> None:
         """Raise AssertionError that names the mixer and the ability, unless `holds`."""
@@ -144,10 +153,8 @@ def run_mixer(mixer: Mixer, params: Any, x: Any, inputs: MixerInputs) -> MixerOu
 
 def default_config(kind: str) -> MixerConfig:
     """Return the default configuration of a mixer in MIXERS."""
-    if kind not in MIXERS:
-        raise ValueError(f"mixer {kind}: is not known; give one of {', '.join(sorted(MIXERS))}")
-    config_class = inspect.get_annotations(MIXERS[kind], eval_str=True)["config"]
-    return cast(MixerConfig, config_class())
+    check_choice("mixer", kind, sorted(MIXERS))
+    return mixer_config_class(kind)()
 
 
 def make_trial(
@@ -169,7 +176,7 @@ def make_trial(
     )
     random = np.random.default_rng(1)
 
-    def add_noise(leaf: jax.Array) -> Array:
+    def add_noise(leaf: jax.Array) -> np.ndarray:
         return np.asarray(leaf + 0.05 * random.normal(size=leaf.shape).astype(leaf.dtype))
 
     return dataclasses.replace(trial, params=jax.tree.map(add_noise, variables.get("params", {})))
@@ -195,7 +202,7 @@ class SelectiveMixer(Protocol):
         self,
         heads: Any,  # result of `project`
         inputs: MixerInputs,
-    ) -> jax.Array:  # [B, N, T, S] booleans
+    ) -> Bool[Array, "B N T S"]:
         """Return True where the pattern, without the mask, shows the key to the query."""
         ...
 
@@ -219,7 +226,7 @@ def check_select(trial: Trial) -> None:
     inputs = trial.mixer_inputs(trial.length)
     heads, mask = projections(mixer, trial.params, x, inputs), inputs.mask
     selected = np.asarray(mixer.select(heads, inputs))
-    q, k, v = (np.asarray(each) for each in heads[:3])
+    q, k, v = (np.asarray(array) for array in heads[:3])
     visible = selected & np.asarray(dense_mask(mask, trial.length, trial.length))[:, None]
     y = reference_softmax_attention(q, k, v, visible)
     expected = np.einsum("BTNH,NHD->BTD", y, trial.params["output"])
@@ -229,14 +236,14 @@ def check_select(trial: Trial) -> None:
 
 
 def reference_softmax_attention(
-    q: Array,  # [B, T, N, H]
-    k: Array,  # [B, S, K, H]
-    v: Array,  # [B, S, K, H of values]
-    visible: Array,  # [B or 1, N or 1, T, S] booleans
-) -> Array:  # [B, T, N, H of values]
+    q: Float[np.ndarray, "B T N H"],
+    k: Float[np.ndarray, "B S K H"],
+    v: Float[np.ndarray, "B S K Hv"],
+    visible: Bool[np.ndarray, "#B #N T S"],
+) -> Float[np.ndarray, "B T N Hv"]:
     """Return softmax(q k^T / sqrt(H) where visible) v in NumPy; zeros if nothing is visible."""
     group_size = q.shape[2] // k.shape[2]
-    k, v = (np.repeat(each, group_size, axis=2) for each in (k, v))
+    k, v = (np.repeat(array, group_size, axis=2) for array in (k, v))
     scores = np.einsum("BTNH,BSNH->BNTS", q, k) / math.sqrt(q.shape[-1])
     # A row without a visible key is -inf throughout; subtracting its maximum would give NaN.
     scores = np.where(visible, scores, -np.inf)

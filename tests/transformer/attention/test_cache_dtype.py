@@ -76,7 +76,7 @@ STATES: dict[str, MixerConfig] = {
 }
 """Mixers whose caches are recurrent states only."""
 
-STATE_FIELDS = {"state", "cells", "summary", "upper_layers"}
+STATE_FIELDS = {"state", "cells", "summary"}
 """Fields of token caches that hold recurrent states."""
 
 

@@ -17,8 +17,7 @@ from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.mixer import MixerInputs
 from transformer.baselines import recurrent
 from transformer.baselines.recurrent import LSTMConfig
-from transformer.testing.ability_checks import check_cached
-from transformer.testing.contract import check_mixer
+from transformer.testing.contract import check_cached, check_mixer
 from transformer.testing.mixer_under_test import make_trial
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "recurrent.npz"

@@ -14,8 +14,7 @@ from transformer.baselines.bahdanau import BahdanauConfig
 from transformer.baselines.lstm_seq2seq import Seq2SeqConfig
 from transformer.baselines.luong import LuongConfig
 from transformer.baselines.memory_attention import first_visible, last_visible, memory_mask
-from transformer.testing.ability_checks import check_cross, check_segments
-from transformer.testing.contract import check_mixer
+from transformer.testing.contract import check_cross, check_mixer, check_segments
 from transformer.testing.mixer_under_test import make_trial
 
 B, T, S, D, H, A = 2, 7, 6, 5, 3, 4

@@ -13,7 +13,7 @@ from transformer.attention.document_boundaries import (
     DocumentBoundaries,
     document_boundaries,
 )
-from transformer.baselines.cells import scan_cell
+from transformer.baselines.recurrent import scan_cell
 
 SEGMENTS = array([[1, 1, 0, 1, 2, 2, 0], [0, 3, 3, 3, 0, 5, 5]])
 POSITIONS = array([[0, 1, 2, 3, 4, 5, 6]])

@@ -25,12 +25,8 @@ from tests.transformer.generation.decoders import (
 from transformer.attention.full import Attention, AttentionConfig
 from transformer.attention.mixer import MIXERS, Abilities
 from transformer.generation import generate as generate_module
-from transformer.generation.generate import (
-    bucket_length,
-    decode_step,
-    generate,
-    prefill,
-)
+from transformer.generation.batches import bucket_length
+from transformer.generation.generate import decode_step, generate, prefill
 from transformer.generation.sampling import SamplingConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
@@ -227,8 +223,8 @@ def test_no_prompts(gpt: tuple[LanguageModel, Any]) -> None:
     ("prompts", "count", "message"),
     [
         ([[1], []], 3, "prompt 1: is empty"),
-        ([[1, 61]], 3, "prompt 0: token 61 is not one of the model's 61"),
-        ([[-1]], 3, "prompt 0: token -1 is not one of the model's 61"),
+        ([[1, 61]], 3, "prompt 0: 61 is not one of the model's 61"),
+        ([[-1]], 3, "prompt 0: -1 is not one of the model's 61"),
         ([[1]], 0, "max_new_tokens 0: give 1 or more"),
         ([[1], [1] * 30], 12, "prompt 1: 30 tokens leave no room for 12 .* to 11$"),
         ([[1] * 41], 1, "prompt 0: 41 tokens leave no room for 1 .* shorten it$"),

@@ -29,11 +29,12 @@ from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerConfig, MixerInputs
 from transformer.attention.projections import QKV
 from transformer.layers.basic import apply_linear
-from transformer.testing.ability_checks import check_any_length, check_causal
 from transformer.testing.contract import (
     ABILITY_CHECKS,
     UNSUPPORTED_CALLS,
+    check_any_length,
     check_bfloat16,
+    check_causal,
     check_constants,
     check_dropout,
     check_in_model,

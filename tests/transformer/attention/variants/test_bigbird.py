@@ -21,7 +21,7 @@ from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.attention.variants import bigbird
 from transformer.attention.variants.bigbird import BigBird, bigbird_visible_keys
-from transformer.testing.ability_checks import check_cached
+from transformer.testing.contract import check_cached
 from transformer.testing.mixer_under_test import make_trial
 
 FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")

@@ -22,7 +22,7 @@ from transformer import Hardware, LongformerConfig, Mask, MaskPattern, NormConfi
 from transformer.attention.masks import dense_mask
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.variants.longformer import longformer_visible_keys
-from transformer.testing.ability_checks import check_cached
+from transformer.testing.contract import check_cached
 from transformer.testing.mixer_under_test import make_trial
 
 FIXTURES = np.load(Path(__file__).parents[3] / "fixtures" / "long.npz")

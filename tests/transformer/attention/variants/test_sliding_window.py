@@ -22,7 +22,7 @@ from transformer.attention.cache import ABSENT_POSITION, RollingCache
 from transformer.attention.mixer import MixerInputs
 from transformer.attention.projections import QKV
 from transformer.attention.variants.sliding_window import sliding_window_visible_keys
-from transformer.testing.ability_checks import pack_two_documents
+from transformer.testing.contract import pack_two_documents
 from transformer.testing.mixer_under_test import Trial, make_trial, run_mixer
 
 
@@ -165,8 +165,8 @@ def test_padded_chunks_match_full_pass(config: SlidingWindowConfig) -> None:
 
 def test_returned_weights_with_a_cache() -> None:
     trial = trial_of(SlidingWindowConfig(num_heads=2, window=5, dilation=2))
-    x, given = trial.inputs(0), dict(outputs=frozenset({"weights"}))
-    weights = np.asarray(trial(x, cache=trial.init_cache(67), **given).aux["weights"])
+    x, outputs = trial.inputs(0), frozenset({"weights"})
+    weights = np.asarray(trial(x, cache=trial.init_cache(67), outputs=outputs).aux["weights"])
     assert weights.shape == (3, 2, 67, 9 + 67)
     assert not np.any(weights[..., :9])  # of the empty slots
-    assert_close(weights[..., 9:], trial(x, **given).aux["weights"])
+    assert_close(weights[..., 9:], trial(x, outputs=outputs).aux["weights"])

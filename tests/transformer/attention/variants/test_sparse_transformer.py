@@ -19,7 +19,7 @@ from transformer.attention.variants.sparse_transformer import (
     pattern_mask,
     sparse_transformer_visible_keys,
 )
-from transformer.testing.ability_checks import pack_two_documents
+from transformer.testing.contract import pack_two_documents
 from transformer.testing.mixer_under_test import Trial, make_trial
 
 T = 67

@@ -41,10 +41,10 @@ import jaxtyping
 import pytest
 
 # Shapes and dtypes in annotations are checked at every call; not in programs that tests start.
-os.environ.setdefault("TRANSFORMER_TYPECHECK", "1")
+os.environ["TRANSFORMER_TYPECHECK"] = "1"
 import transformer  # noqa: F401
 
-os.environ["TRANSFORMER_TYPECHECK"] = "0"
+del os.environ["TRANSFORMER_TYPECHECK"]
 
 from train.telemetry import stages
 from transformer.models import model as model_module

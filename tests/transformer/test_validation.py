@@ -11,7 +11,14 @@ from transformer.layers.norms import NormConfig
 from transformer.layers.position_embedding import LearnedPositions
 from transformer.models.block import BlockConfig
 from transformer.models.config import TransformerConfig
-from transformer.validation import Bounds, Fraction, NonNegativeFloat, PositiveInt, Settings
+from transformer.validation import (
+    Bounds,
+    Fraction,
+    NonNegativeFloat,
+    PositiveInt,
+    Settings,
+    check_seed,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,3 +104,12 @@ def test_values_of_the_right_types_pass() -> None:
     TransformerConfig(
         position_embedding=LearnedPositions(8), embedding_dropout=0, embedding_norm=None
     )
+
+
+def test_seeds_that_jax_would_truncate_are_refused() -> None:
+    check_seed(2**32 - 1)
+    for seed in (-1, 2**32):
+        with pytest.raises(
+            ValueError, match=rf"^seed {seed}: give an integer from 0 to 2"
+        ):
+            check_seed(seed)

@@ -7,7 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from transformer.attention.mixer import (
     Abilities,
@@ -117,7 +117,7 @@ class BahdanauDecoder(Mixer):
 
         def cell(
             s: Float[Array, "B H"],
-            step_inputs: tuple[Float[Array, "B 3 H"], Float[Array, "#B S"]],
+            step_inputs: tuple[Float[Array, "B 3 H"], Bool[Array, "#B S"]],
         ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
             input_gates, visible = step_inputs
             # Letters of appendix A.2.2: s (state), c (context), z (update), r (reset).

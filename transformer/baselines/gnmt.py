@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, NoReturn
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from transformer.attention.document_boundaries import document_boundaries
 from transformer.attention.mixer import (
@@ -186,7 +186,7 @@ class GNMTDecoder(Mixer):
 
         def first_cell(
             state: LSTMState,
-            step_inputs: tuple[Float[Array, "B 4 D"], Float[Array, "#B S"]],
+            step_inputs: tuple[Float[Array, "B 4 D"], Bool[Array, "#B S"]],
         ) -> tuple[LSTMState, tuple[jax.Array, jax.Array, jax.Array]]:
             gates, visible = step_inputs
             scores = score_fn(state.hidden, keys)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from transformer.attention.mixer import (
     Abilities,
@@ -143,7 +143,7 @@ class LuongDecoder(Mixer):
 
         def cell(
             state: LuongState,
-            step_inputs: tuple[Float[Array, "B 4 H"], Float[Array, "#B S"]],
+            step_inputs: tuple[Float[Array, "B 4 H"], Bool[Array, "#B S"]],
         ) -> tuple[LuongState, tuple[jax.Array, jax.Array]]:
             gates, visible = step_inputs
             gates = (

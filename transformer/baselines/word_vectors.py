@@ -26,7 +26,7 @@ class SkipGram(nn.Module):
     @nn.compact
     def __call__(
         self,
-        centers: Float[Array, "B"],  # words in the middle
+        centers: Int[Array, "B"],  # words in the middle
         contexts: Int[Array, "B"],  # a neighbor of each
         negatives: Int[Array, "B M"],  # words drawn at random
     ) -> Float[Array, "B"]:

@@ -253,7 +253,7 @@ def segments_if_supported(
     model: LanguageModel,
     lengths: Int[Array, "B"],  # without the padding
     padded_length: int,  # T
-) -> Float[Array, "B T"] | None:
+) -> Int[Array, "B T"] | None:
     """Return the segments of rows padded on the right; None if a mixer does not support them.
 
     A causal mixer never shows the padding to earlier tokens. Segments also keep it out of what

@@ -126,7 +126,8 @@ def select_top_k(
     if not 0 < k < logits.shape[-1]:
         tokens = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, :]
         return logits, jnp.broadcast_to(tokens, logits.shape)
-    return jax.lax.top_k(logits, k)
+    largest, tokens = jax.lax.top_k(logits, k)
+    return largest, tokens
 
 
 def apply_top_p(

@@ -147,7 +147,7 @@ def attend_selected_blocks(
     padding = ((0, 0), (0, 0), (0, padded_blocks - num_blocks), (0, 0))
     selected = jnp.pad(selected, padding, constant_values=-1)
 
-    def split_query_tokens(x: Float[Array, "B T"]) -> Int[Array, "steps B group block"]:
+    def split_query_tokens(x: Int[Array, "B T"]) -> Int[Array, "steps B group block"]:
         return split_steps(split_blocks(x, query_block_size, padded_blocks), 1, num_steps)
 
     # Stack the inputs of all steps: `lax.map` and `lax.scan` then slice one step at a time.

@@ -105,12 +105,12 @@ def mask_duplicates(
 def find_document_globals(
     tokens: Tokens,  # [B or 1, T]
     global_positions: Int[Array, "#B n"],  # distinct positions; -1: none
-) -> Float[Array, "n #B T"]:
+) -> Int[Array, "n #B T"]:
     """Return the index of the global token at each position of each token's document; T: none."""
     positions, segments = tokens
     length = positions.shape[1]
 
-    def find(position: Int[Array, "#B"]) -> Float[Array, "#B T"]:
+    def find(position: Int[Array, "#B"]) -> Int[Array, "#B T"]:
         # Positions count up by one within a document, so the offset in positions is also the
         # offset in the row. What is found in another document is rejected.
         index = jnp.arange(length)[None, :] + position[:, None] - positions

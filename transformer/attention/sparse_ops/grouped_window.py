@@ -250,8 +250,8 @@ def _attend_chunk(
     q: Float[Array, "B N R H"],
     k: Float[Array, "B N C H"],
     v: Float[Array, "B N C Hv"],
-    q_tags: Float[Array, "B N R 1_plus_F"],
-    k_tags: Float[Array, "B N C 1_plus_F"],
+    q_tags: Int[Array, "B N R F_plus_1"],
+    k_tags: Int[Array, "B N C F_plus_1"],
 ) -> PartialAttention:  # y [B, N, R, H of values], not rounded
     """Attend within one chunk. Key column `window` is the first query's own key."""
     scores = precise_einsum("BNRH,BNCH->BNRC", q, k, settings.operand_dtype, settings.sum_dtype)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Shaped
 
 from transformer.attention.mixer import ScoreFlops
 from transformer.attention.projections import MultiHeadConfig
@@ -25,7 +25,7 @@ class MeanVisibleKeys(NamedTuple):
 
 
 def symmetric_visible_keys(
-    keys_before: Float[np.ndarray, "T"],  # visible keys before each query
+    keys_before: Shaped[np.ndarray, "T"],  # visible keys before each query
     itself: float = 1,  # 1 if a query sees itself, or the share of queries that do
 ) -> MeanVisibleKeys:
     """Return the means of a pattern that is symmetric in both directions."""

@@ -117,7 +117,7 @@ def select_blocks(
     config: BigBirdConfig,
     random_blocks: np.ndarray | jax.Array,  # [N, R, r]
     num_blocks: int,
-    last_block: Float[Array, "#B"] | None,  # the block that is global beside the first ones
+    last_block: Int[Array, "#B"] | None,  # the block that is global beside the first ones
     causal: bool,
 ) -> Int[Array, "#B N blocks m"]:  # none of them twice; -1: none
     """Return, per query block: global blocks, window blocks and random blocks, without duplicates.
@@ -262,7 +262,7 @@ class BigBird(Mixer):
         return gather_tokens(y, index)
 
     @nn.nowrap
-    def last_block(self, mask: Mask, length: int) -> Float[Array, "#B"] | None:
+    def last_block(self, mask: Mask, length: int) -> Int[Array, "#B"] | None:
         """Return the last block that has a token if it is global, else None."""
         config = self.config
         if mask.pattern.causal or not config.last_block_is_global:

@@ -279,7 +279,7 @@ def attend_causal(
         x = x.reshape(batch, num_chunks, size, *x.shape[2:])
         return jnp.moveaxis(jnp.moveaxis(x, 2, -2), 1, 0)
 
-    def split_documents(x: Float[Array, "#B chunks_C"]) -> Int[Array, "chunks #B C"]:
+    def split_documents(x: Int[Array, "#B chunks_C"]) -> Int[Array, "chunks #B C"]:
         return x.reshape(-1, num_chunks, size).swapaxes(0, 1)
 
     if boundaries is None:

@@ -146,7 +146,7 @@ class Reformer(Mixer):
         self,
         q: Float[Array, "B T N H"],
         inputs: MixerInputs,
-    ) -> Float[Array, "rounds B N T"]:
+    ) -> Int[Array, "rounds B N T"]:
         """Return the bucket of each token in each round, separate for each document."""
         hashes = hash_buckets(q, jnp.asarray(inputs.constants["rotations"]))
         documents = token_segments(inputs.mask, q.shape[1])
@@ -191,7 +191,7 @@ def hash_buckets(
     # has no gradient anyway.
     wide = jax.lax.stop_gradient(q).astype(jnp.float32)
 
-    def hash_once(rotation: Float[Array, "N H half_buckets"]) -> Float[Array, "B N T"]:
+    def hash_once(rotation: Float[Array, "N H half_buckets"]) -> Int[Array, "B N T"]:
         rotated = jnp.einsum("BTNH,NHM->BNTM", wide, rotation)
         return jnp.argmax(jnp.concatenate([rotated, -rotated], axis=-1), axis=-1)
 
@@ -201,7 +201,7 @@ def hash_buckets(
 
 
 def bucket_positions(
-    buckets: Float[Array, "rounds B N T"], window: int
+    buckets: Int[Array, "rounds B N T"], window: int
 ) -> Int[Array, "rounds B N T"]:
     """Return, per round, numbers whose differences encode visibility (`group_positions`)."""
     return jax.vmap(lambda groups: group_positions(groups, window))(buckets)
@@ -211,7 +211,7 @@ def attend_hashed(
     q: Float[Array, "B T N H"],
     k: Float[Array, "B T N H"],
     v: Float[Array, "B T N H"],
-    buckets: Float[Array, "rounds B N T"],
+    buckets: Int[Array, "rounds B N T"],
     window: int,
     causal: bool,
     softmax_dtype: str,

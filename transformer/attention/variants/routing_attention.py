@@ -427,9 +427,9 @@ def attend_balanced_clusters(
 
 
 def _gather(
-    x: Shaped[Array, "B N T F"], members: jax.Array, fill_value: float = 0
-) -> Shaped[Array, "B N T F"]:
-    """Return the tokens of each cluster: [B, N, T, H] -> [B, N, E, C, H]."""
+    x: Shaped[Array, "B N T F"], members: Int[Array, "B N E C"], fill_value: float = 0
+) -> Shaped[Array, "B N E C F"]:
+    """Return the tokens of each cluster."""
     flat = members.reshape(*members.shape[:2], -1, 1)
     gathered = jnp.take_along_axis(x, flat, axis=2, mode="fill", fill_value=fill_value)
     return gathered.reshape(*members.shape, x.shape[-1])

@@ -309,7 +309,7 @@ class SparseTransformer(Mixer):
         )
         padded_mask = pad_mask(mask, tiling)
 
-        def attend_block(block_index: jax.Array, q: jax.Array) -> Float[Array, "B R N H"]:  # twice
+        def attend_block(block_index: jax.Array, q: jax.Array) -> Float[Array, "B R N H"]:
             block_mask = tile_mask(padded_mask, tiling, block_index, 0)
             positions = block_mask.resolved_positions(q.shape[1], num_keys)
             allowed = pattern_mask(self.config, component, *positions)

@@ -42,7 +42,7 @@ TARGET_GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """Groups of targets by name. Experts of a mixture of experts belong to `feed_forward`."""
 
-A, B = "lora_a", "lora_b"
+FACTOR_A, FACTOR_B = "lora_a", "lora_b"
 """Names of the two factors in the trainable tree."""
 
 Path = tuple[str, ...]
@@ -110,10 +110,10 @@ class LoRALayout:
             # Keyed by name, so that A does not depend on the other targets.
             key = jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()))
             bound = 1 / math.sqrt(math.prod(shape[stack:outputs]))
-            trainable[*path, A] = jax.random.uniform(
+            trainable[*path, FACTOR_A] = jax.random.uniform(
                 key, (*shape[:outputs], self.rank), minval=-bound, maxval=bound
             )
-            trainable[*path, B] = jnp.zeros((*shape[:stack], self.rank, *shape[outputs:]))
+            trainable[*path, FACTOR_B] = jnp.zeros((*shape[:stack], self.rank, *shape[outputs:]))
         trainable |= {path: flat[path] for path in sorted(self.trained)}
         return unflatten_dict(trainable)
 
@@ -129,10 +129,10 @@ class LoRALayout:
 
     def combine(self, trainable: Any, frozen: Any) -> Any:
         """Return parameters for `model.apply`: adapted matrices are of class `LowRankWeight`."""
-        factors = _flatten("trainable", trainable, {(*path, A) for path in self.adapted})
+        factors = _flatten("trainable", trainable, {(*path, FACTOR_A) for path in self.adapted})
         flat = _flatten("frozen", frozen, self.adapted)
         for path in self.adapted:
-            a, b = factors.pop((*path, A)), factors.pop((*path, B))
+            a, b = factors.pop((*path, FACTOR_A)), factors.pop((*path, FACTOR_B))
             flat[path] = LowRankWeight(flat[path], a, b, self.scale)
         return unflatten_dict(flat | factors)
 
@@ -141,7 +141,7 @@ class LoRALayout:
         flat = {path: self.axes[path] for path in self.trained}
         for path in self.adapted:
             a, b = self._factor_axes(path)
-            flat |= {(*path, A): a, (*path, B): b}
+            flat |= {(*path, FACTOR_A): a, (*path, FACTOR_B): b}
         return unflatten_dict(dict(sorted(flat.items())))
 
     def frozen_axes(self) -> Any:

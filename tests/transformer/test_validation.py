@@ -109,7 +109,5 @@ def test_values_of_the_right_types_pass() -> None:
 def test_seeds_that_jax_would_truncate_are_refused() -> None:
     check_seed(2**32 - 1)
     for seed in (-1, 2**32):
-        with pytest.raises(
-            ValueError, match=rf"^seed {seed}: give an integer from 0 to 2"
-        ):
+        with pytest.raises(ValueError, match=rf"^seed {seed}: give an integer from 0 to 2"):
             check_seed(seed)

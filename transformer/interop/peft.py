@@ -40,7 +40,15 @@ from transformer.interop.weight_map import (
     model_tensors,
 )
 from transformer.layers.logical_axes import LogicalAxes
-from transformer.lora import RANK_AXIS, TARGET_GROUPS, A, B, LoRALayout, is_adaptable, matrix_name
+from transformer.lora import (
+    FACTOR_A,
+    FACTOR_B,
+    RANK_AXIS,
+    TARGET_GROUPS,
+    LoRALayout,
+    is_adaptable,
+    matrix_name,
+)
 from transformer.models.model import Model
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -194,7 +202,7 @@ def read_adapter(folder: str | Path, model: Model, *, family: str = "") -> Adapt
         b = np.zeros(_leaf_of_b(leaf, rank).shape, np.float32)
         for index, part in factors.get(leaf.path, {}).items():
             a[index], b[index] = part
-        trainable |= {f"{leaf.path}/{A}": a, f"{leaf.path}/{B}": b}
+        trainable |= {f"{leaf.path}/{FACTOR_A}": a, f"{leaf.path}/{FACTOR_B}": b}
     tree = unflatten_dict(trainable, sep="/")
     return Adapter(layout, scale * rank, targets, tuple(trained), tree)
 
@@ -378,7 +386,7 @@ def write_adapter(
     adapted = {
         _module_name(tensor): tensor
         for tensor in tensors
-        if any(f"{leaf.path}/{A}" in arrays for leaf in tensor.leaves)
+        if any(f"{leaf.path}/{FACTOR_A}" in arrays for leaf in tensor.leaves)
     }
     suffixes = _shortest_suffixes(set(adapted), {_module_name(tensor) for tensor in tensors})
     rows = {module: _rows_of_a(tensor, arrays) for module, tensor in adapted.items()}
@@ -453,7 +461,9 @@ def _rows_of_a(
     tensor: Tensor, arrays: Mapping[str, Array]
 ) -> list[Array]:  # of each adapted matrix in the module: [rank, inputs]
     _check_module(tensor)
-    factors = [arrays[f"{x.path}/{A}"] for x in tensor.leaves if f"{x.path}/{A}" in arrays]
+    factors = [
+        arrays[f"{x.path}/{FACTOR_A}"] for x in tensor.leaves if f"{x.path}/{FACTOR_A}" in arrays
+    ]
     return [a[tensor.index].reshape(-1, a.shape[-1]).T for a in factors]
 
 
@@ -465,8 +475,8 @@ def _join_b(
     columns, start = [], 0
     for leaf in tensor.leaves:
         column = np.zeros((total, *_output_shape(leaf)), np.float32)
-        if f"{leaf.path}/{B}" in arrays:
-            b = arrays[f"{leaf.path}/{B}"][tensor.index]
+        if f"{leaf.path}/{FACTOR_B}" in arrays:
+            b = arrays[f"{leaf.path}/{FACTOR_B}"][tensor.index]
             column[start : start + len(b)] = b
             start = (start + len(b)) % total
         columns.append(column)

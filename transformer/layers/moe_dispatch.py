@@ -118,8 +118,8 @@ ROWS_BY_EXPERT = ("experts", "batch", "length", None)
 class TokenDispatcher(Protocol):
     """Moves tokens to experts and back. Rows are the experts' inputs, in a layout of its own."""
 
-    def dispatch(self, x: Float[Array, "B T D"]) -> Float[Array, "rows D"]:
-        """Return the rows of the experts."""
+    def dispatch(self, x: Float[Array, "B T D"]) -> jax.Array:
+        """Return the rows of the experts, in the dispatcher's layout."""
 
     def matmul(
         self,
@@ -128,12 +128,10 @@ class TokenDispatcher(Protocol):
     ) -> jax.Array:  # rows of F
         """Multiply each row by the matrix of its expert."""
 
-    def broadcast(
-        self, vectors: Float[Array, "E F"]
-    ) -> jax.Array:  # [E, F] -> broadcasts to rows of F
+    def broadcast(self, vectors: Float[Array, "E F"]) -> jax.Array:
         """Return each expert's vector for its rows."""
 
-    def combine(self, rows: jax.Array) -> Float[Array, "B T D"]:  # rows of D -> [B, T, D]
+    def combine(self, rows: jax.Array) -> Float[Array, "B T D"]:
         """Return the sum over a token's experts of gate times row."""
 
 

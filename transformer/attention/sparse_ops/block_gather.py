@@ -34,7 +34,7 @@ class GatherStep(NamedTuple):
 def split_blocks(
     x: Shaped[Array, "B T ..."],
     block_size: int,
-    num_blocks: int = 0,  # of blocks; 0: as many as there are tokens for
+    num_blocks: int = 0,  # 0: as many as the tokens fill
 ) -> Shaped[Array, "B blocks block ..."]:
     """Cut the tokens into blocks; pad the last block with zeros."""
     num_blocks = num_blocks or -(-x.shape[1] // block_size)
@@ -190,16 +190,14 @@ def _attend_step(
     v: Float[Array, "B N group m_block Hv"],
 ) -> tuple[Float[Array, "B N group block Hv"], Float[Array, "B N group block"]]:
     """Return the softmax attention of one step and the log-sum-exp of its scores."""
-    dtypes = score_spec.operand_dtype, _sum_dtype(score_spec)
+    operand_dtype, sum_dtype = score_spec.operand_dtype, _sum_dtype(score_spec)
     visible = gathered_mask(pattern, step, key_tokens)
-    scores = precise_einsum("...TH,...SH->...TS", q, k, *dtypes)
+    scores = precise_einsum("...TH,...SH->...TS", q, k, operand_dtype, sum_dtype)
     scores = scores.astype(score_spec.softmax_dtype) * score_spec.scale
-    # Divide the weights by their sum before the matmul with the values. If divided after it, the
-    # gradients through numerator and denominator would not cancel, because the matmul rounds one.
     weights, lse = softmax_where(scores, visible)
     step_rngs = fold_in(dropout_rngs, step.step_index)
-    weights = dropout(weights, score_spec.dropout_rate, step_rngs).astype(dtypes[1])
-    return precise_einsum("...TS,...SH->...TH", weights, v, *dtypes), lse
+    weights = dropout(weights, score_spec.dropout_rate, step_rngs).astype(sum_dtype)
+    return precise_einsum("...TS,...SH->...TH", weights, v, operand_dtype, sum_dtype), lse
 
 
 # A custom backward pass: differentiating `lax.map` would save the gathered keys and values of all

@@ -280,7 +280,7 @@ def _attend_chunk(
 def _chunk_starts(
     groups: Int[Array, "B N T"],  # sorted
     size: int,
-) -> tuple[Int[Array, "B N T"], Int[Array, ""]]:  # a number
+) -> tuple[Int[Array, "B N T"], Int[Array, ""]]:
     """Return the sorted start of each chunk (T: none) and the largest number of chunks in a row."""
     length = groups.shape[2]
     index = jnp.arange(length)[None, None, :]

@@ -18,7 +18,7 @@ SAVED_QUERY_BLOCK_RESIDUALS = "kept of a block of queries"
 
 def map_query_blocks(
     attend: Callable[..., jax.Array],
-    queries: tuple[Shaped[Array, "B T ..."], ...],  # each
+    queries: tuple[Shaped[Array, "B T ..."], ...],
     *,
     block_size: int = QUERY_BLOCK_SIZE,
 ) -> Shaped[Array, "B T ..."]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 Outputs = frozenset[str]
@@ -70,11 +69,13 @@ class Taps(struct.PyTreeNode):
         """
         for edited, edit in self.edits:
             if edited == name:
-                new = edit(value, self.layer)
-                if (jnp.shape(new), jnp.result_type(new)) != (value.shape, value.dtype):
+                new: Any = edit(value, self.layer)
+                if getattr(new, "shape", None) != value.shape or new.dtype != value.dtype:
+                    is_array = hasattr(new, "shape")
+                    found = f"{new.dtype}{list(new.shape)}" if is_array else type(new).__name__
                     raise ValueError(
-                        f"edit of {name}: returns {jnp.result_type(new)}{list(jnp.shape(new))} for "
-                        f"{value.dtype}{list(value.shape)}; return the same shape and dtype"
+                        f"edit of {name}: returns {found} for {value.dtype}{list(value.shape)}; "
+                        "return the same shape and dtype"
                     )
                 value = new
         if name in self.outputs:

@@ -113,6 +113,8 @@ class KVCache(struct.PyTreeNode):
             return jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (start, 0, 0))
 
         # One slice for each row: positions are consecutive, and examples stand at different ones.
+        # A row of padding starts at -1, which counts from the end: it is written to the last slots,
+        # which its causal queries never see before their own tokens overwrite them.
         start = jnp.broadcast_to(positions[:, 0], len(keys))
         return KVCache(
             keys=jax.vmap(write)(self.keys, keys, start),

@@ -3,8 +3,8 @@
     q, k, v = W_q x, W_k x, W_v x     per head; keys and values come from the memory if there is one
     y = W_o concat over heads of softmax(score(q, k) under the mask) v
 
-Projections and RoPE are in `projections.py`, the softmax in `attend.py`. What few models have is
-in `scores.py`: scores with weights, terms of positions, and sinks.
+Projections and RoPE are in `projections.py`, the softmax in `attend.py`, scores with weights and
+sinks in `scores.py`, terms of the positions in `position_bias.py`.
 """
 
 import dataclasses
@@ -112,8 +112,6 @@ class AttentionConfig(MultiHeadConfig):
         mesh_known: bool = False,  # the layout of arrays on several devices is known
     ) -> AttentionSpec:
         """Return the properties that select the backend of a training step."""
-        from transformer.attention.backends.choose import AttentionSpec
-
         return AttentionSpec(
             hardware=hardware,
             pattern=MaskPattern(causal=causal),

@@ -18,7 +18,7 @@ from transformer.layers.basic import declare_weight
 from transformer.layers.position_embedding import NoPosition
 from transformer.layers.precise_einsum import DTypeLike, precise_einsum
 from transformer.model_context import ModelContext
-from transformer.validation import Bounds, NonNegativeInt, PositiveInt, Settings
+from transformer.validation import Bounds, NonNegativeInt, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class T5RelativeBias(Settings):
 
     num_buckets: Annotated[int, Bounds(2, 2**16)] = 32
     """Rows of the table."""
-    max_distance: PositiveInt = 128
+    max_distance: Annotated[int, Bounds(1, 2**20)] = 128
     """Distances from this one on share the last bucket."""
     bidirectional: bool = False
     """Use half of the buckets for keys after the query. If False, all of these share the bucket of

@@ -235,7 +235,7 @@ class RoPE(Settings):
 
     theta: Annotated[float, Bounds(above=1)] = 10_000.0
     """Base of the wavelengths, which range from 2 pi to 2 pi * theta positions."""
-    fraction: Annotated[float, Bounds(most=1, above=0)] = 1.0
+    fraction: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Fraction of the head width that is rotated, counted from its start."""
     layout: RopeLayout = "halves"
     """Entries that form a pair: `halves` (i, i + R/2), as in Llama's published weights;

@@ -1,4 +1,4 @@
-"""Scores that are more than dot products: bilinear, additive, and terms of the positions.
+"""Scores that are more than dot products, bilinear and additive, and sinks.
 
 A score is a map of the query, a map of the key (whose result a cache stores) and a function of the
 two. Dot products have neither map; see `reference.py`.

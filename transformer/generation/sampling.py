@@ -38,7 +38,7 @@ class SamplingConfig(Settings):
     """Divisor of the logits: 1 is the model's distribution, lower is sharper, 0 is greedy."""
     top_k: NonNegativeInt = 0
     """Sample among the k most probable tokens (Fan et al. 2018, section 5.1.2); 0: all."""
-    top_p: Annotated[float, Bounds(most=1, above=0)] = 1.0
+    top_p: Annotated[float, Bounds(maximum=1, above=0)] = 1.0
     """Sample among the smallest set of most probable tokens with this total probability (Holtzman
     et al. 2020, section 3.1); 1: all."""
 

@@ -28,6 +28,7 @@ from transformer.models.model import (
     ModelOutput,
     apply_layers,
     check_cache_inputs,
+    check_cache_length,
     make_taps,
     reject_explicit_axes,
 )
@@ -86,8 +87,6 @@ class EncoderDecoder(Model):
         examples = next((x for x in (tokens, source, memory) if x is not None), None)
         if examples is None:
             raise ValueError("neither source nor tokens: give at least one")
-        dropout_rngs = self.example_rngs(dropout_rngs, examples.shape[0])
-        reject_explicit_axes(source=source, tokens=tokens)
         check_shapes(
             source=(source, "B S | None", int),
             tokens=(tokens, "B T | None", int),
@@ -97,6 +96,8 @@ class EncoderDecoder(Model):
             positions=(positions, "B? T | None", int),
             segments=(segments, "B? T | None", int, bool),
         )
+        reject_explicit_axes(source=source, tokens=tokens)
+        dropout_rngs = self.example_rngs(dropout_rngs, len(examples))
         check_segments("source_segments", source_segments)
         check_segments("segments", segments)
         config, context = self.config, self.context
@@ -160,7 +161,11 @@ class EncoderDecoder(Model):
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, source_length: int) -> tuple[Any, ...]:
-        """Return an empty cache for `batch_size` targets of up to `length` tokens, by layer."""
+        """Return an empty cache for `batch_size` targets of up to `length` tokens, by layer.
+
+        ValueError: there are fewer learned positions than `length`.
+        """
+        check_cache_length(self.config, length)
         pattern = self.config.layer_pattern
         return init_cache(pattern, self.context, batch_size, length, source_length)
 

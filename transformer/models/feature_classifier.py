@@ -70,7 +70,6 @@ class FeatureClassifier(Model):
         Raises:
           ValueError: If shapes disagree, or inputs exceed a table of learned positions.
         """
-        dropout_rngs = self.example_rngs(dropout_rngs, features.shape[0])
         check_shapes(
             {"I": self.num_features},
             features=(features, "B T I", float),
@@ -78,6 +77,7 @@ class FeatureClassifier(Model):
             segments=(segments, "B? T | None", int, bool),
             adjacency=(adjacency, "B? T T | None", bool),
         )
+        dropout_rngs = self.example_rngs(dropout_rngs, len(features))
         config, context = self.config, self.context
         check_positions("inputs", features.shape[1], positions, config.max_length)
         check_segments("segments", segments)

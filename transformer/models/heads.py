@@ -113,9 +113,8 @@ class Classifier(Model):
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return `logits` [B, C]; `Model` describes the arguments."""
-        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
-        output, _ = self.apply_backbone(
+        output = self.apply_backbone(
             tokens,
             positions=positions,
             segments=segments,
@@ -127,7 +126,7 @@ class Classifier(Model):
         )
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         # Stream L + 1: the layers have streams 0 to L - 1, the embeddings L.
-        rngs = fold_in(dropout_rngs, context.num_layers + 1)
+        rngs = fold_in(output.dropout_rngs, context.num_layers + 1)
         pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", pooled, embed, classes, context, bias=True)[:, 0]
@@ -158,9 +157,8 @@ class Tagger(Model):
         edits: Mapping[str, Edit] | None = None,
     ) -> ModelOutput:
         """Return `logits` [B, T, C]; `Model` describes the arguments."""
-        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         config, context = self.config, self.context
-        output, _ = self.apply_backbone(
+        output = self.apply_backbone(
             tokens,
             positions=positions,
             segments=segments,
@@ -169,7 +167,9 @@ class Tagger(Model):
             outputs=outputs,
             edits=edits,
         )
-        x = dropout(output.x, self.head_dropout, fold_in(dropout_rngs, context.num_layers + 1))
+        x = dropout(
+            output.x, self.head_dropout, fold_in(output.dropout_rngs, context.num_layers + 1)
+        )
         embed, classes = {"embed": config.d_model}, {"classes": self.num_classes}
         logits = apply_linear(self, "head", x, embed, classes, context, bias=True)
         return ModelOutput(logits, output.x, None, output.aux)

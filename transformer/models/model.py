@@ -64,6 +64,16 @@ class ModelOutput(NamedTuple):
     """`aux` of the encoder of an encoder-decoder."""
 
 
+class BackboneOutput(NamedTuple):
+    """Result of `Model.apply_backbone`."""
+
+    x: Float[Array, "B T D"]
+    cache: tuple[Any, ...] | None
+    aux: tuple[dict[str, jax.Array], ...]
+    embedding_table: Float[Array, "Vp D"]
+    dropout_rngs: Key[Array, "B"] | None  # one for each example
+
+
 class Model(nn.Module):
     """Base class of all models. Parameters are nested dicts of arrays.
 
@@ -108,7 +118,8 @@ class Model(nn.Module):
     def init_params(self, rng: jax.Array) -> Any:
         """Return initial parameters: `init` with the smallest inputs, compiled as one program."""
         # Outside of a program each operation of `init` would be compiled alone, some hundred of
-        # them; inside of one they become a part of it.
+        # them. Inside of one they become a part of it, as JAX takes compiler options for the
+        # outermost program only.
         if isinstance(rng, jax.core.Tracer):
             return _draw_params(self, rng)
         return _init_program(jax.default_backend())(self, rng)
@@ -164,11 +175,11 @@ class Model(nn.Module):
         token_types: Int[Array, "#B T"] | None = None,
         prefix_lengths: Int[Array, "#B"] | None = None,
         cache: tuple[Any, ...] | None = None,
-        dropout_rngs: Key[Array, "B"] | None = None,
+        dropout_rngs: Key[Array, "B"] | None = None,  # as the model gets them
         outputs: Outputs,
         edits: Mapping[str, Edit] | None = None,
-    ) -> tuple[StackOutput, Float[Array, "Vp D"]]:
-        """Embed tokens and apply the layers; return the stack's output and the embedding table."""
+    ) -> BackboneOutput:
+        """Check the inputs of a model, embed tokens and apply the layers."""
         config, context = self.config, self.context
         check_shapes(
             tokens=(tokens, "B T", int),
@@ -177,6 +188,9 @@ class Model(nn.Module):
             token_types=(token_types, "B? T | None", int),
             prefix_lengths=(prefix_lengths, "B? | None", int),
         )
+        if cache is not None:
+            check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
+        dropout_rngs = self.example_rngs(dropout_rngs, len(tokens))
         check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
         check_positions("tokens", tokens.shape[1], positions, config.max_length)
         check_segments("segments", segments)
@@ -210,7 +224,8 @@ class Model(nn.Module):
             outputs=outputs,
             taps=make_taps(config, outputs, edits)[0],
         )
-        return apply_layers(config, config, context, x, inputs), table
+        output = apply_layers(config, config, context, x, inputs)
+        return BackboneOutput(output.x, output.cache, output.aux, table, dropout_rngs)
 
 
 def apply_layers(
@@ -261,6 +276,9 @@ def _draw_params(model: Model, rng: jax.Array) -> Any:
 def _init_program(platform: str) -> Any:
     options = init_compiler_options(platform)
     return jax.jit(_draw_params, static_argnums=0, compiler_options=options)
+
+
+# Checks of parameters and inputs
 
 
 def check_params(model: Model, params: Any) -> None:
@@ -321,10 +339,13 @@ def check_cache_inputs(
         raise ValueError(
             "cache: cannot be combined with segments; decode one document for each example"
         )
-    if not isinstance(cache, list | tuple) or len(cache) != num_layers:
+    if not isinstance(cache, list | tuple):
         raise ValueError(
-            f"cache of type {type(cache).__name__}: give that of the model's init_cache, with "
-            f"{num_layers} layers"
+            f"cache of type {type(cache).__name__}: give that of the model's init_cache"
+        )
+    if len(cache) != num_layers:
+        raise ValueError(
+            f"cache: has {len(cache)} layers, the model {num_layers}; give that of its init_cache"
         )
     # Axis 0 is the batch in most caches; one of several leading sizes is left to the mixer.
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(cache) if leaf.ndim}

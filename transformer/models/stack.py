@@ -125,6 +125,11 @@ class Stack(nn.Module):
         memory: Memory | None = None,
     ) -> StackOutput:
         num_places, num_layers = len(self.layer_pattern), self.context.num_layers
+        if self.has_variable("params", f"place_{num_places}"):
+            raise ValueError(
+                f"parameters layers/place_{num_places}: the model's layer pattern has {num_places} "
+                "places; give the parameters of this configuration"
+            )
         # In the order of the pattern: Linen derives initial values from the order of declaration.
         stacks = [self.stacked_layers(place) for place in range(num_places)]
         cache, dropout_rngs = inputs.cache, inputs.dropout_rngs
@@ -211,11 +216,15 @@ class Stack(nn.Module):
             # Not `self.param`, which compares shapes with those of `init`: a place may hold
             # `UnstackedLayers`.
             weights = self.get_variable("params", name)
+            # Slices of the stacked arrays would leave layers out, or repeat the last one.
             is_unstacked = isinstance(weights, UnstackedLayers)
-            heights = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
-            extra_place = self.has_variable("params", f"place_{len(pattern)}")
-            if extra_place or any(len(each) != len(indices) for each in heights):
-                raise wrong_depth(name, len(heights[0]), len(indices), len(pattern))
+            stacks = [weights.layers] if is_unstacked else jax.tree.leaves(weights)
+            for stack in stacks:
+                if len(stack) != len(indices):
+                    raise ValueError(
+                        f"parameters layers/{name}: have {len(stack)} layers, but the model has "
+                        f"{len(indices)}; give the parameters of this configuration"
+                    )
         else:
             # One parameter whose value is a tree: the weights of all layers of this place.
             weights = self.param(name, init_place, pattern, context, place)
@@ -288,19 +297,6 @@ def init_cache(
     # By layer, not stacked like the weights: decoding replaces the cache of one layer at a time,
     # and writing into a stack would need an index into it.
     return tuple(init_layer(pattern[i % len(pattern)]) for i in range(context.num_layers))
-
-
-def wrong_depth(name: str, actual: int, expected: int, num_places: int) -> ValueError:
-    """Return the error about weights of a place with another number of layers, or more places.
-
-    Without it slices of the stacked arrays would leave layers out, or repeat the last one.
-    """
-    problem = f"have {actual} layers, but the model has {expected}"
-    if actual == expected:
-        problem = f"have more places than the {num_places} of the model's layer pattern"
-    return ValueError(
-        f"parameters layers/{name}: {problem}; give the parameters of this configuration"
-    )
 
 
 def find_shared_bias(pattern: LayerPattern) -> tuple[T5RelativeBias, int] | None:

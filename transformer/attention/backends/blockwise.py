@@ -57,7 +57,7 @@ def attend_blockwise(
     Args:
       q: Queries.
       k: Keys.
-      v: Values. To merge the result with others, pass arrays of `ScoreSpec.widen`: then `y` is not
+      v: Values. To merge the result with others, pass arrays of `tiling.widen`: then `y` is not
         rounded yet.
       mask: Visible keys of each query.
       score_spec: Scores and dropout. Relative tables are not supported, as they act on values too.

@@ -40,8 +40,8 @@ def attend_cudnn(
     documents, is an array of B T S numbers of 16 bits, one for all heads and layers; JAX from 0.10
     on writes a second one in the backward pass.
 
-    A query without a visible key gets zeros and no gradient. `kernel_obstacles.py` lists what
-    the kernel needs.
+    A query without a visible key gets zeros and no gradient. `choose.py` lists what the kernel
+    needs.
     """
     num_queries, num_keys = q.shape[1], k.shape[1]
     pattern = mask.pattern

@@ -309,7 +309,7 @@ def merge_partials(partials: Sequence[PartialAttention]) -> PartialAttention:
     """Return attention over the union of disjoint sets of keys.
 
     A query without a visible key in any of them gets zeros. The result has the dtype of the first
-    `y`; partials of `ScoreSpec.widen` arrays are not rounded.
+    `y`; partials of arrays from `widen` are not rounded.
     """
     # The softmax over a union of sets is one over the sets, by their lse, times one within each: y
     # = sum over sets of exp(lse_set) y_set / sum over sets of exp(lse_set).

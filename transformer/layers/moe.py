@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer.layers.activations import ACTIVATIONS, clamped_gate
+from transformer.layers.activations import clamped_gate
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
 from transformer.layers.feedforward import (
     FeedForwardConfig,
     FeedForwardOutput,
-    declare_swish,
+    make_activation,
     resolve_d_ff,
 )
 from transformer.layers.moe_dispatch import (
@@ -159,7 +159,7 @@ class MixtureOfExperts(nn.Module):
         """Apply `FeedForward` to each row, with the weights of its expert."""
         config, context = self.config.expert, self.context
         embed, mlp = {"embed": context.d_model}, {"mlp": resolve_d_ff(config, context.d_model)}
-        activation = ACTIVATIONS.get(config.activation) or declare_swish(self, config, context)
+        activation = make_activation(self, config, context)
         rows = dispatcher.dispatch(x)
         # "up" before "gate": Linen derives initial values from the order of declaration.
         hidden = self.expert_linear(dispatcher, "up", rows, embed, mlp)

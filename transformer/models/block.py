@@ -18,7 +18,7 @@ from transformer.attention.mixer import (
     mixer_class,
 )
 from transformer.layers.basic import dropout, fold_in
-from transformer.layers.feedforward import FeedForward, FeedForwardConfig
+from transformer.layers.feedforward import FeedForward, FeedForwardConfig, FeedForwardOutput
 from transformer.layers.moe import MixtureOfExperts, MoEConfig
 from transformer.layers.norms import Norm, NormConfig
 from transformer.model_context import ModelContext
@@ -168,16 +168,17 @@ class Block(nn.Module):
         x = visit("residual_mid", x)
 
         if config.feed_forward is not None:
-            feed_forward: FeedForward | MixtureOfExperts
-            if isinstance(config.feed_forward, MoEConfig):
-                feed_forward = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
-            else:
-                feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
             parallel = config.norm_placement == "parallel"
             normed = self.pre_norm("feed_forward_norm", residual_pre if parallel else x)
-            segments = inputs.mask.segments
-            token_mask = None if segments is None else segments != 0
-            fed = feed_forward(normed, rngs(2), token_mask=token_mask, outputs=inputs.outputs)
+            fed: FeedForwardOutput
+            if isinstance(config.feed_forward, MoEConfig):
+                experts = MixtureOfExperts(config.feed_forward, context, name="feed_forward")
+                segments = inputs.mask.segments
+                token_mask = None if segments is None else segments != 0
+                fed = experts(normed, rngs(2), token_mask=token_mask, outputs=inputs.outputs)
+            else:
+                feed_forward = FeedForward(config.feed_forward, context, name="feed_forward")
+                fed = feed_forward(normed, rngs(2))
             fed_y = visit("feed_forward_output", fed.y)
             x = self.add_residual("feed_forward_norm", x, fed_y, rngs(3))
             aux |= fed.aux

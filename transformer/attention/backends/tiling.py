@@ -81,9 +81,9 @@ def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) ->
     lookback = lookahead = None
     # Only in self-attention over ordered tokens does the distance of two indices bound that of
     # their positions.
-    keys_match_queries = mask.key_positions is None and num_queries == num_keys
+    matched = mask.keys_match_queries(num_queries, num_keys)
     # A prefix is visible to every token, however far away.
-    if keys_match_queries and pattern.ordered and not pattern.prefix:
+    if matched and pattern.ordered and not pattern.prefix:
         # Global tokens see, and are seen, beyond the window, but not into the future.
         if pattern.window and mask.global_positions is None:
             lookback = lookahead = (pattern.window - 1) * pattern.dilation
@@ -117,7 +117,7 @@ def pad_mask(mask: Mask, tiling: Tiling) -> Mask:
     key_size = tiling.num_key_blocks * tiling.keys_per_tile
     positions, key_positions = mask.resolved_positions(tiling.num_queries, tiling.num_keys)
     segments = mask.segments
-    key_segments = segments if mask.key_segments is None else mask.key_segments
+    key_segments = mask.resolved_key_segments
     key_lengths = mask.key_lengths
     # Padding has position 0, like the first token, so a length has to hide it.
     if key_lengths is None and key_size > tiling.num_keys:

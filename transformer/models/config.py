@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Annotated, Literal
+from typing import Annotated
 
 from transformer.layers.activations import MaskedHeadActivation
 from transformer.layers.moe import MoEConfig
@@ -20,8 +20,6 @@ from transformer.validation import (
     Settings,
     check_nested_settings,
 )
-
-Pooling = Literal["first", "mean", "max"]
 
 
 @dataclasses.dataclass(frozen=True)

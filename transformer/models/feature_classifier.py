@@ -9,11 +9,10 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from transformer.attention.masks import Mask, MaskPattern, Segments, positions_or_arange
 from transformer.attention.mixer import MixerInputs
-from transformer.layers.basic import apply_linear, dropout, fold_in
-from transformer.layers.norms import Norm
+from transformer.layers.basic import apply_linear, dropout
 from transformer.layers.position_embedding import NoPosition, embed_positions
-from transformer.models.config import Pooling
-from transformer.models.heads import check_head, check_pooling, pool_sequence
+from transformer.models.embedding import finish_embedding, head_rngs
+from transformer.models.heads import Pooling, check_head, check_pooling, pool_sequence
 from transformer.models.model import (
     LOGITS,
     Model,
@@ -88,14 +87,9 @@ class FeatureClassifier(Model):
         x = apply_linear(self, "input", x, inputs_axis, width, context, bias=True)
         positions = positions_or_arange(positions, features.shape[1])
         if not isinstance(config.position_embedding, NoPosition):
-            x = x + embed_positions(self, positions, config.position_embedding, context).astype(
-                x.dtype
-            )
-        if config.embedding_norm is not None:
-            x = Norm(config.embedding_norm, context, name="embedding_norm")(x)
-        # Stream L: streams 0 to L - 1 belong to the layers.
-        x = dropout(x, config.embedding_dropout, fold_in(dropout_rngs, context.num_layers))
-        x = context.constrain(x, ("batch", "length", None))
+            vectors = embed_positions(self, positions, config.position_embedding, context)
+            x = x + vectors.astype(x.dtype)
+        x = finish_embedding(x, dropout_rngs, config, context)
         mask = Mask(
             MaskPattern(causal=config.causal),
             positions=positions,
@@ -112,8 +106,7 @@ class FeatureClassifier(Model):
         )
         output = apply_layers(config, config, context, x, inputs)
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
-        rngs = fold_in(dropout_rngs, context.num_layers + 1)
-        pooled = dropout(pooled, self.head_dropout, rngs)[:, None]
+        pooled = dropout(pooled, self.head_dropout, head_rngs(dropout_rngs, context))[:, None]
         classes = {"classes": self.num_classes}
         logits = apply_linear(self, "head", pooled, width, classes, context, bias=True)[:, 0]
         return ModelOutput(logits, output.x, None, output.aux)

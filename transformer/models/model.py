@@ -16,7 +16,12 @@ from transformer.attention.rope import LongRoPEScaling, RoPE
 from transformer.hardware import Hardware
 from transformer.layers.logical_axes import abstract_weights
 from transformer.layers.norms import Norm
-from transformer.model_context import ActivationConstraint, ModelContext, unconstrained
+from transformer.model_context import (
+    ActivationConstraint,
+    ModelContext,
+    has_explicit_axes,
+    unconstrained,
+)
 from transformer.models.block import BlockConfig, Memory
 from transformer.models.config import EncoderConfig, TransformerConfig
 from transformer.models.embedding import declare_embedding, embed_tokens
@@ -314,7 +319,7 @@ def check_params(model: Model, params: Any) -> None:
 def reject_explicit_axes(**arrays: jax.Array | None) -> None:
     """Raise ValueError for arrays on a mesh with explicit axes, where lookups are ambiguous."""
     for name, array in arrays.items():
-        if isinstance(array, jax.Array) and jax.typeof(array).sharding.mesh.explicit_axes:
+        if has_explicit_axes(array):
             raise ValueError(
                 f"{name}: is on a mesh with explicit axes; call "
                 "transformer.models.explicit_sharding.with_auto_axes(model.apply), or make the "

@@ -175,9 +175,8 @@ class Block(nn.Module):
                 taps=None if taps is None else taps.within("cross_"),
             )
             crossed = cross(self.pre_norm("cross", x), cross_inputs)
-            x = self.add_residual(
-                "cross", x, tap("cross_output", crossed.y), rngs("cross_residual")
-            )
+            y = tap("cross_output", crossed.y)
+            x = self.add_residual("cross", x, y, rngs("cross_residual"))
             cache = cache if cross_cache is None else BlockCache(cache, crossed.cache)
             aux |= {f"cross_{name}": value for name, value in crossed.aux.items()}
         x = tap("residual_mid", x)

@@ -58,7 +58,7 @@ class Taps(struct.PyTreeNode):
 
     layer: Any = None
     """Number of the layer; traced in a scan."""
-    outputs: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
+    outputs: Outputs = struct.field(pytree_node=False, default=NO_OUTPUTS)
     edits: tuple[tuple[str, Edit], ...] = struct.field(pytree_node=False, default=())
 
     def visit(self, name: str, value: jax.Array, aux: dict[str, Any]) -> jax.Array:
@@ -93,7 +93,9 @@ class Taps(struct.PyTreeNode):
 
 def edits_within(edits: Iterable[tuple[str, Edit]], prefix: str) -> tuple[tuple[str, Edit], ...]:
     """Return the edits whose names have a prefix, without it."""
-    return tuple((n.removeprefix(prefix), edit) for n, edit in edits if n.startswith(prefix))
+    return tuple(
+        (name.removeprefix(prefix), edit) for name, edit in edits if name.startswith(prefix)
+    )
 
 
 def reject_requests(kind: str, taps: Taps, where: str) -> None:

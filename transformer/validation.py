@@ -38,8 +38,8 @@ class Bounds:
 
     minimum: float = -math.inf
     """Smallest number. Without one: -MAX_INTEGER, or -MAX_FLOAT."""
-    maximum: float = math.inf
-    """Largest number. Without one: MAX_INTEGER, or MAX_FLOAT."""
+    maximum: float | None = None
+    """Largest number. None: MAX_INTEGER, or MAX_FLOAT."""
     below: float = math.inf
     """Exclusive upper bound."""
     above: float = -math.inf
@@ -49,7 +49,7 @@ class Bounds:
         """Return what to give in place of a number out of range; empty if it is within."""
         if value < self.minimum:
             return f"give {self.minimum} or more"
-        if value > self.maximum:
+        if self.maximum is not None and value > self.maximum:
             return f"is too large; give at most {self.maximum}"
         if value <= self.above:
             return f"give more than {self.above}"
@@ -147,7 +147,7 @@ def _problem(value: Any, annotation: Any) -> str:
         return "is not a finite number; give one"
     limit = MAX_INTEGER if annotation is int else MAX_FLOAT
     # A maximum at the field replaces the usual limit: seeds of 64 bits are used on the host alone.
-    maximum = limit if bounds.maximum == math.inf else bounds.maximum
+    maximum = limit if bounds.maximum is None else bounds.maximum
     return bounds.problem(value) or Bounds(-limit, maximum).problem(value)
 
 

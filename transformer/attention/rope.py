@@ -153,14 +153,15 @@ class YaRNScaling(Settings):
     def frequencies(self, theta: float, width: int) -> Frequencies:  # [R / 2]
         """Return the scaled frequency of each pair, in radians per position."""
         plain = unscaled_frequencies(theta, width)
-        first, last = (
-            self._pair_with_turns(turns, theta, width) for turns in (self.beta_fast, self.beta_slow)
-        )
+        ramp_start = self._pair_with_turns(self.beta_fast, theta, width)
+        ramp_end = self._pair_with_turns(self.beta_slow, theta, width)
         if self.round_bounds:
-            first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, width - 1)
+            ramp_start = math.floor(ramp_start)
+            ramp_end = math.ceil(ramp_end)
+        ramp_start = max(ramp_start, 0)
+        ramp_end = min(ramp_end, width - 1)
         pairs = np.arange(width // 2)
-        interpolated = np.clip((pairs - first) / max(last - first, 1e-3), 0, 1)
+        interpolated = np.clip((pairs - ramp_start) / max(ramp_end - ramp_start, 1e-3), 0, 1)
         return (1 - interpolated) * plain + interpolated * plain / self.factor
 
     def _pair_with_turns(self, turns: float, theta: float, width: int) -> float:

@@ -20,7 +20,6 @@ from transformer.baselines.cells import RECURRENT_INIT, LSTMState, apply_matrix,
 from transformer.layers.basic import apply_linear
 from transformer.layers.precise_einsum import accumulation_dtype, precise_einsum
 from transformer.model_context import ModelContext
-from transformer.precision import finfo_min
 
 
 class AdditiveScorer(NamedTuple):
@@ -225,7 +224,7 @@ def attend_with_scores(
     softmax_dtype: str,
 ) -> tuple[jax.Array, jax.Array]:  # [B, D], [B, S]
     """Return the softmax average of the visible values, and the weights."""
-    scores = jnp.where(visible, scores.astype(softmax_dtype), finfo_min(softmax_dtype))
+    scores = jnp.where(visible, scores.astype(softmax_dtype), jnp.finfo(softmax_dtype).min)
     weights = jnp.where(visible.any(axis=-1, keepdims=True), jax.nn.softmax(scores, axis=-1), 0)
     sum_dtype = accumulation_dtype(values.dtype, softmax_dtype)
     wide = weights.astype(sum_dtype)

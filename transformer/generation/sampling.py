@@ -11,7 +11,6 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from transformer.precision import finfo_min
 from transformer.validation import (
     Bounds,
     NonNegativeInt,
@@ -88,7 +87,7 @@ def draw_tokens(
 
     # Tokens with the lowest finite number must never be drawn. As -inf they have probability 0 at
     # every temperature; a finite number, divided by a high one, would become a likely logit.
-    excluded = logits <= finfo_min(logits.dtype)
+    excluded = logits <= jnp.finfo(logits.dtype).min
     logits = jnp.where(excluded, -jnp.inf, logits.astype(jnp.float32))
     if values.temperature is None:
         return argmax_tokens(logits)

@@ -29,9 +29,9 @@ from transformer.models.model import (
     apply_layers,
     check_cache_inputs,
     check_cache_length,
-    make_taps,
     reject_explicit_axes,
 )
+from transformer.models.requests import make_taps
 from transformer.models.stack import StackOutput, declare_shared_bias, init_cache
 from transformer.taps import Edit, Outputs, Taps
 from transformer.validation import check_positions, check_segments, check_shapes, check_token_ids
@@ -103,7 +103,7 @@ class EncoderDecoder(Model):
         config, context = self.config, self.context
         if cache is not None and tokens is not None:
             check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
-        taps, encoder_taps = make_taps(config, outputs, edits)
+        taps = make_taps(config, outputs, edits)
         encoder_aux: Any = ()
         table = declare_embedding(self, "embedding", config.padded_vocab_size, context)
         source_table = table
@@ -123,7 +123,7 @@ class EncoderDecoder(Model):
                 source_segments,
                 fold_in(dropout_rngs, 0),
                 outputs,
-                encoder_taps,
+                taps.encoder,
             )
             memory, encoder_aux = encoded.x, encoded.aux
         if tokens is None:
@@ -143,9 +143,10 @@ class EncoderDecoder(Model):
             cache,
             fold_in(dropout_rngs, 1),
             outputs,
-            taps,
+            taps.layers,
         )
-        matrix, bias = declare_output_matrix(self, table, config, context), None
+        matrix = declare_output_matrix(self, table, config, context)
+        bias = None
         if config.logit_bias:
             bias = declare_weight(
                 self,

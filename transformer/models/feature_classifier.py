@@ -18,9 +18,9 @@ from transformer.models.model import (
     Model,
     ModelOutput,
     apply_layers,
-    make_taps,
     reject_explicit_axes,
 )
+from transformer.models.requests import make_taps
 from transformer.taps import Outputs
 from transformer.validation import check_integer, check_positions, check_segments, check_shapes
 
@@ -102,7 +102,7 @@ class FeatureClassifier(Model):
             mask,
             dropout_rngs=dropout_rngs,
             outputs=outputs,
-            taps=make_taps(config, outputs, None)[0],
+            taps=make_taps(config, outputs, None).layers,
         )
         output = apply_layers(config, config, context, x, inputs)
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)

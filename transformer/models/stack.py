@@ -180,7 +180,8 @@ class Stack(nn.Module):
             x, scanned_aux = jax.lax.scan(run_repetition, x, scanned)
             aux = [[place_aux] for place_aux in scanned_aux]
         for layer_index in range(num_scanned, num_layers):
-            place, index = layer_index % num_places, layer_index // num_places
+            place = layer_index % num_places
+            index = layer_index // num_places
             weights, constants, _ = stacks[place]
             if unstacked or cache is not None:  # x orders the copies: one layer in memory at a time
                 weights = select_for_decoding(weights, index, x)
@@ -189,14 +190,13 @@ class Stack(nn.Module):
             constants = jax.tree.map(lambda leaf, index=index: leaf[index], constants)
             layer = LayerInputs(weights, constants, layer_index)
             output = run_layer(place, layer, x, caches[layer_index], scanned=False)
-            x, caches[layer_index], layer_aux = output
+            x, caches[layer_index] = output.x, output.cache
             # With a leading axis, like the stacked result of a scan, to which it is appended.
-            aux[place].append(jax.tree.map(lambda leaf: leaf[None], layer_aux))
+            aux[place].append(jax.tree.map(lambda leaf: leaf[None], output.aux))
         new_cache = None if cache is None else tuple(caches)
-        # Trees of arrays by layer, as one array each; a place without a layer has none.
-        concatenate = lambda *stacks: jnp.concatenate(stacks)  # noqa: E731
-        aux_of_places = (jax.tree.map(concatenate, *each) if each else {} for each in aux)
-        return StackOutput(x, new_cache, tuple(aux_of_places))
+        return StackOutput(
+            x, new_cache, tuple(_combine_trees(jnp.concatenate, trees) for trees in aux)
+        )
 
     @property
     def num_scanned_layers(self) -> int:
@@ -230,8 +230,15 @@ class Stack(nn.Module):
             weights = self.param(name, init_place, pattern, context, place)
         # Random blocks, features and rotations: not trained, but different in each layer.
         constants = [layer_constants(pattern[place], index, context) for index in indices]
-        stacked = jax.tree.map(lambda *each: jnp.stack(each), *constants)
-        return LayerInputs(weights, stacked, jnp.array(indices))
+        return LayerInputs(weights, _combine_trees(jnp.stack, constants), jnp.array(indices))
+
+
+def _combine_trees(
+    combine: Callable[[tuple[jax.Array, ...]], jax.Array],
+    trees: list[Any],  # of arrays, one for each layer of a place
+) -> Any:
+    """Return one tree whose arrays are `combine` of those of all trees; {} of no trees."""
+    return jax.tree.map(lambda *leaves: combine(leaves), *trees) if trees else {}
 
 
 def init_place(rng: jax.Array, pattern: LayerPattern, context: ModelContext, place: int) -> Any:

@@ -269,6 +269,6 @@ def test_overlapping_clusters_are_averaged() -> None:
     members = jnp.broadcast_to(jnp.arange(T), (B, N, 2, T))
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return attend_balanced_clusters(q, k, v, members, members, jnp.ones((1, T), bool))
+        return attend_balanced_clusters(q, k, v, members, members)
 
     assert_within_bounds(run, arrays, expected_results(arrays, Mask()))

@@ -20,9 +20,9 @@ from transformer.attention.backends.choose import (
     choose_backend,
 )
 from transformer.attention.backends.cudnn import attend_cudnn
+from transformer.attention.backends.partial import add_sinks, widen
 from transformer.attention.backends.query_blocks import attend_query_blocks
 from transformer.attention.backends.ring import attend_ring
-from transformer.attention.backends.tiling import add_sinks, widen
 from transformer.attention.masks import Mask, check_mask
 from transformer.attention.reference import ScoreSpec, attend_reference
 from transformer.hardware import Hardware

@@ -30,14 +30,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import struct
 from jaxtyping import Array, Float, Int, Shaped
 
 from transformer.attention.masks import Mask
-from transformer.attention.projections import MultiHeadConfig, project_keys, project_values
-from transformer.attention.scores import SCALED_DOT, AttentionScore
-from transformer.model_context import ModelContext
 from transformer.validation import may_be_below
 
 ABSENT_POSITION = -(2**30)
@@ -296,37 +292,3 @@ def mark_padding(
     """Return positions for a RollingCache, with ABSENT_POSITION for padding."""
     marked = jnp.where(positions < 0, ABSENT_POSITION, positions)
     return jnp.broadcast_to(marked, (batch_size, positions.shape[1]))
-
-
-def project_memory(
-    module: nn.Module,
-    memory: Float[Array, "B S D"] | None,  # None: read the cache
-    cache: Any,
-    config: MultiHeadConfig,
-    context: ModelContext,
-    dtype: Any,  # of the computation; the cache may store another
-    *,
-    score: AttentionScore = SCALED_DOT,
-    value_head_dim: int = 0,
-) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"], MemoryCache | None]:
-    """Return keys and values of the memory without RoPE, and the cache that holds them.
-
-    They are the same for all tokens of the decoder, so decoding projects them once.
-
-    Raises:
-      ValueError: If the cache is not one for a memory.
-    """
-    if not isinstance(cache, MemoryCache | None):
-        raise ValueError(
-            "cache: is not one for a memory; give the cache that init_memory_cache returns"
-        )
-    if memory is not None:
-        k = project_keys(module, memory, config, context, score=score)
-        v = project_values(module, memory, config, context, value_head_dim=value_head_dim)
-        if cache is None:
-            return k, v, None
-        # The keys of this call are read from the cache too, rounded as those of later tokens will
-        # be.
-        cache = cache.append(k, v)
-    assert cache is not None
-    return *cache.read(dtype)[:2], cache

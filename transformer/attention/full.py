@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from transformer.attention.attend import attend
 from transformer.attention.backends.choose import AttentionSpec, Backend
-from transformer.attention.cache import KVCache, MemoryCache, project_memory
+from transformer.attention.cache import KVCache, MemoryCache
 from transformer.attention.masks import MaskPattern
 from transformer.attention.mixer import (
     Abilities,
@@ -28,6 +28,7 @@ from transformer.attention.mixer import (
 from transformer.attention.position_bias import AttentionPosition, RelativePositions, position_terms
 from transformer.attention.projections import (
     MultiHeadConfig,
+    project_memory,
     project_output,
     project_qkv,
     project_queries,

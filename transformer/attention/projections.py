@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
+from transformer.attention.cache import MemoryCache
 from transformer.attention.mixer import Mixer, MixerConfig, MixerInputs, MixerOutput
 from transformer.attention.position_bias import AttentionPosition
 from transformer.attention.rope import RoPE, apply_rope
@@ -179,6 +180,41 @@ def project_values(
     head_dim = value_head_dim or config.resolved_head_dim(context.d_model)
     axes = {"kv_heads": config.resolved_num_kv_heads, "head": head_dim}
     return _project_heads(module, f"value{suffix}", x, axes, config, context, None)
+
+
+def project_memory(
+    module: nn.Module,
+    memory: Float[Array, "B S D"] | None,  # None: read the cache
+    cache: Any,
+    config: MultiHeadConfig,
+    context: ModelContext,
+    dtype: Any,  # of the computation; the cache may store another
+    *,
+    score: AttentionScore = SCALED_DOT,
+    value_head_dim: int = 0,
+) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"], MemoryCache | None]:
+    """Return keys and values of the memory without RoPE, and the cache that holds them.
+
+    They are the same for all tokens of the decoder, so decoding projects them once.
+
+    Raises:
+      ValueError: If the cache is not one for a memory.
+    """
+    if not isinstance(cache, MemoryCache | None):
+        raise ValueError(
+            "cache: is not one for a memory; give the cache that init_memory_cache returns"
+        )
+    if memory is not None:
+        k = project_keys(module, memory, config, context, score=score)
+        v = project_values(module, memory, config, context, value_head_dim=value_head_dim)
+        if cache is None:
+            return k, v, None
+        # The keys of this call are read from the cache too, rounded as those of later tokens will
+        # be.
+        cache = cache.append(k, v)
+    assert cache is not None
+    cached = cache.read(dtype)
+    return cached.keys, cached.values, cache
 
 
 def project_output(

@@ -76,7 +76,7 @@ class ScoreSpec(NamedTuple):
     """Fraction of the attention weights that is dropped."""
     operand_dtype: str = ""
     """Dtype of the operands of products, if the arrays are wider than that because their results
-    and gradients must not be rounded yet (see `tiling.widen`). Empty: the dtype of the arrays."""
+    and gradients must not be rounded yet (see `partial.widen`). Empty: the dtype of the arrays."""
     dropout_rngs: Key[Array, "B"] | None = None  # None: no dropout
 
     @property

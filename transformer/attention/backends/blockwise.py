@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.backends.tiling import (
     Index,
-    PartialAttention,
     TilePass,
     compute_tile,
     dropped_weighted_values,
@@ -68,7 +68,7 @@ def attend_blockwise(
     Args:
       q: Queries.
       k: Keys.
-      v: Values. To merge the result with others, pass arrays of `tiling.widen`: then `y` is not
+      v: Values. To merge the result with others, pass arrays of `partial.widen`: then `y` is not
         rounded yet.
       mask: Visible keys of each query.
       score_spec: Scores and dropout. Relative tables are not supported, as they act on values too.

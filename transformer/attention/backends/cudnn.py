@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from transformer.attention.backends.tiling import repeat_kv_for_shards
+from transformer.attention.backends.partial import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern, dense_mask
 from transformer.attention.reference import ScoreSpec
 from transformer.model_context import ActivationConstraint, unconstrained

@@ -22,7 +22,7 @@ from transformer.attention.backends.blockwise import (
     blockwise_gradients,
     softmax_grad_delta,
 )
-from transformer.attention.backends.tiling import (
+from transformer.attention.backends.partial import (
     PartialAttention,
     merge_partials,
     repeat_kv_for_shards,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jaxtyping import Array, Float
 
-from transformer.attention.backends.tiling import repeat_kv_for_shards
+from transformer.attention.backends.partial import repeat_kv_for_shards
 from transformer.attention.masks import Mask, MaskPattern
 from transformer.attention.reference import ScoreSpec
 from transformer.model_context import ActivationConstraint, unconstrained

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
-from transformer.attention.backends.tiling import PartialAttention
+from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.masks import Mask
 from transformer.attention.reference import ScoreSpec
 

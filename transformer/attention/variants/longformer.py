@@ -18,7 +18,7 @@ from flax import linen as nn
 from flax import struct
 
 from transformer.attention.backends.blockwise import DEFAULT_BLOCK_SIZE, attend_blockwise
-from transformer.attention.backends.tiling import PartialAttention, merge_partials, widen
+from transformer.attention.backends.partial import PartialAttention, merge_partials, widen
 from transformer.attention.cache import (
     RollingCache,
     mark_padding,

@@ -2,23 +2,20 @@
 
 A cache is made by the class method `empty(...)`, never by hand. There are two kinds.
 
-**Tokens**: values of previous tokens, each written once and read by later ones. Here `KVCache`,
-`MemoryCache` and `RollingCache`; beside their mixers Longformer's `GlobalTokenCache`, routing's
-`ClusterCache`, `NeighborCache` of convolutions, `StateTapes` of Cheng's network and
-`MemoryAttentionCache` of recurrent decoders.
+**Tokens**: values of previous tokens, each written once and read by later ones, as in this file and
+beside the mixers that keep others.
 
 - `empty(..., dtype)`: `dtype` is the storage dtype, `Precision.cache_dtype`, the same for all
   layers of a model. A number is rounded once, so the error does not grow with the number of tokens.
 - `append(...)` returns the cache with T more tokens. It casts to the storage dtype.
 - `read(dtype)` returns the tokens, cast to the dtype of the computation.
 
-**Recurrent states**: `LSTMState`, `ElmanState`, `GRUState`, `LuongState`, `LinearAttentionState`,
-and the `cells` of `StateTapes`. `empty(...)` is the state before the first token; the recurrence
-takes a state and returns the next one, so there is nothing to append or read. `Precision.cache`
-does not apply: a state is rewritten at every token, so each rounding would be carried into all
-later tokens, and its size is independent of their number, so little would be saved. A state has the
-dtypes of its recurrence: the compute dtype, and float32 for sums over all tokens (LSTM cells, sums
-of features), whose new terms a 16-bit sum would soon round away.
+**Recurrent states**: `empty(...)` is the state before the first token; the recurrence takes a state
+and returns the next one, so there is nothing to append or read. `Precision.cache` does not apply: a
+state is rewritten at every token, so each rounding would be carried into all later tokens, and its
+size is independent of their number, so little would be saved. A state has the dtypes of its
+recurrence: the compute dtype, and float32 for sums over all tokens (LSTM cells, sums of features),
+whose new terms a 16-bit sum would soon round away.
 
 Positions are counted from 0 in each example. Callers mark padding with -1; `RollingCache`, which
 stores positions, marks padding and empty slots with `ABSENT_POSITION`. A cache does not store
@@ -223,8 +220,11 @@ class RollingCache(struct.PyTreeNode):
         """
         order = jnp.argsort(self.positions, axis=1)
         rows = order[:, :, None, None]
-        keys, values = (jnp.take_along_axis(x, rows, axis=1) for x in (self.keys, self.values))
-        return RollingCache(keys, values, jnp.take_along_axis(self.positions, order, axis=1))
+        return RollingCache(
+            keys=jnp.take_along_axis(self.keys, rows, axis=1),
+            values=jnp.take_along_axis(self.values, rows, axis=1),
+            positions=jnp.take_along_axis(self.positions, order, axis=1),
+        )
 
 
 class WindowInputs(NamedTuple):
@@ -281,8 +281,12 @@ def _concatenate(
     positions: Int[Array, "B T"],
 ) -> CachedTokens:  # of R + T tokens
     """Return the cached tokens followed by the new ones."""
-    pairs = zip(cache.read(k.dtype), (k, v, positions), strict=True)
-    return CachedTokens(*(jnp.concatenate(pair, axis=1) for pair in pairs))
+    cached = cache.read(k.dtype)
+    return CachedTokens(
+        keys=jnp.concatenate([cached.keys, k], axis=1),
+        values=jnp.concatenate([cached.values, v], axis=1),
+        positions=jnp.concatenate([cached.positions, positions], axis=1),
+    )
 
 
 def mark_padding(

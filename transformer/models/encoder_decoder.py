@@ -224,9 +224,14 @@ class Encoder(nn.Module):
             context=context,
         )
         mask = Mask(positions=positions, segments=segments)
-        inputs = MixerInputs(positions, mask, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs)
-        shared_bias = declare_shared_bias(self, encoder.layer_pattern, context)
-        inputs = inputs.replace(shared_bias=shared_bias)
+        inputs = MixerInputs(
+            positions,
+            mask,
+            dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, encoder.layer_pattern, context),
+            taps=taps,
+            outputs=outputs,
+        )
         return apply_layers(encoder, config, context, x, inputs)
 
 
@@ -262,8 +267,12 @@ class Decoder(nn.Module):
         )
         mask = Mask(MaskPattern(causal=config.causal), positions=positions, segments=segments)
         inputs = MixerInputs(
-            positions, mask, cache=cache, dropout_rngs=dropout_rngs, taps=taps, outputs=outputs
+            positions,
+            mask,
+            cache=cache,
+            dropout_rngs=dropout_rngs,
+            shared_bias=declare_shared_bias(self, config.layer_pattern, context),
+            taps=taps,
+            outputs=outputs,
         )
-        shared_bias = declare_shared_bias(self, config.layer_pattern, context)
-        inputs = inputs.replace(shared_bias=shared_bias)
         return apply_layers(config, config, context, x, inputs, memory)

@@ -24,6 +24,7 @@ from transformer.attention.backends.partial import PartialAttention
 from transformer.attention.backends.tiling import (
     Index,
     TilePass,
+    add_unless_masked,
     compute_tile,
     dropped_weighted_values,
     join_blocks,
@@ -32,7 +33,6 @@ from transformer.attention.backends.tiling import (
     pad_to_tiles,
     split_blocks,
     tile_mask,
-    visit_unless_masked,
 )
 from transformer.attention.masks import Mask
 from transformer.attention.reference import ScoreSpec
@@ -243,7 +243,7 @@ def _attend(tile_pass: TilePass, inputs: TileInputs) -> PartialAttention:  # y n
 
         def body(key_block: Index, state: Any) -> Any:
             add_tile = functools.partial(add_key_tile, key_block)
-            return visit_unless_masked(
+            return add_unless_masked(
                 tile_pass, inputs.mask, query_block, key_block, add_tile, state
             )
 
@@ -375,7 +375,7 @@ def _gradients(
 
         def body(query_block: Index, state: Any) -> Any:
             add_tile = functools.partial(add_query_tile, query_block)
-            return visit_unless_masked(
+            return add_unless_masked(
                 tile_pass, inputs.mask, query_block, key_block, add_tile, state
             )
 

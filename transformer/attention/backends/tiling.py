@@ -53,8 +53,8 @@ class Tiling(NamedTuple):
             first = jnp.maximum(0, (first_query - self.lookback) // self.keys_per_tile)
         if self.lookahead is not None:
             last_query = first_query + self.queries_per_tile - 1
-            last = (last_query + self.lookahead) // self.keys_per_tile
-            end = jnp.minimum(end, last + 1)
+            last_key_block = (last_query + self.lookahead) // self.keys_per_tile
+            end = jnp.minimum(end, last_key_block + 1)
         return first, end
 
     def query_block_range(self, key_block: Index) -> tuple[Index, Index]:
@@ -69,8 +69,8 @@ class Tiling(NamedTuple):
             first = jnp.maximum(0, (first_key - self.lookahead) // self.queries_per_tile)
         if self.lookback is not None:
             last_key = first_key + self.keys_per_tile - 1
-            last = (last_key + self.lookback) // self.queries_per_tile
-            end = jnp.minimum(end, last + 1)
+            last_query_block = (last_key + self.lookback) // self.queries_per_tile
+            end = jnp.minimum(end, last_query_block + 1)
         return first, end
 
 
@@ -88,9 +88,15 @@ def make_tiling(mask: Mask, num_queries: int, num_keys: int, block_size: int) ->
             lookback = lookahead = (pattern.window - 1) * pattern.dilation
         if pattern.causal:
             lookahead = 0
-    # A decoding step has one query: a tile of 128 would compute 127 rows of padding.
-    block_sizes = min(block_size, num_queries), min(block_size, num_keys)
-    return Tiling(num_queries, num_keys, *block_sizes, lookback, lookahead)
+    return Tiling(
+        num_queries=num_queries,
+        num_keys=num_keys,
+        # A decoding step has one query: a tile of 128 would compute 127 rows of padding.
+        queries_per_tile=min(block_size, num_queries),
+        keys_per_tile=min(block_size, num_keys),
+        lookback=lookback,
+        lookahead=lookahead,
+    )
 
 
 def pad_to_tiles(x: jax.Array, *, tiling: Tiling, is_queries: bool) -> Shaped[Array, "B T ..."]:
@@ -147,14 +153,14 @@ def tile_mask(mask: Mask, tiling: Tiling, query_block: Index, key_block: Index) 
     key_lengths = mask.key_lengths
     if key_lengths is not None:
         key_lengths = key_lengths - key_block * num_keys
-    allowed = cut(mask.allowed, query_block, num_queries)
+    allowed_rows = cut(mask.allowed, query_block, num_queries)
     return mask.replace(
         positions=cut(mask.positions, query_block, num_queries),
         key_positions=cut(mask.key_positions, key_block, num_keys),
         segments=cut(mask.segments, query_block, num_queries),
         key_segments=cut(mask.key_segments, key_block, num_keys),
         key_lengths=key_lengths,
-        allowed=cut(allowed, key_block, num_keys, 2),
+        allowed=cut(allowed_rows, key_block, num_keys, axis=2),
     )
 
 
@@ -222,13 +228,15 @@ def compute_tile(
 ) -> Tile:
     """Compute the scores and the mask of a tile; for the backward pass also `scores_vjp`."""
     tiling = tile_pass.tiling
-    own_mask = tile_mask(mask, tiling, query_block, key_block)
-    sizes = tiling.queries_per_tile, tiling.keys_per_tile
-    positions = own_mask.resolved_positions(*sizes)
+    mask_of_tile = tile_mask(mask, tiling, query_block, key_block)
+    num_queries, num_keys = tiling.queries_per_tile, tiling.keys_per_tile
+    query_positions, key_positions = mask_of_tile.resolved_positions(num_queries, num_keys)
 
     def compute_scores(q: jax.Array, k: jax.Array, captured: Any) -> jax.Array:
         # Blocks have heads before tokens; score functions take tokens before heads.
-        return tile_pass.score_fn(q.swapaxes(1, 2), k.swapaxes(1, 2), *positions, *captured)
+        return tile_pass.score_fn(
+            q.swapaxes(1, 2), k.swapaxes(1, 2), query_positions, key_positions, *captured
+        )
 
     # A gradient has the dtype of its argument: cast here, dq and dk stay wide until all tiles are
     # summed. `score_fn` rounds the operands of its product back to `operand_dtype`.
@@ -241,29 +249,29 @@ def compute_tile(
     else:
         scores = compute_scores(q, k, captured)
     # Booleans of this tile alone; the whole mask [T, S] never exists.
-    visible = dense_mask(own_mask, *sizes)[:, None]
+    visible = dense_mask(mask_of_tile, num_queries, num_keys)[:, None]
     # The rngs depend on the tile alone, so the backward pass drops the same weights.
     return Tile(scores, visible, fold_in(fold_in(dropout_rngs, query_block), key_block), scores_vjp)
 
 
-def visit_unless_masked(
+def add_unless_masked(
     tile_pass: TilePass,
     mask: Mask,
     query_block: Index,
     key_block: Index,
-    visit: Callable[[Any], Any],
+    add_tile: Callable[[Any], Any],
     state: Any,
 ) -> Any:
-    """Return `visit(state)`, or `state` if the tile's mask is tested and hides everything."""
-    # The test costs a few comparisons for each pair of tokens, the visit several products of width
+    """Return `add_tile(state)`, or `state` if the tile's mask is tested and hides everything."""
+    # The test costs a few comparisons for each pair of tokens, the tile several products of width
     # H: worth it if some tiles are empty, lost if none is.
     if not tile_pass.skip_masked_tiles:
-        return visit(state)
+        return add_tile(state)
     tiling = tile_pass.tiling
-    own_mask = tile_mask(mask, tiling, query_block, key_block)
-    any_visible = dense_mask(own_mask, tiling.queries_per_tile, tiling.keys_per_tile).any()
+    mask_of_tile = tile_mask(mask, tiling, query_block, key_block)
+    any_visible = dense_mask(mask_of_tile, tiling.queries_per_tile, tiling.keys_per_tile).any()
     # `cond` runs one of its branches. Not under `vmap`, which turns it into a `where` of both.
-    return jax.lax.cond(any_visible, visit, lambda state: state, state)
+    return jax.lax.cond(any_visible, add_tile, lambda state: state, state)
 
 
 def dropped_weighted_values(
@@ -276,5 +284,5 @@ def dropped_weighted_values(
     # Only the values see what is dropped. The denominator of the softmax has all weights, so a
     # dropped key still counts in it, as in `attend_reference`.
     dropped = dropout(weights, tile_pass.dropout_rate, dropout_rngs).astype(tile_pass.sum_dtype)
-    dtypes = tile_pass.operand_dtype, tile_pass.sum_dtype
-    return weighted_values(dropped, v.swapaxes(1, 2), *dtypes).swapaxes(1, 2)
+    y = weighted_values(dropped, v.swapaxes(1, 2), tile_pass.operand_dtype, tile_pass.sum_dtype)
+    return y.swapaxes(1, 2)

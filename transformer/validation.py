@@ -234,12 +234,11 @@ def check_shapes(sizes: Mapping[str, int] | None = None, /, **arrays: Any) -> No
             if kinds:
                 chex.assert_type(array, bool if bool in kinds and array.dtype == bool else kinds[0])
         except AssertionError:
-            wanted = ", ".join(letter.removesuffix("?") for letter in letters)
-            known = [letter.removesuffix("?") for letter in letters]
-            known = [f"{each} = {bound[each]}" for each in known if each in bound]
+            names = [letter.removesuffix("?") for letter in letters]
+            known = [f"{letter} = {bound[letter]}" for letter in names if letter in bound]
             dtypes = f" of {' or '.join(kind.__name__ for kind in kinds)}" if kinds else ""
             raise ValueError(
-                f"{name} of shape {array.shape}, {array.dtype}: give [{wanted}]{dtypes}"
+                f"{name} of shape {array.shape}, {array.dtype}: give [{', '.join(names)}]{dtypes}"
                 + (f", where {', '.join(known)}" if known else "")
             ) from None
 

@@ -128,7 +128,8 @@ def project_qkv(
     k = project_keys(module, x, config, context, score=score, suffix=suffix)
     v = project_values(module, x, config, context, value_head_dim=value_head_dim, suffix=suffix)
     if isinstance(position, RoPE):
-        q, k = apply_rope(q, positions, position), apply_rope(k, positions, position)
+        q = apply_rope(q, positions, position)
+        k = apply_rope(k, positions, position)
     return QKV(q, k, v)
 
 
@@ -142,7 +143,8 @@ def project_queries(
     suffix: str = "",
 ) -> Float[Array, "B T N H"]:
     """Project and normalize queries and apply the score's query map, without RoPE."""
-    axes = {"heads": config.num_heads, "head": config.resolved_head_dim(context.d_model)}
+    head_dim = config.resolved_head_dim(context.d_model)
+    axes = {"heads": config.num_heads, "head": head_dim}
     q = _project_heads(module, f"query{suffix}", x, axes, config, context, config.qk_norm)
     if isinstance(score, BilinearScore | AdditiveScore):
         q = transform_queries(module, q, score, context)
@@ -224,9 +226,15 @@ def project_output(
     context: ModelContext,
 ) -> Float[Array, "B T D"]:
     """Map the concatenated heads to the model's width."""
-    inputs, outputs = {"heads": y.shape[2], "head": y.shape[3]}, {"embed": context.d_model}
     return apply_linear(
-        module, "output", y, inputs, outputs, context, bias=config.has_output_bias, residual=True
+        module,
+        "output",
+        y,
+        {"heads": y.shape[2], "head": y.shape[3]},
+        {"embed": context.d_model},
+        context,
+        bias=config.has_output_bias,
+        residual=True,
     )
 
 

@@ -287,10 +287,8 @@ def rope_angles(
     # A row's last position decides for all of it: the score of a query and a key depends on their
     # distance alone only if both are rotated by the same frequencies.
     is_long = jnp.max(positions, axis=-1)[:, None, None] >= scaling.original_max_length
-    long, short = (
-        dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors=factors))
-        for factors in ("long", "short")
-    )
+    long = dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors="long"))
+    short = dataclasses.replace(config, scaling=dataclasses.replace(scaling, factors="short"))
     return jnp.where(
         is_long,
         rope_angles(positions, rotary_dim, long),

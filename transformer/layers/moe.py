@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Key
 
 from transformer.layers.activations import clamped_gate
 from transformer.layers.basic import apply_matrix, declare_weight, dropout
@@ -95,10 +96,10 @@ class MixtureOfExperts(nn.Module):
     @nn.compact
     def __call__(
         self,
-        x: jax.Array,  # [B, T, D]
-        dropout_rngs: jax.Array | None = None,  # [B]
+        x: Float[Array, "B T D"],
+        dropout_rngs: Key[Array, "B"] | None = None,
         *,
-        token_mask: jax.Array | None = None,  # [B, T] False for padding, which gets zeros
+        token_mask: Bool[Array, "#B T"] | None = None,  # False for padding, which gets zeros
         outputs: Outputs = NO_OUTPUTS,
     ) -> FeedForwardOutput:
         """Return the output; `aux` has the weighted auxiliary losses if `losses` are requested."""
@@ -125,7 +126,7 @@ class MixtureOfExperts(nn.Module):
         }
         return FeedForwardOutput(y, losses)
 
-    def router_logits(self, x: jax.Array) -> jax.Array:  # [B, T, D] -> [B, T, E]
+    def router_logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         """Return router logits, in float32 for any policy: rounding would change the routing."""
         context, inputs = self.context, {"embed": self.context.d_model}
         matrix = declare_weight(
@@ -153,12 +154,13 @@ class MixtureOfExperts(nn.Module):
     def apply_experts(
         self,
         dispatcher: TokenDispatcher,
-        x: jax.Array,  # [B, T, D]
-        dropout_rngs: jax.Array | None,  # [B]
-    ) -> jax.Array:  # [B, T, D]
+        x: Float[Array, "B T D"],
+        dropout_rngs: Key[Array, "B"] | None,
+    ) -> Float[Array, "B T D"]:
         """Apply `FeedForward` to each row, with the weights of its expert."""
         config, context = self.config.expert, self.context
-        embed, mlp = {"embed": context.d_model}, {"mlp": resolve_d_ff(config, context.d_model)}
+        embed = {"embed": context.d_model}
+        mlp = {"mlp": resolve_d_ff(config, context.d_model)}
         activation = make_activation(self, config, context)
         rows = dispatcher.dispatch(x)
         # "up" before "gate": Linen derives initial values from the order of declaration.
@@ -190,21 +192,29 @@ class MixtureOfExperts(nn.Module):
     ) -> jax.Array:
         """Declare the experts' matrices `name` (and biases `name_bias`) and apply them."""
         context, stack = self.context, {"experts": self.config.num_experts}
-        dtype, initialization = context.precision.parameters, context.initialization
-        # Only `down` writes to the residual stream. The fan-in is that of one expert.
-        init = initialization.matrix_initializer(
-            inputs, num_residual_layers=context.num_layers if name == "down" else 0
-        )
         matrices = declare_weight(
-            self, name, stack=stack, inputs=inputs, outputs=outputs, init=init, dtype=dtype
+            self,
+            name,
+            stack=stack,
+            inputs=inputs,
+            outputs=outputs,
+            # Only `down` writes to the residual stream. The fan-in is that of one expert.
+            init=context.initialization.matrix_initializer(
+                inputs, num_residual_layers=context.num_layers if name == "down" else 0
+            ),
+            dtype=context.precision.parameters,
         )
         rows = multiply_rows(dispatcher, rows, matrices.astype(rows.dtype))
         if not self.config.expert.bias:
             return rows
         # Biases belong to experts, not to tokens: they are spread over rows as the tokens were.
-        zeros = nn.initializers.zeros
         bias = declare_weight(
-            self, f"{name}_bias", stack=stack, outputs=outputs, init=zeros, dtype=dtype
+            self,
+            f"{name}_bias",
+            stack=stack,
+            outputs=outputs,
+            init=nn.initializers.zeros,
+            dtype=context.precision.parameters,
         )
         return rows + dispatcher.broadcast(bias.astype(rows.dtype))
 

@@ -81,10 +81,11 @@ class FeatureClassifier(Model):
         check_positions("inputs", features.shape[1], positions, config.max_length)
         check_segments("segments", segments)
         reject_explicit_axes(features=features)
-        width = {"embed": config.d_model}
-        inputs_axis = {"features": self.num_features}
+        embed = {"embed": config.d_model}
         x = features.astype(config.precision.compute)
-        x = apply_linear(self, "input", x, inputs_axis, width, context, bias=True)
+        x = apply_linear(
+            self, "input", x, {"features": self.num_features}, embed, context, bias=True
+        )
         positions = positions_or_arange(positions, features.shape[1])
         if not isinstance(config.position_embedding, NoPosition):
             vectors = embed_positions(self, positions, config.position_embedding, context)
@@ -108,5 +109,5 @@ class FeatureClassifier(Model):
         pooled = pool_sequence(self, output.x, segments, self.pooling, config, context)
         pooled = dropout(pooled, self.head_dropout, head_rngs(dropout_rngs, context))[:, None]
         classes = {"classes": self.num_classes}
-        logits = apply_linear(self, "head", pooled, width, classes, context, bias=True)[:, 0]
+        logits = apply_linear(self, "head", pooled, embed, classes, context, bias=True)[:, 0]
         return ModelOutput(logits, output.x, None, output.aux)

@@ -300,9 +300,7 @@ def _backward(
     inputs, out, rounding_error, dtypes = residuals
     delta = softmax_grad_delta(out, rounding_error, cotangent, tile_pass.operand_dtype)
     *grads, d_captured = _gradients(tile_pass, inputs, out.lse, cotangent.y, delta)
-    dq, dk, dv = (
-        grad.astype(dtype_source.dtype) for grad, dtype_source in zip(grads, dtypes, strict=True)
-    )
+    dq, dk, dv = (grad.astype(empty.dtype) for grad, empty in zip(grads, dtypes, strict=True))
     # The arrays of a mask are integers and booleans, and random keys have no gradient either.
     no_gradient: Any = None
     return (TileInputs(dq, dk, dv, no_gradient, None, d_captured),)

@@ -97,7 +97,7 @@ class EncoderDecoder(Model):
             segments=(segments, "B? T | None", int, bool),
         )
         reject_explicit_axes(source=source, tokens=tokens)
-        dropout_rngs = self.example_rngs(dropout_rngs, len(examples))
+        dropout_rngs = self.example_rngs(dropout_rngs, examples.shape[0])
         check_segments("source_segments", source_segments)
         check_segments("segments", segments)
         config, context = self.config, self.context

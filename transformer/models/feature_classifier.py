@@ -76,7 +76,7 @@ class FeatureClassifier(Model):
             segments=(segments, "B? T | None", int, bool),
             adjacency=(adjacency, "B? T T | None", bool),
         )
-        dropout_rngs = self.example_rngs(dropout_rngs, len(features))
+        dropout_rngs = self.example_rngs(dropout_rngs, features.shape[0])
         config, context = self.config, self.context
         check_positions("inputs", features.shape[1], positions, config.max_length)
         check_segments("segments", segments)

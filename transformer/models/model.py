@@ -185,7 +185,7 @@ class Model(nn.Module):
         )
         if cache is not None:
             check_cache_inputs(cache, tokens, config.num_layers, positions, segments)
-        dropout_rngs = self.example_rngs(dropout_rngs, len(tokens))
+        dropout_rngs = self.example_rngs(dropout_rngs, tokens.shape[0])
         check_token_ids("tokens", tokens, config.vocab_size, config.padded_vocab_size)
         check_positions("tokens", tokens.shape[1], positions, config.max_length)
         check_segments("segments", segments)

@@ -33,7 +33,7 @@ def make_taps(
       ValueError: A name is unknown, or no layer of the model has such a value.
     """
     edits = dict(edits or {})
-    if not edits and OTHER_OUTPUTS.keys() >= outputs:
+    if not edits and OTHER_OUTPUTS.keys() >= set(outputs):
         return ModelTaps()
     known = _known_names(config.layer_pattern)
     known_in_encoder = {} if config.encoder is None else _known_names(config.encoder.layer_pattern)
